@@ -23,9 +23,10 @@ from pyspark.sql.types import StructType
 
 from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
 from bench.session import CORES, bench_session
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.commit import BatchCommitter
-from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, Consumed, QueueAck
+from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, Consumed
 from pyspark_rocketmq.listeners.row_buffer import Emitted
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueState

@@ -25,8 +25,9 @@ from bench.live import emit_body_size, fed, live_topic
 from bench.measure import Result, Spread, load_average
 from bench.session import CORES
 from bench.streams import Backlog
+from pyspark_rocketmq.consume.part import merged
 from pyspark_rocketmq.consumer.commit import BatchReport
-from pyspark_rocketmq.consumer.engine.task import BatchTask, together
+from pyspark_rocketmq.consumer.engine.task import BatchTask
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue
@@ -272,10 +273,10 @@ class _RateSink:
     def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
         """Write one micro-batch."""
         sink_batch: SinkBatch = self._sink.begin(_RATE_GROUP, {_RATE_QUEUE: 0})
-        job = BatchTask(sink_batch.task_writer()).run(batch)
-        evaluated = together([*job.parts.values()])
-        self._end += evaluated.emitted
-        sink_batch.commit(evaluated.written, {_RATE_QUEUE: self._end})
+        writer = sink_batch.task_writer()
+        whole = merged([*BatchTask(writer).run(batch).parts.values()])
+        self._end += whole.emitted
+        sink_batch.commit(tuple(map(writer.written, whole.written)), {_RATE_QUEUE: self._end})
         self.committed.append((time.time(), self._end))
 
     def times(self) -> tuple[Latencies, Latencies]:

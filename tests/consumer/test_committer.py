@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics, status_of
+from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consumer import commit as module
 from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener, BatchReport, Mirror
-from pyspark_rocketmq.consumer.engine.output import QueueAck
-from pyspark_rocketmq.consumer.engine.task import Evaluated, Job
+from pyspark_rocketmq.consumer.engine.task import Job
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,
     OffsetError,
@@ -89,12 +89,12 @@ class Batch:
         self.begin_error: Exception | None = None
         self.watermark = 0
         self.newest = ""
-        self._evaluated = Evaluated((FILE,), acks, 9, left_out=2)
+        self._part = Part(id="part", acks=acks, written=(FILE.to_dict(),), emitted=9, left_out=2)
         monkeypatch.setattr(module, "BatchTask", lambda writer, engine, terms=None: self)
 
     def run(self, batch: object) -> Job:
         self.done.append("evaluate")
-        return Job({"part": self._evaluated}, None)
+        return Job({"part": self._part}, None)
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Batch:
         assert list(queues) == [QUEUE]
@@ -106,8 +106,11 @@ class Batch:
     def standings(self) -> tuple[SinkStanding, ...]:
         return (SinkStanding("/lake/orders", "table-1", {QUEUE: self.watermark}),)
 
-    def task_writer(self) -> None:
-        return None
+    def task_writer(self) -> Batch:
+        return self
+
+    def written(self, facts: Mapping[str, Any]) -> WrittenFile:
+        return WrittenFile(**facts)
 
     def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int:
         if self.sink_error is not None:

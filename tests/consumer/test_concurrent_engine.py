@@ -16,10 +16,11 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import SLOW_S, RangeInstructions
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool, RangesAtOnce
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
-from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
+from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
@@ -78,7 +79,7 @@ def engine_of(kind: str, listener: Any) -> Engine:
     return ConcurrentEngine(form_of(listener, orderly=False), OUTPUT, settings, send_back)
 
 
-def consume(engine: Engine, planned: QueueRange, folder: Path) -> dict[str, Any]:
+def consume(engine: Engine, planned: QueueRange, folder: Path) -> Part:
     """A task's one part, with its files in ``folder``."""
     writer = TaskWriter(table_uri=str(folder), schema=TABLE, partition_by=(), watermarks={QUEUE: 0})
     parts = TaskParts(writer, None)
@@ -88,8 +89,8 @@ def consume(engine: Engine, planned: QueueRange, folder: Path) -> dict[str, Any]
     return part
 
 
-def written(part: dict[str, Any], folder: Path) -> list[tuple[int, int]]:
-    tables = [pq.read_table(folder / file["path"]) for file in part["written"]]
+def written(part: Part, folder: Path) -> list[tuple[int, int]]:
+    tables = [pq.read_table(folder / file["path"]) for file in part.written]
     rows = pa.concat_tables([table.select(["queueOffset", "n"]) for table in tables])
     return list(zip(rows["queueOffset"].to_pylist(), rows["n"].to_pylist(), strict=True))
 
@@ -101,8 +102,8 @@ def measure(kind: str, count: int, folder: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     part = consume(engine_of(kind, generator(count)), warm_up, folder)
     added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    rows = sum(file["num_records"] for file in part["written"])
-    sys.stdout.write(json.dumps({"added": added, "rows": rows, "emitted": part["emitted"]}))
+    rows = sum(file["num_records"] for file in part.written)
+    sys.stdout.write(json.dumps({"added": added, "rows": rows, "emitted": part.emitted}))
 
 
 @pytest.mark.long
@@ -129,5 +130,5 @@ def test_rows_of_a_call_that_fails_after_many_of_them_reach_no_file(kind: str, t
 
     passed = [10] if kind == "orderly" else [10, 12]
     assert written(part, tmp_path) == [(offset, n) for offset in passed for n in range(count)]
-    assert part["acks"][0]["state"][0] == (11 if kind == "orderly" else 13)
-    assert part["emitted"] == len(passed) * count
+    assert part.acks[0].state.next_offset == (11 if kind == "orderly" else 13)
+    assert part.emitted == len(passed) * count

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consumer.engine.state import crossed_ranges
 from pyspark_rocketmq.consumer.message_table import TableEngine
 from pyspark_rocketmq.errors import RocketMQError

@@ -16,9 +16,9 @@ import pytest
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange, acknowledged, arrived_ranges
 from pyspark_rocketmq.consumer.engine.state import OrderlyEngine, _gather
 from pyspark_rocketmq.errors import RocketMQError

@@ -19,8 +19,8 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
-from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns

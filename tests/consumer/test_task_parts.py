@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
+from pyspark_rocketmq.consume.part import Part, QueueAck
+from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.task import TaskParts
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.hub.messages import Part
 from pyspark_rocketmq.hub.task_end import Fate
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueState
@@ -27,9 +27,9 @@ class Instructions:
 
     def __init__(self) -> None:
         self.fates: dict[MessageQueue, Fate] = {}
-        self.handed: list[dict[str, Any]] = []
+        self.handed: list[Part] = []
         self.freed: list[MessageQueue] = []
-        self.copies: list[Mapping[str, Any]] = []
+        self.copies: list[Part | None] = []
         self.is_there = True
         self.cut: Callable[[], None] = lambda: None
         self.doubt: Exception | None = None
@@ -51,7 +51,7 @@ class Instructions:
 
     def hand_over(self, part: Part) -> bool:
         if self.is_there:
-            self.handed.append({"queues": sorted(part.queues), **part.result})
+            self.handed.append(part)
         return self.is_there
 
     def await_taken(self) -> None:
@@ -59,7 +59,7 @@ class Instructions:
             raise self.doubt
 
     def done(self, last: Part | None) -> None:
-        self.copies.append({} if last is None else last.result)
+        self.copies.append(last)
 
     def forget(self) -> None:
         pass
@@ -112,12 +112,12 @@ def consumed(queue: MessageQueue, count: int = 2) -> Consumed:
     )
 
 
-def rows_of(part: Mapping[str, Any]) -> list[tuple[int, int]]:
-    return [tuple(row) for written in part["written"] for row in written["rows"]]
+def rows_of(part: Part) -> list[tuple[int, int]]:
+    return [row for written in part.written for row in written["rows"]]
 
 
-def queues_of(part: Mapping[str, Any]) -> list[MessageQueue]:
-    return [QueueAck.from_dict(ack).queue for ack in part["acks"]]
+def queues_of(part: Part) -> list[MessageQueue]:
+    return [ack.queue for ack in part.acks]
 
 
 def parts_of(instructions: Instructions | None, writer: Lines | None = None) -> TaskParts:
@@ -133,7 +133,7 @@ def test_ranges_that_need_no_early_commit_are_one_part(instructions: Instruction
     [part] = parts.finish()
     assert rows_of(part) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert queues_of(part) == [A, B]
-    assert part["emitted"] == 4
+    assert part.emitted == 4
     assert instructions is None or instructions.copies == [part]
 
 
@@ -146,7 +146,7 @@ def test_a_queue_that_was_given_up_leaves_at_once_and_alone() -> None:
         parts.add(consumed(queue))
 
     [handed] = instructions.handed
-    assert (handed["queues"], rows_of(handed), queues_of(handed)) == ([B], [(1, 0), (1, 1)], [B])
+    assert (rows_of(handed), queues_of(handed)) == ([(1, 0), (1, 1)], [B])
     [part] = parts.finish()
     assert queues_of(part) == [A, C]
 
@@ -160,8 +160,8 @@ def test_a_queue_that_was_given_up_is_taken_from_any_thread_and_one_that_is_kept
     assert not instructions.taker(consumed(A))
     assert instructions.taker(consumed(B))
     [handed] = instructions.handed
-    assert (handed["queues"], rows_of(handed), queues_of(handed)) == ([B], [(1, 0), (1, 1)], [B])
-    assert handed["emitted"] == 2
+    assert (rows_of(handed), queues_of(handed)) == ([(1, 0), (1, 1)], [B])
+    assert handed.emitted == 2
 
 
 def test_a_queue_of_which_nothing_was_delivered_is_just_let_go() -> None:

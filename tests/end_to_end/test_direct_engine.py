@@ -10,7 +10,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_rocketmq as rmq
-from pyspark_rocketmq.consumer.engine.task import BatchTask, Evaluated, together
+from pyspark_rocketmq.consume.part import Part, merged
+from pyspark_rocketmq.consumer.engine.task import BatchTask
 from pyspark_rocketmq.model import OrderlyEngineKind
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
@@ -38,7 +39,7 @@ class Composed:
         self.sent = produce_orders(cluster.name_servers, self._options["topic"], 60)
         self.log = DeliveryLog(folder / "deliveries")
 
-    def run(self, change: Callable[[DataFrame], DataFrame]) -> Evaluated:
+    def run(self, change: Callable[[DataFrame], DataFrame]) -> Part:
         """Evaluate one batch, without committing it."""
         log, evaluated = self.log, []
 
@@ -52,7 +53,7 @@ class Composed:
         query = (
             rmq.consume_orderly(change(messages), note, "step string", engine=OrderlyEngineKind.DIRECT)
             .writeStream.foreachBatch(
-                lambda batch, _: evaluated.append(together([*BatchTask(None).run(batch).parts.values()]))
+                lambda batch, _: evaluated.append(merged([*BatchTask(None).run(batch).parts.values()]))
             )
             .option("checkpointLocation", str(self._folder / "checkpoint"))
             .trigger(once=True)
@@ -76,10 +77,10 @@ def batch_size(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[
     spark.conf.set(_MAX_RECORDS, before)
 
 
-def check_consumed_once_in_order(composed: Composed, evaluated: Evaluated) -> None:
+def check_consumed_once_in_order(composed: Composed, whole: Part) -> None:
     places = [place for delivery in composed.log.deliveries() for place in delivery.places]
     assert len(places) == len(set(places)) == 300
-    assert sum(ack.consumed for ack in evaluated.acks) == 300
+    assert sum(ack.consumed for ack in whole.acks) == 300
     for deliveries in composed.log.by_queue().values():
         offsets = [offset for delivery in deliveries for offset in delivery.queue_offsets]
         assert offsets == sorted(offsets)

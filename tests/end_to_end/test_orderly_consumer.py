@@ -21,11 +21,11 @@ from broker_sim.bodies import SubscriptionGroupConfig
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consumer import preparation
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine import state as orderly_engine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.consumer.engine.state import OrderlyEngine
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import BrokerError

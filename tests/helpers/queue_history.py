@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from pyspark_rocketmq.consume.generations import LastMessage, remembered, shows_another_log
+from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consume.planning import ReadLimits, plan_ranges
 from pyspark_rocketmq.consumer import commit as commit_module
 from pyspark_rocketmq.consumer.commit import BatchCommitter
-from pyspark_rocketmq.consumer.engine.output import QueueAck
-from pyspark_rocketmq.consumer.engine.task import Evaluated, Job
+from pyspark_rocketmq.consumer.engine.task import Job
 from pyspark_rocketmq.consumer.sink_offsets import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.errors import SinkMoved
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, QueueState
@@ -174,6 +174,11 @@ class SinkSide:
 
     def task_writer(self) -> SinkSide:
         return self
+
+    def written(self, facts: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the row of a part."""
+        row: tuple[int, int] = facts["row"]
+        return row
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
         self.newest = newest
@@ -349,9 +354,9 @@ class History:
             finished="",
             is_another_log=is_another_log,
         )
-        rows = tuple((offset, stored.number) for offset, stored in messages if stored is not None)
-        evaluated = Evaluated(rows, (ack,), len(rows), 0)  # type: ignore[arg-type]
-        self._patch.setattr(commit_module, "BatchTask", lambda *_: _Played(evaluated))
+        rows = tuple({"row": (offset, stored.number)} for offset, stored in messages if stored is not None)
+        part = Part(id="part", acks=(ack,), written=rows, emitted=len(rows))
+        self._patch.setattr(commit_module, "BatchTask", lambda *_: _Played(part))
         if kill == "before data":
             raise Killed
         self.store.kill_at = kill
@@ -508,10 +513,10 @@ class History:
 class _Played:
     """The job of a batch."""
 
-    evaluated: Evaluated
+    part: Part
 
     def run(self, batch: object) -> Job:
-        return Job({"part": self.evaluated}, None)
+        return Job({"part": self.part}, None)
 
 
 _STEPS = (

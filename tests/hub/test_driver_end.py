@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.hub import task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
 from pyspark_rocketmq.hub.messages import (
     FromDriver,
-    Part,
     PlanMade,
     PlannerConnected,
     PlanOver,
@@ -27,10 +27,11 @@ from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.hub.task_end import Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
+from tests.helpers.parts import part_of
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
-PART = Part("part", frozenset({A}), {})
+PART = part_of("part", A)
 
 
 class Query:

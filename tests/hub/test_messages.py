@@ -13,7 +13,6 @@ from pyspark_rocketmq.hub.messages import (
     FromDriver,
     GiveUpQueues,
     Message,
-    Part,
     PartHandedOver,
     PartTaken,
     Ping,
@@ -43,11 +42,14 @@ from pyspark_rocketmq.hub.messages import (
     queue_list,
 )
 from pyspark_rocketmq.model import MessageQueue
+from tests.helpers.parts import part_of
 
 A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
 BOTH = frozenset({B, A})
-PART = Part("p", frozenset({A}), {"acks": []})
-_PART = '{"id":"p","queues":[["T","broker-a",0]],"result":{"acks":[]}}'
+PART = part_of("p", A)
+_PART = (
+    '{"id":"p","queues":[["T","broker-a",0]],"result":' + json.dumps(PART.facts, separators=(",", ":")) + "}"
+)
 _BOTH = '[["T","broker-a",0],["T","broker-a",1]]'
 _EPOCHS = '[["T","broker-a",0,3],["T","broker-a",1,4]]'
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
 from pyspark_rocketmq.hub import connections, task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.messages import (
     FromDriver,
     JsonObject,
-    Part,
     PlanMade,
     PlannerConnected,
     PlanOver,
@@ -30,11 +30,12 @@ from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress
 from pyspark_rocketmq.hub.state import HubState, Slots
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
+from tests.helpers.parts import part_of
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
 BATCH = 7
-PART = Part("part", frozenset({A}), {"acks": []})
+PART = part_of("part", A)
 
 
 class Driver:
@@ -172,7 +173,7 @@ def test_a_reset_is_looked_for_when_the_planner_says_so_and_dropped(driver: Driv
 def test_a_task_that_has_ended_leaves_a_copy(driver: Driver, planner: Planner) -> None:
     """B5"""
     instructions = driver.ask(A, B)
-    last = Part("part", frozenset({A, B}), {"acks": ["x"]})
+    last = part_of("part", A, B)
     instructions.done(last)
     planner.must_leave(B)
 
@@ -369,7 +370,7 @@ def test_a_task_with_suspended_queues_alone_hears_when_its_batch_is_not_at_work_
 
     match how:
         case "done":
-            other.done(Part("other", frozenset({B}), {}))
+            other.done(part_of("other", B))
         case "failed":
             other.forget()
         case "over":

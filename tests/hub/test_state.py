@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import pytest
 
+from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
     GiveUpQueues,
-    Part,
     PlanOver,
     QueuesFree,
     QueuesHeldUp,
@@ -21,6 +21,7 @@ from pyspark_rocketmq.hub.messages import (
 )
 from pyspark_rocketmq.hub.state import Action, Commit, HubState, Look, Send, Slots
 from pyspark_rocketmq.model import MessageQueue
+from tests.helpers.parts import part_of
 
 A, B, C, D = (MessageQueue("T", "broker-a", number) for number in range(4))
 ALL = frozenset((A, B, C, D))
@@ -58,7 +59,7 @@ class Driver:
 
 
 def part(task: str, *queues: MessageQueue) -> Part:
-    return Part(f"part of {task}", frozenset(queues), {})
+    return part_of(f"part of {task}", *queues)
 
 
 def sent(actions: Iterable[Action], kind: type[MessageT]) -> list[MessageT]:

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 from pyspark_rocketmq.hub import task_end
-from pyspark_rocketmq.hub.messages import Part
 from tests.helpers.forked import begin_child
+from tests.helpers.parts import part_of
 from tests.hub.test_server import A, B, Driver
 
 
@@ -18,7 +18,7 @@ def test_a_child_of_fork_has_connections_of_its_own() -> None:
     def hand_over_b() -> None:
         own = driver.ask(B, partition=1, tasks=2)
         assert own.begins(B)
-        assert own.hand_over(Part("child's", frozenset({B}), {}))
+        assert own.hand_over(part_of("child's", B))
         own.await_taken()
 
     with closing(driver.hub):
@@ -29,6 +29,6 @@ def test_a_child_of_fork_has_connections_of_its_own() -> None:
             other.submit(held.close).result()
 
         outcome()
-        assert parents.hand_over(Part("parent's", frozenset({A}), {}))
+        assert parents.hand_over(part_of("parent's", A))
         parents.await_taken()
         assert driver.hub.batch_ends(could_ask=True).taken == {"child's", "parent's"}

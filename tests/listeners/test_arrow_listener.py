@@ -20,10 +20,11 @@ import pyspark_rocketmq
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck, listener_schema
+from pyspark_rocketmq.consumer.engine.output import Consumed, listener_schema
 from pyspark_rocketmq.consumer.engine.state import OrderlyEngine, spark_batches
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener

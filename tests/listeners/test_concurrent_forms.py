@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
-from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.listeners import event_loop as listener_loop
 from pyspark_rocketmq.listeners.arrow_listener import PandasListener
 from pyspark_rocketmq.listeners.calls import LoopWorkers

@@ -19,25 +19,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.generations import remembered
 from pyspark_rocketmq.consume.metrics import RecentMetrics
-from pyspark_rocketmq.consumer.engine.output import QueueAck
-from pyspark_rocketmq.consumer.engine.task import (
-    BatchTask,
-    Engine,
-    Evaluated,
-    Job,
-    evaluated_of,
-    together,
-)
+from pyspark_rocketmq.consume.part import Part, QueueAck, merged
+from pyspark_rocketmq.consumer.engine.task import BatchTask, Engine, Job
 from pyspark_rocketmq.errors import RocketMQError, SinkMoved
 from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
-from pyspark_rocketmq.hub.messages import Part
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
@@ -90,19 +82,30 @@ class Mirror(Protocol):
         ...
 
 
+class _SinkSide(NamedTuple):
+    """The batch under way at its sink."""
+
+    batch: SinkBatch
+    writer: RowWriter
+
+
 @dataclass(slots=True)
 class _Running:
     """The batch under way."""
 
     query_id: str
     batch_id: int
-    sink_batch: SinkBatch | None
-    writer: RowWriter | None
+    sink: _SinkSide | None
+
+    @property
+    def writer(self) -> RowWriter | None:
+        """Writer for the batch's tasks."""
+        return None if self.sink is None else self.sink.writer
 
     @property
     def sinks(self) -> str:
         """Text about the batch's sinks for the offset rows."""
-        return "" if self.sink_batch is None else remembered_text(self.sink_batch.standings)
+        return "" if self.sink is None else remembered_text(self.sink.batch.standings)
 
 
 class BatchCommitter:
@@ -151,9 +154,11 @@ class BatchCommitter:
         self._before_batch()
         rows = checked_rows(self._store, self._group, self._store.read(self._group), seen=self._rows)
         self._rows = dict(rows)
-        sink_batch = self._begin(self._sink, rows) if self._sink is not None else None
-        writer = sink_batch.task_writer() if sink_batch is not None else None
-        running = _Running(query_id, batch_id, sink_batch, writer)
+        sink = None
+        if self._sink is not None:
+            sink_batch = self._begin(self._sink, rows)
+            sink = _SinkSide(sink_batch, sink_batch.task_writer())
+        running = _Running(query_id, batch_id, sink)
         try:
             self._evaluate(batch, running)
         except BaseException:
@@ -164,8 +169,7 @@ class BatchCommitter:
     def _evaluate(self, batch: DataFrame, running: _Running) -> None:
         job, end = self._run(batch, running)
         parts = [part for part_id, part in job.parts.items() if part_id not in end.taken]
-        parts += [evaluated_of(running.writer, part.result) for part in end.left]
-        shown = self._commit(parts, running)
+        shown = self._commit([*parts, *end.left], running)
         if self._hub is not None:
             self._hub.over(end.plan, lambda: self._await_shown(shown))
 
@@ -191,7 +195,7 @@ class BatchCommitter:
             running.batch_id,
             ", ".join(map(str, sorted(part.queues))),
         )
-        self._await_shown(self._commit([evaluated_of(running.writer, part.result)], running))
+        self._await_shown(self._commit([part], running))
 
     def _await_shown(self, accepted: Sequence[QueueCommit]) -> None:
         """Wait until the brokers have the offsets: the next owner may be a Java member, which uses them."""
@@ -203,7 +207,7 @@ class BatchCommitter:
                 len(accepted),
             )
 
-    def _commit(self, parts: Sequence[Evaluated], running: _Running) -> Sequence[QueueCommit]:
+    def _commit(self, parts: Sequence[Part], running: _Running) -> Sequence[QueueCommit]:
         """Commit the parts whose queues have not moved; return the commits to be sent to the brokers."""
         acks = [ack for part in parts for ack in part.acks]
         if not acks:
@@ -238,14 +242,14 @@ class BatchCommitter:
         check_has_all(self._group, rows, begun.standings, store=self._store.spec)
         return begun
 
-    def _commit_all(self, parts: Sequence[Evaluated], running: _Running) -> Sequence[QueueCommit]:
+    def _commit_all(self, parts: Sequence[Part], running: _Running) -> Sequence[QueueCommit]:
         version = None
-        evaluated = together(parts)
-        if running.sink_batch is not None:
-            evaluated, version = self._add_to(running.sink_batch, parts)
-            if not evaluated.acks:
+        whole = merged(parts)
+        if running.sink is not None:
+            whole, version = self._add_to(running.sink, parts)
+            if not whole.acks:
                 return ()
-        acks = evaluated.acks
+        acks = whole.acks
         now_s = self._clock.now_s()
         sinks = running.sinks
         commits = [self._commit_of(ack, sinks, now_s) for ack in acks]
@@ -262,8 +266,8 @@ class BatchCommitter:
             query_id=running.query_id,
             batch_id=running.batch_id,
             acks=acks,
-            rows=evaluated.emitted - evaluated.left_out,
-            left_out=evaluated.left_out,
+            rows=whole.emitted - whole.left_out,
+            left_out=whole.left_out,
             sink_version=version,
             refused=result.refused,
             offsets=self._own_rows(acks, result),
@@ -302,7 +306,7 @@ class BatchCommitter:
             row for queue, row in sorted(self._rows.items()) if row.owner in owners and queue not in gone
         )
 
-    def _add_to(self, sink_batch: SinkBatch, parts: Sequence[Evaluated]) -> tuple[Evaluated, int | None]:
+    def _add_to(self, sink: _SinkSide, parts: Sequence[Part]) -> tuple[Part, int | None]:
         """Commit the data of the parts that may be committed; return these as one, and the table's version.
 
         A part's files hold rows of several queues. Rows of a queue that now belongs to another member, or
@@ -310,29 +314,30 @@ class BatchCommitter:
         were.
         """
         acks = [ack for part in parts for ack in part.acks]
-        self._note_sink_ahead(acks, sink_batch)
+        self._note_sink_ahead(acks, sink.batch)
         moved = self._moved(acks)
-        kept: list[Evaluated] = []
+        kept: list[Part] = []
         for part in parts:
             if moved.isdisjoint(ack.queue for ack in part.acks):
                 kept.append(part)
             else:
                 self._drop(part, moved)
-        evaluated = together(kept)
-        if not evaluated.acks:
-            return evaluated, None
+        whole = merged(kept)
+        if not whole.acks:
+            return whole, None
+        written = tuple(map(sink.writer.written, whole.written))
         try:
-            ends = {ack.queue: ack.state.next_offset for ack in evaluated.acks}
-            note_newest(sink_batch, {ack.queue: self._newest_message(ack) for ack in evaluated.acks})
-            return evaluated, sink_batch.commit(evaluated.written, ends)
+            ends = {ack.queue: ack.state.next_offset for ack in whole.acks}
+            note_newest(sink.batch, {ack.queue: self._newest_message(ack) for ack in whole.acks})
+            return whole, sink.batch.commit(written, ends)
         except SinkMoved as error:
             # A query was held up between that check and its commit: a former owner, which wrote the same
             # rows, or this query. In both cases the next plan begins at the offset store's position.
             logger.warning("batch dropped group=%s: %s", self._group, error)
-            self._follow_resets(evaluated.acks, lost=self._moved(evaluated.acks))
+            self._follow_resets(whole.acks, lost=self._moved(whole.acks))
             # Otherwise the planner would assume that the listener has had everything and committed nothing.
-            self._look_at_sink(evaluated.acks)
-            return together(()), None
+            self._look_at_sink(whole.acks)
+            return merged(()), None
 
     def _newest_message(self, ack: QueueAck) -> str:
         """Return the newest message below the end of a queue's part; the row's if a filter left none."""
@@ -345,7 +350,7 @@ class BatchCommitter:
         newest = next(below, None)
         return "" if newest is None else newest.to_text()
 
-    def _drop(self, part: Evaluated, moved: frozenset[MessageQueue]) -> None:
+    def _drop(self, part: Part, moved: frozenset[MessageQueue]) -> None:
         for queue in sorted(moved.intersection(ack.queue for ack in part.acks)):
             logger.warning(
                 "batch dropped, as far as it shares files with a queue that was claimed or reset while it "

@@ -21,7 +21,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.orderly import OrderlyFinish
-from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QueueAck, listener_schema
+from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, listener_schema
 from pyspark_rocketmq.consumer.engine.range import acknowledged
 from pyspark_rocketmq.consumer.exact_json import exact_json
 from pyspark_rocketmq.errors import SchemaError

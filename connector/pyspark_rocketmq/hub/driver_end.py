@@ -23,8 +23,8 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.hub.messages import Part
 from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.state import CALLS_END_S, HubState, Slots
 from pyspark_rocketmq.hub.task_end import ControlEndpoint

@@ -20,6 +20,7 @@ from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 
+from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 
@@ -77,23 +78,15 @@ Options = Annotated[
 ]
 
 
-class Part(NamedTuple):
-    """Written rows and acks of some of a task's queues; committed or dropped as a whole."""
-
-    id: str
-    queues: frozenset[MessageQueue]
-    result: JsonObject
-    """Same form as in the task's own result."""
-
-
 def _part_object(part: Part | None) -> JsonObject | None:
     if part is None:
         return None
-    return {"id": part.id, "queues": listed(part.queues), "result": dict(part.result)}
+    return {"id": part.id, "queues": listed(part.queues), "result": part.facts}
 
 
-def _part(facts: Any, peer: str) -> Part:
-    return Part(str(facts["id"]), queue_list(facts["queues"], peer), dict(facts["result"]))
+def _part(facts: Any, _: str) -> Part:
+    # Id and queues stand beside it once more.
+    return Part.from_facts(facts["result"])
 
 
 def _part_if_any(facts: Any, peer: str) -> Part | None:

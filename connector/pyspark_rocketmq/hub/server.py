@@ -10,12 +10,12 @@ from concurrent.futures import Future
 from typing import Final, TypeVar, assert_never
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
 from pyspark_rocketmq.hub.messages import (
     FromPlanner,
     FromTask,
     JsonObject,
-    Part,
     PartHandedOver,
     PlanMade,
     PlannerConnected,

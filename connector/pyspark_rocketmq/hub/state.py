@@ -28,11 +28,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
     FromDriver,
     GiveUpQueues,
-    Part,
     PartTaken,
     PlanOver,
     QueuesFree,

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, assert_never
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.hub.connections import HubClient
@@ -24,7 +25,6 @@ from pyspark_rocketmq.hub.messages import (
     FromDriver,
     FromTask,
     GiveUpQueues,
-    Part,
     PartHandedOver,
     PartTaken,
     PlanOver,
@@ -168,7 +168,7 @@ class TaskControl(RangeInstructions):
 
     def hand_over(self, part: Part) -> bool:
         """Send a part to the driver; return, at once, whether this was begun."""
-        if self._connection.is_lost or len(str(part.result)) > LONGEST_LINE // 2:
+        if self._connection.is_lost or len(str(part.facts)) > LONGEST_LINE // 2:
             return False
         self._in_doubt.add(part.id)
         self._is_certain.clear()
@@ -192,7 +192,7 @@ class TaskControl(RangeInstructions):
 
     def done(self, last: Part | None) -> None:
         """Report the task's end; the driver gets a copy of the last part, if it is not too large."""
-        copy = None if last is None or len(str(last.result)) > _LARGEST_COPY else last
+        copy = None if last is None or len(str(last.facts)) > _LARGEST_COPY else last
         self._connection.forget(self)
         self._send(TaskDone(self.id, copy))
 

@@ -39,9 +39,10 @@ from pyspark_rocketmq.consume.concurrent import (
     ConcurrentFinish,
     ConcurrentSettings,
 )
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, SLOW_S, RangeInstructions
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool, RangesAtOnce
-from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
+from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, acknowledged, arrived_ranges
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener

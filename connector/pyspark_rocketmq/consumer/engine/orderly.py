@@ -26,8 +26,9 @@ from pyspark_rocketmq.consume.orderly import (
     Outcome,
     status_of,
 )
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
-from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
+from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, acknowledged
 from pyspark_rocketmq.errors import DeadLetterRefused, OptionError, RocketMQError, UndecodableMessage
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener

@@ -2,24 +2,21 @@
 
 The sink's table has the position of a row's message and the listener's columns. If rows cross Spark on their
 way from the engine to the sink's writer, they have one more column, ``ack``. It is null in a data row; the
-one *ack row* after a queue's data rows has the JSON of its :class:`QueueAck` there.
+one *ack row* after a queue's data rows has the JSON of its ``QueueAck`` there.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import StructType, _parse_datatype_string
 
-from pyspark_rocketmq.consume.metrics import ConsumeMetrics
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
 from pyspark_rocketmq.spark.session import living_session
 
@@ -93,55 +90,6 @@ def _plain_schema(text: str) -> StructType:
         for name, kind in columns
     ]
     return StructType.fromJson({"fields": fields})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueAck:
-    """Progress of one queue in one micro-batch."""
-
-    queue: MessageQueue
-    start: int
-    """First queue offset of the range."""
-    state: QueueState
-    """State for the next range; suspended until now if the time slice ended before any commit."""
-    consumed: int
-    """Messages passed in this batch, dead letters included."""
-    failed: int
-    """Deliveries that the listener gave back."""
-    finished: str
-    """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED, GIVEN_UP or, if concurrent, THREADS_LOST."""
-    read: int = 0
-    """Messages of the range that were read, whether the listener got them or not."""
-    reset_to: int | None = None
-    """Offset to which an operator has reset the queue; the broker reported it while the range was read."""
-    is_another_log: bool = False
-    """Whether another message has the place of a consumed one, so that the queue must be checked."""
-    dead_letters: int = 0
-    """Messages sent as dead letters in this batch; a batch that runs again sends them again."""
-    sent_back: int = 0
-    """Messages that a concurrent listener gave back and their broker has stored, to deliver them again or as
-    dead letters; a batch that runs again sends them again."""
-    last_error: str = ""
-    """The last error, in one short line; empty if there was none."""
-    refused_letter: str = ""
-    """Why no broker took a message that the listener gave up, which holds the queue up; else empty."""
-    metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
-    """Metrics of reading and consuming the range (row D11)."""
-
-    def to_json(self) -> str:
-        """Return one line of text; floats keep all their digits."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a text of :meth:`to_json`."""
-        return cls.from_dict(json.loads(text))
-
-    @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
-        """Build an ack from the result of ``dataclasses.asdict``, whether it went through JSON or not."""
-        tuples = {"queue": MessageQueue, "state": QueueState, "metrics": ConsumeMetrics}
-        return cls(**{**facts, **{name: kind(*facts[name]) for name, kind in tuples.items()}})
 
 
 class Consumed(NamedTuple):

@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.retry_counts import (
     from_offset,
     spans_from,
@@ -28,7 +29,6 @@ from pyspark_rocketmq.consume.retry_counts import (
     times_by_index,
     to_text,
 )
-from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns

@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import (
@@ -39,7 +40,6 @@ from pyspark_rocketmq.consumer.engine.output import (
     QUEUE_COLUMNS,
     QUEUE_FIELDS,
     Consumed,
-    QueueAck,
     listener_schema,
     sink_schema,
 )

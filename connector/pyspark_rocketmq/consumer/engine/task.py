@@ -17,9 +17,7 @@ import pickle
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
 from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -27,13 +25,13 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame
 
+from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
-from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, QueueAck
-from pyspark_rocketmq.errors import RocketMQError, without_frames
-from pyspark_rocketmq.hub.messages import Part
+from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed
+from pyspark_rocketmq.errors import without_frames
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import RowWriter, Writing, Written
+from pyspark_rocketmq.sinks.base import RowWriter, Writing
 from pyspark_rocketmq.source.ranges import Ticket
 from pyspark_rocketmq.source.reader import freeze_modules, read_ranges, tickets_in
 from pyspark_rocketmq.source.schema import ReadPiece
@@ -44,8 +42,8 @@ _DEEPEST: Final = 6
 """Most levels that are searched; a deeper culprit is reported as the last one."""
 
 
-class TaskPart:
-    """Rows that are written and acknowledged together."""
+class GrowingPart:
+    """Rows that are written and acknowledged together, until they are a ``Part``."""
 
     def __init__(self, writer: RowWriter | None) -> None:
         self.id = uuid.uuid4().hex
@@ -64,16 +62,16 @@ class TaskPart:
             if rows.num_rows and self._writing is not None:
                 self._left_out += self._writing.add(rows)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Part:
         """Finish writing; return everything that the driver needs to commit the part."""
         written = self._writing.finish() if self._writing is not None else ()
-        return {
-            "id": self.id,
-            "written": [each.to_dict() for each in written],
-            "acks": [asdict(ack) for ack in self._acks],
-            "emitted": self._emitted,
-            "left_out": self._left_out,
-        }
+        return Part(
+            id=self.id,
+            written=tuple(each.to_dict() for each in written),
+            acks=tuple(self._acks),
+            emitted=self._emitted,
+            left_out=self._left_out,
+        )
 
     def abandon(self) -> None:
         """Undo the part; see ``Writing.abandon``."""
@@ -89,11 +87,11 @@ class TaskParts:
         self._instructions = instructions
         self._guard = threading.Lock()
         """Guards the attributes below; nothing is written or sent under it."""
-        self._growing: TaskPart | None = TaskPart(writer)
+        self._growing: GrowingPart | None = GrowingPart(writer)
         """The part that grows; None while a thread adds to it."""
         self._is_cut_wanted = False
         self._cuts: list[threading.Thread] = []
-        self._finished: list[dict[str, Any]] = []
+        self._finished: list[Part] = []
         """Finished parts, which the driver gets with the job."""
         self._failure: BaseException | None = None
         if instructions is not None:
@@ -131,7 +129,7 @@ class TaskParts:
         if is_cut_wanted or is_given_up:
             self._cut()
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self) -> list[Part]:
         """Finish; return the parts that the driver gets with the job.
 
         Raises:
@@ -152,8 +150,7 @@ class TaskParts:
             last.abandon()
         if self._instructions is not None:
             self._instructions.await_taken()
-            copy = Part(last.id, frozenset(last.queues), self._finished[-1]) if last.queues else None
-            self._instructions.done(copy)
+            self._instructions.done(self._finished[-1] if last.queues else None)
         return self._finished
 
     def abandon(self) -> None:
@@ -170,7 +167,7 @@ class TaskParts:
         if fate is Fate.DROPPED or not _counts(consumed.ack):
             self._instructions.released(consumed.ack.queue)
             return
-        part = TaskPart(self._writer)
+        part = GrowingPart(self._writer)
         try:
             part.add(consumed.batches(), [consumed.ack])
             self._hand_over(part)
@@ -191,7 +188,7 @@ class TaskParts:
             self._failure = error
 
     def _cut(self) -> None:
-        fresh = TaskPart(self._writer)
+        fresh = GrowingPart(self._writer)
         with self._guard:
             part = self._growing
             self._is_cut_wanted = part is None
@@ -203,11 +200,11 @@ class TaskParts:
             return
         self._hand_over(part)
 
-    def _hand_over(self, part: TaskPart) -> None:
+    def _hand_over(self, part: GrowingPart) -> None:
         assert self._instructions is not None
-        result = part.finish()
-        if not self._instructions.hand_over(Part(part.id, frozenset(part.queues), result)):
-            self._finished.append(result)
+        finished = part.finish()
+        if not self._instructions.hand_over(finished):
+            self._finished.append(finished)
 
 
 def _counts(ack: QueueAck) -> bool:
@@ -228,55 +225,13 @@ class Engine(Protocol):
         ...
 
 
-class Evaluated(NamedTuple):
-    """Results of tasks: a whole micro-batch, or a part of one."""
-
-    written: tuple[Written, ...]
-    """Written data for the sink to commit; the sink has none of it yet."""
-    acks: tuple[QueueAck, ...]
-    """Acks, sorted by queue."""
-    emitted: int
-    """Number of data rows, those left out included."""
-    left_out: int
-    """Number of data rows not written, because the sink has them already."""
-
-
 class Job(NamedTuple):
     """Result of one evaluation of a micro-batch."""
 
-    parts: Mapping[str, Evaluated]
+    parts: Mapping[str, Part]
     """Parts by their ids; each can be committed or dropped without the others."""
     could_ask: bool | None
     """Whether all tasks could reach the driver; None if none had to."""
-
-
-def evaluated_of(writer: RowWriter | None, part: Mapping[str, Any]) -> Evaluated:
-    """Build a part from a task's message."""
-    acks = sorted(map(QueueAck.from_dict, part["acks"]), key=lambda ack: ack.queue)
-    written = () if writer is None else tuple(map(writer.written, part["written"]))
-    return Evaluated(written, tuple(acks), part["emitted"], part["left_out"])
-
-
-def together(parts: Sequence[Evaluated]) -> Evaluated:
-    """Merge several parts into one.
-
-    Raises:
-        RocketMQError: If a queue was consumed twice, because its rows were copied on the way to the engine.
-    """
-    acks = sorted((ack for part in parts for ack in part.acks), key=lambda ack: ack.queue)
-    for one, other in pairwise(acks):
-        if one.queue == other.queue:
-            raise RocketMQError(
-                f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.state.next_offset} "
-                f"and {other.start} to {other.state.next_offset}; nothing of the batch is committed. Do not "
-                "copy or union the rows of format('rocketmq') before they are consumed."
-            )
-    return Evaluated(
-        tuple(each for part in parts for each in part.written),
-        tuple(acks),
-        sum(part.emitted for part in parts),
-        sum(part.left_out for part in parts),
-    )
 
 
 class BatchTask:
@@ -299,15 +254,15 @@ class BatchTask:
 
     def run(self, batch: DataFrame) -> Job:
         """Evaluate ``batch`` in one job."""
-        parts: dict[str, Evaluated] = {}
+        parts: dict[str, Part] = {}
         asked: list[bool] = []
         if self._engine is None:
             # mapInArrow looks columns up by name, and reads a dot as access to a field.
             self._names = batch.columns
             batch = batch.toDF(*(f"column{at}" for at in range(len(self._names))))
         for row in batch.mapInArrow(self, _RESULT_COLUMNS).collect():
-            for part in json.loads(row["parts"]):
-                parts[part["id"]] = evaluated_of(self._writer, part)
+            for part in map(Part.from_facts, json.loads(row["parts"])):
+                parts[part.id] = part
             if row["could_ask"] is not None:
                 asked.append(row["could_ask"])
         return Job(parts, all(asked) if asked else None)
@@ -327,7 +282,7 @@ class BatchTask:
             pieces = _read(() if is_held_back else tickets, instructions)
             finished = self._written(self._engine(pieces, instructions or NO_INSTRUCTIONS), instructions)
         freeze_modules()
-        result = {"parts": json.dumps(finished), "could_ask": could_ask}
+        result = {"parts": json.dumps([part.facts for part in finished]), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
 
     def _ask(self, tickets: Sequence[Ticket]) -> TaskControl | None:
@@ -341,7 +296,7 @@ class BatchTask:
 
     def _written(
         self, brought: Iterable[Consumed | _Crossed], instructions: TaskControl | None
-    ) -> list[dict[str, Any]]:
+    ) -> list[Part]:
         parts = TaskParts(self._writer, instructions)
         try:
             for each in brought:

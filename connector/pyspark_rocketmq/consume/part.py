@@ -1,0 +1,134 @@
+"""A part: what a task has written and consumed, from the engine to the offset store; committed as a whole.
+
+A part is the same value everywhere. A task makes it (``consumer.engine.task``), the job or the hub carries it
+to the driver as JSON, and the driver commits it alone or with others (``consumer.commit``). Shape::
+
+    {"id": "…", "written": [{…}], "acks": [{"queue": ["T", "broker-a", 0], …}], "emitted": 9, "left_out": 2}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Self
+
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue, QueueState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueAck:
+    """Progress of one queue in one micro-batch."""
+
+    queue: MessageQueue
+    start: int
+    """First queue offset of the range."""
+    state: QueueState
+    """State for the next range; suspended until now if the time slice ended before any commit."""
+    consumed: int
+    """Messages passed in this batch, dead letters included."""
+    failed: int
+    """Deliveries that the listener gave back."""
+    finished: str
+    """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED, GIVEN_UP or, if concurrent, THREADS_LOST."""
+    read: int = 0
+    """Messages of the range that were read, whether the listener got them or not."""
+    reset_to: int | None = None
+    """Offset to which an operator has reset the queue; the broker reported it while the range was read."""
+    is_another_log: bool = False
+    """Whether another message has the place of a consumed one, so that the queue must be checked."""
+    dead_letters: int = 0
+    """Messages sent as dead letters in this batch; a batch that runs again sends them again."""
+    sent_back: int = 0
+    """Messages that a concurrent listener gave back and their broker has stored, to deliver them again or as
+    dead letters; a batch that runs again sends them again."""
+    last_error: str = ""
+    """The last error, in one short line; empty if there was none."""
+    refused_letter: str = ""
+    """Why no broker took a message that the listener gave up, which holds the queue up; else empty."""
+    metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
+    """Metrics of reading and consuming the range (row D11)."""
+
+    def to_json(self) -> str:
+        """Return one line of text; floats keep all their digits."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a text of :meth:`to_json`."""
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
+        """Build an ack from the result of ``dataclasses.asdict``, whether it went through JSON or not."""
+        tuples = {"queue": MessageQueue, "state": QueueState, "metrics": ConsumeMetrics}
+        return cls(**{**facts, **{name: kind(*facts[name]) for name, kind in tuples.items()}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Written rows and acks of some of a task's queues; committed or dropped as a whole."""
+
+    id: str
+    """Unique id; empty for several parts merged into one."""
+    acks: tuple[QueueAck, ...]
+    written: tuple[Mapping[str, Any], ...] = ()
+    """Written data in the form of JSON, from which the sink's writer rebuilds it (``RowWriter.written``)."""
+    emitted: int = 0
+    """Number of data rows, those left out included."""
+    left_out: int = 0
+    """Number of data rows not written, because the sink has them already."""
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        """Queues whose ranges are in the part."""
+        return frozenset(ack.queue for ack in self.acks)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """The part in a form that JSON can hold; not to be changed."""
+        return {
+            "id": self.id,
+            "written": list(self.written),
+            "acks": [asdict(ack) for ack in self.acks],
+            "emitted": self.emitted,
+            "left_out": self.left_out,
+        }
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """Build a part from its :attr:`facts`, whether they went through JSON or not."""
+        return cls(
+            id=str(facts["id"]),
+            written=tuple(facts["written"]),
+            acks=tuple(map(QueueAck.from_dict, facts["acks"])),
+            emitted=int(facts["emitted"]),
+            left_out=int(facts["left_out"]),
+        )
+
+
+def merged(parts: Sequence[Part]) -> Part:
+    """Merge several parts into one, with its acks sorted by queue.
+
+    Raises:
+        RocketMQError: If a queue was consumed twice, because its rows were copied on the way to the engine.
+    """
+    acks = sorted((ack for part in parts for ack in part.acks), key=lambda ack: ack.queue)
+    for one, other in pairwise(acks):
+        if one.queue == other.queue:
+            raise RocketMQError(
+                f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.state.next_offset} "
+                f"and {other.start} to {other.state.next_offset}; nothing of the batch is committed. Do not "
+                "copy or union the rows of format('rocketmq') before they are consumed."
+            )
+    return Part(
+        id="",
+        written=tuple(facts for part in parts for facts in part.written),
+        acks=tuple(acks),
+        emitted=sum(part.emitted for part in parts),
+        left_out=sum(part.left_out for part in parts),
+    )
