@@ -16,7 +16,7 @@ from bench.cluster import QUEUES
 from bench.measure import Result, Spread, Target, load_average
 from bench.session import CORES
 from bench.streams import Backlog, await_end, real_backlog
-from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, Message, MessageExt
 

@@ -25,8 +25,8 @@ from bench.live import emit_body_size, fed, live_topic
 from bench.measure import Result, Spread, load_average
 from bench.session import CORES
 from bench.streams import Backlog
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.part import merged
-from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.task import BatchTask
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext

@@ -18,7 +18,7 @@ from bench.processor_time import processor_s_by_process, spent_since_s
 from bench.session import CORES
 from bench.streams import Backlog, real_backlog
 from pyspark_rocketmq.client.producer.producer import Producer
-from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore

@@ -74,7 +74,7 @@ _HOME_OF = {
     **dict.fromkeys(_ERRORS, "errors"),
     "ArrowListener": "listeners.arrow_listener",
     "BatchMetrics": "monitoring.batch_metrics",
-    "BatchReport": "consumer.commit",
+    "BatchReport": "commit.pipeline",
     "ConnectionSettings": "client.pool",
     "ConsumeConcurrentlyContext": "listeners.context",
     "ConsumeConcurrentlyStatus": "model",
@@ -127,7 +127,7 @@ _HOME_OF = {
     "consume_orderly": "consumer.engine.state",
     "json_body": "consumer.message_table",
     "register": "format",
-    "reset_to_sink": "consumer.sink_offsets",
+    "reset_to_sink": "commit.recovery",
     "run_listener": "consumer.listener_trial",
     "storage_options_of_spark": "delta.hadoop_settings",
 }

@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consumer import push_consumer
-from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore

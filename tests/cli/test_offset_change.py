@@ -35,7 +35,7 @@ from pyspark_rocketmq.cli.options import OffsetsChangeSettings
 from pyspark_rocketmq.cli.output import OutputForm
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consumer.sink_offsets import check_sink, reset_to_sink
+from pyspark_rocketmq.commit.recovery import check_sink, reset_to_sink
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkSetBack
 from pyspark_rocketmq.group.join import client_id, join_group
 from pyspark_rocketmq.group.member import RunningMember

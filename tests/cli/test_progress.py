@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from pyspark_rocketmq.cli.running import RowCounter, Shown, behind_text, failure_sentence
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.part import QueueAck
-from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.source.ranges import plan_to_offset
 from tests.helpers.fake_clock import FakeClock

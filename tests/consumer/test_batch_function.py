@@ -65,7 +65,7 @@ def test_the_function_is_pickled_and_makes_its_committer_at_the_first_batch(tmp_
     committer = function._made(SimpleNamespace(streams=SimpleNamespace(active=queries)))  # type: ignore[arg-type]
 
     assert committer._query_id() == "id of q"
-    assert isinstance(committer._store, DeltaOffsetStore)
+    assert isinstance(committer._parts._store, DeltaOffsetStore)
 
 
 def test_a_query_that_has_ended_commits_nothing(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from pyspark_rocketmq.commit.pipeline import BatchListener, BatchReport, Mirror
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics, status_of
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consumer import commit as module
-from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener, BatchReport, Mirror
+from pyspark_rocketmq.consumer.commit import BatchCommitter
 from pyspark_rocketmq.consumer.engine.task import Job
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,

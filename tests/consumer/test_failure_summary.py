@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.part import QueueAck
-from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.failure_summary import PAUSE_S, FailureSummary, RefusedLetters
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.rules import new_row

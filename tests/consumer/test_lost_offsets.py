@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_rocketmq.commit.recovery import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.consumer.preparation import log_unused_start
-from pyspark_rocketmq.consumer.sink_offsets import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.model import ConsumeFromWhere, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit

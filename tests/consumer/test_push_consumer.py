@@ -479,7 +479,7 @@ def test_offsets_are_mirrored_unless_the_group_is_broadcasting(
     store = consumer._store(options)
     committer = consumer._parts(options, store, None, None, drains=False).committer(store, str, None)
 
-    assert (committer._mirror is not None) is is_mirrored
+    assert (committer._parts._mirror is not None) is is_mirrored
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.listeners.context import (
     ConsumeConcurrentlyContext,

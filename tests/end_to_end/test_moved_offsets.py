@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt, MessageQueue

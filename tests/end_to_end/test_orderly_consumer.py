@@ -21,9 +21,9 @@ from broker_sim.bodies import SubscriptionGroupConfig
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consumer import preparation
-from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine import state as orderly_engine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.state import OrderlyEngine

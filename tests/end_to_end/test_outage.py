@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consumer import push_consumer
-from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,

@@ -7,7 +7,7 @@ import signal
 from types import TracebackType
 from typing import Any, Self
 
-from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink

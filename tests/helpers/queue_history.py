@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pyspark_rocketmq.commit.recovery import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.consume.generations import LastMessage, remembered, shows_another_log
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consume.planning import ReadLimits, plan_ranges
 from pyspark_rocketmq.consumer import commit as commit_module
 from pyspark_rocketmq.consumer.commit import BatchCommitter
 from pyspark_rocketmq.consumer.engine.task import Job
-from pyspark_rocketmq.consumer.sink_offsets import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.errors import SinkMoved
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore

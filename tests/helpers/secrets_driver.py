@@ -30,7 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.cli.main import main as main_of_jobs
-from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.format import DefaultSource, register
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext

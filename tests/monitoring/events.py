@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.part import QueueAck
-from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics, metrics_of
 from pyspark_rocketmq.offsets.store import OffsetRow

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext

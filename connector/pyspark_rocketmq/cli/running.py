@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import pyspark_rocketmq
 from pyspark_rocketmq.cli.settings import JobFailed
-from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.delta.hadoop_settings import storage_options_of_spark
 from pyspark_rocketmq.delta.paths import local_path, table_uri
 from pyspark_rocketmq.delta.storage_options import is_reached_by_environment

@@ -22,7 +22,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener
+from pyspark_rocketmq.commit.pipeline import BatchListener
+from pyspark_rocketmq.consumer.commit import BatchCommitter
 from pyspark_rocketmq.consumer.engine.task import Engine, why_not_picklable
 from pyspark_rocketmq.consumer.failure_summary import FailureSummary, RefusedLetters
 from pyspark_rocketmq.delta.paths import local_path

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.orderly import OrderlyFinish
 from pyspark_rocketmq.consume.part import QueueAck
-from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Checks before a query starts: the cluster has the topics, tasks see the tables, offsets fit the sink.
 
 A query that starts again continues at its group's progress in the offset store or, if the store has lost it,
-at the progress of its sink (:mod:`~pyspark_rocketmq.consumer.sink_offsets`).
+at the progress of its sink (:mod:`~pyspark_rocketmq.commit.recovery`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.commit.recovery import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.consumer.batch_function import check_server_has
-from pyspark_rocketmq.consumer.sink_offsets import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.retry_queues import warn_of_dropped_retries
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.commit.pipeline import BatchListener
 from pyspark_rocketmq.consumer.batch_function import (
     CommitterParts,
     ServerFunction,
@@ -29,7 +30,6 @@ from pyspark_rocketmq.consumer.batch_function import (
     driver_control,
     renewed_storage,
 )
-from pyspark_rocketmq.consumer.commit import BatchListener
 from pyspark_rocketmq.consumer.engine import state
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.metrics import QueueLag
 from pyspark_rocketmq.consume.part import QueueAck
-from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.source.ranges import offset_to_plan
 

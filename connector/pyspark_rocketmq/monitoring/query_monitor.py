@@ -27,7 +27,7 @@ from pyspark.sql.streaming.listener import (
 
 from pyspark_rocketmq.client.cluster import Cluster, run_concurrently, stored_at_s
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
-from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue

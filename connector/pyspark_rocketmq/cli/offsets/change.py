@@ -46,7 +46,7 @@ from pyspark_rocketmq.cli.options import OffsetsChangeSettings
 from pyspark_rocketmq.cli.output import OutputForm, print_records
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consumer.sink_offsets import rows_problem
+from pyspark_rocketmq.commit.recovery import rows_problem
 from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table

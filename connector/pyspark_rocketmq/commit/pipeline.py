@@ -1,0 +1,434 @@
+"""Commits parts of a micro-batch on the driver: first data, then offsets, then their copy at the brokers.
+
+The order is the guarantee. The sink takes written data together with its watermarks in one commit, and only
+after that the offset store moves. If the driver is killed in between, the batch runs again and the sink drops
+the rows it has; the offsets are never ahead of the data.
+
+The epochs fence: before data is committed, parts are dropped that have a queue claimed or reset since the
+plan, and the offset store refuses commits under an older epoch.
+
+One part or many are committed in the same way: at the end of a batch, and while its job runs when tasks hand
+parts over. One commit at a time; nothing here knows Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.generations import remembered
+from pyspark_rocketmq.consume.metrics import RecentMetrics
+from pyspark_rocketmq.consume.part import Part, QueueAck, merged
+from pyspark_rocketmq.errors import RocketMQError, SinkMoved
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.open import checked_rows
+from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.sinks.base import RowWriter, Sink, SinkBatch, note_newest
+from pyspark_rocketmq.sinks.standing import ahead_of, check_has_all, remembered_text
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_WITHIN_S: Final = 2.0
+"""How long a queue waits for its broker to get its offset before another member may have it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """Results of one micro-batch, given to batch listeners after everything is committed."""
+
+    query_id: str
+    batch_id: int
+    acks: tuple[QueueAck, ...]
+    rows: int
+    """Output rows written, without those left out."""
+    left_out: int
+    """Output rows below the watermark of the sink, or of one of several: it has them already."""
+    sink_version: int | None
+    """Table version of the data commit; None if nothing was written."""
+    refused: tuple[QueueCommit, ...]
+    """Queues that now belong to another consumer, or were reset while the batch ran."""
+    offsets: tuple[OffsetRow, ...] = ()
+    """Positions of all this consumer's queues after the batch, even those without a part in it; by queue."""
+
+
+BatchListener = Callable[[BatchReport], None]
+"""Called on the driver once everything is committed, and after each commit ahead of a batch's end, with the
+results of that commit; an exception is logged and changes nothing."""
+
+
+class Mirror(Protocol):
+    """The copy of the offsets at the brokers."""
+
+    def show(self, accepted: Sequence[QueueCommit]) -> None:
+        """Send the offsets that the offset store has accepted to the brokers; returns at once."""
+        ...
+
+    def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
+        """Wait until the brokers have these offsets, or newer ones; return whether they do."""
+        ...
+
+    def arrived(self, queue: MessageQueue) -> int | None:
+        """Return the last offset that the queue's broker has accepted from here; None if there is none."""
+        ...
+
+
+class _SinkSide(NamedTuple):
+    """The batch under way at its sink."""
+
+    batch: SinkBatch
+    writer: RowWriter
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBatch:
+    """A micro-batch whose parts are being committed."""
+
+    query_id: str
+    batch_id: int
+    sink: _SinkSide | None
+
+    @property
+    def writer(self) -> RowWriter | None:
+        """Writer for the batch's tasks; None without a sink."""
+        return None if self.sink is None else self.sink.writer
+
+    @property
+    def sinks(self) -> str:
+        """Text about the batch's sinks for the offset rows."""
+        return "" if self.sink is None else remembered_text(self.sink.batch.standings)
+
+
+class PartCommitter:
+    """Commits the parts of one query's batches into its sink and its offset store."""
+
+    def __init__(
+        self,
+        *,
+        consumer_group: str,
+        store: OffsetStore,
+        sink: Sink | None,
+        listeners: Sequence[BatchListener],
+        mirror: Mirror | None,
+        clock: Clock,
+    ) -> None:
+        """Prepare to commit; without a sink only offsets are committed."""
+        self._group = consumer_group
+        self._store = store
+        self._sink = sink
+        self._listeners = listeners
+        self._mirror = mirror
+        self._clock = clock
+        self._recent: RecentMetrics[MessageQueue] = RecentMetrics(clock.now_s())
+        self._rows: dict[MessageQueue, OffsetRow] = {}
+        """Offset rows as of the newest batch's beginning, updated with the commits since."""
+
+    def begin(self, query_id: str, batch_id: int) -> OpenBatch:
+        """Begin a batch before its job.
+
+        Raises:
+            SinkSetBack: If the sink lacks rows that it has according to the offsets. Nothing was consumed.
+            RocketMQError: If the sink or the offset store cannot be read.
+        """
+        rows = checked_rows(self._store, self._group, self._store.read(self._group), seen=self._rows)
+        self._rows = dict(rows)
+        sink = None
+        if self._sink is not None:
+            begun = self._begin(self._sink, rows)
+            sink = _SinkSide(begun, begun.task_writer())
+        return OpenBatch(query_id, batch_id, sink)
+
+    def await_shown(self, accepted: Sequence[QueueCommit]) -> None:
+        """Wait until the brokers have the offsets: the next owner may be a Java member, which uses them."""
+        if self._mirror is not None and accepted and not self._mirror.await_shown(accepted, _SHOWN_WITHIN_S):
+            logger.warning(
+                "the brokers were not told in time how far queues were consumed that may change hands now; a "
+                "Java member may consume messages again group=%s queues=%d",
+                self._group,
+                len(accepted),
+            )
+
+    def commit(self, parts: Sequence[Part], batch: OpenBatch) -> Sequence[QueueCommit]:
+        """Commit the parts whose queues have not moved; return the commits that the brokers are to be sent.
+
+        Raises:
+            RocketMQError: If data or offsets could not be committed.
+        """
+        acks = [ack for part in parts for ack in part.acks]
+        if not acks:
+            return ()
+        try:
+            return self._commit_all(parts, batch)
+        except BaseException:
+            # If the batch is read again, it lacks the resets: the broker reports each only once.
+            for ack in acks:
+                if ack.reset_to is not None:
+                    logger.warning(
+                        "reset may not have been followed, the batch failed; reset it again if still wanted "
+                        "group=%s %s target=%d",
+                        self._group,
+                        ack.queue,
+                        ack.reset_to,
+                    )
+            raise
+
+    def _begin(self, sink: Sink, rows: Mapping[MessageQueue, OffsetRow]) -> SinkBatch:
+        queues = {queue: row.generation for queue, row in rows.items()}
+        try:
+            begun = sink.begin(self._group, queues)
+        except RocketMQError as error:
+            # If the table is gone or was replaced, an error that names the remedies helps more than this one.
+            try:
+                standings = sink.standings(self._group, queues)
+            except Exception:  # noqa: BLE001 - such as storage that is away
+                raise error from None
+            check_has_all(self._group, rows, standings, store=self._store.spec)
+            raise
+        check_has_all(self._group, rows, begun.standings, store=self._store.spec)
+        return begun
+
+    def _commit_all(self, parts: Sequence[Part], batch: OpenBatch) -> Sequence[QueueCommit]:
+        version = None
+        whole = merged(parts)
+        if batch.sink is not None:
+            whole, version = self._add_to(batch.sink, parts)
+            if not whole.acks:
+                return ()
+        acks = whole.acks
+        now_s = self._clock.now_s()
+        sinks = batch.sinks
+        commits = [self._commit_of(ack, sinks, now_s) for ack in acks]
+        result = self._store.commit(self._group, commits, query_id=batch.query_id, batch_id=batch.batch_id)
+        self._remember(result)
+        lost = frozenset(refused.queue for refused in result.refused)
+        self._follow_resets(acks, lost=lost)
+        self._have_looked_at(acks, lost=lost)
+        shown = [commit for commit in result.accepted if commit.is_shown]
+        self._show(shown)
+        report = BatchReport(
+            query_id=batch.query_id,
+            batch_id=batch.batch_id,
+            acks=acks,
+            rows=whole.emitted - whole.left_out,
+            left_out=whole.left_out,
+            sink_version=version,
+            refused=result.refused,
+            offsets=self._own_rows(acks, result),
+        )
+        self._log(report, result)
+        self._notify(report)
+        return shown
+
+    def _commit_of(self, ack: QueueAck, sinks: str, now_s: float) -> QueueCommit:
+        return QueueCommit(
+            queue=ack.queue,
+            state=ack.state,
+            statistics=self._recent.add(ack.queue, ack.metrics, now_s),
+            # A position in the log of before would stand for messages of the new one.
+            is_shown=self._mirror is not None and ack.reset_to is None and not ack.is_another_log,
+            arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
+            sinks=sinks,
+        )
+
+    def _remember(self, result: CommitResult) -> None:
+        for stored in result.accepted:
+            row = self._rows.get(stored.queue)
+            # A replay that reached a smaller offset has changed nothing.
+            if row is not None and stored.state.next_offset >= row.next_offset:
+                self._rows[stored.queue] = row._replace(
+                    state=stored.state._replace(
+                        last_message=stored.state.last_message or row.state.last_message
+                    )
+                )
+
+    def _own_rows(self, acks: Sequence[QueueAck], result: CommitResult) -> tuple[OffsetRow, ...]:
+        """Return the rows of the member that owned the acknowledged queues when the batch began."""
+        owners = {self._rows[ack.queue].owner for ack in acks if ack.queue in self._rows}
+        gone = {refused.queue for refused in result.refused}
+        return tuple(
+            row for queue, row in sorted(self._rows.items()) if row.owner in owners and queue not in gone
+        )
+
+    def _add_to(self, sink: _SinkSide, parts: Sequence[Part]) -> tuple[Part, int | None]:
+        """Commit the data of the parts that may be committed; return these as one, and the table's version.
+
+        A part's files hold rows of several queues. Rows of a queue that now belongs to another member, or
+        begins elsewhere, must not reach the sink. The part's other queues are planned again from where they
+        were.
+        """
+        acks = [ack for part in parts for ack in part.acks]
+        self._note_sink_ahead(acks, sink.batch)
+        moved = self._moved(acks)
+        kept: list[Part] = []
+        for part in parts:
+            if moved.isdisjoint(ack.queue for ack in part.acks):
+                kept.append(part)
+            else:
+                self._drop(part, moved)
+        whole = merged(kept)
+        if not whole.acks:
+            return whole, None
+        written = tuple(map(sink.writer.written, whole.written))
+        try:
+            ends = {ack.queue: ack.state.next_offset for ack in whole.acks}
+            note_newest(sink.batch, {ack.queue: self._newest_message(ack) for ack in whole.acks})
+            return whole, sink.batch.commit(written, ends)
+        except SinkMoved as error:
+            # A query was held up between that check and its commit: a former owner, which wrote the same
+            # rows, or this query. In both cases the next plan begins at the offset store's position.
+            logger.warning("batch dropped group=%s: %s", self._group, error)
+            self._follow_resets(whole.acks, lost=self._moved(whole.acks))
+            # Otherwise the planner would assume that the listener has had everything and committed nothing.
+            self._look_at_sink(whole.acks)
+            return merged(()), None
+
+    def _newest_message(self, ack: QueueAck) -> str:
+        """Return the newest message below the end of a queue's part; the row's if a filter left none."""
+        row = self._rows.get(ack.queue)
+        if ack.state.last_message or row is None:
+            return ack.state.last_message
+        below = (
+            each for each in remembered(row.state.last_message) if each.queue_offset < ack.state.next_offset
+        )
+        newest = next(below, None)
+        return "" if newest is None else newest.to_text()
+
+    def _drop(self, part: Part, moved: frozenset[MessageQueue]) -> None:
+        for queue in sorted(moved.intersection(ack.queue for ack in part.acks)):
+            logger.warning(
+                "batch dropped, as far as it shares files with a queue that was claimed or reset while it "
+                "ran group=%s %s queues=%d",
+                self._group,
+                queue,
+                len(part.acks),
+            )
+        self._follow_resets(part.acks, lost=moved)
+
+    def _note_sink_ahead(self, acks: Sequence[QueueAck], sink_batch: SinkBatch) -> None:
+        """Have queues checked again if only the sink has their newest messages; their parts are dropped.
+
+        This happens after another member was killed between data and offsets: nobody has checked whether the
+        broker still has those messages.
+        """
+        if ahead_of(self._planned_rows(acks), sink_batch.standings):
+            self._look_at_sink(acks)
+
+    def _planned_rows(self, acks: Sequence[QueueAck]) -> dict[MessageQueue, OffsetRow]:
+        """Return the rows from which the parts' queues were planned."""
+        return {
+            ack.queue: row
+            for ack in acks
+            if (row := self._rows.get(ack.queue)) is not None and row.epoch == ack.state.epoch
+        }
+
+    def _look_at_sink(self, acks: Sequence[QueueAck]) -> None:
+        """Store the sink's positions that are beyond the queues' rows; see ``OffsetStore.note_sinks``."""
+        assert self._sink is not None
+        rows = self._planned_rows(acks)
+        generations = {queue: row.generation for queue, row in rows.items()}
+        records = ahead_of(rows, self._sink.standings(self._group, generations))
+        for queue in self._store.note_sinks(self._group, records):
+            logger.warning(
+                "the sink is ahead of the offsets, the message before its watermark is looked at before "
+                "anything is added group=%s %s watermark=%d",
+                self._group,
+                queue,
+                records[queue].next_offset,
+            )
+
+    def _moved(self, acks: Sequence[QueueAck]) -> frozenset[MessageQueue]:
+        """Return the queues that were claimed or reset since the batch was planned."""
+        rows = self._store.read(self._group)
+        return frozenset(
+            ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.state.epoch
+        )
+
+    def _follow_resets(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
+        """Move the queues that an operator has reset at their broker, which reports it only once (F5).
+
+        A queue in ``lost`` is not moved: its new owner has begun elsewhere since.
+        """
+        wanted = {ack.queue: ack.reset_to for ack in acks if ack.reset_to is not None}
+        targets = {queue: target for queue, target in wanted.items() if queue not in lost}
+        if targets:
+            self._store.reset(self._group, targets)
+        for queue, target in wanted.items():
+            logger.warning(
+                "%s group=%s %s target=%d",
+                "offset reset by an operator"
+                if queue in targets
+                else "reset not followed, the queue was claimed or reset meanwhile; reset it again if still "
+                "wanted",
+                self._group,
+                queue,
+                target,
+            )
+
+    def _have_looked_at(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
+        """Have planners check queues where a task has met another log: they check at each new epoch."""
+        places = {ack.queue: ack.state for ack in acks if ack.is_another_log and ack.queue not in lost}
+        if not places:
+            return
+        self._store.reset(
+            self._group,
+            {queue: state.next_offset for queue, state in places.items()},
+            under={queue: state.epoch for queue, state in places.items()},
+        )
+        for queue, state in places.items():
+            logger.warning(
+                "another message has the place of one that was consumed, the queue is looked at before more "
+                "of it is read group=%s %s next_offset=%d",
+                self._group,
+                queue,
+                state.next_offset,
+            )
+
+    def _show(self, accepted: Sequence[QueueCommit]) -> None:
+        if self._mirror is None:
+            return
+        try:
+            self._mirror.show(accepted)
+        except Exception:
+            logger.exception("offsets could not be mirrored, nothing is undone group=%s", self._group)
+
+    def _notify(self, report: BatchReport) -> None:
+        for listener in self._listeners:
+            try:
+                listener(report)
+            except Exception:
+                # Data and offsets are committed; failing the batch now would only end a working query.
+                logger.exception(
+                    "batch listener failed, nothing is undone group=%s batch=%d", self._group, report.batch_id
+                )
+
+    def _log(self, report: BatchReport, result: CommitResult) -> None:
+        for refused in result.refused:
+            logger.warning(
+                "commit refused, the queue was claimed or reset by somebody else group=%s %s epoch=%d "
+                "next_offset=%d",
+                self._group,
+                refused.queue,
+                refused.state.epoch,
+                refused.state.next_offset,
+            )
+        if report.left_out:
+            logger.warning(
+                "rows left out, below the sink's watermark group=%s batch=%d rows=%d: the sink has them from "
+                "an earlier run of this batch; if the group's offsets were moved back to have them written "
+                "again, see DeltaSink.rewind",
+                self._group,
+                report.batch_id,
+                report.left_out,
+            )
+        logger.info(
+            "batch committed group=%s batch=%d queues=%d messages=%d rows=%d failed=%d version=%s",
+            self._group,
+            report.batch_id,
+            len(result.accepted),
+            sum(ack.consumed for ack in report.acks),
+            report.rows,
+            sum(ack.failed for ack in report.acks),
+            report.sink_version,
+        )
