@@ -116,7 +116,7 @@ def test_finished_ranges_are_committed_while_the_job_runs(query: Query) -> None:
 
 
 class PanicException(BaseException):
-    """As pyo3 raises it where Rust panics."""
+    """Stands for what pyo3 raises where Rust panics."""
 
 
 @pytest.mark.parametrize("failure", [ConnectionError("the storage is away"), PanicException("a bug")])

@@ -1,4 +1,4 @@
-"""What goes over a connection within a query: proofs first, then lines that nobody else can have written."""
+"""A connection within a query: proofs first, then lines that nobody else can have written."""
 
 from __future__ import annotations
 

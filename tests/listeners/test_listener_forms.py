@@ -23,7 +23,8 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.task import BatchTask, PickledOnce, why_not_picklable
+from pyspark_rocketmq.consumer.engine.pickling import PickledOnce, why_not_picklable
+from pyspark_rocketmq.consumer.engine.task import BatchTask
 from pyspark_rocketmq.errors import ListenerError, OptionError, SchemaError
 from pyspark_rocketmq.listeners import errors as listener_errors
 from pyspark_rocketmq.listeners import event_loop as listener_loop

@@ -1,7 +1,7 @@
 """A part: what a task has written and consumed, from the engine to the offset store; committed as a whole.
 
 A part is the same value everywhere. A task makes it (``consumer.engine.task``), the job or the hub carries it
-to the driver as JSON, and the driver commits it alone or with others (``commit.pipeline``). Shape::
+to the driver as JSON, and the driver commits it, with others or without (``commit.pipeline``). Shape::
 
     {"id": "…", "written": [{…}], "acks": [{"queue": ["T", "broker-a", 0], …}], "emitted": 9, "left_out": 2}
 """

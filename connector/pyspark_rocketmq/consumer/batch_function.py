@@ -24,7 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.commit.pipeline import BatchListener
 from pyspark_rocketmq.consumer.commit import BatchCommitter
-from pyspark_rocketmq.consumer.engine.task import Engine, why_not_picklable
+from pyspark_rocketmq.consumer.engine.pickling import why_not_picklable
+from pyspark_rocketmq.consumer.engine.task import Engine
 from pyspark_rocketmq.consumer.failure_summary import FailureSummary, RefusedLetters
 from pyspark_rocketmq.delta.paths import local_path
 from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared

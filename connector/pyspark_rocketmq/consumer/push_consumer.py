@@ -35,7 +35,8 @@ from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema, spark_can_parse
-from pyspark_rocketmq.consumer.engine.task import Engine, PickledOnce, why_not_picklable
+from pyspark_rocketmq.consumer.engine.pickling import PickledOnce, why_not_picklable
+from pyspark_rocketmq.consumer.engine.task import Engine
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
 from pyspark_rocketmq.consumer.preparation import check_and_prepare, log_unused_start, use_session
 from pyspark_rocketmq.consumer.settings import (
