@@ -15,13 +15,14 @@ from pyspark_rocketmq.hub import task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
 from pyspark_rocketmq.hub.messages import (
-    FromDriver,
     PlanMade,
     PlannerConnected,
     PlanOver,
     QueryDrained,
     QueuesFree,
     SlotsKnown,
+    ToPlanner,
+    decode_to_planner,
 )
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import Slots
@@ -40,7 +41,7 @@ class Query:
     def __init__(self, calls_end_s: float = 0.1) -> None:
         self.epochs = {A: 1, B: 1}
         self.slots = Slots(2, 2)
-        self.received: list[FromDriver] = []
+        self.received: list[ToPlanner] = []
         self.hub = DriverControl(
             "127.0.0.1",
             "127.0.0.1",
@@ -51,8 +52,9 @@ class Query:
             look_every_s=0.02,
             calls_end_s=calls_end_s,
         )
-        self.planner = HubClient(
+        self.planner = HubClient[ToPlanner](
             HubAddress.parse(self.hub.secret),
+            decode=decode_to_planner,
             received=self.received.append,
             lost=lambda: None,
             clock=SystemClock(),
@@ -61,7 +63,7 @@ class Query:
         self.planner.send(PlannerConnected())
         self.planner.send(PlanMade(1, frozenset({A, B})))
 
-    def has_received(self, kind: type[FromDriver]) -> bool:
+    def has_received(self, kind: type[ToPlanner]) -> bool:
         return any(isinstance(message, kind) for message in self.received)
 
     def begin(self, *committed: list[Part], failure: BaseException | None = None) -> TaskControl:

@@ -10,7 +10,6 @@ import pytest
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
-    FromDriver,
     GiveUpQueues,
     Message,
     PartHandedOver,
@@ -36,8 +35,11 @@ from pyspark_rocketmq.hub.messages import (
     TaskIdle,
     TaskMayBegin,
     ToDriver,
-    decode_from_driver,
+    ToPlanner,
+    ToTask,
     decode_to_driver,
+    decode_to_planner,
+    decode_to_task,
     encode,
     queue_list,
 )
@@ -72,12 +74,14 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
     (TaskDone("t", PART), f'{{"type":"done","task":"t","part":{_PART}}}'),
     (TaskDone("t", None), '{"type":"done","task":"t","part":null}'),
 )
-FROM_DRIVER: tuple[tuple[FromDriver, str], ...] = (
+TO_PLANNER: tuple[tuple[ToPlanner, str], ...] = (
     (SlotsKnown(4, 5.0), '{"type":"slots","slots":4,"calls_end_s":5.0}'),
     (QueuesHeldUp("No permission."), '{"type":"held_up","reason":"No permission."}'),
     (PlanOver(1), '{"type":"over","plan":1}'),
     (QueuesFree(1, BOTH), f'{{"type":"free","plan":1,"queues":{_BOTH}}}'),
     (StorageRenewed({"key": "value"}), '{"type":"storage","options":{"key":"value"}}'),
+)
+TO_TASK: tuple[tuple[ToTask, str], ...] = (
     (
         TaskMayBegin("t", BOTH, is_stopped=False),
         f'{{"type":"go","task":"t","give_up":{_BOTH},"stop":false}}',
@@ -103,16 +107,24 @@ def test_messages_to_the_driver_keep_their_form(message: ToDriver, text: str) ->
     assert decode_to_driver(json.loads(text), "peer") == message
 
 
-@pytest.mark.parametrize(("message", "text"), FROM_DRIVER, ids=lambda value: type(value).__name__)
-def test_messages_of_the_driver_keep_their_form(message: FromDriver, text: str) -> None:
+@pytest.mark.parametrize(("message", "text"), TO_PLANNER, ids=lambda value: type(value).__name__)
+def test_messages_to_the_planner_keep_their_form(message: ToPlanner, text: str) -> None:
     """B5"""
     assert text_of(message) == text
-    assert decode_from_driver(json.loads(text), "hub") == message
+    assert decode_to_planner(json.loads(text), "hub") == message
+
+
+@pytest.mark.parametrize(("message", "text"), TO_TASK, ids=lambda value: type(value).__name__)
+def test_messages_to_a_task_keep_their_form(message: ToTask, text: str) -> None:
+    """B5"""
+    assert text_of(message) == text
+    assert decode_to_task(json.loads(text), "hub") == message
 
 
 def test_each_kind_of_message_has_a_case_here() -> None:
     assert {type(message) for message, _ in TO_DRIVER} == set(get_args(ToDriver))
-    assert {type(message) for message, _ in FROM_DRIVER} == set(get_args(FromDriver))
+    assert {type(message) for message, _ in TO_PLANNER} == set(get_args(ToPlanner))
+    assert {type(message) for message, _ in TO_TASK} == set(get_args(ToTask))
     assert text_of(Ping()) == '{"type":"ping"}'
 
 
@@ -130,9 +142,10 @@ def test_the_driver_refuses_unknown_messages_and_the_others_ignore_them() -> Non
     """H9"""
     with pytest.raises(RemoteProtocolError, match="peer: a message of type 'new' is not known"):
         decode_to_driver({"type": "new"}, "peer")
-    assert decode_from_driver({"type": "new"}, "hub") is None
+    assert decode_to_planner({"type": "new"}, "hub") is None
+    assert decode_to_task({"type": "over", "plan": 1}, "hub") is None
     with pytest.raises(RemoteProtocolError, match="hub: the driver's message 'over' is not complete"):
-        decode_from_driver({"type": "over"}, "hub")
+        decode_to_planner({"type": "over"}, "hub")
 
 
 def test_storage_options_are_not_shown() -> None:

@@ -14,7 +14,6 @@ from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
 from pyspark_rocketmq.hub import connections, task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.messages import (
-    FromDriver,
     JsonObject,
     PlanMade,
     PlannerConnected,
@@ -23,6 +22,8 @@ from pyspark_rocketmq.hub.messages import (
     QueuesLeaving,
     SlotsKnown,
     StoreChanged,
+    ToPlanner,
+    decode_to_planner,
     encode,
 )
 from pyspark_rocketmq.hub.server import HubServer
@@ -70,9 +71,10 @@ class Planner:
     """A planner's connection."""
 
     def __init__(self, address: HubAddress) -> None:
-        self.received: list[FromDriver] = []
-        self.client = HubClient(
+        self.received: list[ToPlanner] = []
+        self.client = HubClient[ToPlanner](
             address,
+            decode=decode_to_planner,
             received=self.received.append,
             lost=lambda: None,
             clock=SystemClock(),
@@ -308,8 +310,9 @@ def test_a_peer_with_the_key_that_sends_nonsense_is_disconnected_and_harms_no_ot
     """H9"""
     monkeypatch.setattr(connections, "encode", lambda sent: sent if sent is message else encode(sent))
     is_lost = threading.Event()
-    client = HubClient(
+    client = HubClient[ToPlanner](
         driver.hub.address,
+        decode=decode_to_planner,
         received=lambda _: None,
         lost=is_lost.set,
         clock=SystemClock(),
@@ -326,8 +329,9 @@ def test_a_missing_driver_is_reported_with_its_address(driver: Driver) -> None:
 
     def why() -> str:
         try:
-            HubClient(
+            HubClient[ToPlanner](
                 driver.hub.address,
+                decode=decode_to_planner,
                 received=lambda _: None,
                 lost=lambda: None,
                 clock=SystemClock(),

@@ -14,23 +14,23 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from pyspark_rocketmq.client.transport import renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import ConnectFailed, RemoteProtocolError
 from pyspark_rocketmq.hub.messages import (
-    FromDriver,
     JsonObject,
     Message,
     Ping,
     ToDriver,
-    decode_from_driver,
     encode,
 )
 from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress, Session
 
 logger = logging.getLogger(__name__)
+
+ReceivedT = TypeVar("ReceivedT")
 
 PROVE_WITHIN_S: Final = 5.0
 """How long a peer that connects has to prove that it has the key."""
@@ -245,14 +245,15 @@ class ConnectionLoop(ABC):
             self._send(connection, Ping())
 
 
-class HubClient(ConnectionLoop):
+class HubClient(ConnectionLoop, Generic[ReceivedT]):
     """The planner's or a worker's connection to the driver; when it is lost, make another one."""
 
     def __init__(
         self,
         address: HubAddress,
         *,
-        received: Callable[[FromDriver], None],
+        decode: Callable[[JsonObject, str], ReceivedT | None],
+        received: Callable[[ReceivedT], None],
         lost: Callable[[], None],
         clock: Clock,
         timeout_s: float,
@@ -261,6 +262,7 @@ class HubClient(ConnectionLoop):
 
         Args:
             address: Address of the hub.
+            decode: Reads a message from its JSON and the peer's name; returns None for one to ignore.
             received: Called with each message, by the connection's thread; must not wait.
             lost: Called by the same thread once the connection has ended.
             clock: The system's clock, except in tests.
@@ -269,6 +271,7 @@ class HubClient(ConnectionLoop):
         Raises:
             ConnectFailed: If there is no connection in time.
         """
+        self._decode = decode
         self._on_message = received
         self._on_loss = lost
         self._connection: Connection | None = None
@@ -304,7 +307,7 @@ class HubClient(ConnectionLoop):
         self._is_decided.set()
 
     def _received(self, connection: Connection, facts: JsonObject) -> None:
-        message = decode_from_driver(facts, connection.peer)
+        message = self._decode(facts, connection.peer)
         if message is not None:
             self._on_message(message)
 

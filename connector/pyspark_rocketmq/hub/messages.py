@@ -345,7 +345,8 @@ ToTask = TaskMayBegin | GiveUpQueues | BatchAtWork | PartTaken | StopTask
 FromDriver = ToPlanner | ToTask
 
 _TO_DRIVER: Final[Mapping[str, type[ToDriver]]] = {each.kind: each for each in get_args(ToDriver)}
-_FROM_DRIVER: Final[Mapping[str, type[FromDriver]]] = {each.kind: each for each in get_args(FromDriver)}
+_TO_PLANNER: Final[Mapping[str, type[ToPlanner]]] = {each.kind: each for each in get_args(ToPlanner)}
+_TO_TASK: Final[Mapping[str, type[ToTask]]] = {each.kind: each for each in get_args(ToTask)}
 
 
 def encode(message: Message) -> JsonObject:
@@ -366,13 +367,22 @@ def decode_to_driver(facts: JsonObject, peer: str) -> ToDriver:
     return message
 
 
-def decode_from_driver(facts: JsonObject, peer: str) -> FromDriver | None:
-    """Read a message that the planner or a task has received; return None if its type is not known.
+def decode_to_planner(facts: JsonObject, peer: str) -> ToPlanner | None:
+    """Read a message that the planner has received; return None if its type is not known.
 
     Raises:
         RemoteProtocolError: If it is not complete.
     """
-    return _decoded(_FROM_DRIVER, facts, peer, "the driver's message")
+    return _decoded(_TO_PLANNER, facts, peer, "the driver's message")
+
+
+def decode_to_task(facts: JsonObject, peer: str) -> ToTask | None:
+    """Read a message that a worker has received; return None if its type is not known.
+
+    Raises:
+        RemoteProtocolError: If it is not complete.
+    """
+    return _decoded(_TO_TASK, facts, peer, "the driver's message")
 
 
 _MessageT = TypeVar("_MessageT", bound=Message)

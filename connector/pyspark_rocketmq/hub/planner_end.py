@@ -17,11 +17,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import TransportError
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.messages import (
-    BatchAtWork,
-    FromDriver,
     FromPlanner,
-    GiveUpQueues,
-    PartTaken,
     PlanMade,
     PlannerConnected,
     PlannerLeaving,
@@ -31,11 +27,11 @@ from pyspark_rocketmq.hub.messages import (
     QueuesHeldUp,
     QueuesLeaving,
     SlotsKnown,
-    StopTask,
     StorageRenewed,
     StorageWanted,
     StoreChanged,
-    TaskMayBegin,
+    ToPlanner,
+    decode_to_planner,
 )
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import CALLS_END_S
@@ -68,7 +64,7 @@ class PlannerControl:
         self._address = address
         self._clock = clock
         self._member: QueueLocks | None = None
-        self._client: HubClient | None = None
+        self._client: HubClient[ToPlanner] | None = None
         self._plan: PlanMade | None = None
         self._leaving: QueuesLeaving | None = None
         self._drained: QueryDrained | None = None
@@ -174,8 +170,13 @@ class PlannerControl:
             pause.wait(_AGAIN_AFTER_S)
 
     def _connect(self) -> None:
-        client = HubClient(
-            self._address, received=self._received, lost=self._lost, clock=self._clock, timeout_s=_CONNECT_S
+        client = HubClient[ToPlanner](
+            self._address,
+            decode=decode_to_planner,
+            received=self._received,
+            lost=self._lost,
+            clock=self._clock,
+            timeout_s=_CONNECT_S,
         )
         client.send(PlannerConnected())
         self._client = client
@@ -183,7 +184,7 @@ class PlannerControl:
             if message is not None:
                 client.send(message)
 
-    def _received(self, message: FromDriver) -> None:
+    def _received(self, message: ToPlanner) -> None:
         assert self._member is not None, "it is there before the connection"
         match message:
             case PlanOver(plan):
@@ -198,9 +199,6 @@ class PlannerControl:
             case StorageRenewed(options):
                 if not self._storage_answer.done():
                     self._storage_answer.set_result(options)
-            case TaskMayBegin() | GiveUpQueues() | BatchAtWork() | PartTaken() | StopTask():
-                # For tasks only; this connection has none.
-                pass
             case _:
                 assert_never(message)
 

@@ -22,24 +22,19 @@ from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
-    FromDriver,
     FromTask,
     GiveUpQueues,
     PartHandedOver,
     PartTaken,
-    PlanOver,
-    QueuesFree,
-    QueuesHeldUp,
     QueuesReleased,
-    SlotsKnown,
     StopTask,
-    StorageRenewed,
     TaskBegins,
     TaskDone,
     TaskFailed,
     TaskIdle,
     TaskMayBegin,
     ToTask,
+    decode_to_task,
 )
 from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress
 from pyspark_rocketmq.model import MessageQueue
@@ -274,8 +269,13 @@ class _DriverConnection:
         self.place = f"{address.host}:{address.port}"
         self.is_lost = False
         self._tasks: dict[str, TaskControl] = {}
-        self._client = HubClient(
-            address, received=self._received, lost=self._lost, clock=SystemClock(), timeout_s=_CONNECT_S
+        self._client = HubClient[ToTask](
+            address,
+            decode=decode_to_task,
+            received=self._received,
+            lost=self._lost,
+            clock=SystemClock(),
+            timeout_s=_CONNECT_S,
         )
         self.send = self._client.send
 
@@ -287,14 +287,9 @@ class _DriverConnection:
     def forget(self, instructions: TaskControl) -> None:
         self._tasks.pop(instructions.id, None)
 
-    def _received(self, message: FromDriver) -> None:
-        match message:
-            case SlotsKnown() | QueuesHeldUp() | PlanOver() | QueuesFree() | StorageRenewed():
-                # For the planner only; this connection is a worker's.
-                pass
-            case _:
-                if (task := self._tasks.get(message.task)) is not None:
-                    task.receive(message)
+    def _received(self, message: ToTask) -> None:
+        if (task := self._tasks.get(message.task)) is not None:
+            task.receive(message)
 
     def _lost(self) -> None:
         self.is_lost = True
