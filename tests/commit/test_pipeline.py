@@ -1,0 +1,131 @@
+"""Parts of one batch, committed one by one or many at once, without Spark and without a job."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from pyspark_rocketmq.commit.pipeline import BatchReport, OpenBatch, PartCommitter
+from pyspark_rocketmq.consume.part import Part, QueueAck
+from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.sinks.standing import SinkStanding
+from tests.helpers.fake_clock import FakeClock
+
+A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
+GROUP = "order-etl"
+
+
+class Lines:
+    """Plays a sink, its batch and its writer; keeps what each commit has added."""
+
+    def __init__(self) -> None:
+        self.commits: list[tuple[list[str], dict[MessageQueue, int]]] = []
+
+    @property
+    def place(self) -> Hashable:
+        return "lines"
+
+    @property
+    def standings(self) -> Sequence[SinkStanding]:
+        return ()
+
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Lines:
+        return self
+
+    def task_writer(self) -> Lines:
+        return self
+
+    def written(self, facts: Mapping[str, Any]) -> str:
+        return f"rebuilt {facts['line']}"
+
+    def commit(self, written: Sequence[str], acked: Mapping[MessageQueue, int]) -> int:
+        self.commits.append((list(written), dict(acked)))
+        return len(self.commits)
+
+
+class Query:
+    """A query with three queues, in a batch that has begun."""
+
+    def __init__(self) -> None:
+        clock = FakeClock()
+        self.store = MemoryOffsetStore("pipeline-test", clock=clock)
+        self.store.claim(GROUP, "me", dict.fromkeys((A, B, C), 0))
+        self.sink = Lines()
+        self.reports: list[BatchReport] = []
+        self.committer = PartCommitter(
+            consumer_group=GROUP,
+            store=self.store,
+            sink=self.sink,  # type: ignore[arg-type]
+            listeners=[self.reports.append],
+            mirror=None,
+            clock=clock,
+        )
+        self.batch: OpenBatch = self.committer.begin("query", 3)
+
+    def offsets(self) -> dict[MessageQueue, int]:
+        return {queue: row.next_offset for queue, row in self.store.read(GROUP).items()}
+
+
+def part(line: str, *queues: MessageQueue, end: int = 7) -> Part:
+    """A part with one written line, in which ``end`` messages of each queue were consumed."""
+    acks = tuple(
+        QueueAck(queue=queue, start=0, state=QueueState(end, 1), consumed=end, failed=0, finished="EXHAUSTED")
+        for queue in queues
+    )
+    return Part(id=line, acks=acks, written=({"line": line},), emitted=end, left_out=1)
+
+
+def test_parts_of_a_batch_are_one_commit_of_data_and_one_of_offsets() -> None:
+    """H1"""
+    query = Query()
+
+    query.committer.commit([part("one", B), part("two", A, C)], query.batch)
+
+    assert query.sink.commits == [(["rebuilt one", "rebuilt two"], {A: 7, B: 7, C: 7})]
+    assert query.offsets() == {A: 7, B: 7, C: 7}
+    [report] = query.reports
+    assert [ack.queue for ack in report.acks] == [A, B, C]
+    assert (report.rows, report.left_out, report.sink_version) == (12, 2, 1)
+
+
+def test_a_part_that_is_handed_over_is_committed_before_the_rest_of_its_batch() -> None:
+    """B5, H1: each commit has its report."""
+    query = Query()
+
+    query.committer.commit([part("ahead", B)], query.batch)
+    assert query.offsets() == {A: 0, B: 7, C: 0}
+    query.committer.commit([part("rest", A, C)], query.batch)
+
+    assert [lines for lines, _ in query.sink.commits] == [["rebuilt ahead"], ["rebuilt rest"]]
+    assert query.offsets() == {A: 7, B: 7, C: 7}
+    assert [report.sink_version for report in query.reports] == [1, 2]
+
+
+def test_only_the_part_whose_queue_has_moved_is_dropped() -> None:
+    """C5: its rows are in files of their own."""
+    query = Query()
+    query.store.claim(GROUP, "somebody else", {A: 0})
+
+    query.committer.commit([part("one", A, B), part("two", C)], query.batch)
+
+    assert query.sink.commits == [(["rebuilt two"], {C: 7})]
+    assert query.offsets() == {A: 0, B: 0, C: 7}
+
+
+def test_without_parts_nothing_is_committed_or_reported() -> None:
+    query = Query()
+
+    assert query.committer.commit([], query.batch) == ()
+    assert (query.sink.commits, query.reports) == ([], [])
+
+
+def test_a_batch_without_a_sink_commits_only_offsets() -> None:
+    query = Query()
+    batch = OpenBatch("query", 3, sink=None)
+
+    query.committer.commit([part("one", A)], batch)
+
+    assert query.sink.commits == []
+    assert query.offsets() == {A: 7, B: 0, C: 0}
+    assert query.reports[0].sink_version is None
