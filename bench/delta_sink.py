@@ -31,7 +31,7 @@ from pyspark_rocketmq.listeners.row_buffer import Emitted
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.source.schema import ReadPiece
 
 GROUP = "bench"

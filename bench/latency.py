@@ -32,7 +32,7 @@ from pyspark_rocketmq.format import register
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue
 from pyspark_rocketmq.sinks.base import SinkBatch
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.wait import wait_until
 
 _TOPIC = "orders"

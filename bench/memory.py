@@ -19,7 +19,7 @@ from bench.live import emit_body_size, fed, live_topic
 from bench.measure import Result, Spread, Target, load_average
 from bench.session import CORES
 from bench.streams import Backlog
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.processes import (
     descendants_of,
     is_planner,

@@ -18,8 +18,8 @@ from bench.delta_sink import GROUP, ROWS, Batch, Ours
 from bench.measure import Result, Spread, Target, load_average
 from bench.session import bench_session
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 
 _COMMITS, _FILES = 100_000, 200_000
 _FILES_EACH = 2_000
@@ -179,7 +179,7 @@ _OPEN = """
 import json, sys, time
 from pathlib import Path
 from bench.delta_sink import ROWS
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 def most_mib():
     # getrusage tells that of the process before exec, too.
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]

@@ -20,7 +20,7 @@ from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.model import ConsumeFromWhere, Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 

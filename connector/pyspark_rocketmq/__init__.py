@@ -87,7 +87,7 @@ _HOME_OF = {
     "DatabaseSink": "sinks.database",
     "DefaultSource": "format",
     "DeltaOffsetStore": "offsets.delta",
-    "DeltaSink": "sinks.delta_sink",
+    "DeltaSink": "sinks.delta.sink",
     "FileOffsetStore": "offsets.file",
     "ListenerContext": "listeners.forms",
     "ListenerRun": "consumer.listener_trial",

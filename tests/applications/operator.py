@@ -10,7 +10,7 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.applications.running_application import Group, wait_patiently
 from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import ClusterUnderTest

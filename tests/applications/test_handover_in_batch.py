@@ -19,7 +19,7 @@ from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.wait import wait_until

@@ -44,9 +44,9 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.store import NewGeneration, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.sinks.delta_log import TableLog
-from pyspark_rocketmq.sinks.delta_rules import NUMBER, WATERMARKS, SinkCommit, app_id, group_app_id
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.log import TableLog
+from pyspark_rocketmq.sinks.delta.rules import NUMBER, WATERMARKS, SinkCommit, app_id, group_app_id
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink
 from pyspark_rocketmq.sinks.standing import SinkStanding, remembered_text
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -457,7 +457,7 @@ def test_nothing_is_moved_if_a_sink_s_watermarks_could_not_follow(
 ) -> None:
     """H1, J5: such as on an object store, or with a feature that every commit must know."""
     monkeypatch.setattr(TableLog, "records_without_spark", False)
-    monkeypatch.setattr("pyspark_rocketmq.sinks.delta_table.spark_address", lambda spark, path: None)
+    monkeypatch.setattr("pyspark_rocketmq.sinks.delta.table.spark_address", lambda spark, path: None)
     before = shop.now()
 
     with pytest.raises(OptionError, match="no Spark session here can read it"):

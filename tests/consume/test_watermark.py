@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration, advance, generation_of, newest_generations
-from pyspark_rocketmq.sinks.delta_rules import app_id
+from pyspark_rocketmq.sinks.delta.rules import app_id
 
 QUEUES = tuple(MessageQueue("orders", "broker-a", i) for i in range(3))
 

@@ -29,7 +29,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, Passed, QueueCommit
-from pyspark_rocketmq.sinks.delta_files import WrittenFile
+from pyspark_rocketmq.sinks.delta.task_files import WrittenFile
 from pyspark_rocketmq.sinks.standing import SinkStanding
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE

@@ -27,7 +27,7 @@ from pyspark_rocketmq.listeners.context import DeliveryContext
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
-from pyspark_rocketmq.sinks.delta_files import TaskWriter
+from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from tests.helpers.messages import QUEUE
 from tests.helpers.source_rows import pieces_of, rows_of
 

@@ -31,7 +31,7 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.consumer import consume_time
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.spark.session import check_speculation
 from tests.helpers.fake_clock import FakeClock
 

@@ -18,7 +18,7 @@ from pyspark_rocketmq.format import DefaultSource, register
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks import shared_storage
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.cluster import LONG_ON_REAL, ClusterUnderTest
 from tests.helpers.wait import wait_until
 

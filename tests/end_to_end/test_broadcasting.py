@@ -23,7 +23,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
 )
 from pyspark_rocketmq.offsets.file import FileOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.wait import wait_until

@@ -16,7 +16,7 @@ from broker_sim.layout import Host
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.helpers.wait import PATIENCE_S, wait_until
 

@@ -22,7 +22,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.wait import wait_until

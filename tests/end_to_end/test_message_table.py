@@ -20,7 +20,7 @@ from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, Message, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import patient_producer
 

@@ -13,7 +13,7 @@ from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import produce_orders

@@ -35,7 +35,7 @@ from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, Messa
 from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.spark.version import TELLS_TRIGGER
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.docs.pages import blocks

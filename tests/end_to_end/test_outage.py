@@ -21,7 +21,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.applications.quick_source import source_with
 from tests.end_to_end.test_orderly_consumer import emit_step
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.sinks.database import DatabaseSink
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import Route
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

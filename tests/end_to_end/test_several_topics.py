@@ -24,7 +24,7 @@ from pyspark_rocketmq.model import (
     retry_topic,
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.send import SendSettings

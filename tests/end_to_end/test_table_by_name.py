@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.errors import OptionError, SinkConflict
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.spark.version import HAS_DELTA
 from tests.helpers.sink_rows import GROUP, Q0
 from tests.sinks.sink_conformance import SCHEMA, rows, run

@@ -14,7 +14,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.database import DatabaseSink
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route
 
 URI = "s3://AKIA:CANARY/+x@bucket/offsets"

@@ -10,7 +10,7 @@ from typing import Any, Self
 from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.model import ConsumeFromWhere
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME, Consumption, emit_step
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.processes import all_pids, is_planner, parent_of

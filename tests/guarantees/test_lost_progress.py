@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark_rocketmq.cli.main import cli
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import ConsumeFromWhere
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.guarantees.running_query import RunningQuery
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

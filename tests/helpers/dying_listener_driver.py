@@ -22,7 +22,7 @@ from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session

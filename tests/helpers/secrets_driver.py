@@ -48,7 +48,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.database import DatabaseSink
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.secured import RETRYING_GROUP, STORING_GROUP

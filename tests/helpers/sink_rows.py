@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Written
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 
 GROUP = "order-etl"
 Q0 = MessageQueue("orders", "broker-a", 0)

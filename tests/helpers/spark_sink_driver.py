@@ -26,9 +26,9 @@ from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
-from pyspark_rocketmq.sinks.catalog_table import CatalogTable
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.delta_table import SinkTable
+from pyspark_rocketmq.sinks.delta.catalog_table import CatalogTable
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.table import SinkTable
 from tests.helpers.kill_driver import KillingStore
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session

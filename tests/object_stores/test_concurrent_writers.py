@@ -22,7 +22,7 @@ from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.object_stores.server import AzureServer, Bucket, GoogleServer
 from tests.object_stores.writer import actions_of, has_upkeep, queue_of

@@ -13,7 +13,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.sinks.base import Sink
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import Q0, run_batch
 from tests.object_stores.server import COMMIT, AzureServer, Bucket, GoogleServer

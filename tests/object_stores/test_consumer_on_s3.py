@@ -18,7 +18,7 @@ from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.replay.replay import Replay
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import wait_until
 from tests.object_stores.server import KEY, SECRET, Bucket, RenewedKeys

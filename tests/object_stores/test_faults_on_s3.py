@@ -17,7 +17,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.replay.ranges import Sending
 from pyspark_rocketmq.replay.record import ReplayRecord
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, files_of, run_batch
 from tests.object_stores.server import COMMIT, KEY, SECRET, Bucket, RenewedKeys
 from tests.offsets.conformance import committed

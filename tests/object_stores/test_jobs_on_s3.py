@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, run_batch
 from tests.object_stores.server import COMMIT, KEY, SECRET, Bucket
 from tests.sinks.sink_conformance import SCHEMA, rows

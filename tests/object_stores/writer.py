@@ -22,7 +22,7 @@ from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.compaction import compact
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import files_of
 from tests.sinks.sink_conformance import SCHEMA, rows
 

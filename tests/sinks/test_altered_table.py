@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkMoved
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, batch_of, files_of, run_batch
 
 SCHEMA = pa.schema([*POSITION, ("v", pa.string()), ("s", pa.struct([("a", pa.int32())]))])

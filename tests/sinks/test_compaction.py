@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from pyspark_rocketmq import DeltaOffsetStore, DeltaSink
 from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.sinks import compaction, delta_table
+from pyspark_rocketmq.sinks import compaction
 from pyspark_rocketmq.sinks.compaction import (
     TARGETS,
     WORTH_IT,
@@ -42,7 +42,8 @@ from pyspark_rocketmq.sinks.compaction import (
     target_of,
     targets_of,
 )
-from pyspark_rocketmq.sinks.delta_files import GrowingFile
+from pyspark_rocketmq.sinks.delta import table as sink_table
+from pyspark_rocketmq.sinks.delta.task_files import GrowingFile
 from tests.helpers.driver_process import ENVIRONMENT
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, batch_of, run_batch
@@ -148,7 +149,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
         # As on storage of other machines.
         monkeypatch.setattr(LogFiles, "takes_commits", False)
     monkeypatch.setattr(compaction, "WORTH_IT", 10)
-    monkeypatch.setattr(delta_table, "_COMPACT_EVERY", EVERY)
+    monkeypatch.setattr(sink_table, "_COMPACT_EVERY", EVERY)
     return tmp_path / "orders"
 
 

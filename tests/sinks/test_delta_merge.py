@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.delta_log import newest_rows
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.log import newest_rows
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of, files_of, run_batch
 
 SCHEMA = pa.schema([*POSITION, ("order-id", pa.string()), ("step", pa.string())])

@@ -26,9 +26,9 @@ from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.compaction import compact
-from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit
-from pyspark_rocketmq.sinks.delta_sink import DeltaBatch, DeltaSink
+from pyspark_rocketmq.sinks.delta.log import TableLog, open_log
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit
+from pyspark_rocketmq.sinks.delta.sink import DeltaBatch, DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows, steps_of
 
@@ -267,7 +267,7 @@ def test_a_commit_that_was_cleaned_up_is_not_made_again(path: Path) -> None:
 def test_after_very_many_commits_of_others_the_table_is_opened_anew(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyspark_rocketmq.sinks.delta_log._MOST_FOLLOWED", 3)
+    monkeypatch.setattr("pyspark_rocketmq.sinks.delta.log._MOST_FOLLOWED", 3)
     sink, other = prepared(path), prepared(path)
     for end in range(1, 9):
         run_batch(other, {Q1: end}, rows(Q1, end - 1, end))
@@ -284,7 +284,7 @@ def test_a_table_that_delta_rs_shows_as_it_was_a_moment_ago_is_followed_from_the
     for end in range(1, 5):
         run_batch(other, {Q1: end}, rows(Q1, end - 1, end))
     monkeypatch.setattr(
-        "pyspark_rocketmq.sinks.delta_log.open_table", lambda uri, *_, **__: DeltaTable(uri, version=2)
+        "pyspark_rocketmq.sinks.delta.log.open_table", lambda uri, *_, **__: DeltaTable(uri, version=2)
     )
 
     assert sink.begin(GROUP, {Q1: 0}).watermarks == {Q1: 4}
@@ -431,7 +431,7 @@ _RUN = """
 import os, sys
 from pathlib import Path
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows
 """

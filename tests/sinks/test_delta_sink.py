@@ -23,11 +23,11 @@ from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.table import TableForm
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks import delta_table as sink_table
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, own_metadata
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta import table as sink_table
+from pyspark_rocketmq.sinks.delta.log import TableLog, open_log
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, own_metadata
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.sink_conformance import (
     SCHEMA,

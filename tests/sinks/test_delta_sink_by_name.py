@@ -25,8 +25,8 @@ from pyspark_rocketmq.model import QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.catalog_table import CatalogTable
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.catalog_table import CatalogTable
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink
 from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
 from tests.helpers.fake_clock import FakeClock

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.delta_table import SinkTable
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.table import SinkTable
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run, written_by
 

@@ -16,9 +16,9 @@ from deltalake import DeltaTable
 
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks import delta_files
-from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta import task_files
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.task_files import TaskWriter, WrittenFile
 from tests.helpers.sink_rows import files_of
 
 GROUP = "order-etl"
@@ -276,7 +276,7 @@ def test_the_row_groups_of_many_open_files_wait_for_no_more_than_a_bound(
 ) -> None:
     """H6: rows of many partitions, of which none has a row group's worth."""
     bound, steps = 4000, [str(number) for number in range(20)]
-    monkeypatch.setattr(delta_files, "_GATHERED_BYTES", bound)
+    monkeypatch.setattr(task_files, "_GATHERED_BYTES", bound)
     files = writer(tmp_path, partition_by=("step",)).open()
     for start in range(0, 1000, 20):
         files.add(rows(*steps, start=start))

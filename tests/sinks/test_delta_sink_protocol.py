@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.delta.table import Column, TableForm, parse_columns, writer_features
-from pyspark_rocketmq.sinks.delta_rules import (
+from pyspark_rocketmq.sinks.delta.rules import (
     POSITION_TYPES,
     SinkCommit,
     cannot_take_files,

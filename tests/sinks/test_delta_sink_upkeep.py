@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pyspark_rocketmq.sinks import delta_table
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta import table as sink_table
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows
 
@@ -57,7 +57,7 @@ def test_expired_files_of_the_log_are_removed_now_and_then(
     path: Path, is_wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not with each commit, and not where the table's properties say no."""
-    monkeypatch.setattr(delta_table, "_CLEAN_UP_EVERY", 2 * EVERY)
+    monkeypatch.setattr(sink_table, "_CLEAN_UP_EVERY", 2 * EVERY)
     properties = {
         "delta.logRetentionDuration": "interval 0 seconds",
         "delta.enableExpiredLogCleanup": str(is_wanted).lower(),
@@ -99,5 +99,5 @@ def test_batches_do_not_wait_for_it_nor_fail_with_it(
 
 @pytest.mark.parametrize("interval", ["0", "-3", "many", ""])
 def test_an_interval_that_is_none_is_delta_s_default(interval: str) -> None:
-    assert delta_table.checkpoint_interval({"delta.checkpointInterval": interval}) == 100
-    assert delta_table.checkpoint_interval({}) == 100
+    assert sink_table.checkpoint_interval({"delta.checkpointInterval": interval}) == 100
+    assert sink_table.checkpoint_interval({}) == 100

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1
 from tests.sinks.sink_conformance import (

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.errors import OptionError, SinkConflict
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import POSITION, Q0, batch_of, run_batch
 
 pytestmark = pytest.mark.spark

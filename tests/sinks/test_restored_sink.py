@@ -15,9 +15,9 @@ from pyspark.errors import PySparkException
 from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.delta_rules import restored_to
-from pyspark_rocketmq.sinks.delta_sink import DeltaBatch, DeltaSink
-from pyspark_rocketmq.sinks.delta_table import SinkTable
+from pyspark_rocketmq.sinks.delta.rules import restored_to
+from pyspark_rocketmq.sinks.delta.sink import DeltaBatch, DeltaSink
+from pyspark_rocketmq.sinks.delta.table import SinkTable
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run

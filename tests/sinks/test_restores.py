@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import SinkConflict
-from pyspark_rocketmq.sinks import delta_log
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
+from pyspark_rocketmq.sinks.delta import log as sink_log
+from pyspark_rocketmq.sinks.delta.restores import SeenCommits, look_back
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows
 
@@ -416,7 +416,7 @@ def test_an_append_does_not_slip_over_a_restore(
         monkeypatch.setattr(LogFiles, "takes_commits", False)
     path = tmp_path / "orders"
     run_batch(prepared(path), {Q0: 2}, rows(Q0, 0, 2))
-    log = delta_log.TableLog(DeltaTable(path))
+    log = sink_log.TableLog(DeltaTable(path))
     DeltaTable(path).restore(0)
 
     with pytest.raises(
@@ -429,7 +429,7 @@ def test_a_log_without_its_newest_commit_is_not_taken_for_one_without_a_restore(
     path = tmp_path / "orders"
     run_batch(prepared(path), {Q0: 2}, rows(Q0, 0, 2))
     DeltaTable(path).create_checkpoint()
-    log = delta_log.TableLog(DeltaTable(path))
+    log = sink_log.TableLog(DeltaTable(path))
     (path / "_delta_log" / f"{1:020d}.json").unlink()
 
     with pytest.raises(DeltaError, match="lacks the commit of version 1"):

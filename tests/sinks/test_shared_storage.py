@@ -11,7 +11,7 @@ import pytest
 
 from pyspark_rocketmq.errors import OptionError, StorageNotShared
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared, normal_place
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.consumer.engine.output import listener_schema
 from pyspark_rocketmq.errors import SchemaError
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.spark import session as sessions
 from pyspark_rocketmq.spark.session import living_session
 from tests.helpers.sink_rows import Q0

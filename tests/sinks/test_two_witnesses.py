@@ -19,10 +19,10 @@ from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.delta_log import TableLog
-from pyspark_rocketmq.sinks.delta_rules import NUMBER, REACHED, WATERMARKS, SinkCommit, app_id, own_metadata
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.group_commits import GroupCommit
+from pyspark_rocketmq.sinks.delta.log import TableLog
+from pyspark_rocketmq.sinks.delta.rules import NUMBER, REACHED, WATERMARKS, SinkCommit, app_id, own_metadata
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
 from tests.helpers.sink_rows import GROUP, Q0, Q1, run_batch
 from tests.sinks.sink_conformance import SCHEMA, newest_in, rows, with_newest
 
@@ -170,7 +170,7 @@ def test_a_commit_of_an_older_release_records_too_little_where_ids_are_dropped(
 ) -> None:
     """H10: ids that it left without a time may be gone."""
     with monkeypatch.context() as patched:
-        patched.setattr("pyspark_rocketmq.sinks.group_commits.REACHED", "of another release")
+        patched.setattr("pyspark_rocketmq.sinks.delta.watermarks.REACHED", "of another release")
         run_batch(prepared(path), {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3))
     assert prepared(path).begin(GROUP, {Q0: 0}).watermarks == {Q0: 2}
     set_retention(path)
@@ -346,7 +346,7 @@ def test_all_queues_are_recorded_again_after_a_while(path: Path, monkeypatch: py
     """H10: logs are cleaned up by age, so both commits are there or neither is."""
     with_many(path)
     later_ns = time.time_ns() + 16 * 60 * 10**9
-    monkeypatch.setattr("pyspark_rocketmq.sinks.delta_sink.time.time_ns", lambda: later_ns)
+    monkeypatch.setattr("pyspark_rocketmq.sinks.delta.sink.time.time_ns", lambda: later_ns)
 
     with_newest(prepared(path), {Q0: 4, Q1: 4}, {Q0: "[3,4,64]"}, {Q0: 0, Q1: 0})
 
@@ -377,7 +377,7 @@ def test_a_commit_of_an_older_release_leaves_no_newest_message_of_before(
     with_newest(prepared(path), {Q0: 2, Q1: 5}, {Q0: "[1,1001,64]", Q1: "[4,1004,900]"})
     with monkeypatch.context() as patched:
         for name in ("REACHED", "NEWEST"):
-            patched.setattr(f"pyspark_rocketmq.sinks.group_commits.{name}", f"{name} of another release")
+            patched.setattr(f"pyspark_rocketmq.sinks.delta.watermarks.{name}", f"{name} of another release")
         prepared(path).begin(GROUP, now).commit([], {Q0: 9})
 
     assert Q0 not in newest_in(prepared(path), now)

@@ -16,7 +16,7 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.offsets.delta_rows import VERSION_PROPERTY
 from pyspark_rocketmq.sinks.compaction import Compacted, compact
-from pyspark_rocketmq.sinks.delta_rules import uncompacted_features
+from pyspark_rocketmq.sinks.delta.rules import uncompacted_features
 
 
 def compact_table(settings: TablesCompactSettings, console: Console) -> None:

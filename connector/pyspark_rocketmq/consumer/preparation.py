@@ -23,7 +23,7 @@ from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.sinks.base import Sink
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink
 from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared
 from pyspark_rocketmq.source.first_contact import check_topics

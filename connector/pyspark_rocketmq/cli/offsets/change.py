@@ -54,13 +54,13 @@ from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.sinks.delta_log import TableLog
-from pyspark_rocketmq.sinks.delta_rules import app_id, rows_condition
-from pyspark_rocketmq.sinks.group_commits import group_commit
+from pyspark_rocketmq.sinks.delta.log import TableLog
+from pyspark_rocketmq.sinks.delta.rules import app_id, rows_condition
+from pyspark_rocketmq.sinks.delta.watermarks import group_commit
 from pyspark_rocketmq.sinks.standing import lost_by
 
 if TYPE_CHECKING:
-    from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+    from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 
 _RUNS_IF_YOUNGER_S = 60.0
 """If no broker can be queried, a group whose rows changed within this time counts as running."""
@@ -170,7 +170,7 @@ class SinkWatermarks:
 
     def _sink(self) -> DeltaSink:
         """Open the sink, for jobs that rewind it or return to it: this loads Spark, which takes seconds."""
-        from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+        from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 
         return DeltaSink(self._path, storage_options=self._storage)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from pyspark_rocketmq.sinks.delta_rules import own_metadata, puts_other_rows
+from pyspark_rocketmq.sinks.delta.rules import own_metadata, puts_other_rows
 
 _MOST_GROUPS = 100
 """Most groups that a commit names."""

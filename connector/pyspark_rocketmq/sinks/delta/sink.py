@@ -43,10 +43,9 @@ from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, Sink
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, moved_by, newest_generations
-from pyspark_rocketmq.sinks.catalog_table import CatalogTable
-from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
-from pyspark_rocketmq.sinks.delta_log import SinkLog
-from pyspark_rocketmq.sinks.delta_rules import (
+from pyspark_rocketmq.sinks.delta.catalog_table import CatalogTable
+from pyspark_rocketmq.sinks.delta.log import SinkLog
+from pyspark_rocketmq.sinks.delta.rules import (
     SinkCommit,
     app_id,
     form_changes,
@@ -54,8 +53,9 @@ from pyspark_rocketmq.sinks.delta_rules import (
     rows_condition,
     superseded,
 )
-from pyspark_rocketmq.sinks.delta_table import SinkTable
-from pyspark_rocketmq.sinks.group_commits import GroupCommit
+from pyspark_rocketmq.sinks.delta.table import SinkTable
+from pyspark_rocketmq.sinks.delta.task_files import TaskWriter, WrittenFile
+from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
 from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 
 logger = logging.getLogger(__name__)

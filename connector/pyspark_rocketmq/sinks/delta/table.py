@@ -6,7 +6,7 @@ has the watermarks of the whole group in its ``userMetadata``. Its id ``rocketmq
 that Spark has made for the group, and fences: if two commits start from the same count, the second one
 conflicts or is skipped, and this module checks for that.
 
-:mod:`pyspark_rocketmq.sinks.group_commits` reads a group's progress.
+:mod:`pyspark_rocketmq.sinks.delta.watermarks` reads a group's progress.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.compaction import Compactor
-from pyspark_rocketmq.sinks.delta_files import WrittenFile
-from pyspark_rocketmq.sinks.delta_log import SinkLog, TableLog, open_log
-from pyspark_rocketmq.sinks.delta_rules import (
+from pyspark_rocketmq.sinks.delta.log import SinkLog, TableLog, open_log
+from pyspark_rocketmq.sinks.delta.rules import (
     SinkCommit,
     cannot_take_files,
     check_characters,
@@ -59,7 +58,8 @@ from pyspark_rocketmq.sinks.delta_rules import (
     refused_features,
     uncompacted_features,
 )
-from pyspark_rocketmq.sinks.group_commits import GroupCommit, group_commit, last_known_commit
+from pyspark_rocketmq.sinks.delta.task_files import WrittenFile
+from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, group_commit, last_known_commit
 from pyspark_rocketmq.sinks.shared_storage import normal_place
 from pyspark_rocketmq.spark.session import living_session
 
@@ -329,7 +329,7 @@ class SinkTable:
     def group_commit(
         self, log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
     ) -> GroupCommit:
-        """Return the group's progress in all its queues; see :func:`group_commits.group_commit`."""
+        """Return the group's progress in all its queues; see :func:`watermarks.group_commit`."""
         return group_commit(log, consumer_group, generations)
 
     def last_known_commit(self, log: SinkLog, consumer_group: str) -> GroupCommit:

@@ -307,7 +307,7 @@ class SinkCommit(NamedTuple):
     The text is empty if the message known before is still the newest.
     """
     record: Mapping[str, Any] = MappingProxyType({})
-    """Progress of the whole group with this commit; see ``group_commits.GroupCommit``."""
+    """Progress of the whole group with this commit; see ``watermarks.GroupCommit``."""
 
     @classmethod
     def of(

@@ -42,8 +42,8 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS, generation_of
-from pyspark_rocketmq.sinks.delta_log import SinkLog, TableLog
-from pyspark_rocketmq.sinks.delta_rules import (
+from pyspark_rocketmq.sinks.delta.log import SinkLog, TableLog
+from pyspark_rocketmq.sinks.delta.rules import (
     SinkCommit,
     cannot_take_files,
     check_columns,
@@ -51,8 +51,8 @@ from pyspark_rocketmq.sinks.delta_rules import (
     group_app_id,
     own_metadata,
 )
-from pyspark_rocketmq.sinks.delta_table import SinkTable, log_store_problem, plain_path
-from pyspark_rocketmq.sinks.group_commits import GroupCommit, forgotten, records_progress, unknown
+from pyspark_rocketmq.sinks.delta.table import SinkTable, log_store_problem, plain_path
+from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, forgotten, records_progress, unknown
 from pyspark_rocketmq.spark.version import HAS_DELTA, arrow_schema
 
 logger = logging.getLogger(__name__)

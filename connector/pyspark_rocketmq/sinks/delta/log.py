@@ -42,8 +42,8 @@ from pyspark_rocketmq.delta.table import (
     read_form,
 )
 from pyspark_rocketmq.errors import OffsetError, SchemaError
-from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
-from pyspark_rocketmq.sinks.delta_rules import (
+from pyspark_rocketmq.sinks.delta.restores import SeenCommits, look_back
+from pyspark_rocketmq.sinks.delta.rules import (
     CHANGED_SINCE,
     SinkCommit,
     features_of_every_commit,
@@ -53,7 +53,7 @@ from pyspark_rocketmq.sinks.delta_rules import (
     own_metadata,
     restored_to,
 )
-from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
+from pyspark_rocketmq.sinks.delta.task_files import NULL_PARTITION, WrittenFile, is_folder_name
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from typing import Any, Final, NamedTuple
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.delta_log import SinkLog
-from pyspark_rocketmq.sinks.delta_rules import (
+from pyspark_rocketmq.sinks.delta.log import SinkLog
+from pyspark_rocketmq.sinks.delta.rules import (
     CHANGED_SINCE,
     NEWEST,
     NUMBER,
