@@ -14,11 +14,11 @@ from deltalake import DeltaTable, write_deltalake
 from bench.delta_sink import GROUP, ROWS
 from bench.delta_sink import made as made_rows
 from bench.measure import Result, Spread, Target, load_average
+from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.delta.sink import DeltaBatch, DeltaSink
-from pyspark_rocketmq.sinks.delta.task_files import WrittenFile
 from tests.object_stores.server import Bucket, S3Server
 
 _ROWS = 20_000

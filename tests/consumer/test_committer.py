@@ -18,6 +18,7 @@ from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consumer import commit as module
 from pyspark_rocketmq.consumer.commit import BatchCommitter
 from pyspark_rocketmq.consumer.engine.task import Job
+from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,
     OffsetError,
@@ -29,7 +30,6 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, Passed, QueueCommit
-from pyspark_rocketmq.sinks.delta.task_files import WrittenFile
 from pyspark_rocketmq.sinks.standing import SinkStanding
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE

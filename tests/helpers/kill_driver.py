@@ -35,6 +35,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consumer import push_consumer
+from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.format import DefaultSource
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
@@ -48,7 +49,6 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.delta.sink import DeltaBatch, DeltaSink
-from pyspark_rocketmq.sinks.delta.task_files import WrittenFile
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session

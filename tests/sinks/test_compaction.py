@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq import DeltaOffsetStore, DeltaSink
 from pyspark_rocketmq.cli.main import main
+from pyspark_rocketmq.delta.files import GrowingFile
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.sinks import compaction
 from pyspark_rocketmq.sinks.compaction import (
@@ -43,7 +44,6 @@ from pyspark_rocketmq.sinks.compaction import (
     targets_of,
 )
 from pyspark_rocketmq.sinks.delta import table as sink_table
-from pyspark_rocketmq.sinks.delta.task_files import GrowingFile
 from tests.helpers.driver_process import ENVIRONMENT
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, batch_of, run_batch

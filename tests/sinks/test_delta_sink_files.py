@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.delta import task_files
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.delta.task_files import TaskWriter, WrittenFile
+from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from tests.helpers.sink_rows import files_of
 
 GROUP = "order-etl"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import SchemaError, SinkMoved, StorageNotShared
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.delta.task_files import WrittenFile
 from tests.helpers.sink_rows import GROUP, Q0, files_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows
 from tests.sinks.test_delta_sink import offsets_in

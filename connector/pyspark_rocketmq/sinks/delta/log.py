@@ -30,6 +30,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq import __version__
+from pyspark_rocketmq.delta.files import NULL_PARTITION, WrittenFile, is_folder_name
 from pyspark_rocketmq.delta.log import LogFiles, Transactions, transaction_line
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions, filesystem_of
 from pyspark_rocketmq.delta.table import (
@@ -53,7 +54,6 @@ from pyspark_rocketmq.sinks.delta.rules import (
     own_metadata,
     restored_to,
 )
-from pyspark_rocketmq.sinks.delta.task_files import NULL_PARTITION, WrittenFile, is_folder_name
 
 logger = logging.getLogger(__name__)
 

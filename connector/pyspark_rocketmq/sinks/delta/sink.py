@@ -35,6 +35,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.clock import commit_with_retry
+from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.paths import TableName, table_uri
 from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, ask_patiently
@@ -54,7 +55,7 @@ from pyspark_rocketmq.sinks.delta.rules import (
     superseded,
 )
 from pyspark_rocketmq.sinks.delta.table import SinkTable
-from pyspark_rocketmq.sinks.delta.task_files import TaskWriter, WrittenFile
+from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
 from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 

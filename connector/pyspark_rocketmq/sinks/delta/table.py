@@ -27,6 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_rocketmq.delta.ddl import columns_ddl
+from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path, quoted_name
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
@@ -58,7 +59,6 @@ from pyspark_rocketmq.sinks.delta.rules import (
     refused_features,
     uncompacted_features,
 )
-from pyspark_rocketmq.sinks.delta.task_files import WrittenFile
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, group_commit, last_known_commit
 from pyspark_rocketmq.sinks.shared_storage import normal_place
 from pyspark_rocketmq.spark.session import living_session

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.sinks.delta.task_files import FileStatistics
+from pyspark_rocketmq.delta.files import FileStatistics
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
