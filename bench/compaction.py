@@ -18,10 +18,10 @@ from bench.delta_sink import ROWS, Batch, Ours, made
 from bench.measure import Result, Spread, Target, load_average
 from bench.old_sinks import file_name, make_table
 from bench.session import CORES, bench_session
+from pyspark_rocketmq.delta.compaction import compact_if_worth_it
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.table import open_table
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.compaction import compact_if_worth_it
 
 _FILES: Final = 200_000
 _FILES_EACH: Final = 2_000

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.delta.compaction import stored_files
 from pyspark_rocketmq.delta.storage_options import StorageOptions, filesystem_of
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.sinks.compaction import stored_files
 from tests.applications.running_application import Group, wait_patiently
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker import plain_remoting

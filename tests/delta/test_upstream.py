@@ -11,7 +11,7 @@ _REPORTS = Path(__file__).parents[2] / "docs" / "upstream"
 
 
 def test_two_optimizes_of_delta_rs_still_double_rows_as_reported() -> None:
-    """The program of the report shows the defect; if not, ``sinks/compaction.py`` can become smaller."""
+    """The program of the report shows the defect; if not, ``delta/compaction.py`` can become smaller."""
     report = (_REPORTS / "delta-rs-two-optimizes.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(.*?)```", report, re.DOTALL)
     assert found is not None

@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
+from pyspark_rocketmq.delta.compaction import compact
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.compaction import compact
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import files_of
 from tests.sinks.sink_conformance import SCHEMA, rows

@@ -22,10 +22,10 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
+from pyspark_rocketmq.delta.compaction import compact
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.compaction import compact
 from pyspark_rocketmq.sinks.delta.log import TableLog, open_log
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
 from pyspark_rocketmq.sinks.delta.sink import DeltaBatch, DeltaSink

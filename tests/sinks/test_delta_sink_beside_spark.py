@@ -10,11 +10,11 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.cli.main import main
+from pyspark_rocketmq.delta import compaction
+from pyspark_rocketmq.delta.compaction import compact
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks import compaction
-from pyspark_rocketmq.sinks.compaction import compact
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import Q0, Q1, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows, steps_of, written_by

@@ -26,15 +26,9 @@ from deltalake.exceptions import TableNotFoundError
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.maintenance import Maintenance
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
-from pyspark_rocketmq.delta.table import (
-    STORAGE_ERRORS,
-    UpkeepThread,
-    create_table,
-    open_table,
-    query_rows,
-    sql_literal,
-)
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, create_table, open_table, query_rows, sql_literal
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta_rows import SCHEMA, rows_from_table, rows_to_table
@@ -189,11 +183,11 @@ class Upkeep:
         self._storage = storage
         self._clock = clock
         self._rows_of = rows_of
-        self._thread = UpkeepThread("offset", table_uri, storage)
+        self._thread = Maintenance("offset", table_uri, storage)
 
     def written(self, before: int) -> None:
         """Note a commit on top of version ``before``, and begin an upkeep if one is due. Return at once."""
-        self._thread.written(before, EVERY, lambda number: self.run(forget_files=number % _FORGET_EVERY == 0))
+        self._thread.after_commit(before, EVERY, lambda run: self.run(forget_files=run % _FORGET_EVERY == 0))
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the end of a running upkeep."""

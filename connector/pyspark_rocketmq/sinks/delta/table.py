@@ -26,16 +26,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pyspark_rocketmq.delta.compaction import Compactor
 from pyspark_rocketmq.delta.ddl import columns_ddl
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.maintenance import Maintenance
 from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path, quoted_name
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import (
     STORAGE_ERRORS,
     HandlePerThread,
     TableForm,
-    UpkeepThread,
     as_nullable,
     create_table,
     open_table,
@@ -46,7 +47,6 @@ from pyspark_rocketmq.delta.table import (
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.compaction import Compactor
 from pyspark_rocketmq.sinks.delta.log import SinkLog, TableLog, open_log
 from pyspark_rocketmq.sinks.delta.rules import (
     SinkCommit,
@@ -179,8 +179,8 @@ class SinkTable:
         self._warned: set[str] = set()
         """Groups that were warned of a RESTORE that the log may no longer show."""
         self._handles: HandlePerThread[SinkLog] = HandlePerThread(self._opened)
-        self._upkeep = UpkeepThread("sink", path, storage)
-        self._compactions = UpkeepThread("sink", path, storage, heeds_process_ends=True)
+        self._upkeep = Maintenance("sink", path, storage)
+        self._compactions = Maintenance("sink", path, storage, heeds_process_ends=True)
 
     def prepare(self, schema: pa.Schema) -> None:
         """Create the table if it is missing, else check it; see ``DeltaSink.prepare``."""
@@ -292,14 +292,14 @@ class SinkTable:
     def look_after(self, log: SinkLog) -> None:
         """Start a checkpoint and a compaction if due, after a commit of files; return at once."""
         every = checkpoint_interval(log.form().configuration)
-        self._upkeep.written(
+        self._upkeep.after_commit(
             log.version - 1,
             every,
             lambda number: self._look_after(cleans_up=number % max(1, _CLEAN_UP_EVERY // every) == 0),
         )
         if self.compaction:
             # On its own thread: for a large table it takes long, and checkpoints must not wait for it.
-            self._compactions.written(log.version - 1, _COMPACT_EVERY, lambda _: self._compact())
+            self._compactions.after_commit(log.version - 1, _COMPACT_EVERY, lambda _: self._compact())
 
     def wait_for_upkeep(self, timeout_s: float) -> None:
         """Wait until the running maintenance is done.

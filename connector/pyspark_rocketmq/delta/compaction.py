@@ -30,13 +30,14 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import ArrowException
 
+from pyspark_rocketmq.delta.commit import add_action, add_by_delta_rs, commit_info
 from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile, conform, partition_text
 from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.maintenance import process_ends
 from pyspark_rocketmq.delta.storage_options import filesystem_of
-from pyspark_rocketmq.delta.table import ONLY_COMMIT, STORAGE_ERRORS, open_table, process_ends
+from pyspark_rocketmq.delta.table import ONLY_COMMIT, STORAGE_ERRORS, open_table
 from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.errors import SchemaError
-from pyspark_rocketmq.sinks.delta.log import add_action, add_by_delta_rs, commit_info
 
 logger = logging.getLogger(__name__)
 

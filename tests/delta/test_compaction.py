@@ -27,10 +27,8 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq import DeltaOffsetStore, DeltaSink
 from pyspark_rocketmq.cli.main import main
-from pyspark_rocketmq.delta.files import GrowingFile
-from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.sinks import compaction
-from pyspark_rocketmq.sinks.compaction import (
+from pyspark_rocketmq.delta import compaction
+from pyspark_rocketmq.delta.compaction import (
     TARGETS,
     WORTH_IT,
     Beside,
@@ -43,6 +41,8 @@ from pyspark_rocketmq.sinks.compaction import (
     target_of,
     targets_of,
 )
+from pyspark_rocketmq.delta.files import GrowingFile
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.sinks.delta import table as sink_table
 from tests.helpers.driver_process import ENVIRONMENT
 from tests.helpers.fake_clock import FakeClock
@@ -404,8 +404,8 @@ def test_a_compaction_ends_with_its_process(tmp_path: Path) -> None:
     """J3: which does not wait until all is compacted."""
     program = """
 import threading
-from pyspark_rocketmq.delta.table import UpkeepThread
-from pyspark_rocketmq.sinks.compaction import Beside
+from pyspark_rocketmq.delta.maintenance import Maintenance
+from pyspark_rocketmq.delta.compaction import Beside
 
 has_begun = threading.Event()
 
@@ -416,7 +416,7 @@ def work(_):
         pass
     print("ended early", flush=True)
 
-UpkeepThread("sink", "/nowhere", heeds_process_ends=True).written(99, 100, work)
+Maintenance("sink", "/nowhere", heeds_process_ends=True).after_commit(99, 100, work)
 has_begun.wait()
 print("the program is through", flush=True)
 """

@@ -1,0 +1,119 @@
+"""Maintenance of a Delta table beside its commits, in background threads."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+from weakref import WeakSet
+
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS
+from pyspark_rocketmq.display import masked
+
+logger = logging.getLogger(__name__)
+
+_ENDS_WITHIN_S: Final = 30.0
+process_ends: Final = threading.Event()
+"""Set when the main thread has ended, so that long background work stops at its next check."""
+_cut_short: Final[WeakSet[threading.Thread]] = WeakSet()
+
+
+@atexit.register
+def _cut_upkeep_short() -> None:
+    process_ends.set()
+    for thread in list(_cut_short):
+        thread.join(_ENDS_WITHIN_S)
+
+
+class Maintenance:
+    """Background thread for the maintenance of one table: one run at a time in this process.
+
+    A failed run is logged; the next one makes up for it.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        table_uri: str,
+        storage: StorageOptions = NO_OPTIONS,
+        *,
+        heeds_process_ends: bool = False,
+    ) -> None:
+        """Create the thread's object; nothing runs before the first commit.
+
+        ``kind`` describes the table in one word, for the log and the thread's name.  A process that ends in
+        good order waits for the work; it waits at most 30 s for work that checks :data:`process_ends`
+        (``heeds_process_ends``).
+        """
+        self._kind = kind
+        self._table_uri = table_uri
+        self._storage = storage
+        self._heeds_process_ends = heeds_process_ends
+        self._guard = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+        self._seen: int | None = None
+
+    def after_commit(self, before: int, every: int, work: Callable[[int], None]) -> None:
+        """Note a commit on top of version ``before``, and start ``work`` if it is due; return at once.
+
+        It is due every ``every`` versions.  ``work`` gets the number of its run, counted from the table's
+        beginning.
+        """
+        with self._guard:
+            last, self._seen = self._seen, before + 1
+            is_due = (before if last is None else last) // every < (before + 1) // every
+            if not is_due or (self._running is not None and not self._running.done()):
+                return
+            self._running = self._begin(work, (before + 1) // every)
+
+    def _begin(self, work: Callable[[int], None], number: int) -> Future[None]:
+        name = f"rocketmq-{self._kind}-upkeep"
+        if not self._heeds_process_ends:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, name)
+            return self._thread.submit(self._run_logged, work, number)
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self._run_logged(work, number)
+            finally:
+                done.set_result(None)
+
+        # ThreadPoolExecutor joins its threads before atexit handlers run, so it could not stop them.
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        _cut_short.add(thread)
+        thread.start()
+        return done
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the current run is done.
+
+        Raises:
+            TimeoutError: If that takes longer than ``timeout_s``.
+        """
+        with self._guard:
+            running = self._running
+        if running is not None:
+            running.result(timeout_s)
+
+    def _run_logged(self, work: Callable[[int], None], number: int) -> None:
+        try:
+            work(number)
+        except STORAGE_ERRORS as error:
+            logger.warning(
+                "%s table not looked after, to be done later path=%s: %s",
+                self._kind,
+                masked(self._table_uri),
+                self._storage.describe_error(error),
+            )
+        except Exception:
+            if process_ends.is_set():
+                return
+            # Nobody waits for this thread, and commits do not depend on it.
+            logger.exception("%s table not looked after path=%s", self._kind, masked(self._table_uri))
