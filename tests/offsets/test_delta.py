@@ -15,6 +15,7 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
+from pyspark_rocketmq.delta import commit as delta_commit
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,
     OffsetError,
@@ -237,7 +238,7 @@ def test_a_conflict_is_tried_again_after_growing_pauses(path: Path, monkeypatch:
     pauses: list[float] = []
     store = DeltaOffsetStore(path, sleep=pauses.append)
     store.claim(GROUP, "client-1", {Q0: 0})
-    monkeypatch.setattr(delta_module, "write_deltalake", FailingWrites(failures=4))
+    monkeypatch.setattr(delta_commit, "write_deltalake", FailingWrites(failures=4))
 
     result = store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
 
@@ -251,7 +252,7 @@ def test_an_error_of_a_commit_that_was_stored_does_not_store_it_twice(
     """H1: delta-rs#2279, an error means that the outcome is unknown."""
     store = DeltaOffsetStore(path, sleep=lambda _: None)
     store.claim(GROUP, "client-1", {Q0: 0})
-    monkeypatch.setattr(delta_module, "write_deltalake", FailingWrites(failures=1, stores_first=True))
+    monkeypatch.setattr(delta_commit, "write_deltalake", FailingWrites(failures=1, stores_first=True))
     before = version(path)
 
     result = store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
@@ -266,7 +267,7 @@ def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(
     pauses: list[float] = []
     store = DeltaOffsetStore(path, sleep=pauses.append)
     store.claim(GROUP, "client-1", {Q0: 0})
-    monkeypatch.setattr(delta_module, "write_deltalake", FailingWrites(failures=10**6))
+    monkeypatch.setattr(delta_commit, "write_deltalake", FailingWrites(failures=10**6))
 
     with pytest.raises(
         OffsetCommitConflict, match=r"group order-etl could not be stored in .*offsets"

@@ -1,54 +1,219 @@
-"""Commits of a Delta table: their actions."""
+"""Commits of a Delta table: their actions, who makes them, and the loop that follows other writers.
+
+On disks of this machine, a commit of files is a file of JSON lines that gets its name by a link
+(:meth:`LogFiles.put`).  delta-rs makes all other commits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-from urllib.parse import quote
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote, unquote
 
-from deltalake.transaction import AddAction
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
+from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq import __version__
+from pyspark_rocketmq.clock import Errors, commit_with_retry
 from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.log import LogFiles, transaction_line
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS
+
+T = TypeVar("T")
+
+ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""Commit without checkpoint and cleanup, which :mod:`pyspark_rocketmq.delta.maintenance` does.
+
+delta-rs would look for expired files at each commit, which takes seconds in a log of 100,000 files.
+"""
+_MAX_CONFLICTS: Final = 100
+"""Most commits in a row that may come first; a commit on a local disk takes a tenth of a millisecond."""
+
+PartitionValues = tuple[tuple[str, str | None], ...]
+"""Pairs of partition column and text of its value, in the columns' order."""
 
 
-def commit_info(
-    now_ms: int, operation: str, parameters: Mapping[str, str], *, is_blind_append: bool, **more: str
-) -> dict[str, Any]:
-    """Return the ``commitInfo`` action of a commit by this package, with the fields of delta-rs and Spark."""
-    return {
-        "commitInfo": {
-            "timestamp": now_ms,
-            "operation": operation,
-            "operationParameters": parameters,
-            "engineInfo": f"pyspark-rocketmq/{__version__}",
-            "isBlindAppend": is_blind_append,
-            **more,
+class StoredFile(NamedTuple):
+    """A file of the table."""
+
+    path: str
+    """Path as the log has it: URL-encoded."""
+    size: int
+    partition: PartitionValues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitNote:
+    """The information of a commit beside its rows."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of its ``commitInfo``."""
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    """Transaction ids that it sets, with their versions."""
+
+    def properties(self, now_ms: int | None = None, *, max_retries: int | None = None) -> CommitProperties:
+        """Return the note for delta-rs; ``now_ms`` is the time of the transaction ids."""
+        return CommitProperties(
+            custom_metadata=dict(self.metadata),
+            app_transactions=[Transaction(name, at, now_ms) for name, at in self.transactions.items()],
+            max_commit_retries=max_retries,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileCommit:
+    """A commit that adds and removes whole files."""
+
+    operation: str
+    parameters: Mapping[str, str]
+    added: Sequence[WrittenFile]
+    removed: Sequence[StoredFile] = ()
+    changes_rows: bool = True
+    """False if the added files have the rows of the removed ones."""
+    note: CommitNote
+
+    def actions(self, now_ms: int) -> Iterator[dict[str, Any] | str]:
+        """Yield the actions of the commit, its information first.
+
+        For ``DESCRIBE HISTORY``, its information has the fields of commits by delta-rs and Spark.
+        """
+        yield {
+            "commitInfo": {
+                "timestamp": now_ms,
+                "operation": self.operation,
+                "operationParameters": self.parameters,
+                "engineInfo": f"pyspark-rocketmq/{__version__}",
+                "isBlindAppend": not self.removed,
+                **self.note.metadata,
+            }
         }
-    }
+        for file in self.removed:
+            yield {
+                "remove": {
+                    "path": file.path,
+                    "deletionTimestamp": now_ms,
+                    "dataChange": self.changes_rows,
+                    "extendedFileMetadata": True,
+                    "partitionValues": dict(file.partition),
+                    "size": file.size,
+                }
+            }
+        for added in self.added:
+            yield {
+                "add": {
+                    "path": quote(added.path, safe="/="),
+                    "partitionValues": dict(added.partition_values),
+                    "size": added.size,
+                    "modificationTime": now_ms,
+                    "dataChange": self.changes_rows,
+                    "stats": added.stats_json,
+                }
+            }
+        yield from (transaction_line(name, at, now_ms) for name, at in self.note.transactions.items())
+
+    def actions_of_delta_rs(self, now_ms: int) -> list[AddAction | RemoveAction]:
+        """Return the changes of files in delta-rs' form."""
+        removed = (
+            RemoveAction(
+                unquote(file.path),
+                self.changes_rows,
+                now_ms,
+                size=file.size,
+                partition_values=dict(file.partition),
+            )
+            for file in self.removed
+        )
+        added = (
+            AddAction(
+                path=file.path,
+                size=file.size,
+                partition_values=file.partition_values,
+                modification_time=now_ms,
+                data_change=self.changes_rows,
+                stats=file.stats_json,
+            )
+            for file in self.added
+        )
+        return [*removed, *added]
 
 
-def add_by_delta_rs(file: WrittenFile, now_ms: int, *, data_change: bool = True) -> AddAction:
-    """Return the action by which delta-rs adds a file."""
-    return AddAction(
-        path=file.path,
-        size=file.size,
-        partition_values=file.partition_values,
-        modification_time=now_ms,
-        data_change=data_change,
-        stats=file.stats_json,
+def commit_files(
+    log: LogFiles, table: DeltaTable | None, version: int, commit: FileCommit, *, only_next: bool = False
+) -> None:
+    """Commit files on top of a version: by a link in the log, or by delta-rs if a ``table`` is given.
+
+    delta-rs may put the commit after others that it finds compatible, unless ``only_next``.
+
+    Raises:
+        FileExistsError: If another commit came first.  On a mount it may be this very commit.
+        DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    if table is None:
+        log.put(version + 1, commit.actions(now_ms))
+        return
+    table.create_write_transaction(
+        commit.actions_of_delta_rs(now_ms),
+        mode="append",
+        schema=table.schema(),
+        partition_by=list(table.metadata().partition_columns),
+        commit_properties=commit.note.properties(now_ms, max_retries=0 if only_next else None),
+        post_commithook_properties=ONLY_COMMIT,
     )
 
 
-def add_action(file: WrittenFile, now_ms: int, *, data_change: bool = True) -> dict[str, Any]:
-    """Return the action of a commit that adds a file."""
-    return {
-        "add": {
-            "path": quote(file.path, safe="/="),
-            "partitionValues": dict(file.partition_values),
-            "size": file.size,
-            "modificationTime": now_ms,
-            "dataChange": data_change,
-            "stats": file.stats_json,
-        }
-    }
+def replace_rows(table: DeltaTable, rows: pa.Table, predicate: str, note: CommitNote) -> None:
+    """Replace the rows that fulfil ``predicate``, on top of the version that ``table`` is at.
+
+    Raises:
+        DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+    """
+    write_deltalake(
+        table,
+        rows,
+        mode="overwrite",
+        predicate=predicate,
+        commit_properties=note.properties(),
+        post_commithook_properties=ONLY_COMMIT,
+    )
+
+
+def commit_on_top(
+    what: str,
+    follow: Callable[[Exception | None], Callable[[], T]],
+    *,
+    pauses_s: Iterable[float] = (),
+    sleep: Callable[[float], object] = time.sleep,
+    unknown: Errors = STORAGE_ERRORS,
+) -> T:
+    """Commit on top of the commits of others; try until the commit is known to be stored.
+
+    If another commit comes first, the next try follows at once; after other errors it follows a pause.
+
+    Args:
+        what: Name of the commit, for the log.
+        follow: Checks what other writers have committed since the last try, and returns the function that
+            makes the commit on top of it, or one that returns its result if it is made already.  It gets the
+            error of the last try, None the first time.  The function raises FileExistsError if another
+            commit came first.
+        pauses_s: Pauses before further tries; when they are used up, the last error reaches the caller.
+        sleep: Function that waits.
+        unknown: Errors after which the commit may have been stored; all others reach the caller at once.
+    """
+
+    def attempt(failure: Exception | None) -> T:
+        conflicts = 0
+        while True:
+            commit = follow(failure)
+            try:
+                return commit()
+            except FileExistsError as error:
+                conflicts += 1
+                if conflicts > _MAX_CONFLICTS:
+                    raise
+                failure = error
+
+    return commit_with_retry(what, attempt, pauses_s, sleep, unknown=unknown)

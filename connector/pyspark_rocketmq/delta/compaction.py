@@ -18,24 +18,31 @@ import errno
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable
 from pyarrow import ArrowException
 
-from pyspark_rocketmq.delta.commit import add_action, add_by_delta_rs, commit_info
+from pyspark_rocketmq.delta.commit import (
+    CommitNote,
+    FileCommit,
+    PartitionValues,
+    StoredFile,
+    commit_files,
+    commit_on_top,
+)
 from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile, conform, partition_text
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.maintenance import process_ends
 from pyspark_rocketmq.delta.storage_options import filesystem_of
-from pyspark_rocketmq.delta.table import ONLY_COMMIT, STORAGE_ERRORS, open_table
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table
 from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.errors import SchemaError
 
@@ -51,7 +58,6 @@ _FILES_A_BIN: Final = 4_000
 """Most files of a bin; credentials are renewed between bins, and on slow storage this many take a minute."""
 _SECONDS_A_COMMIT: Final = 60.0
 """Time after which the work so far is committed, so that it is kept if the process ends."""
-_TIMES_BEATEN: Final = 100
 _ROWS_AT_ONCE: Final = 16 * 1024
 """Rows of small files that are gathered before they are added, since statistics take time for each piece."""
 _BYTES_AT_ONCE: Final = 16 << 20
@@ -70,19 +76,6 @@ _PLAIN: Final = "!$&'()+,-./:;=@_~"
 """Characters that delta-rs does not encode in a path, besides letters and digits."""
 _LOOKED_BACK: Final = 100
 """Number of earlier versions that the first look checks."""
-
-
-PartitionValues = tuple[tuple[str, str | None], ...]
-"""Pairs of partition column and text of its value, in the columns' order."""
-
-
-class StoredFile(NamedTuple):
-    """A file of the table."""
-
-    path: str
-    """Path as the log has it: URL-encoded."""
-    size: int
-    partition: PartitionValues
 
 
 class Compacted(NamedTuple):
@@ -437,30 +430,34 @@ class _Rewriting:
         """Commit after the commits of others; return False if they changed these files or more than files."""
         # Writers encode paths differently; for Spark, paths that decode to the same one are the same file.
         paths, commit_id = {unquote(file.path) for file in old}, str(uuid.uuid4())
-        for _ in range(_TIMES_BEATEN):
-            is_there = self._followed(commit_id)
-            if is_there is not None:
-                return is_there
-            if self._log.may_lack_commits_after(self._version):
-                self._is_changed = True
-                return False
-            if not self._gone.isdisjoint(paths):
-                return False
-            try:
-                self._commit_next(old, new, commit_id)
-            except STORAGE_ERRORS as error:
-                # Another commit came first, or this one was made and the answer was lost.
-                if not isinstance(error, FileExistsError) and not self._has_next():
-                    raise
-                continue
-            self._move_on()
-            return True
-        return False
 
-    def _followed(self, commit_id: str) -> bool | None:
+        def follow(_: Exception | None) -> Callable[[], bool]:
+            is_there = self._followed(commit_id, paths)
+            if is_there is None:
+                return partial(self._put_next, old, new, commit_id)
+            return lambda: is_there
+
+        try:
+            return commit_on_top(f"compaction path={masked(self._log.table_uri)}", follow)
+        except FileExistsError:
+            return False
+
+    def _put_next(self, old: Sequence[StoredFile], new: Sequence[WrittenFile], commit_id: str) -> bool:
+        try:
+            self._commit_next(old, new, commit_id)
+        except STORAGE_ERRORS as error:
+            if self._has_next():
+                # Another commit came first, or this one was made and the answer was lost.
+                raise FileExistsError(errno.EEXIST, f"There is version {self._version + 1}") from error
+            raise
+        self._move_on()
+        return True
+
+    def _followed(self, commit_id: str, paths: Set[str]) -> bool | None:
         """Follow the commits made since; return None if this commit can come next.
 
-        Else return True if this commit is there already, and False if the table has changed too much for it.
+        Else return True if this commit is there already, and False if another one changed the files in
+        ``paths``, or too much of the table.
         """
         if self._log.commit_file(self._version) != self._tip:
             # It is another table, or the same one in an earlier state.
@@ -474,63 +471,36 @@ class _Rewriting:
                 return False
             self._gone.update(map(unquote, self._log.removed_paths(self._version + 1)))
             self._move_on()
-        return None
+        if self._log.may_lack_commits_after(self._version):
+            self._is_changed = True
+            return False
+        return None if self._gone.isdisjoint(paths) else False
 
     def _has_next(self) -> bool:
         return self._log.commit_info(self._version + 1) is not None
 
     def _commit_next(self, old: Sequence[StoredFile], new: Sequence[WrittenFile], commit_id: str) -> None:
-        now_ms = time.time_ns() // 1_000_000
         parameters = {"predicate": "[]", "auto": "true"}
-        if self._log.takes_commits:
-            about = commit_info(
-                now_ms, "OPTIMIZE", parameters, is_blind_append=False, **{_COMMIT_ID: commit_id}
-            )
-            self._log.put(self._version + 1, _actions(about, old, new, now_ms))
-            return
-        actions: list[AddAction | RemoveAction] = [
-            *(
-                RemoveAction(
-                    unquote(file.path), False, now_ms, size=file.size, partition_values=dict(file.partition)
-                )
-                for file in old
-            ),
-            *(add_by_delta_rs(file, now_ms, data_change=False) for file in new),
-        ]
-        self._table.update_incremental()
-        if self._table.version() != self._version:
-            raise FileExistsError(errno.EEXIST, f"There is a commit after version {self._version}")
-        self._table.create_write_transaction(
-            actions,
-            mode="append",
-            schema=self._table.schema(),
-            partition_by=list(self._partition_by),
-            # As the next version or not at all: otherwise it might follow another OPTIMIZE of these files.
-            commit_properties=CommitProperties(
-                custom_metadata={_COMMIT_ID: commit_id, "operationParameters": parameters},
-                max_commit_retries=0,
-            ),
-            post_commithook_properties=ONLY_COMMIT,
+        note: dict[str, Any] = {_COMMIT_ID: commit_id}
+        table = None
+        if not self._log.takes_commits:
+            table = self._table
+            table.update_incremental()
+            if table.version() != self._version:
+                raise FileExistsError(errno.EEXIST, f"There is a commit after version {self._version}")
+            # delta-rs itself writes the parameters of an append.
+            note["operationParameters"] = parameters
+        commit = FileCommit(
+            operation="OPTIMIZE",
+            parameters=parameters,
+            added=new,
+            removed=old,
+            changes_rows=False,
+            note=CommitNote(metadata=note),
         )
+        # As the next version or not at all: otherwise it might follow another OPTIMIZE of these files.
+        commit_files(self._log, table, self._version, commit, only_next=True)
 
     def _move_on(self) -> None:
         self._version += 1
         self._tip = self._log.commit_file(self._version)
-
-
-def _actions(
-    about: Mapping[str, Any], old: Sequence[StoredFile], new: Sequence[WrittenFile], now_ms: int
-) -> Iterator[Mapping[str, Any]]:
-    yield about
-    for file in old:
-        yield {
-            "remove": {
-                "path": file.path,
-                "deletionTimestamp": now_ms,
-                "dataChange": False,
-                "extendedFileMetadata": True,
-                "partitionValues": dict(file.partition),
-                "size": file.size,
-            }
-        }
-    yield from (add_action(file, now_ms, data_change=False) for file in new)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder
+from deltalake import CommitProperties, DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
@@ -34,9 +34,6 @@ T = TypeVar("T")
 STORAGE_ERRORS = (DeltaError, OSError)
 """Errors of delta-rs when a table or its storage does not answer; those of storage are ``OSError``."""
 
-ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Commit without checkpoint and cleanup, which :mod:`pyspark_rocketmq.delta.maintenance` does.  delta-rs would look for expired
-files at each commit, which takes seconds in a log of 100,000 files."""
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before remote storage is asked again."""
 _TIMES_OPENED: Final = 9

@@ -27,16 +27,16 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake import DeltaTable, Field
 from deltalake.exceptions import TableNotFoundError
 from deltalake.schema import PrimitiveType
 
-from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.delta.commit import CommitNote, commit_on_top, replace_rows
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.paths import TableName, check_exclusive_create, table_uri
 from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
 from pyspark_rocketmq.delta.table import (
-    ONLY_COMMIT,
     STORAGE_ERRORS,
     HandlePerThread,
     TableForm,
@@ -168,11 +168,8 @@ class DeltaOffsetStore(RowOffsetStore):
             )
 
     def _newest_rows(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-        try:
+        with self._forgetting_handles():
             return dict(self._rows(self._handles.newest().table, consumer_group).rows)
-        except STORAGE_ERRORS:
-            self._handles.forget()
-            raise
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
@@ -248,24 +245,20 @@ class DeltaOffsetStore(RowOffsetStore):
     def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
         """Read, decide and write until the write is known to be stored, or the retries are used up."""
 
-        def attempt(_: Exception | None) -> ResultT:
-            # The current rows show whether an earlier attempt was stored, so no attempt needs the last error.
-            try:
+        def follow(_: Exception | None) -> Callable[[], ResultT]:
+            # The current rows show whether an earlier try was stored, so no try needs the last error.
+            with self._forgetting_handles():
                 table = self._handles.newest().table
                 _upgrade(self._path, table)
                 before = self._rows(table, consumer_group)
                 change = decide(before.rows)
-                if change.rows != before.rows:
-                    self._store(table, consumer_group, before, change.rows, action)
-            except STORAGE_ERRORS:
-                # An old handle would keep its state after the table is deleted or its log is cleaned up.
-                self._handles.forget()
-                raise
-            return change.result
+            if change.rows == before.rows:
+                return lambda: change.result
+            return partial(self._store, table, consumer_group, before, change, action)
 
         try:
             what = f"{action} for group {consumer_group}"
-            return commit_with_retry(what, attempt, _PAUSES_S, self._sleep, unknown=STORAGE_ERRORS)
+            return commit_on_top(what, follow, pauses_s=_PAUSES_S, sleep=self._sleep)
         except STORAGE_ERRORS as error:
             raise OffsetCommitConflict(
                 f"The {action} for group {consumer_group} could not be stored in {self._path} in "
@@ -282,15 +275,34 @@ class DeltaOffsetStore(RowOffsetStore):
             self._known[consumer_group] = known
         return known
 
-    def _store(self, table: DeltaTable, consumer_group: str, before: _Known, rows: Rows, action: str) -> None:
-        transaction = before.transaction
-        if transaction is None:
-            transaction = table.transaction_version(_transaction_id(consumer_group)) or 0
-        transaction += 1
-        _overwrite_group(table, consumer_group, rows, action, transaction)
+    @contextmanager
+    def _forgetting_handles(self) -> Iterator[None]:
+        """Open the table again after an error: an old handle keeps its state after the table is deleted."""
+        try:
+            yield
+        except STORAGE_ERRORS:
+            self._handles.forget()
+            raise
+
+    def _store(
+        self,
+        table: DeltaTable,
+        consumer_group: str,
+        before: _Known,
+        change: Change[ResultT],
+        action: str,
+    ) -> ResultT:
+        rows = change.rows
+        with self._forgetting_handles():
+            transaction = before.transaction
+            if transaction is None:
+                transaction = table.transaction_version(_transaction_id(consumer_group)) or 0
+            transaction += 1
+            _overwrite_group(table, consumer_group, rows, action, transaction)
         # If the newest version is one higher at the next look, it is this one.
         self._known[consumer_group] = _Known(before.version + 1, rows, transaction)
         self._upkeep.written(before.version)
+        return change.result
 
     def _opened(self) -> TableHandle:
         # The same table may have been restored to an older state: its versions mean other content now.
@@ -343,17 +355,12 @@ def _read_rows(table: DeltaTable, consumer_group: str) -> dict[MessageQueue, Off
 def _overwrite_group(
     table: DeltaTable, consumer_group: str, rows: Rows, action: str, transaction: int
 ) -> None:
-    write_deltalake(
-        table,
-        _with_dropped_columns(rows_to_table(rows.values()), table),
-        mode="overwrite",
-        predicate=_group_predicate(consumer_group),
-        commit_properties=CommitProperties(
-            custom_metadata={ACTION_KEY: action_text(consumer_group, action), GROUP_KEY: consumer_group},
-            app_transactions=[Transaction(_transaction_id(consumer_group), transaction)],
-        ),
-        post_commithook_properties=ONLY_COMMIT,
+    note = CommitNote(
+        metadata={ACTION_KEY: action_text(consumer_group, action), GROUP_KEY: consumer_group},
+        transactions={_transaction_id(consumer_group): transaction},
     )
+    new = _with_dropped_columns(rows_to_table(rows.values()), table)
+    replace_rows(table, new, _group_predicate(consumer_group), note)
 
 
 def _with_dropped_columns(rows: pa.Table, table: DeltaTable) -> pa.Table:

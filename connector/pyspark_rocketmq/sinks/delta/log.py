@@ -15,7 +15,7 @@ import errno
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Final
 from urllib.parse import quote
@@ -25,16 +25,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
 
-from pyspark_rocketmq.delta.commit import add_action, add_by_delta_rs, commit_info
+from pyspark_rocketmq.delta.commit import ONLY_COMMIT, CommitNote, FileCommit, commit_files
 from pyspark_rocketmq.delta.files import NULL_PARTITION, WrittenFile, is_folder_name
-from pyspark_rocketmq.delta.log import LogFiles, Transactions, transaction_line
+from pyspark_rocketmq.delta.log import LogFiles, Transactions
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions, filesystem_of
 from pyspark_rocketmq.delta.table import (
-    ONLY_COMMIT,
     SURELY_KEPT_S,
     CommitLog,
     LogHandle,
@@ -520,40 +518,19 @@ class TableLog(SinkLog):
             FileExistsError: If another commit came first; the caller must check it before the next try.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
-        begun_at, now_ms = self.version, time.time_ns() // 1_000_000
+        begun_at, partition_by = self.version, self._form.partition_by
         if self._table is None:
             if self.may_have_newer():
                 raise FileExistsError(errno.EEXIST, f"There may be a commit after version {begun_at}")
             self._looked_s = self._clock.monotonic_s()
-            self.log.put(begun_at + 1, self._actions(files, commit, now_ms))
+        parameters = {"mode": "Append", "partitionBy": json.dumps(partition_by, separators=(",", ":"))}
+        append = FileCommit(operation="WRITE", parameters=parameters, added=files, note=self._note(commit))
+        commit_files(self.log, self._table, begun_at, append)
+        if self._table is None:
             self._tip = self.log.commit_file(begun_at + 1)
-            return self._made(begun_at, commit)
-        actions: list[AddAction | RemoveAction] = [add_by_delta_rs(file, now_ms) for file in files]
-        self._table.create_write_transaction(
-            actions,
-            mode="append",
-            schema=self._schema,
-            partition_by=list(self._form.partition_by),
-            commit_properties=self._properties(commit, now_ms),
-            post_commithook_properties=ONLY_COMMIT,
-        )
-        self.refresh()
+        else:
+            self.refresh()
         return self._made(begun_at, commit)
-
-    def _actions(
-        self, files: Sequence[WrittenFile], commit: SinkCommit, now_ms: int
-    ) -> Iterator[dict[str, Any] | str]:
-        """Yield the actions of an append to a table for which :func:`refused_features` is empty.
-
-        For ``DESCRIBE HISTORY``, its information has the fields of commits by delta-rs and Spark.
-        """
-        parameters = {
-            "mode": "Append",
-            "partitionBy": json.dumps(self._form.partition_by, separators=(",", ":")),
-        }
-        yield commit_info(now_ms, "WRITE", parameters, is_blind_append=True, **self._metadata(commit))
-        yield from (add_action(file, now_ms) for file in files)
-        yield from (transaction_line(name, at, now_ms) for name, at in commit.watermarks.items())
 
     def merge(
         self, files: Sequence[WrittenFile], keys: Sequence[str], columns: Sequence[str], commit: SinkCommit
@@ -581,7 +558,7 @@ class TableLog(SinkLog):
             predicate(keys, _SOURCE, _TARGET, blank),
             source_alias=_SOURCE,
             target_alias=_TARGET,
-            commit_properties=self._properties(commit, time.time_ns() // 1_000_000),
+            commit_properties=self._note(commit).properties(time.time_ns() // 1_000_000),
             post_commithook_properties=ONLY_COMMIT,
         )
         merger.when_matched_update(values).when_not_matched_insert(values).execute()
@@ -601,16 +578,10 @@ class TableLog(SinkLog):
         self._note_commit(commit)
         return self.version
 
-    def _properties(self, commit: SinkCommit, now_ms: int) -> CommitProperties:
-        return CommitProperties(
-            custom_metadata=self._metadata(commit),
-            app_transactions=[
-                Transaction(app_id, version, now_ms) for app_id, version in commit.watermarks.items()
-            ],
+    def _note(self, commit: SinkCommit) -> CommitNote:
+        return CommitNote(
+            metadata=commit.metadata(**self.before(commit)), transactions=dict(commit.watermarks)
         )
-
-    def _metadata(self, commit: SinkCommit) -> dict[str, str]:
-        return commit.metadata(**self.before(commit))
 
 
 def open_log(path: str, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False) -> TableLog | None:

@@ -34,7 +34,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.clock import commit_with_retry
+from pyspark_rocketmq.delta.commit import commit_on_top
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.paths import TableName, table_uri
 from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
@@ -65,8 +65,6 @@ T = TypeVar("T")
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
 """Pauses before further tries of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
-_TIMES_BEATEN = 100
-"""Most tries in a row that other commits may precede; a commit here takes a tenth of a millisecond."""
 _UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
 """Errors after which it is unknown whether a commit was made."""
 _PAUSES_OF_STORAGE_S = (0.1, 0.5, 2.0, 0.0)
@@ -174,10 +172,7 @@ class DeltaBatch:
         commit = SinkCommit.of(self.consumer_group, watermarks, newest)
         tried_at: int | None = None
 
-        def attempt(failure: Exception | None) -> int:
-            return _until_first(lambda beaten: attempt_once(beaten or failure))
-
-        def attempt_once(failure: Exception | None) -> int:
+        def follow(failure: Exception | None) -> Callable[[], int]:
             nonlocal tried_at
             self._check_still_there()
             # Spark adds to the newest version, and would not conflict with commits made since.
@@ -186,16 +181,14 @@ class DeltaBatch:
             if self.log.version != self.version:
                 done_at = None if tried_at is None else self.log.find_commit(commit, tried_at)
                 if done_at is not None:
-                    if self.is_by_spark:
-                        self.log.remove(files)
-                    return done_at
+                    return partial(self._found, done_at, files)
                 self._check_changes(grown)
             tried_at = self.log.version if tried_at is None else tried_at
-            return self._write(files, commit)
+            return partial(self._write, files, commit)
 
         try:
             what = f"sink commit path={masked(self.table.path)}"
-            return commit_with_retry(what, attempt, _PAUSES_S, self.sleep, unknown=_UNKNOWN)
+            return commit_on_top(what, follow, pauses_s=_PAUSES_S, sleep=self.sleep, unknown=_UNKNOWN)
         except _UNKNOWN as error:
             raise SinkConflict(
                 f"{len(files)} files of group {self.consumer_group} could not be committed to "
@@ -203,6 +196,12 @@ class DeltaBatch:
                 f"{self.table.storage.describe_error(error)} Check what "
                 "else changes this table; the batch may run again."
             ) from error
+
+    def _found(self, version: int, files: Sequence[WrittenFile]) -> int:
+        """Return the version of this batch's commit, which an earlier try has made."""
+        if self.is_by_spark:
+            self.log.remove(files)
+        return version
 
     def _check_still_there(self) -> None:
         if not self.log.is_still_there():
@@ -556,7 +555,8 @@ class DeltaSink:
             SinkConflict: If there is a :meth:`rewind_problem`.
             DeltaError, OSError: If the table could not be written.
         """
-        return _until_first(lambda _: self._rewind(consumer_group, next_offsets))
+        what = f"watermarks of group {consumer_group} path={masked(self.path)}"
+        return commit_on_top(what, lambda _: partial(self._rewind, consumer_group, next_offsets))
 
     def _rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         negative = [f"{queue} to {offset}" for queue, offset in next_offsets.items() if offset < 0]
@@ -618,21 +618,6 @@ def _begun_again(path: str, consumer_group: str, queues: Iterable[MessageQueue])
         f"group {consumer_group} was to write: their offsets began again, and another consumer has followed "
         "them. Nothing was added."
     )
-
-
-def _until_first(attempt: Callable[[FileExistsError | None], int]) -> int:
-    """Attempt a commit until no other one comes first; each failure means that another one was made.
-
-    Args:
-        attempt: Gets the last such error, None the first time; it checks the new commits before it tries.
-    """
-    beaten: FileExistsError | None = None
-    for _ in range(_TIMES_BEATEN):
-        try:
-            return attempt(beaten)
-        except FileExistsError as error:
-            beaten = error
-    return attempt(beaten)
 
 
 def _last_generations(consumer_group: str, commit: GroupCommit) -> dict[QueueGeneration, int]:
