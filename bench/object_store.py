@@ -18,7 +18,8 @@ from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.sinks.delta.sink import DeltaBatch, DeltaSink
+from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.object_stores.server import Bucket, S3Server
 
 _ROWS = 20_000

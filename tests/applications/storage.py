@@ -14,8 +14,9 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from pyspark_rocketmq.delta.snapshot import HandlePerThread, TableSnapshot
 from pyspark_rocketmq.delta.storage_options import StorageOptions
-from pyspark_rocketmq.delta.table import HandlePerThread, TableHandle, open_table
+from pyspark_rocketmq.delta.table import open_table
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.applications.schedule import Kind
 from tests.object_stores.server import COMMIT, KEY, SECRET, Bucket, S3Server
@@ -40,7 +41,7 @@ class Storage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._handles: dict[str, HandlePerThread[TableHandle]] = {}
+        self._handles: dict[str, HandlePerThread[TableSnapshot]] = {}
 
     def uri(self, table: str) -> str:
         """Return the URI of a table."""
@@ -59,9 +60,9 @@ class Storage:
         handles = self._handles.setdefault(table, HandlePerThread(partial(self._opened, table)))
         return handles.newest().table
 
-    def _opened(self, table: str) -> TableHandle:
+    def _opened(self, table: str) -> TableSnapshot:
         options = StorageOptions(self.options)
-        return TableHandle(open_table(self.uri(table), options), storage=options)
+        return TableSnapshot(open_table(self.uri(table), options), options)
 
     def store(self, table: str) -> DeltaOffsetStore:
         """Open the offset store in a table again, for the table may have been deleted since."""

@@ -36,6 +36,7 @@ from pyspark_rocketmq.cli.output import OutputForm
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.commit.recovery import check_sink, reset_to_sink
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkSetBack
 from pyspark_rocketmq.group.join import client_id, join_group
 from pyspark_rocketmq.group.member import RunningMember
@@ -44,9 +45,9 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.store import NewGeneration, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.sinks.delta.log import TableLog
 from pyspark_rocketmq.sinks.delta.rules import NUMBER, WATERMARKS, SinkCommit, app_id, group_app_id
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.table import SinkTable
 from pyspark_rocketmq.sinks.multi import MultiSink
 from pyspark_rocketmq.sinks.standing import SinkStanding, remembered_text
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -448,16 +449,16 @@ def test_group_and_a_sink_that_spark_writes_are_set_back_together(shop: Shop, by
     assert (shop.now(), watermarks(by_spark)) == ({A0: 10, A1: 10}, {A0: 10, A1: 10})
     [standing] = by_spark.standings(GROUP, {A0: 0, A1: 0})
     assert standing.watermarks == {A0: 10, A1: 10}
-    log = TableLog(DeltaTable(by_spark.path))
-    assert log.all_transactions() == {group_app_id(GROUP): 4}, "Spark's next commit is not fenced"
+    table = TableSnapshot(DeltaTable(by_spark.path))
+    assert table.all_transactions() == {group_app_id(GROUP): 4}, "Spark's next commit is not fenced"
 
 
 def test_nothing_is_moved_if_a_sink_s_watermarks_could_not_follow(
     shop: Shop, by_spark: DeltaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H1, J5: such as on an object store, or with a feature that every commit must know."""
-    monkeypatch.setattr(TableLog, "records_without_spark", False)
-    monkeypatch.setattr("pyspark_rocketmq.sinks.delta.table.spark_address", lambda spark, path: None)
+    monkeypatch.setattr(SinkTable, "_recorder", lambda *_: None)
+    monkeypatch.setattr("pyspark_rocketmq.sinks.delta.spark_writer.spark_address", lambda spark, path: None)
     before = shop.now()
 
     with pytest.raises(OptionError, match="no Spark session here can read it"):

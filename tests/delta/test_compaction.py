@@ -28,12 +28,12 @@ from hypothesis import strategies as st
 from pyspark_rocketmq import DeltaOffsetStore, DeltaSink
 from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq.delta import compaction
+from pyspark_rocketmq.delta.commit import StoredFile
 from pyspark_rocketmq.delta.compaction import (
     TARGETS,
     WORTH_IT,
     Beside,
     Pace,
-    StoredFile,
     bins_of,
     compact_if_worth_it,
     is_as_delta_rs_writes,

@@ -12,7 +12,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pyspark_rocketmq.delta import table as delta_table
-from pyspark_rocketmq.delta.table import HandlePerThread, TableHandle, create_table, open_table
+from pyspark_rocketmq.delta.snapshot import HandlePerThread, TableSnapshot
+from pyspark_rocketmq.delta.table import create_table, open_table
 from tests.helpers.fake_clock import FakeClock
 
 
@@ -33,7 +34,7 @@ def commit(path: Path, times: int = 1) -> None:
 def test_a_newer_commit_is_looked_for_by_its_file(path: Path, age_s: float, commits: int, may: bool) -> None:
     """F1, J3: whoever is told that there is none does not read the log."""
     clock = FakeClock()
-    handle = TableHandle(DeltaTable(path), clock)
+    handle = TableSnapshot(DeltaTable(path), clock=clock)
     commit(path, commits)
     clock.advance(age_s)
 
@@ -42,7 +43,7 @@ def test_a_newer_commit_is_looked_for_by_its_file(path: Path, age_s: float, comm
 
 def test_a_newer_commit_that_was_cleaned_up_is_known_by_the_checkpoint_before_it(path: Path) -> None:
     """J3: what is left of the log looks as if nothing had followed."""
-    handle = TableHandle(DeltaTable(path), FakeClock())
+    handle = TableSnapshot(DeltaTable(path), clock=FakeClock())
     DeltaTable(path).create_checkpoint()
     assert not handle.may_have_newer()
 
@@ -57,7 +58,7 @@ def test_a_newer_commit_that_was_cleaned_up_is_known_by_the_checkpoint_before_it
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null"])
 def test_a_checkpoint_that_cannot_be_told_says_nothing_of_newer_commits(path: Path, text: str) -> None:
-    handle = TableHandle(DeltaTable(path), FakeClock())
+    handle = TableSnapshot(DeltaTable(path), clock=FakeClock())
     (path / "_delta_log" / "_last_checkpoint").write_text(text)
 
     assert handle.may_have_newer()
@@ -65,7 +66,7 @@ def test_a_checkpoint_that_cannot_be_told_says_nothing_of_newer_commits(path: Pa
 
 def test_a_look_that_failed_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F1: what the handle needs of the log may have been cleaned up."""
-    handle = TableHandle(DeltaTable(path), FakeClock())
+    handle = TableSnapshot(DeltaTable(path), clock=FakeClock())
     with monkeypatch.context() as patched:
         patched.setattr(DeltaTable, "update_incremental", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -76,16 +77,16 @@ def test_a_look_that_failed_is_made_again(path: Path, monkeypatch: pytest.Monkey
     assert not handle.may_have_newer()
 
 
-def handles_on(path: Path, opened: list[TableHandle]) -> HandlePerThread[TableHandle]:
-    def open_handle() -> TableHandle:
-        opened.append(TableHandle(DeltaTable(path), FakeClock()))
+def handles_on(path: Path, opened: list[TableSnapshot]) -> HandlePerThread[TableSnapshot]:
+    def open_handle() -> TableSnapshot:
+        opened.append(TableSnapshot(DeltaTable(path), clock=FakeClock()))
         return opened[-1]
 
     return HandlePerThread(open_handle)
 
 
 def test_a_handle_moves_to_the_newest_version(path: Path) -> None:
-    opened: list[TableHandle] = []
+    opened: list[TableSnapshot] = []
     handles = handles_on(path, opened)
 
     assert handles.newest().version == 2
@@ -97,7 +98,7 @@ def test_a_handle_moves_to_the_newest_version(path: Path) -> None:
 @pytest.mark.parametrize("commits", [1, 3, 9], ids=["fewer", "as many", "more"])
 def test_a_table_that_was_made_anew_is_opened_again(path: Path, commits: int) -> None:
     """H7: delta-rs would take its log for that of the table before."""
-    opened: list[TableHandle] = []
+    opened: list[TableSnapshot] = []
     handles = handles_on(path, opened)
     handles.newest()
     shutil.rmtree(path)
@@ -108,7 +109,7 @@ def test_a_table_that_was_made_anew_is_opened_again(path: Path, commits: int) ->
 
 
 def test_a_handle_whose_log_was_cleaned_up_is_opened_again(path: Path) -> None:
-    opened: list[TableHandle] = []
+    opened: list[TableSnapshot] = []
     handles = handles_on(path, opened)
     handles.newest()
     commit(path, 3)

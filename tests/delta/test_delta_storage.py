@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark_rocketmq import DeltaOffsetStore, DeltaSink
 from pyspark_rocketmq.delta.paths import check_exclusive_create
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.sinks.delta.table import log_store_problem, spark_address
+from pyspark_rocketmq.sinks.delta.spark_writer import log_store_problem, spark_address
 from tests.helpers.sink_rows import GROUP
 from tests.sinks.sink_conformance import SCHEMA
 

@@ -85,7 +85,7 @@ def test_an_offset_table_has_no_name() -> None:
 
 def test_a_sink_that_is_named_needs_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """J5."""
-    monkeypatch.setattr("pyspark_rocketmq.sinks.delta.table.living_session", lambda _: None)
+    monkeypatch.setattr("pyspark_rocketmq.sinks.delta.spark_writer.living_session", lambda _: None)
 
     with pytest.raises(OptionError, match=r"shop\.orders is the name of a table, for which a running Spark"):
         DeltaSink("shop.orders").watermarks("g")

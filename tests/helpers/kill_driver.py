@@ -48,7 +48,8 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.sinks.delta.sink import DeltaBatch, DeltaSink
+from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session

@@ -26,9 +26,8 @@ from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
-from pyspark_rocketmq.sinks.delta.catalog_table import CatalogTable
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.delta.table import SinkTable
+from pyspark_rocketmq.sinks.delta.spark_writer import NameTarget, PathTarget
 from tests.helpers.kill_driver import KillingStore
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
@@ -57,17 +56,17 @@ class Killer:
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def kill_around_appends(killer: Killer, kind: type[SinkTable], name: str) -> None:
+def kill_around_appends(killer: Killer, kind: type[NameTarget | PathTarget], name: str) -> None:
     """Have the sink die before and after Spark's commit, which comes after another writer's."""
-    append = kind._append
+    append = kind.append
 
-    def killing(table: SinkTable, rows: DataFrame, options: Mapping[str, Any]) -> None:
+    def killing(target: Any, rows: DataFrame, options: Mapping[str, Any]) -> None:
         killer.reached("before_append")
         rows.sparkSession.sql(f"INSERT INTO {name} VALUES ('other', 'b', 0, 0, 'o', 's', 0)")
-        append(table, rows, options)
+        append(target, rows, options)
         killer.reached("after_append")
 
-    patch.object(kind, "_append", killing).start()
+    patch.object(kind, "append", killing).start()
 
 
 def on_orders(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
@@ -109,7 +108,7 @@ def main(config: Mapping[str, Any]) -> None:
     is_named = TableName.is_one(sink)
     name = sink if is_named else f"delta.`{sink.replace('s3:', 's3a:', 1)}`"
     killer = Killer(work, config["points"])
-    kill_around_appends(killer, CatalogTable if is_named else SinkTable, name)
+    kill_around_appends(killer, NameTarget if is_named else PathTarget, name)
     spark = make_session(work, settings=config["settings"])
     if is_named:
         spark.sql("CREATE DATABASE IF NOT EXISTS shop")

@@ -11,9 +11,10 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_rocketmq.delta.merge import newest_rows
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.delta.log import newest_rows
+from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of, files_of, run_batch
 
@@ -220,7 +221,7 @@ def test_the_newest_row_of_each_key(made: list[tuple[MessageQueue, int, str | No
         if key is not None:
             newest[key] = max(newest.get(key, ((Q0, -1, -1), "")), ((queue, offset, number), step))
 
-    found = newest_rows(pa.Table.from_batches([batch_of(SCHEMA, rows)], SCHEMA), KEYS)
+    found = newest_rows(pa.Table.from_batches([batch_of(SCHEMA, rows)], SCHEMA), KEYS, POSITION_COLUMNS)
 
     assert sorted(
         zip(found["order-id"].to_pylist(), found["step"].to_pylist(), strict=True), key=str

@@ -24,11 +24,14 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.delta.compaction import compact
 from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.delta.log import TableLog, open_log
+from pyspark_rocketmq.sinks.delta.appenders import FileAppender
+from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
+from pyspark_rocketmq.sinks.delta.log import log_of
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
-from pyspark_rocketmq.sinks.delta.sink import DeltaBatch, DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows, steps_of
 
@@ -47,10 +50,14 @@ def prepared(path: Path, **more: Any) -> DeltaSink:
     return made
 
 
-def opened(path: Path, *, merges: bool = False) -> TableLog:
-    log = open_log(str(path), merges=merges)
-    assert log is not None
-    return log
+def opened(path: Path, *, merges: bool = False) -> TableSnapshot:
+    return TableSnapshot(DeltaTable(path), needs_delta_rs=merges)
+
+
+def table_of(batch: DeltaBatch) -> TableSnapshot:
+    table = batch.log.table
+    assert isinstance(table, TableSnapshot)
+    return table
 
 
 def commit_path(path: Path, version: int) -> Path:
@@ -124,7 +131,9 @@ def test_a_commit_says_what_delta_rs_says(path: Path, column: str, monkeypatch: 
     shutil.copytree(path, path.parent / "by delta-rs")
     commit_path(path.parent / "by delta-rs", 1).unlink()
     monkeypatch.setattr(LogFiles, "takes_commits", False)
-    opened(path.parent / "by delta-rs").add(files, SinkCommit.of(GROUP, batch.log.all_transactions()))
+    table = opened(path.parent / "by delta-rs")
+    commit = SinkCommit.of(GROUP, batch.log.table.all_transactions())
+    FileAppender(table).put(log_of(table), files, commit)
 
     ours, theirs = actions_of(path), actions_of(path.parent / "by delta-rs")
     assert dict(zip(found["queueOffset"].to_pylist(), found[column].to_pylist(), strict=True)) == dict(
@@ -210,7 +219,7 @@ def test_a_handle_that_was_idle_for_long_opens_the_table_anew(
     """J3: by then its log may have been cleaned up."""
     sink = prepared(path)
     batch = sink.begin(GROUP, {Q0: 0})
-    batch.log._looked_s -= 3_601.0
+    table_of(batch)._looked_s -= 3_601.0
     again = counted(monkeypatch)
 
     batch.commit(files_of(batch.task_writer(), iter([rows(Q0, 0, 1)])), {Q0: 1})
@@ -223,13 +232,13 @@ def test_a_handle_that_was_idle_for_long_opens_the_table_anew(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What delta-rs opens from here on."""
     found: list[object] = []
-    take = TableLog._take
+    take = TableSnapshot._take
 
-    def noted(log: TableLog, table: DeltaTable) -> int:
+    def noted(snapshot: TableSnapshot, table: DeltaTable) -> int:
         found.append(table)
-        return take(log, table)
+        return take(snapshot, table)
 
-    monkeypatch.setattr(TableLog, "_take", noted)
+    monkeypatch.setattr(TableSnapshot, "_take", noted)
     return found
 
 
@@ -267,7 +276,7 @@ def test_a_commit_that_was_cleaned_up_is_not_made_again(path: Path) -> None:
 def test_after_very_many_commits_of_others_the_table_is_opened_anew(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyspark_rocketmq.sinks.delta.log._MOST_FOLLOWED", 3)
+    monkeypatch.setattr("pyspark_rocketmq.delta.snapshot._MOST_FOLLOWED", 3)
     sink, other = prepared(path), prepared(path)
     for end in range(1, 9):
         run_batch(other, {Q1: end}, rows(Q1, end - 1, end))
@@ -280,11 +289,11 @@ def test_a_table_that_delta_rs_shows_as_it_was_a_moment_ago_is_followed_from_the
 ) -> None:
     """J3: while delta-rs lists a large folder commits are made."""
     sink, other = prepared(path), prepared(path)
-    sink.begin(GROUP, {Q1: 0}).log._looked_s -= 3_601.0
+    table_of(sink.begin(GROUP, {Q1: 0}))._looked_s -= 3_601.0
     for end in range(1, 5):
         run_batch(other, {Q1: end}, rows(Q1, end - 1, end))
     monkeypatch.setattr(
-        "pyspark_rocketmq.sinks.delta.log.open_table", lambda uri, *_, **__: DeltaTable(uri, version=2)
+        "pyspark_rocketmq.delta.snapshot.open_table", lambda uri, *_, **__: DeltaTable(uri, version=2)
     )
 
     assert sink.begin(GROUP, {Q1: 0}).watermarks == {Q1: 4}

@@ -20,12 +20,14 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Field, PrimitiveType
 
 from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import TableForm
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta import table as sink_table
-from pyspark_rocketmq.sinks.delta.log import TableLog, open_log
+from pyspark_rocketmq.sinks.delta.appenders import FileAppender
+from pyspark_rocketmq.sinks.delta.log import SinkLog, log_of, open_log, opened_log
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
@@ -210,18 +212,19 @@ def test_changes_of_others_between_begin_and_commit_do_no_harm(
 
 
 def fail_commits(monkeypatch: pytest.MonkeyPatch, *, times: int, after_committing: bool = False) -> None:
-    """Let ``TableLog.add`` fail, with or without having committed before, and work afterwards."""
-    add = TableLog.add
+    """Let ``FileAppender.put`` fail, with or without having committed before, and work afterwards."""
+    put = FileAppender.put
     left = iter(range(times))
 
-    def failing_add(log: TableLog, *args: Any, **kwargs: Any) -> int:
+    def failing_put(appender: FileAppender, log: SinkLog, *args: Any) -> int:
         if next(left, None) is None:
-            return add(log, *args, **kwargs)
+            return put(appender, log, *args)
         if after_committing:
-            add(TableLog(DeltaTable(log.log.table_uri)), *args, **kwargs)
+            table = TableSnapshot(DeltaTable(log.log.table_uri), needs_delta_rs=False)
+            put(FileAppender(table), log_of(table), *args)
         raise CommitFailedError("the connection was reset")
 
-    monkeypatch.setattr(TableLog, "add", failing_add)
+    monkeypatch.setattr(FileAppender, "put", failing_put)
 
 
 def test_an_error_of_a_commit_that_arrived_does_not_add_the_rows_twice(
@@ -314,7 +317,7 @@ def test_a_checkpoint_made_since_says_nothing_of_watermarks_before(sink: DeltaSi
     DeltaTable(path).create_checkpoint()
 
     ids = [app_id(GROUP, queue) for queue in queues]
-    assert before.transaction_versions(ids) == dict.fromkeys(ids, 3)
+    assert before.table.transaction_versions(ids) == dict.fromkeys(ids, 3)
 
 
 def test_the_log_is_looked_through_from_the_version_that_is_stood_at(sink: DeltaSink, path: Path) -> None:
@@ -323,7 +326,7 @@ def test_the_log_is_looked_through_from_the_version_that_is_stood_at(sink: Delta
     newest = SinkCommit(GROUP, {}, own_metadata(DeltaTable(path).history(1)[0])["rocketmqCommit"])
     DeltaTable(path).restore(1)
 
-    old, new = TableLog(DeltaTable(path, version=3)), TableLog(DeltaTable(path))
+    old, new = opened_log(DeltaTable(path, version=3)), opened_log(DeltaTable(path))
     assert (old.find_commit(newest, 0), new.find_commit(newest, 0), new.find_commit(newest, 4)) == (
         None,
         4,
@@ -725,15 +728,15 @@ def test_columns_that_another_query_has_just_added_are_taken_as_they_are(
     """H5: both begin at the same moment; who comes second is refused by delta-rs, and looks again."""
     evolving(path, SCHEMA)
     other = DeltaTable(path)
-    real = TableLog.form
+    real = TableSnapshot.form
 
-    def form_then_alter(log: TableLog) -> TableForm:
-        found = real(log)
-        monkeypatch.setattr(TableLog, "form", real)
+    def form_then_alter(table: TableSnapshot) -> TableForm:
+        found = real(table)
+        monkeypatch.setattr(TableSnapshot, "form", real)
         other.alter.add_columns([Field("amount", PrimitiveType("double"))])
         return found
 
-    monkeypatch.setattr(TableLog, "form", form_then_alter)
+    monkeypatch.setattr(TableSnapshot, "form", form_then_alter)
     evolving(path, WITH_AMOUNT)
 
     assert [field.name for field in DeltaTable(path).schema().fields][-1] == "amount"

@@ -25,8 +25,8 @@ from pyspark_rocketmq.model import QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.delta.catalog_table import CatalogTable
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.spark_writer import NameTarget
 from pyspark_rocketmq.sinks.multi import MultiSink
 from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
 from tests.helpers.fake_clock import FakeClock
@@ -212,14 +212,14 @@ def test_a_restore_while_a_batch_runs_is_noticed(
         spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {version}")
 
     if is_late:
-        append = CatalogTable._append
+        append = NameTarget.append
 
         def append_late(*arguments: Any) -> None:
             restore(0)
             append(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(CatalogTable, "_append", append_late)
+            patched.setattr(NameTarget, "append", append_late)
             assert batch.commit(written, {Q0: 3}) == 3
         with pytest.raises(OffsetError, match="restore version 2 first"):
             sink.follow_restore(GROUP, store)
@@ -330,7 +330,7 @@ def test_where_the_history_has_forgotten_the_group_nothing_is_written_twice(
         if int(file.name[:20]) < checkpointed:
             file.unlink()
     if not is_readable:
-        monkeypatch.setattr(CatalogTable, "_stored_by_path", lambda *_: None)
+        monkeypatch.setattr("pyspark_rocketmq.sinks.delta.watermarks._ids_by_path", lambda *_: None)
     said = "has been cleaned up" if is_readable else "Spark leaves out a commit"
 
     with pytest.raises(SinkConflict, match=rf"{said}.*DeltaSink\.rewind"):

@@ -15,7 +15,7 @@ from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.delta.table import SinkTable
+from pyspark_rocketmq.sinks.delta.spark_writer import PathTarget
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run, written_by
 
@@ -236,13 +236,13 @@ def test_a_restore_while_a_batch_runs_is_noticed(
         spark.sql(f"RESTORE delta.`{path}` TO VERSION AS OF {made_at - 1}")
 
     if is_late:
-        append = SinkTable._append
+        append = PathTarget.append
 
         def append_late(*arguments: Any) -> None:
             restore()
             append(*arguments)
 
-        monkeypatch.setattr(SinkTable, "_append", append_late)
+        monkeypatch.setattr(PathTarget, "append", append_late)
         assert batch.commit(written, {Q0: 3}) == made_at + 2
     else:
         restore()
@@ -271,7 +271,7 @@ def test_a_session_that_passes_over_unreadable_files_loses_no_row(
     """H1: rows that Spark cannot read back are not reported as stored, whatever it is set to."""
     shutil.copytree(constrained, path)
     sink = prepared(path)
-    append = SinkTable._append
+    append = PathTarget.append
 
     def append_unreadable(*arguments: Any) -> None:
         for file in written:
@@ -284,7 +284,7 @@ def test_a_session_that_passes_over_unreadable_files_loses_no_row(
     spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(SinkTable, "_append", append_unreadable)
+            patched.setattr(PathTarget, "append", append_unreadable)
             with pytest.raises(SinkConflict, match="could not be committed"):
                 batch.commit(written, {Q0: 2})
     finally:

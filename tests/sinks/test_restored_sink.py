@@ -15,8 +15,10 @@ from pyspark.errors import PySparkException
 from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.sinks.base import QueueGeneration
+from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.rules import restored_to
-from pyspark_rocketmq.sinks.delta.sink import DeltaBatch, DeltaSink
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.spark_writer import PathTarget, Session
 from pyspark_rocketmq.sinks.delta.table import SinkTable
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
@@ -222,9 +224,9 @@ class SparkWriter:
 @pytest.fixture
 def spark_writer(path: Path, monkeypatch: pytest.MonkeyPatch) -> SparkWriter:
     writer = SparkWriter(path)
-    monkeypatch.setattr(SinkTable, "refused", lambda *_: ("CHECK constraint known",))
-    monkeypatch.setattr(SinkTable, "_session", writer)
-    monkeypatch.setattr(SinkTable, "_append", lambda _, added, options: writer.append(added, options))
+    monkeypatch.setattr(SinkTable, "reasons_for_spark", lambda *_: ("CHECK constraint known",))
+    monkeypatch.setattr(Session, "spark", writer)
+    monkeypatch.setattr(PathTarget, "append", lambda _, added, options: writer.append(added, options))
     return writer
 
 
@@ -239,7 +241,7 @@ def by_spark(path: Path, spark_writer: SparkWriter) -> DeltaSink:
 def prepared(path: Path) -> DeltaSink:
     made = DeltaSink(path, sleep=lambda _: None)
     made.prepare(SCHEMA)
-    made._table._spark_address = str(path)
+    made._table.home.spark.target.files_address = str(path)
     return made
 
 

@@ -18,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import SinkConflict
-from pyspark_rocketmq.sinks.delta import log as sink_log
+from pyspark_rocketmq.sinks.delta.appenders import FileAppender
+from pyspark_rocketmq.sinks.delta.log import log_of, opened_log
 from pyspark_rocketmq.sinks.delta.restores import SeenCommits, look_back
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
@@ -416,20 +418,20 @@ def test_an_append_does_not_slip_over_a_restore(
         monkeypatch.setattr(LogFiles, "takes_commits", False)
     path = tmp_path / "orders"
     run_batch(prepared(path), {Q0: 2}, rows(Q0, 0, 2))
-    log = sink_log.TableLog(DeltaTable(path))
+    table = TableSnapshot(DeltaTable(path), needs_delta_rs=False)
     DeltaTable(path).restore(0)
 
     with pytest.raises(
         DeltaError if by_delta_rs else FileExistsError, match=r"Metadata changed|after version 1"
     ):
-        log.add((), SinkCommit.of(GROUP, {"x": 1}))
+        FileAppender(table).put(log_of(table), (), SinkCommit.of(GROUP, {"x": 1}))
 
 
 def test_a_log_without_its_newest_commit_is_not_taken_for_one_without_a_restore(tmp_path: Path) -> None:
     path = tmp_path / "orders"
     run_batch(prepared(path), {Q0: 2}, rows(Q0, 0, 2))
     DeltaTable(path).create_checkpoint()
-    log = sink_log.TableLog(DeltaTable(path))
+    log = opened_log(DeltaTable(path))
     (path / "_delta_log" / f"{1:020d}.json").unlink()
 
     with pytest.raises(DeltaError, match="lacks the commit of version 1"):

@@ -87,7 +87,7 @@ def test_a_sink_goes_on_with_the_session_that_runs_when_its_own_was_stopped(
     stopped.append(first)
     run(sink, {Q0: 2}, rows(Q0, 1, 2))
 
-    assert sink._table._spark is not first
+    assert sink._table.home.session.spark is not first
     sink.use_session(spark)
     sink.prepare(SCHEMA)
     run(sink, {Q0: 3}, rows(Q0, 2, 3))

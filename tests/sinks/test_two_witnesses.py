@@ -16,10 +16,11 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.delta.log import TableLog
+from pyspark_rocketmq.sinks.delta.log import opened_log
 from pyspark_rocketmq.sinks.delta.rules import NUMBER, REACHED, WATERMARKS, SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
@@ -185,10 +186,10 @@ def test_only_named_ids_can_be_read_and_the_commit_knows_the_others(
     """H10: a log of a later form is read through delta-rs, id by id."""
     run_batch(prepared(path), {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3))
 
-    def unreadable(_: TableLog) -> dict[str, int]:
+    def unreadable(_: TableSnapshot) -> dict[str, int]:
         raise KeyError("sidecars")
 
-    monkeypatch.setattr(TableLog, "all_transactions", unreadable)
+    monkeypatch.setattr(TableSnapshot, "all_transactions", unreadable)
 
     assert run_batch(prepared(path), {Q0: 3}, rows(Q0, 0, 3), queues=[Q0]) is not None
     monkeypatch.undo()
@@ -259,7 +260,7 @@ def test_a_log_that_reaches_back_to_the_last_commit_warns_of_nothing(
 def test_a_log_without_its_own_newest_commit_is_an_error(path: Path) -> None:
     """J7: whether a RESTORE took rows away is then unknown."""
     run_batch(prepared(path), {Q0: 10}, rows(Q0, 0, 10))
-    log = TableLog(DeltaTable(path))
+    log = opened_log(DeltaTable(path))
     (path / "_delta_log" / f"{1:020d}.json").unlink()
 
     with pytest.raises(DeltaError, match="lacks the commit of version 1"):

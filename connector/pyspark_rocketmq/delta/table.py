@@ -1,4 +1,4 @@
-"""A Delta table through delta-rs: columns and features, queries, a handle per thread.
+"""A Delta table through delta-rs: form, creation, queries.
 
 Names of features are those of the Delta protocol (``PROTOCOL.md``, "Valid Feature Names in Table Features").
 
@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
+from pyspark_rocketmq.clock import commit_with_retry
 from pyspark_rocketmq.delta.ddl import NOT_NULL, metadata_keys_within, type_ddl
-from pyspark_rocketmq.delta.log import CommitFile, LogFiles
 from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.display import masked
@@ -38,11 +35,6 @@ _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before remote storage is asked again."""
 _TIMES_OPENED: Final = 9
 """Attempts to open a local table before its error is raised; see :func:`open_table`."""
-SURELY_KEPT_S: Final = 3600.0
-"""Look for newer commits if the last look is older than this.
-
-Delta keeps commits for 30 days unless a table's properties say otherwise.
-"""
 
 _LEGACY_WRITER_FEATURES = (
     (2, "appendOnly"),
@@ -267,192 +259,3 @@ def read_form(table: DeltaTable) -> TableForm:
             protocol.min_writer_version, protocol.writer_features, protocol.reader_features
         ),
     )
-
-
-class CommitLog(Protocol):
-    """A table's commits, read from its files or from a catalog; see ``LogFiles``."""
-
-    @property
-    def table_uri(self) -> str:
-        """The table's URI, or its name in a catalog."""
-        ...
-
-    @property
-    def storage(self) -> StorageOptions:
-        """Options to reach the table's storage."""
-        ...
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the table is on a disk of this machine."""
-        ...
-
-    def commit_file(self, version: int) -> CommitFile:
-        """Return a mark that distinguishes the commit of a version from another table's."""
-        ...
-
-    def commit_info(self, version: int) -> dict[str, Any] | None:
-        """Return the information in a commit; None if it is no longer known."""
-        ...
-
-    def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
-        """Yield ``commit_info`` of the versions below, the newest first."""
-        ...
-
-    def last_checkpoint_file(self) -> tuple[int | None, int | None]:
-        """Return a mark that changes when a checkpoint is made."""
-        ...
-
-    def may_lack_commits_after(self, version: int) -> bool:
-        """Whether commits after ``version`` may have been cleaned up."""
-        ...
-
-
-class LogHandle:
-    """A thread's view of a table's log: the newest version, and when it was looked up."""
-
-    def __init__(self, log: CommitLog, version: int, clock: Clock | None = None) -> None:
-        """Start at ``version``, which was just opened with the storage options of ``log``."""
-        self.log = log
-        self._values = log.storage.values
-        self._clock = clock or SystemClock()
-        self._looked_s = self._clock.monotonic_s()
-        """Time of the last look for newer commits, monotonic."""
-        self._tip = log.commit_file(version)
-        self._checkpoint = self._last_checkpoint_file()
-        """Size and time, at that look, of the file that names the newest checkpoint."""
-
-    @property
-    def version(self) -> int:
-        """The version of the table that this handle is at."""
-        return self._tip.version
-
-    def renew(self) -> None:
-        """Renew the storage options and continue with them at the same version.
-
-        Raises:
-            DeltaError: If the storage does not answer.
-        """
-        self.log.storage.renew()
-        self.take_options()
-
-    def take_options(self) -> None:
-        """Continue with the storage options as last renewed, if this handle does not use them already.
-
-        Raises:
-            DeltaError: If the storage does not answer.
-        """
-        storage = self.log.storage
-        if storage.values is not self._values:
-            self._values = storage.values
-            self._open_again()
-
-    def is_still_there(self) -> bool:
-        """Whether the log still has the very commit that was the newest one at the last look.
-
-        It does not if the table was deleted, created again or put back to an earlier state.  delta-rs does
-        not notice another table that has as many commits, and would add a commit to that one's log.
-        """
-        return self.log.commit_file(self._tip.version) == self._tip
-
-    def may_have_newer(self) -> bool:
-        """Whether there may be a newer commit, provided that the table is still there.
-
-        If the next commit is missing, it may have been cleaned up after a checkpoint of a later version.  On
-        remote storage only delta-rs can find out, so the answer is always True.
-        """
-        if not self.log.is_local or self._age_s() > SURELY_KEPT_S:
-            return True
-        version = self._tip.version
-        return self.log.commit_file(version + 1).size is not None or self._may_lack_commits_after(version)
-
-    def refresh(self) -> None:
-        """Move to the newest version."""
-        looked_s, age_s = self._clock.monotonic_s(), self._age_s()
-        # If this raises, the next look does a full refresh.
-        self._looked_s = -math.inf
-        checkpoint = self._last_checkpoint_file()
-        version = self._newest_version(age_s)
-        self._looked_s, self._checkpoint = looked_s, checkpoint
-        if version != self._tip.version:
-            self._tip = self.log.commit_file(version)
-
-    def _last_checkpoint_file(self) -> tuple[int | None, int | None] | None:
-        # Only used for local tables; for remote ones it would take two requests.
-        return self.log.last_checkpoint_file() if self.log.is_local else None
-
-    def _may_lack_commits_after(self, version: int) -> bool:
-        # A checkpoint that the last look has seen is not read again.
-        is_known = self.log.last_checkpoint_file() == self._checkpoint
-        return not is_known and self.log.may_lack_commits_after(version)
-
-    def _age_s(self) -> float:
-        return self._clock.monotonic_s() - self._looked_s
-
-    def _newest_version(self, age_s: float) -> int:
-        """Return the newest version; the last look was ``age_s`` seconds ago."""
-        raise NotImplementedError
-
-    def _open_again(self) -> None:
-        """Open the log and table again at the same version, with the current storage options."""
-        raise NotImplementedError
-
-
-class TableHandle(LogHandle):
-    """A table at its newest version, for one thread.
-
-    A commit is checked against the version that the table is at, so threads must not share it.
-    """
-
-    log: LogFiles
-
-    def __init__(
-        self, table: DeltaTable, clock: Clock | None = None, storage: StorageOptions = NO_OPTIONS
-    ) -> None:
-        super().__init__(LogFiles(table.table_uri, storage), int(table.version()), clock)
-        self.table = table
-
-    def _newest_version(self, age_s: float) -> int:  # noqa: ARG002 - delta-rs always looks
-        self.table.update_incremental()
-        return int(self.table.version())
-
-    def _open_again(self) -> None:
-        self.log = LogFiles(self.log.table_uri, self.log.storage)
-        self.table = open_table(self.log.table_uri, self.log.storage, version=self.version)
-
-
-HandleT = TypeVar("HandleT", bound=LogHandle)
-
-
-class HandlePerThread(Generic[HandleT]):
-    """The handles on one table, one for each thread that uses it."""
-
-    def __init__(self, open_handle: Callable[[], HandleT]) -> None:
-        self._open = open_handle
-        self._local = threading.local()
-
-    def newest(self) -> HandleT:
-        """Return this thread's handle, moved to the newest version; raise the errors of ``open_handle``."""
-        handle: HandleT | None = getattr(self._local, "handle", None)
-        if handle is not None:
-            try:
-                handle.take_options()
-                if handle.is_still_there():
-                    if handle.may_have_newer():
-                        handle.refresh()
-                    return handle
-                logger.warning("table is not what it was: %s", masked(handle.log.table_uri))
-            except STORAGE_ERRORS as error:
-                # An idle handle may need log files that were cleaned up since: open again from a checkpoint.
-                handle.log.storage.describe_error(error)
-                logger.info("to be opened again: %s", masked(handle.log.table_uri), exc_info=True)
-        return self.keep(self._open())
-
-    def keep(self, handle: HandleT) -> HandleT:
-        """Make ``handle`` this thread's handle."""
-        self._local.handle = handle
-        return handle
-
-    def forget(self) -> None:
-        """Open the table again at the next use."""
-        self._local = threading.local()

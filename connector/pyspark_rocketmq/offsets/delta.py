@@ -35,12 +35,11 @@ from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.delta.commit import CommitNote, commit_on_top, replace_rows
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.paths import TableName, check_exclusive_create, table_uri
+from pyspark_rocketmq.delta.snapshot import HandlePerThread, TableSnapshot
 from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
 from pyspark_rocketmq.delta.table import (
     STORAGE_ERRORS,
-    HandlePerThread,
     TableForm,
-    TableHandle,
     ask_patiently,
     column_differences,
     create_table,
@@ -304,7 +303,7 @@ class DeltaOffsetStore(RowOffsetStore):
         self._upkeep.written(before.version)
         return change.result
 
-    def _opened(self) -> TableHandle:
+    def _opened(self) -> TableSnapshot:
         # The same table may have been restored to an older state: its versions mean other content now.
         self._known.clear()
         self.storage.renew()
@@ -337,7 +336,7 @@ class DeltaOffsetStore(RowOffsetStore):
                 "it, where the sink is, or, without a sink, where the brokers know the group to be."
             )
         self._table_id = table_id
-        return TableHandle(table, self._clock, self.storage)
+        return TableSnapshot(table, self.storage, clock=self._clock)
 
 
 class _Known(NamedTuple):

@@ -40,7 +40,7 @@ from pyspark_rocketmq.replay.tasks import (
     run_tasks,
 )
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
-from pyspark_rocketmq.sinks.delta.table import log_store_problem
+from pyspark_rocketmq.sinks.delta.spark_writer import log_store_problem
 from pyspark_rocketmq.sinks.shared_storage import check_shared, is_on_one_machine
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.readers import RocketMQBatchReader

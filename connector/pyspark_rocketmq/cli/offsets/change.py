@@ -54,9 +54,9 @@ from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.sinks.delta.log import TableLog
-from pyspark_rocketmq.sinks.delta.rules import app_id, rows_condition
-from pyspark_rocketmq.sinks.delta.watermarks import group_commit
+from pyspark_rocketmq.sinks.delta.log import opened_log
+from pyspark_rocketmq.sinks.delta.rules import rows_condition
+from pyspark_rocketmq.sinks.delta.watermarks import read_queues
 from pyspark_rocketmq.sinks.standing import lost_by
 
 if TYPE_CHECKING:
@@ -91,10 +91,8 @@ class SinkWatermarks:
             SinkConflict: If the table no longer shows how far the group is.
         """
         with self._answering():
-            log = TableLog(self._table(), self._storage)
-            known = group_commit(log, consumer_group, queues.items()).watermarks
-        ids = {queue: app_id(consumer_group, queue, generation) for queue, generation in queues.items()}
-        return {queue: known[name] for queue, name in ids.items() if name in known}
+            log = opened_log(self._table(), self._storage)
+            return dict(read_queues(log, consumer_group, queues).watermarks)
 
     def lost(self, consumer_group: str, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
         """Return the table's position in each queue whose rows it has lost, compared with the group's rows.

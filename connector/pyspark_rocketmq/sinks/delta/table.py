@@ -1,41 +1,28 @@
-"""A sink's table: creation, checks, new columns, and commits by Spark where delta-rs must not write.
+"""A sink's table: creation, checks, new columns, and what looks after it.
 
-Spark's writer keeps constraints, generated and identity columns, column mapping, row tracking and clustering.
-It stores one transaction id per commit, but a sink needs a watermark for each queue. So a commit by Spark
-has the watermarks of the whole group in its ``userMetadata``. Its id ``rocketmq:GROUP`` counts the commits
-that Spark has made for the group, and fences: if two commits start from the same count, the second one
-conflicts or is skipped, and this module checks for that.
-
-:mod:`pyspark_rocketmq.sinks.delta.watermarks` reads a group's progress.
+A table is at a path, or has a name in a catalog; :class:`TableHome` is the difference.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, Protocol
 
 import pyarrow as pa
-from deltalake import Schema
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import TableNotFoundError
+from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.delta.compaction import Compactor
-from pyspark_rocketmq.delta.ddl import columns_ddl
-from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.maintenance import Maintenance
-from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path, quoted_name
-from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
+from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path
+from pyspark_rocketmq.delta.snapshot import HandlePerThread, TableSnapshot
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.delta.table import (
     STORAGE_ERRORS,
-    HandlePerThread,
     TableForm,
     as_nullable,
     create_table,
@@ -46,22 +33,27 @@ from pyspark_rocketmq.delta.table import (
 )
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
-from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.delta.log import SinkLog, TableLog, open_log
+from pyspark_rocketmq.sinks.delta.appenders import Appender, FileAppender, MergeAppender, SinkHandle
+from pyspark_rocketmq.sinks.delta.log import SinkLog, log_of
 from pyspark_rocketmq.sinks.delta.rules import (
     SinkCommit,
     cannot_take_files,
     check_characters,
     check_columns,
     check_wanted,
-    given_columns,
-    group_app_id,
+    features_of_every_commit,
     refused_features,
     uncompacted_features,
 )
-from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, group_commit, last_known_commit
+from pyspark_rocketmq.sinks.delta.spark_writer import (
+    PathTarget,
+    Session,
+    SparkWriter,
+    addresses,
+    log_store_problem,
+)
+from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, has_rows_of
 from pyspark_rocketmq.sinks.shared_storage import normal_place
-from pyspark_rocketmq.spark.session import living_session
 
 logger = logging.getLogger(__name__)
 
@@ -71,78 +63,169 @@ _COMPACT_EVERY = 100
 """Versions, at least, between two checks of the sizes of all files."""
 _CLEAN_UP_EVERY = 1_000
 """Versions, at least, between two removals of expired files of the log; each checks all files of the log."""
-_READ_ALL: Final[Mapping[str, bool | str]] = MappingProxyType(
-    {
-        "ignoreMissingFiles": False,
-        "ignoreCorruptFiles": False,
-        "datetimeRebaseMode": "CORRECTED",
-        "int96RebaseMode": "CORRECTED",
-    }
-)
-"""Options for Spark to read all rows of tasks with their exact dates, whatever the session's settings."""
-_ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
-"""Setting that only sessions on Databricks have; there a service makes Databricks' own commits exclusive."""
 
 
-def spark_address(spark: SparkSession | None, path: str) -> str | None:
-    """Return the address by which a session finds the table; None if it does not, or has no Delta Lake.
+class TableHome(Protocol):
+    """Where a table is, and what follows from that."""
 
-    This tries to load the table: Databricks shows no ``spark.sql.extensions``, and only some platforms
-    support ``s3://``.
-    """
-    if spark is None:
+    storage: StorageOptions
+    session: Session
+    """The session that reads or writes the table, where Spark does."""
+    spark: SparkWriter
+    """Makes the commits that only Spark may make."""
+
+    @property
+    def path(self) -> str:
+        """The table's storage URI, absolute path, or name."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """The table's name, the same in every run of a query."""
+        ...
+
+    @property
+    def rows_uri(self) -> str:
+        """Path or URI that tasks write their rows to; empty until it is known."""
+        ...
+
+    @property
+    def command_path(self) -> str:
+        """Path for commands; empty if the table has only a name."""
+        ...
+
+    def session_of_handles(self) -> SparkSession | None:
+        """Return the session that handles use, which is a running one; None if they use none."""
+        ...
+
+    def open(self) -> SinkHandle | None:
+        """Open the table at its newest version, with renewed storage options; return None without a table.
+
+        Raises:
+            OptionError: If it cannot be a sink.
+            DeltaError, OSError: If the storage or the catalog does not answer.
+        """
+        ...
+
+    def create(self, schema: pa.Schema, partition_by: tuple[str, ...]) -> SinkHandle:
+        """Create the table, or open the one that another process created.
+
+        Raises:
+            OptionError: If it cannot be made.
+        """
+        ...
+
+    def check_place(self) -> None:
+        """Refuse a place in which commits could overwrite each other."""
+        ...
+
+    def check_rows_place(self, schema: pa.Schema) -> None:
+        """Refuse a place for rows where tasks cannot write, or Spark cannot read."""
+        ...
+
+    def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
+        """Return the table's form without columns that Delta may compute, if ``form`` does not show them."""
+        ...
+
+    def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:
+        """Return the reasons why Spark must write the table; empty if there are none."""
+        ...
+
+    def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:
+        """Refuse a table that Spark must write if no session can, or if it could overwrite commits.
+
+        Raises:
+            OptionError: If so.
+        """
+        ...
+
+
+class PathHome:
+    """A table in a folder, on a disk or in an object store; implements :class:`TableHome`."""
+
+    def __init__(self, path: str, storage: StorageOptions, merge_keys: tuple[str, ...]) -> None:
+        self.path: Final = path
+        self.storage = storage
+        self.session = Session()
+        self._target = PathTarget(path, self.session)
+        self.spark = SparkWriter(self.session, self._target)
+        self._merge_keys = merge_keys
+
+    @property
+    def place(self) -> str:
+        """See :attr:`TableHome.place`."""
+        return normal_place(self.path)
+
+    @property
+    def rows_uri(self) -> str:
+        """See :attr:`TableHome.rows_uri`."""
+        return self.path
+
+    @property
+    def command_path(self) -> str:
+        """See :attr:`TableHome.command_path`."""
+        return self.path
+
+    def session_of_handles(self) -> SparkSession | None:
+        """See :meth:`TableHome.session_of_handles`."""
         return None
-    for address in _addresses(path):
+
+    def open(self) -> SinkHandle | None:
+        """See :meth:`TableHome.open`."""
+        self.storage.renew()
         try:
-            _ = spark.read.format("delta").load(address).schema
-        except (PySparkException, Py4JError):
-            logger.info("not a Delta table to this Spark session path=%s", masked(address), exc_info=True)
-        else:
-            return address
-    return None
+            return self._handle(open_table(self.path, self.storage))
+        except TableNotFoundError:
+            return None
 
+    def create(self, schema: pa.Schema, partition_by: tuple[str, ...]) -> SinkHandle:
+        """See :meth:`TableHome.create`."""
+        try:
+            table = create_table(self.path, schema, partition_by, self.storage)
+        except STORAGE_ERRORS as error:
+            if local_path(self.path) is None:
+                raise
+            problem = (
+                f"The sink's folder {masked(self.path)} cannot be made: {self.storage.describe_error(error)} "
+                "Name a "
+                "folder that this process can make and write, or let it write there"
+            )
+            raise OptionError((problem,), where="Delta sink") from error
+        return self._handle(table)
 
-def _addresses(path: str) -> tuple[str, ...]:
-    return (path, f"s3a{path[2:]}") if path.startswith("s3://") else (path,)
-
-
-def plain_path(path: str) -> str:
-    """Escape a path for Spark, which would read some characters as a pattern for several paths."""
-    return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
-
-
-def log_store_problem(
-    address: str, conf: Callable[[str], str | None], *, beside_delta_rs: bool = False
-) -> str | None:
-    """Describe why, by its settings, this session could overwrite commits of others; None if it cannot.
-
-    Source: ``io.delta.storage.S3SingleDriverLogStore``, delta-spark's default for S3. It checks whether a
-    commit exists and then writes it, so only commits of one driver exclude each other.
-
-    Args:
-        address: The table's address.
-        conf: Returns a setting of the session.
-        beside_delta_rs: Whether delta-rs makes the other commits; it does not use Databricks' service.
-    """
-    scheme = address.partition("://")[0]
-    if scheme not in ("s3", "s3a", "s3n"):
-        return None
-    what = "its commits on S3 could overwrite those of other writers:"
-    if conf(_ON_DATABRICKS):
-        return (
-            f"{what} Databricks orders those of its own writers only. Let it write while the table's sinks "
-            "stand still, or name the table as the catalog does, so that Spark makes the sinks' commits"
-            if beside_delta_rs
-            else None
+    def _handle(self, opened: DeltaTable) -> SinkHandle:
+        table = TableSnapshot(opened, self.storage, needs_delta_rs=bool(self._merge_keys))
+        files = FileAppender(table)
+        return SinkHandle(
+            log_of(table),
+            MergeAppender(table, self._merge_keys) if self._merge_keys else files,
+            files if table.commits_itself else None,
         )
-    chosen = (f"spark.delta.logStore.{scheme}.impl", "spark.delta.logStore.class")
-    if any(map(conf, chosen)):
-        return None
-    return (
-        f"{what} delta-spark's default log store there knows those of its own driver only. Set {chosen[0]} "
-        "to a log store for several writers, or, if this driver is the table's only writer, to "
-        "io.delta.storage.S3SingleDriverLogStore, its default"
-    )
+
+    def check_place(self) -> None:
+        """See :meth:`TableHome.check_place`."""
+        check_exclusive_create(self.path)
+
+    def check_rows_place(self, schema: pa.Schema) -> None:
+        """Check nothing: tasks write beside the table, and the driver looks for each of their files."""
+
+    def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:  # noqa: ARG002 - it shows them
+        """See :meth:`TableHome.comparable`."""
+        return form
+
+    def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:
+        """Return the names of what forbids adding files to the table; empty if nothing does."""
+        return refused_features(form)
+
+    def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:  # noqa: ARG002 - of a protocol
+        """See :meth:`TableHome.check_spark`."""
+        address = self._target.find()
+        if not address:
+            why = "no Spark session here can read it (with delta-spark, its extension and its catalog)"
+            raise cannot_take_files(self.path, reasons, why)
+        problem = log_store_problem(address, self.session.setting)
+        if problem is not None:
+            raise cannot_take_files(self.path, reasons, problem)
 
 
 class SinkTable:
@@ -150,17 +233,17 @@ class SinkTable:
 
     def __init__(
         self,
-        path: str,
+        home: TableHome,
         *,
         partition_by: tuple[str, ...],
         merge_keys: tuple[str, ...],
         schema_evolution: bool,
         compaction: bool = True,
-        storage: StorageOptions = NO_OPTIONS,
     ) -> None:
-        """Set the arguments of the sink."""
-        self.path = path
-        self.storage = storage
+        """Set the table's home and the arguments of the sink."""
+        self.home = home
+        self.path = home.path
+        self.storage = home.storage
         self.partition_by = partition_by
         self.merge_keys = merge_keys
         self.schema_evolution = schema_evolution
@@ -173,14 +256,12 @@ class SinkTable:
         """Columns of the rows; empty until the table is prepared."""
         self.table_id: str | None = None
         """The table's id; known once the table is prepared."""
-        self._spark: SparkSession | None = None
-        self._spark_address = ""
-        """Address by which the session finds the table's folder; known once Spark is to write."""
         self._warned: set[str] = set()
         """Groups that were warned of a RESTORE that the log may no longer show."""
-        self._handles: HandlePerThread[SinkLog] = HandlePerThread(self._opened)
-        self._upkeep = Maintenance("sink", path, storage)
-        self._compactions = Maintenance("sink", path, storage, heeds_process_ends=True)
+        self._handles: HandlePerThread[SinkHandle] = HandlePerThread(self._opened)
+        self._session_of_handles: SparkSession | None = None
+        self._upkeep = Maintenance("sink", self.path, self.storage)
+        self._compactions = Maintenance("sink", self.path, self.storage, heeds_process_ends=True)
 
     def prepare(self, schema: pa.Schema) -> None:
         """Create the table if it is missing, else check it; see ``DeltaSink.prepare``."""
@@ -193,80 +274,52 @@ class SinkTable:
             features=frozenset(),
         )
         check_wanted(self.path, wanted)
-        log = self.open()
-        if log is None:
+        handle = self.home.open()
+        if handle is None:
             check_characters(self.path, Schema.from_arrow(schema).to_json())
-            log = self._created(schema)
+            handle = self.home.create(schema, self.partition_by)
             logger.info("sink table created path=%s", masked(self.path))
         else:
-            self._check_place()
+            self.home.check_place()
             # Check both, so that a name that differs only in case is not reported as missing.
-            _check_names(self.path, [*(column.name for column in log.form().columns), *schema.names])
+            known = [column.name for column in handle.log.table.form().columns]
+            _check_names(self.path, [*known, *schema.names])
             if self.schema_evolution:
-                self._add_missing_columns(log, schema)
-        form = log.form()
+                self._add_missing_columns(handle, schema)
+        form = handle.log.table.form()
         self._check_columns(form, wanted)
         check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
         self._wanted, self._taken, self.schema = wanted, None, schema
-        self._handles.keep(log)
-        self.table_id = log.table_id
-        refused = self.refused(form)
-        if not refused:
+        self._forget_handles_of_another_session()
+        self._handles.keep(handle)
+        self.table_id = handle.log.table.table_id
+        reasons = self.reasons_for_spark(form)
+        if not reasons:
             self._warn_of_spark()
         logger.info(
             "sink writes files and commits by %s path=%s version=%d",
-            f"Spark because of {', '.join(refused)}" if refused else log.commits_by,
+            f"Spark because of {', '.join(reasons)}" if reasons else handle.appender.commits_by,
             masked(self.path),
-            log.version,
+            handle.log.version,
         )
+        self.home.check_rows_place(schema)
 
     def _warn_of_spark(self) -> None:
         """Log a warning if commits by Spark, such as other jobs', could overwrite those of this sink."""
-        session = living_session(self._spark)
+        session = self.home.session.living()
 
         def setting(name: str) -> str | None:
             return None if session is None else session.conf.get(name, None)
 
         problems = [
-            log_store_problem(address, setting, beside_delta_rs=True) for address in _addresses(self.path)
+            log_store_problem(address, setting, beside_delta_rs=True) for address in addresses(self.path)
         ]
         if all(problems):
             path = masked(self.path)
             logger.warning("where Spark writes path=%s, too, as by OPTIMIZE, %s", path, problems[-1])
 
-    @property
-    def place(self) -> str:
-        """The table's name, the same in every run of a query."""
-        return normal_place(self.path)
-
-    @property
-    def rows_uri(self) -> str:
-        """Path or URI that tasks write their rows to; known once the table is prepared."""
-        return self.path
-
-    def open(self) -> SinkLog | None:
-        """Open the log at its newest version; return None without a table."""
-        return open_log(self.path, self.storage, merges=bool(self.merge_keys))
-
-    def _created(self, schema: pa.Schema) -> SinkLog:
-        try:
-            table = create_table(self.path, schema, self.partition_by, self.storage)
-        except STORAGE_ERRORS as error:
-            if local_path(self.path) is None:
-                raise
-            problem = (
-                f"The sink's folder {masked(self.path)} cannot be made: {self.storage.describe_error(error)} "
-                "Name a "
-                "folder that this process can make and write, or let it write there"
-            )
-            raise OptionError((problem,), where="Delta sink") from error
-        return TableLog(table, self.storage, merges=bool(self.merge_keys))
-
-    def _check_place(self) -> None:
-        """Refuse a place in which commits could overwrite each other."""
-        check_exclusive_create(self.path)
-
     def _check_columns(self, form: TableForm, wanted: TableForm) -> None:
+        form = self.home.comparable(form, wanted)
         check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
 
     def count_rows(self, where: str) -> int:
@@ -276,22 +329,29 @@ class SinkTable:
         [count] = query_rows(open_table(self.path, self.storage), sql).column("found").to_pylist()
         return int(count)
 
-    def newest_log(self) -> SinkLog:
+    def newest(self) -> SinkHandle:
         """Return this thread's handle, moved to the newest version."""
+        self._forget_handles_of_another_session()
         return self._handles.newest()
 
-    def _opened(self) -> SinkLog:
-        log = self.open()
-        if log is None:
+    def _forget_handles_of_another_session(self) -> None:
+        session = self.home.session_of_handles()
+        if session is not self._session_of_handles:
+            self._session_of_handles = session
+            self._handles.forget()
+
+    def _opened(self) -> SinkHandle:
+        handle = self.home.open()
+        if handle is None:
             raise SchemaError(
                 f"There is no Delta table at {self.path}. Put it back if it was there before, and start the "
                 "query again."
             )
-        return log
+        return handle
 
     def look_after(self, log: SinkLog) -> None:
         """Start a checkpoint and a compaction if due, after a commit of files; return at once."""
-        every = checkpoint_interval(log.form().configuration)
+        every = checkpoint_interval(log.table.form().configuration)
         self._upkeep.after_commit(
             log.version - 1,
             every,
@@ -326,19 +386,6 @@ class SinkTable:
         if not uncompacted_features(read_form(table)):
             self._compactor.compact_if_worth_it(table, LogFiles(self.path, self.storage))
 
-    def group_commit(
-        self, log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
-    ) -> GroupCommit:
-        """Return the group's progress in all its queues; see :func:`watermarks.group_commit`."""
-        return group_commit(log, consumer_group, generations)
-
-    def last_known_commit(self, log: SinkLog, consumer_group: str) -> GroupCommit:
-        """Return :meth:`group_commit`, but without watermarks that are no longer in the log.
-
-        For an operator who is about to set them.
-        """
-        return last_known_commit(log, consumer_group)
-
     def check_not_restored(self, log: SinkLog, consumer_group: str) -> None:
         """Refuse a table after a RESTORE that the group's last commit did not know of.
 
@@ -346,7 +393,7 @@ class SinkTable:
             SinkConflict: If there was one; it may have removed rows.
         """
         # A group without rows in the table has lost none.
-        if not log.knows(consumer_group):
+        if not has_rows_of(log, consumer_group):
             return
         restored_at = log.restored_since_last_commit(consumer_group)
         if restored_at is None:
@@ -408,142 +455,66 @@ class SinkTable:
         if form is self._taken:
             return ()
         self._check_columns(form, self._wanted)
-        refused = self.refused(form)
-        if not refused:
+        reasons = self.reasons_for_spark(form)
+        if not reasons:
             self._taken = form
-        return refused
+        return reasons
 
-    def refused(self, form: TableForm) -> tuple[str, ...]:
+    def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:
         """Return the reasons why Spark must write the table; empty if there are none.
 
         Raises:
             OptionError: If there are such reasons, but Spark's writer cannot be used.
         """
-        refused = refused_features(form)
-        if not refused:
+        reasons = self.home.reasons_for_spark(form)
+        if not reasons:
             return ()
         if self.merge_keys:
-            raise cannot_take_files(self.path, refused, "rows are to be merged (merge_keys)")
-        self._take_session()
-        self._spark_address = self._spark_address or spark_address(self._spark, self.path) or ""
-        if not self._spark_address:
-            why = "no Spark session here can read it (with delta-spark, its extension and its catalog)"
-            raise cannot_take_files(self.path, refused, why)
-        problem = log_store_problem(self._spark_address, lambda name: self._session.conf.get(name, None))
-        if problem is not None:
-            raise cannot_take_files(self.path, refused, problem)
-        return refused
+            raise cannot_take_files(self.path, reasons, "rows are to be merged (merge_keys)")
+        self.home.check_spark(form, reasons)
+        return reasons
 
-    def use_session(self, spark: SparkSession) -> None:
-        """Use this session for Spark's part as long as it runs."""
-        if spark is not self._spark:
-            self._spark = spark
-            self._forget_session()
-
-    def _take_session(self) -> None:
-        """Switch to another session if this one no longer runs."""
-        before, self._spark = self._spark, living_session(self._spark)
-        if before is not self._spark:
-            self._forget_session()
-
-    def _forget_session(self) -> None:
-        """Discard what depends on the previous session."""
-        self._spark_address = ""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the rows' columns; known once the table is prepared."""
-        return tuple(column.name for column in self._wanted.columns) if self._wanted else ()
-
-    def append_by_spark(
-        self,
-        log: SinkLog,
-        files: Sequence[WrittenFile],
-        before: GroupCommit,
-        commit: SinkCommit,
-        *,
-        schema: pa.Schema,
-    ) -> int:
-        """Let Spark add the rows of ``files`` and move watermarks; return the new version.
-
-        Raises:
-            PySparkException: If the rows do not fit the table, or another commit of the group won.
-            DeltaError: If Spark skipped the commit, because another one of the group came first.
-        """
-        begun_at, number = log.version, before.number + 1
-        commit = commit._replace(record={**before.record_by_spark(commit), **self._more_metadata})
-        metadata = commit.metadata(**log.before(commit))
-        rows_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-        paths = [plain_path(f"{self._spark_address}/{file.path}") for file in files]
-        rows = (
-            self._session.read.schema(rows_schema).options(**_READ_ALL).parquet(*paths)
-            if files
-            else self._session.createDataFrame([], rows_schema)
-        )
-        self._append(
-            rows, {**metadata, "txnAppId": group_app_id(commit.consumer_group), "txnVersion": number}
-        )
-        log.refresh()
-        return log.version_of(commit, begun_at)
-
-    _more_metadata: Mapping[str, Any] = MappingProxyType({})
-    """Further fields in the record of commits by Spark."""
-
-    def check_rewind(self, log: SinkLog) -> None:
+    def check_rewind(self, handle: SinkHandle) -> None:
         """Refuse a table whose watermarks cannot be set by this process.
 
         Raises:
             OptionError: If Spark would have to set them, and no session can.
         """
-        if not log.records_without_spark:
-            self.refused(log.form())
+        if self._recorder(handle) is None:
+            self.reasons_for_spark(handle.log.table.form())
 
-    def rewind(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+    def rewind(self, handle: SinkHandle, before: GroupCommit, commit: SinkCommit) -> int:
         """Make a commit without rows that sets watermarks; return the new version."""
         before = before.set_by(commit)
-        if not refused_features(log.form()):
-            record = before.record_of_files(commit, time.time_ns() // 1_000_000)
-            watermarks = {**before.watermarks, **commit.watermarks}
-            return log.add((), commit._replace(watermarks=watermarks, record=record))
-        if log.records_without_spark:
-            counter = {group_app_id(commit.consumer_group): before.number + 1}
-            record = {**before.record_by_spark(commit), **self._more_metadata}
-            return log.add((), commit._replace(watermarks=counter, record=record))
-        self.refused(log.form())
-        return self.append_by_spark(log, (), before, commit, schema=self.schema_without_rows(log))
+        form = handle.log.table.form()
+        if not self.home.reasons_for_spark(form):
+            return handle.appender.set_watermarks(handle.log, before, commit)
+        recorder = self._recorder(handle)
+        if recorder is not None:
+            return recorder.count_as_spark(handle.log, before, commit)
+        self.reasons_for_spark(form)
+        return self.home.spark.set_watermarks(handle.log, before, commit)
 
-    def _append(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
-        rows.write.format("delta").mode("append").options(**options).save(self._spark_address)
+    def _recorder(self, handle: SinkHandle) -> FileAppender | None:
+        """Return what makes a commit without rows, even if Spark writes the table; None if only Spark can."""
+        return None if features_of_every_commit(handle.log.table.form()) else handle.recorder
 
-    @property
-    def _sql_name(self) -> str:
-        return f"delta.{quoted_name(self._spark_address)}"
+    def appender(self, handle: SinkHandle, *, by_spark: bool) -> Appender:
+        """Return what commits rows: Spark, or what the table's home has."""
+        return self.home.spark if by_spark else handle.appender
 
-    def schema_without_rows(self, log: SinkLog) -> pa.Schema:
-        """Return the columns of a commit without rows."""
-        given = given_columns(log.form())
-        return pa.schema([field for field in log.arrow_schema if field.name in given])
-
-    @property
-    def _session(self) -> SparkSession:
-        assert self._spark is not None, "refused() comes first"
-        return self._spark
-
-    def _add_missing_columns(self, log: SinkLog, schema: pa.Schema) -> None:
-        known = {column.name for column in log.form().columns}
+    def _add_missing_columns(self, handle: SinkHandle, schema: pa.Schema) -> None:
+        form = handle.log.table.form()
+        known = {column.name for column in form.columns}
         missing = pa.schema([field for field in schema if field.name not in known])
         if not len(missing):
             return
         # Existing rows have no value in new columns, so these must be nullable.
         missing = pa.schema([as_nullable(field) for field in missing])
-        if not log.form().has_column_mapping:
+        if not form.has_column_mapping:
             check_characters(self.path, Schema.from_arrow(missing).to_json())
-        if self.refused(log.form()):
-            columns = columns_ddl(from_arrow_schema(missing, prefer_timestamp_ntz=True).json())
-            self._session.sql(f"ALTER TABLE {self._sql_name} ADD COLUMNS ({columns})")
-            log.refresh()
-        else:
-            log.add_columns(missing)
+        by_spark = bool(self.reasons_for_spark(form))
+        self.appender(handle, by_spark=by_spark).add_columns(handle.log, missing)
 
 
 def checkpoint_interval(configuration: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""Writes a task's rows as files into a Delta table's folder; the driver commits them.
+"""Files that tasks write into a Delta table's folder, and the driver commits.
 
 A file is invisible until the driver commits it. Files of failed or repeated attempts are never committed, and
 VACUUM removes them.
@@ -6,12 +6,15 @@ VACUUM removes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
 
 from pyspark_rocketmq.delta.files import (
     GrowingFile,
@@ -25,6 +28,8 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS, drop_committed
+
+logger = logging.getLogger(__name__)
 
 _GATHERED_BYTES = 64 << 20
 """Most bytes gathered for all open files of a task; above it the largest row group is written as it is."""
@@ -143,3 +148,49 @@ class FileSet:
     def _finish_one(self, values: PartitionValues) -> None:
         self._finished.append(self._open[values].finish())
         del self._open[values]
+
+
+class TaskFolder:
+    """The folder that tasks write files to, as the driver sees it."""
+
+    def __init__(self, uri: str, storage: StorageOptions) -> None:
+        self._uri = uri
+        self._storage = storage
+        self._opened: tuple[Mapping[str, str], fs.FileSystem, str] | None = None
+        """Storage options, the file system that uses them, and the folder in it."""
+
+    def _place(self) -> tuple[fs.FileSystem, str]:
+        values = self._storage.values
+        if self._opened is None or self._opened[0] is not values:
+            self._opened = (values, *filesystem_of(self._uri, self._storage))
+        return self._opened[1:]
+
+    def unseen(self, files: Sequence[WrittenFile]) -> list[str]:
+        """Describe those ``files`` that this machine sees not at all, or with another size."""
+        filesystem, folder = self._place()
+        found = filesystem.get_file_info([f"{folder}/{file.path}" for file in files])
+        return [
+            f"{file.path} ({'not there' if seen.size is None else f'{seen.size} bytes'} "
+            f"instead of {file.size} bytes)"
+            for file, seen in zip(files, found, strict=True)
+            if seen.size != file.size
+        ]
+
+    def read(self, files: Sequence[WrittenFile], schema: pa.Schema) -> pa.Table:
+        """Return the rows of ``files`` with the columns of ``schema``."""
+        filesystem, folder = self._place()
+        stored = (
+            pq.read_table(f"{folder}/{file.path}", filesystem=filesystem, partitioning=None) for file in files
+        )
+        return pa.concat_tables(
+            [schema.empty_table(), *(table.select(schema.names).cast(schema) for table in stored)]
+        )
+
+    def remove(self, files: Sequence[WrittenFile]) -> None:
+        """Remove files whose rows are in other files by now; VACUUM removes those that are left."""
+        filesystem, folder = self._place()
+        for file in files:
+            try:
+                filesystem.delete_file(f"{folder}/{file.path}")
+            except OSError:
+                logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)

@@ -1,4 +1,6 @@
-"""A group's watermarks in a Delta table, as sinks, offset stores and command lines read them.
+"""How far a group's rows go in a Delta table: the one reader, for sinks, offset stores and command lines.
+
+Nothing here uses Spark.
 
 They are in two places: in the table's transaction ids, and in the record within the group's newest commit.
 Each place may lack a part, so both are read:
@@ -9,6 +11,9 @@ Each place may lack a part, so both are read:
 * Spark's writer stores one id per commit, so the records of its commits are newer than the ids of queues.
 * delta-rs may put a commit of files after one of another member that its writer had not seen; then the ids
   are newer than the record.
+
+A catalog shows only the commits of a table, so those record the progress of the whole group, and ids are read
+only for rows that came by the table's path.
 
 If neither is left, the watermarks are unknown, and that is an error: if they were taken for 0, rows would be
 doubled.
@@ -24,13 +29,17 @@ writer had not seen.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.display import masked
-from pyspark_rocketmq.errors import SinkConflict
+from pyspark_rocketmq.errors import RocketMQError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, newest_generations
 from pyspark_rocketmq.sinks.delta.log import SinkLog
 from pyspark_rocketmq.sinks.delta.rules import (
     CHANGED_SINCE,
@@ -45,9 +54,15 @@ from pyspark_rocketmq.sinks.delta.rules import (
     forgets_transactions,
     group_app_id,
     last_generations,
+    message_text,
     own_metadata,
+    superseded,
 )
 
+logger = logging.getLogger(__name__)
+
+WHOLE: Final = "whole"
+"""Field of a commit whose watermarks are those of every queue that the group ever wrote."""
 _WORTH_LEAVING_OUT: Final = 64
 """Number of idle queues above which commits leave them out; a commit records about 100 bytes per queue."""
 _LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
@@ -195,10 +210,10 @@ def records_progress(entry: Mapping[str, Any], whole_entry: Mapping[str, Any] | 
     return WATERMARKS in own_metadata(entry) or recorded(entry, whole_entry).is_whole
 
 
-def group_commit(
-    log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
+def read_progress(
+    log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]] = ()
 ) -> GroupCommit:
-    """Return the group's progress in the table.
+    """Return the group's progress in all its queues.
 
     Args:
         log: The table's log, at the version in question.
@@ -206,24 +221,162 @@ def group_commit(
         generations: Queues that must be included, in case ids can be read from this log only by their names.
 
     Raises:
-        SinkConflict: If the progress is no longer in the log.
+        SinkConflict: If the progress is no longer in the log, or cannot be read.
+        DeltaError, OSError, ValueError, KeyError: If the log cannot be read.
     """
-    ids = (app_id(consumer_group, queue, generation) for queue, generation in generations)
-    stored = log.group_transactions(consumer_group, ids)
+    if not log.table.shows_transactions:
+        return _from_commits(log, consumer_group)
+    stored = _stored_ids(log, consumer_group, generations)
     number = stored.pop(group_app_id(consumer_group), 0)
-    forgets = forgets_transactions(log.form())
+    forgets = forgets_transactions(log.table.form())
     newest = log.newest_commit(consumer_group) if stored or number or forgets else None
     if newest is None and number:
-        raise forgotten(log, consumer_group)
+        raise _forgotten(log, consumer_group)
     whole = log.whole_record_of(newest)
     if forgets and (
         not log.begins_at_first_commit if newest is None else not records_progress(newest, whole)
     ):
-        raise unknown(log, consumer_group)
+        raise _unknown(log, consumer_group)
     return GroupCommit.judged(stored, newest, whole, number=number)
 
 
-def forgotten(log: SinkLog, consumer_group: str) -> SinkConflict:
+def _stored_ids(
+    log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
+) -> dict[str, int]:
+    """Return the group's transaction ids with their versions; at least those of ``generations``.
+
+    Raises:
+        OSError, ValueError, KeyError: If ids can only be read by their names, and no queue is named.
+    """
+    group = group_app_id(consumer_group)
+    of_queues = f"{group}:"
+    try:
+        known = log.table.all_transactions()
+    except (OSError, ValueError, KeyError):
+        ids = [app_id(consumer_group, queue, generation) for queue, generation in generations]
+        if not ids:
+            raise
+        return log.table.transaction_versions([group, *ids])
+    return {name: at for name, at in known.items() if name.startswith(of_queues) or name == group}
+
+
+def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
+    """Return the progress in a table of a catalog, with rows that came by the table's path before."""
+    newest = log.newest_commit(consumer_group)
+    if newest is None and log.begins_at_first_commit:
+        return GroupCommit()
+    if newest is not None and own_metadata(newest).get(WHOLE):
+        return GroupCommit.judged({}, newest)
+    stored = _ids_by_path(log, consumer_group)
+    forgets = forgets_transactions(log.table.form())
+    whole = log.whole_record_of(newest)
+    if forgets and (newest is None or not records_progress(newest, whole)):
+        raise _unknown(log, consumer_group)
+    if stored is None:
+        if newest is None:
+            return GroupCommit()
+        raise SinkConflict(
+            f"The Delta table {log.log.table_uri} has rows of group {consumer_group} that came by its path, "
+            f"and how far they go cannot be read from its folder {masked(log.table.location)}. Write by the "
+            "path as before, give DeltaSink the storage_options for that folder, or say it with "
+            "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue."
+        )
+    number = stored.pop(group_app_id(consumer_group), 0)
+    if newest is None and number:
+        raise _forgotten(log, consumer_group)
+    return GroupCommit.judged(stored, newest, whole, number=number)
+
+
+def _ids_by_path(log: SinkLog, consumer_group: str) -> dict[str, int] | None:
+    """Return the group's ids from the table's folder; None if it cannot be read as this table."""
+    try:
+        found = log.table.all_transactions()
+    except (*STORAGE_ERRORS, RocketMQError, ValueError, KeyError):
+        logger.info("folder of table %s cannot be read", log.log.table_uri, exc_info=True)
+        return None
+    counter = group_app_id(consumer_group)
+    return {
+        name: at
+        for name, at in found.items()
+        if name == counter or generation_of(name, consumer_group) is not None
+    }
+
+
+def last_known_progress(log: SinkLog, consumer_group: str) -> GroupCommit:
+    """Return :func:`read_progress`, but without watermarks that are no longer in the log.
+
+    For an operator who is about to set them.
+    """
+    try:
+        known = read_progress(log, consumer_group)
+    except SinkConflict:
+        known = _still_known(log, consumer_group)
+    if log.table.shows_transactions or known.number or log.begins_at_first_commit:
+        return known
+    # A number above any count of commits so far.
+    return replace(known, number=int(time.time()))
+
+
+def _still_known(log: SinkLog, consumer_group: str) -> GroupCommit:
+    if not log.table.shows_transactions:
+        return GroupCommit()
+    stored = _stored_ids(log, consumer_group, ())
+    number = stored.pop(group_app_id(consumer_group), 0)
+    newest = log.newest_commit(consumer_group)
+    # In a table that Spark writes, the ids are older than the lost record.
+    known = GroupCommit.judged({} if number else stored, newest, log.whole_record_of(newest))
+    return replace(known, number=number)
+
+
+def has_rows_of(log: SinkLog, consumer_group: str) -> bool:
+    """Whether the group has ever committed rows."""
+    if log.table.shows_transactions:
+        try:
+            known = log.table.all_transactions()
+        except (OSError, ValueError, KeyError):
+            return log.newest_commit(consumer_group) is not None
+        group = group_app_id(consumer_group)
+        if any(name == group or name.startswith(f"{group}:") for name in known):
+            return True
+        if not forgets_transactions(log.table.form()):
+            return False
+    return log.newest_commit(consumer_group) is not None
+
+
+class QueueProgress(NamedTuple):
+    """A group's progress in queues that a caller names, each in one generation."""
+
+    watermarks: Mapping[MessageQueue, int]
+    """Next offset of each queue; missing where the table has no rows of it."""
+    newest: Mapping[MessageQueue, str]
+    """The newest message below each watermark, as text of ``consume.generations``; missing if unknown."""
+    later: frozenset[MessageQueue]
+    """Queues with rows of a later generation."""
+
+
+def read_queues(log: SinkLog, consumer_group: str, queues: Mapping[MessageQueue, int]) -> QueueProgress:
+    """Return the group's progress in these queues, in the generation of each; errors as read_progress."""
+    known = read_progress(log, consumer_group, queues.items())
+    ids = app_ids(consumer_group, queues)
+    return QueueProgress(
+        {queue: known.watermarks[name] for queue, name in ids.items() if name in known.watermarks},
+        {queue: message_text(known.newest[name]) for queue, name in ids.items() if name in known.newest},
+        superseded(ids, known.watermarks),
+    )
+
+
+def app_ids(consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
+    """Return the application id of each queue in its generation."""
+    return {queue: app_id(consumer_group, queue, generation) for queue, generation in queues.items()}
+
+
+def by_generation(consumer_group: str, known: GroupCommit) -> dict[QueueGeneration, int]:
+    """Return the watermark of each queue in its last generation."""
+    generations = {generation_of(name, consumer_group): at for name, at in known.watermarks.items()}
+    return newest_generations({key: at for key, at in generations.items() if key is not None})
+
+
+def _forgotten(log: SinkLog, consumer_group: str) -> SinkConflict:
     """Return the error for a group whose progress was only in its newest commit, which is gone."""
     return SinkConflict(
         f"The Delta table {masked(log.log.table_uri)} has rows of group {consumer_group}, but the log entry "
@@ -233,7 +386,7 @@ def forgotten(log: SinkLog, consumer_group: str) -> SinkConflict:
     )
 
 
-def unknown(log: SinkLog, consumer_group: str) -> SinkConflict:
+def _unknown(log: SinkLog, consumer_group: str) -> SinkConflict:
     """Return the error for a table that may have dropped the group's watermarks."""
     return SinkConflict(
         f"How far rows of group {consumer_group} go in the Delta table {masked(log.log.table_uri)}, if there "
@@ -243,20 +396,3 @@ def unknown(log: SinkLog, consumer_group: str) -> SinkConflict:
         "queue without rows; then start the query again. Without the property nothing is forgotten: ALTER "
         f"TABLE ... UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')."
     )
-
-
-def last_known_commit(log: SinkLog, consumer_group: str) -> GroupCommit:
-    """Return :func:`group_commit`, but without watermarks that are no longer in the log.
-
-    For an operator who is about to set them.
-    """
-    try:
-        return group_commit(log, consumer_group, ())
-    except SinkConflict:
-        counter = group_app_id(consumer_group)
-        stored = log.group_transactions(consumer_group, ())
-        number = stored.pop(counter, 0)
-        newest = log.newest_commit(consumer_group)
-        # In a table that Spark writes, the ids are older than the lost record.
-        known = GroupCommit.judged({} if number else stored, newest, log.whole_record_of(newest))
-        return replace(known, number=number)

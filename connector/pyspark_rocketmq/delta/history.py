@@ -1,0 +1,91 @@
+"""The commits of a table as its catalog shows them, for tables whose log this process may not read.
+
+``DESCRIBE HISTORY`` shows them.  This module knows no SQL engine: a function reads the newest commits.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from deltalake.exceptions import DeltaError
+
+from pyspark_rocketmq.delta.log import CommitFile
+from pyspark_rocketmq.delta.storage_options import StorageOptions
+
+_PAGES: Final = (20, 200, 2_000, None)
+"""Numbers of commits to read, one after another until they are enough; each takes 0.2 s on a local disk."""
+
+ReadCommits = Callable[[int | None], list[dict[str, Any]]]
+"""Reads the newest commits, the newest first: at most so many, or all; times are in nanoseconds."""
+
+
+class CatalogHistory:
+    """The commits of a table as ``DESCRIBE HISTORY`` returns them; implements ``CommitLog``."""
+
+    def __init__(
+        self, name: str, storage: StorageOptions, read: ReadCommits, *, last: int | None = None
+    ) -> None:
+        """Set the table; ``last`` is the newest version to show, None for the table's newest."""
+        self.table_uri: Final = name
+        self.storage: Final = storage
+        self._read = read
+        self._last = last
+        self._pages = iter(_PAGES)
+        self._entries: list[dict[str, Any]] = []
+        """Commits as of the last look, the newest first, without a gap."""
+        self._is_whole = False
+
+    def as_of(self, version: int) -> CatalogHistory:
+        """Return the history as of a version."""
+        return CatalogHistory(self.table_uri, self.storage, self._read, last=version)
+
+    def look(self) -> int:
+        """Look for newer commits; return the newest version.
+
+        Raises:
+            DeltaError: If the history cannot be read, or has no commits any more.
+        """
+        self._pages, self._is_whole, self._entries = iter(_PAGES), False, []
+        while not self._entries and not self._is_whole:
+            self._read_more()
+        if not self._entries:
+            raise DeltaError(f"The history of {self.table_uri} tells no commit any more.")
+        return self.newest
+
+    @property
+    def newest(self) -> int:
+        """The newest version at the last look."""
+        return int(self._entries[0]["version"])
+
+    def _read_more(self) -> None:
+        limit = next(self._pages)
+        entries = self._read(limit)
+        self._entries = [entry for entry in entries if self._last is None or entry["version"] <= self._last]
+        self._is_whole = limit is None or len(entries) < limit
+
+    def commit_info(self, version: int) -> dict[str, Any] | None:
+        """See ``LogFiles.commit_info``."""
+        found = next(self.commit_infos_below(version + 1), None)
+        return found if found is not None and found["version"] == version else None
+
+    def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
+        """See ``LogFiles.commit_infos_below``."""
+        while True:
+            for entry in self._entries:
+                if entry["version"] < version:
+                    version = entry["version"]
+                    yield entry
+            if self._is_whole:
+                return
+            self._read_more()
+
+    def commit_file(self, version: int) -> CommitFile:
+        """Return a mark that distinguishes a commit from another table's, as of the last look."""
+        entry = self.commit_info(version)
+        if entry is None:
+            return CommitFile(version, None, None)
+        facts = {name: value for name, value in entry.items() if name != "timestamp"}
+        return CommitFile(version, zlib.crc32(json.dumps(facts, sort_keys=True).encode()), entry["timestamp"])

@@ -1,0 +1,135 @@
+"""Rows that are merged into a Delta table by a key, through delta-rs.
+
+The rows pass through the memory of this process.  This is made for micro-batches, not for a backfill of
+millions at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable
+
+from pyspark_rocketmq.delta.commit import ONLY_COMMIT
+from pyspark_rocketmq.delta.files import NULL_PARTITION, is_folder_name
+from pyspark_rocketmq.errors import SchemaError
+
+_ROW = "__row"
+_SOURCE, _TARGET = "source", "target"
+
+
+def merge_rows(
+    table: DeltaTable,
+    rows: pa.Table,
+    keys: Sequence[str],
+    columns: Sequence[str],
+    *,
+    order: Sequence[str],
+    partition_by: Sequence[str],
+    is_local: bool,
+    properties: CommitProperties,
+) -> None:
+    """Add the newest row of each key on top of the version that ``table`` is at.
+
+    Where the table has a row with the key, its ``columns`` are updated.  A key that contains a null equals no
+    other key, so its rows are always added.  For ``order`` see :func:`newest_rows`.
+
+    Raises:
+        SchemaError: If a partition value is too long for the name of a local folder.
+        DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+    """
+    if is_local:
+        check_folders(rows, partition_by)
+    rows, blank = with_blanks(rows, [name for name in keys if name in partition_by])
+    values = {quoted(name): f"{_SOURCE}.{quoted(name)}" for name in columns}
+    merger = table.merge(
+        newest_rows(rows, keys, order).select(list(columns)),
+        predicate(keys, _SOURCE, _TARGET, blank),
+        source_alias=_SOURCE,
+        target_alias=_TARGET,
+        commit_properties=properties,
+        post_commithook_properties=ONLY_COMMIT,
+    )
+    merger.when_matched_update(values).when_not_matched_insert(values).execute()
+
+
+def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa.Table:
+    """Return the newest row of each key: the last one in the order of the columns ``order``.
+
+    Of rows that are equal in these columns, the last one in the table is the newest. A key that contains a
+    null equals no other key, so all its rows are kept.
+    """
+    for name in keys:
+        index = rows.schema.get_field_index(name)
+        if pa.types.is_floating(rows.schema.field(index).type):
+            # -0.0 and 0.0 are different keys for Arrow, and the same key for delta-rs.
+            plain = pc.if_else(pc.equal(rows.column(index), 0.0), 0.0, rows.column(index))
+            rows = rows.set_column(index, rows.schema.field(index), plain.cast(rows.schema.field(index).type))
+    in_order = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in order]))
+    numbered = in_order.select(list(keys)).append_column(_ROW, pa.array(np.arange(len(rows))))
+    whole = numbered.drop_null()
+    last = whole.group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"].combine_chunks()
+    without_key = pc.invert(pc.is_in(numbered[_ROW], value_set=whole[_ROW].combine_chunks()))
+    # Combine the chunks: if there are none, indices_nonzero of Arrow before 26 crashes the process.
+    without_key = without_key.combine_chunks()
+    return in_order.take(pa.concat_arrays([last, pc.indices_nonzero(without_key).cast(pa.int64())]).sort())
+
+
+def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
+    """Replace texts that the table stores as null in partition columns by ""; return rows and such columns.
+
+    Delta cannot store an empty text as a partition value, and delta-rs cannot store the text that names the
+    folder of null.
+    """
+    blank = []
+    for name in columns:
+        index = rows.schema.get_field_index(name)
+        column = rows.column(index)
+        if not pa.types.is_string(column.type):
+            continue
+        is_blank = pc.is_in(column, value_set=pa.array(["", NULL_PARTITION]))
+        if pc.any(is_blank).as_py():
+            blank.append(name)
+            rows = rows.set_column(index, rows.schema.field(index), pc.if_else(is_blank, "", column))
+    return rows, blank
+
+
+def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
+    """Refuse partition values that are too long for the name of a local folder.
+
+    Raises:
+        SchemaError: If there is one; it names column and value.
+    """
+    for name in partition_by:
+        for value in rows.column(name).cast(pa.string()).unique().to_pylist():
+            if value is not None and not is_folder_name(f"{name}={quote(value, safe='')}"):
+                raise SchemaError(
+                    f"A row has {value[:40]!r}… ({len(value)} characters) in partition column {name!r}, "
+                    "which is too long for the name of a folder: local file systems take 255 bytes, "
+                    "URL-encoded. A merge cannot write it; partition the table by another column, or shorten "
+                    "the value."
+                )
+
+
+def predicate(keys: Iterable[str], source: str, target: str, blank: Collection[str] = ()) -> str:
+    """Return the condition for rows with the same key.
+
+    A key that contains a null equals no other key, so its rows are always added. In the columns ``blank`` the
+    source has "" for what is null in the target.
+    """
+    return " AND ".join(
+        f"coalesce({target}.{quoted(name)}, '') = {source}.{quoted(name)}"
+        if name in blank
+        else f"{target}.{quoted(name)} = {source}.{quoted(name)}"
+        for name in keys
+    )
+
+
+def quoted(name: str) -> str:
+    """Return a column's name, quoted for an expression."""
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'

@@ -1,0 +1,469 @@
+"""A Delta table as one thread sees it: its newest version, and commits on top of that version.
+
+A snapshot is at one version and moves to newer ones when asked.  A commit is checked against the version that
+the snapshot is at, so threads must not share one (:class:`HandlePerThread`).
+
+On disks of this machine, a snapshot can make the commits of files and follow commits of others one by one
+without delta-rs, which would need more time for both, the more commits and files there are
+(:mod:`pyspark_rocketmq.delta.log`).  delta-rs then opens the table again whenever a commit may have changed
+more than files.  On other storage, and to merge or replace rows, delta-rs does everything.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.delta.commit import CommitNote, FileCommit, commit_files
+from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.log import LogFiles, Transactions
+from pyspark_rocketmq.delta.merge import merge_rows
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, read_form
+from pyspark_rocketmq.display import masked
+
+logger = logging.getLogger(__name__)
+
+MAX_AGE_S: Final = 3600.0
+"""Look for newer commits if the last look is older than this.
+
+Delta keeps commits for 30 days unless a table's properties say otherwise.
+"""
+_MOST_FOLLOWED: Final = 1_000
+"""Most commits that are followed; opening the table takes about as long as reading this many."""
+
+
+class CommitLog(Protocol):
+    """A table's commits, read from its files or from a catalog; see ``LogFiles``."""
+
+    @property
+    def table_uri(self) -> str:
+        """The table's URI, or its name in a catalog."""
+        ...
+
+    @property
+    def storage(self) -> StorageOptions:
+        """Options to reach the table's storage."""
+        ...
+
+    def commit_info(self, version: int) -> dict[str, Any] | None:
+        """Return the information in a commit; None if it is no longer known."""
+        ...
+
+    def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
+        """Yield ``commit_info`` of the versions below, the newest first."""
+        ...
+
+
+class Followed(Protocol):
+    """A view of a table that moves to newer versions."""
+
+    @property
+    def log(self) -> CommitLog:
+        """The table's commits."""
+        ...
+
+    def take_options(self) -> None:
+        """Continue with the storage options as last renewed, if this object does not use them already.
+
+        Raises:
+            DeltaError: If the storage does not answer.
+        """
+        ...
+
+    def is_still_there(self) -> bool:
+        """Whether the log still has the very commit that was the newest one at the last look.
+
+        It does not if the table was deleted, created again or put back to an earlier state.
+        """
+        ...
+
+    def may_have_newer(self) -> bool:
+        """Whether there may be a newer commit, provided that the table is still there."""
+        ...
+
+    def refresh(self) -> None:
+        """Move to the newest version."""
+        ...
+
+
+class Handle(Protocol):
+    """What a thread keeps of a table."""
+
+    @property
+    def snapshot(self) -> Followed:
+        """The table, which this handle moves to newer versions."""
+        ...
+
+
+class Snapshot(Followed, Protocol):
+    """A table at one version, read from its files or from a catalog."""
+
+    @property
+    def version(self) -> int:
+        """The version of the table that this object is at."""
+        ...
+
+    @property
+    def table_id(self) -> str:
+        """Id that distinguishes this table from every other one, except copies of its folder."""
+        ...
+
+    @property
+    def location(self) -> str:
+        """The table's folder; empty if the catalog does not show it."""
+        ...
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The table's columns as Delta writes them into Parquet."""
+        ...
+
+    @property
+    def shows_transactions(self) -> bool:
+        """Whether :meth:`all_transactions` has the ids of all commits, and not only of those by the path."""
+        ...
+
+    def form(self) -> TableForm:
+        """Return the table's columns, partitioning, properties and features."""
+        ...
+
+    def as_of(self, version: int) -> Snapshot:
+        """Return the table as of a version; raise DeltaError if the log no longer has that version."""
+        ...
+
+    def all_transactions(self) -> Mapping[str, int]:
+        """Return transaction ids with their versions, as far as the log contains them."""
+        ...
+
+    def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
+        """Return the stored versions of these transaction ids, without those that the table lacks."""
+        ...
+
+
+class _Facts(NamedTuple):
+    """The state of a table that stays the same until a commit changes more than files."""
+
+    form: TableForm
+    arrow_schema: pa.Schema
+    table_id: str
+
+    @classmethod
+    def of(cls, table: DeltaTable) -> _Facts:
+        arrow_schema = pa.schema(table.schema().to_arrow()).remove_metadata()
+        return cls(read_form(table), arrow_schema, str(table.metadata().id))
+
+
+class TableSnapshot:
+    """A table at its newest version, read from its files; implements :class:`Snapshot`."""
+
+    def __init__(
+        self,
+        table: DeltaTable,
+        storage: StorageOptions = NO_OPTIONS,
+        *,
+        needs_delta_rs: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        """Start at the version of ``table``, which was just opened with the storage options ``storage``.
+
+        ``needs_delta_rs`` is for those who merge, replace or query rows: then delta-rs must know every file.
+        """
+        self._log = LogFiles(table.table_uri, storage)
+        self._values = storage.values
+        self._clock = clock or SystemClock()
+        self._looked_s = self._clock.monotonic_s()
+        """Time of the last look for newer commits, monotonic."""
+        self._tip = self._log.commit_file(int(table.version()))
+        self._checkpoint = self._last_checkpoint_file()
+        """Size and time, at that look, of the file that names the newest checkpoint."""
+        self.commits_itself: Final = self._log.takes_commits and not needs_delta_rs
+        """Whether commits of files are made here, and not by delta-rs."""
+        self._table: DeltaTable | None = None
+        """The table at this version, if delta-rs makes the commits."""
+        self._facts: _Facts | None = None
+        self._take(table)
+        self._transactions: Transactions | None = None
+        """Transaction ids as of the last query for them, or the last commit of this object."""
+
+    @property
+    def log(self) -> LogFiles:
+        """See :meth:`Followed.log`."""
+        return self._log
+
+    @property
+    def version(self) -> int:
+        """See :meth:`Snapshot.version`."""
+        return self._tip.version
+
+    @property
+    def snapshot(self) -> TableSnapshot:
+        """This object; see :class:`Handle`."""
+        return self
+
+    @property
+    def table(self) -> DeltaTable:
+        """The table at this version, for delta-rs; opened if it is not kept."""
+        return self._at(self.version) if self._table is None else self._table
+
+    @property
+    def table_id(self) -> str:
+        """See :meth:`Snapshot.table_id`."""
+        return self._known().table_id
+
+    @property
+    def location(self) -> str:
+        """See :meth:`Snapshot.location`."""
+        return self._log.table_uri
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """See :meth:`Snapshot.arrow_schema`."""
+        return self._known().arrow_schema
+
+    @property
+    def shows_transactions(self) -> bool:
+        """True; see :meth:`Snapshot.shows_transactions`."""
+        return True
+
+    def form(self) -> TableForm:
+        """See :meth:`Snapshot.form`; the object is the same until a commit may have changed the form."""
+        return self._known().form
+
+    def _known(self) -> _Facts:
+        if self._facts is None:
+            self._facts = _Facts.of(self.table)
+        return self._facts
+
+    def _take(self, table: DeltaTable) -> int:
+        """Note the state of a table that was opened or refreshed; return the version."""
+        # A table that is not kept has the names of all files in memory.
+        self._table, self._facts = (None, _Facts.of(table)) if self.commits_itself else (table, None)
+        return int(table.version())
+
+    def renew(self) -> None:
+        """Renew the storage options and continue with them at the same version.
+
+        Raises:
+            DeltaError: If the storage does not answer.
+        """
+        self._log.storage.renew()
+        self.take_options()
+
+    def take_options(self) -> None:
+        """See :meth:`Followed.take_options`."""
+        storage = self._log.storage
+        if storage.values is self._values:
+            return
+        self._values = storage.values
+        self._log = LogFiles(self._log.table_uri, storage)
+        if self._table is not None:
+            self._table = self._at(self.version)
+
+    def is_still_there(self) -> bool:
+        """See :meth:`Followed.is_still_there`.
+
+        delta-rs does not notice another table that has as many commits, and would add a commit to that one's
+        log.
+        """
+        return self._log.commit_file(self._tip.version) == self._tip
+
+    def may_have_newer(self) -> bool:
+        """See :meth:`Followed.may_have_newer`.
+
+        If the next commit is missing, it may have been cleaned up after a checkpoint of a later version.  On
+        remote storage only delta-rs can find out, so the answer is always True.
+        """
+        if not self._log.is_local or self._age_s() > MAX_AGE_S:
+            return True
+        version = self._tip.version
+        return self._log.commit_file(version + 1).size is not None or self._may_lack_commits_after(version)
+
+    def refresh(self) -> None:
+        """See :meth:`Followed.refresh`."""
+        looked_s, age_s = self._clock.monotonic_s(), self._age_s()
+        # If this raises, the next look does a full refresh.
+        self._looked_s = -math.inf
+        checkpoint = self._last_checkpoint_file()
+        version = self._newest_version(age_s)
+        self._looked_s, self._checkpoint = looked_s, checkpoint
+        if version != self._tip.version:
+            self._tip = self._log.commit_file(version)
+
+    def _newest_version(self, age_s: float) -> int:
+        """Return the newest version; the last look was ``age_s`` seconds ago."""
+        if self._table is not None:
+            self._table.update_incremental()
+            return self._take(self._table)
+        version = self.version if age_s <= MAX_AGE_S else self._reopened()
+        for _ in range(_MOST_FOLLOWED):
+            keeps_form = self._log.keeps_form(version + 1)
+            if keeps_form:
+                version += 1
+            elif keeps_form is None and not self._may_lack_commits_after(version):
+                return version
+            else:
+                version = self._reopened()
+        return self._reopened()
+
+    def _reopened(self) -> int:
+        self._checkpoint = self._log.last_checkpoint_file()
+        return self._take(self._at(None))
+
+    def _at(self, version: int | None) -> DeltaTable:
+        return open_table(self._log.table_uri, self._log.storage, version=version)
+
+    def _last_checkpoint_file(self) -> tuple[int | None, int | None] | None:
+        # Only used for local tables; for remote ones it would take two requests.
+        return self._log.last_checkpoint_file() if self._log.is_local else None
+
+    def _may_lack_commits_after(self, version: int) -> bool:
+        # A checkpoint that the last look has seen is not read again.
+        is_known = self._log.last_checkpoint_file() == self._checkpoint
+        return not is_known and self._log.may_lack_commits_after(version)
+
+    def _age_s(self) -> float:
+        return self._clock.monotonic_s() - self._looked_s
+
+    def as_of(self, version: int) -> TableSnapshot:
+        """See :meth:`Snapshot.as_of`; the result only reads."""
+        return TableSnapshot(self._at(version), self._log.storage, needs_delta_rs=False, clock=self._clock)
+
+    def all_transactions(self) -> Mapping[str, int]:
+        """Return all transaction ids with their versions; for errors see :meth:`LogFiles.transactions`."""
+        self._transactions = self._log.transactions(self.version, self._transactions)
+        return self._transactions.by_app_id
+
+    def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
+        """See :meth:`Snapshot.transaction_versions`."""
+        known: Mapping[str, int | None]
+        try:
+            known = self.all_transactions()
+        except (OSError, ValueError, KeyError):
+            # The log has the form of a later protocol, or a checkpoint of a later version: ask delta-rs.
+            app_ids = list(app_ids)
+            table = self.table
+            known = {app_id: table.transaction_version(app_id) for app_id in app_ids}
+        versions = ((app_id, known.get(app_id)) for app_id in app_ids)
+        return {app_id: version for app_id, version in versions if version is not None}
+
+    def add_columns(self, schema: pa.Schema) -> None:
+        """Add columns to the table.
+
+        Raises:
+            DeltaError: If they could not be added, and no other writer has added them meanwhile.
+        """
+        try:
+            self._at(None).alter.add_columns(Schema.from_arrow(schema).fields)
+        except DeltaError:
+            self.refresh()
+            if not set(schema.names) <= self.form().column_types.keys():
+                raise
+        else:
+            self.refresh()
+
+    def append(self, files: Sequence[WrittenFile], note: CommitNote) -> None:
+        """Commit files on top of this version, and move to the newest version.
+
+        Raises:
+            FileExistsError: If another commit came first; the caller must check it before the next try.
+            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+        """
+        begun_at, partition_by = self.version, self.form().partition_by
+        if self._table is None:
+            if self.may_have_newer():
+                raise FileExistsError(errno.EEXIST, f"There may be a commit after version {begun_at}")
+            self._looked_s = self._clock.monotonic_s()
+        parameters = {"mode": "Append", "partitionBy": json.dumps(partition_by, separators=(",", ":"))}
+        commit = FileCommit(operation="WRITE", parameters=parameters, added=files, note=note)
+        commit_files(self._log, self._table, begun_at, commit)
+        if self._table is None:
+            self._tip = self._log.commit_file(begun_at + 1)
+        else:
+            self.refresh()
+        self._note_commit(begun_at, note)
+
+    def merge(
+        self,
+        rows: pa.Table,
+        keys: Sequence[str],
+        columns: Sequence[str],
+        note: CommitNote,
+        *,
+        order: Sequence[str],
+    ) -> None:
+        """Commit rows by :func:`merge_rows` on top of this version, and move to the newest version.
+
+        Raises:
+            SchemaError: If a partition value is too long for the name of a local folder.
+            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+        """
+        begun_at, partition_by = self.version, self.form().partition_by
+        now_ms = time.time_ns() // 1_000_000
+        merge_rows(
+            self.table,
+            rows,
+            keys,
+            columns,
+            order=order,
+            partition_by=partition_by,
+            is_local=self._log.is_local,
+            properties=note.properties(now_ms),
+        )
+        self.refresh()
+        self._note_commit(begun_at, note)
+
+    def _note_commit(self, begun_at: int, note: CommitNote) -> None:
+        """Note the transaction ids of the commit just made, if no other one came before it."""
+        known = self._transactions
+        if self.version == begun_at + 1 and known is not None and known.table_version == begun_at:
+            self._transactions = Transactions(self.version, {**known.by_app_id, **note.transactions})
+
+
+HandleT = TypeVar("HandleT", bound=Handle)
+
+
+class HandlePerThread(Generic[HandleT]):
+    """The handles on one table, one for each thread that uses it."""
+
+    def __init__(self, open_handle: Callable[[], HandleT]) -> None:
+        self._open = open_handle
+        self._local = threading.local()
+
+    def newest(self) -> HandleT:
+        """Return this thread's handle, moved to the newest version; raise the errors of ``open_handle``."""
+        handle: HandleT | None = getattr(self._local, "handle", None)
+        if handle is not None:
+            table = handle.snapshot
+            try:
+                table.take_options()
+                if table.is_still_there():
+                    if table.may_have_newer():
+                        table.refresh()
+                    return handle
+                logger.warning("table is not what it was: %s", masked(table.log.table_uri))
+            except STORAGE_ERRORS as error:
+                # An idle handle may need log files that were cleaned up since: open again from a checkpoint.
+                table.log.storage.describe_error(error)
+                logger.info("to be opened again: %s", masked(table.log.table_uri), exc_info=True)
+        return self.keep(self._open())
+
+    def keep(self, handle: HandleT) -> HandleT:
+        """Make ``handle`` this thread's handle."""
+        self._local.handle = handle
+        return handle
+
+    def forget(self) -> None:
+        """Open the table again at the next use."""
+        self._local = threading.local()

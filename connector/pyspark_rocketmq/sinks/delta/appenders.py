@@ -1,0 +1,174 @@
+"""Commits of a sink on a table that tasks write to: rows and watermarks together, without Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.snapshot import Snapshot, TableSnapshot
+from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.sinks.delta.log import SinkLog
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit, group_app_id
+from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
+
+
+class Appender(Protocol):
+    """Makes commits with rows and watermarks: with files as they are, by a merge, or by Spark."""
+
+    @property
+    def commits_by(self) -> str:
+        """Name of what makes the commits, for the log."""
+        ...
+
+    def append(
+        self,
+        log: SinkLog,
+        files: Sequence[WrittenFile],
+        before: GroupCommit,
+        commit: SinkCommit,
+        columns: pa.Schema,
+    ) -> int:
+        """Commit files and watermarks together on top of the log's version; return the new version.
+
+        Args:
+            log: The table's log, at the version that was checked.
+            files: Files that tasks wrote.
+            before: The group's progress at that version.
+            commit: The watermarks that move.
+            columns: The rows' columns.
+
+        Raises:
+            FileExistsError: If another commit came first; the caller must check it before the next try.
+            DeltaError, OSError, PySparkException: If the commit failed, or if its outcome is unknown.
+        """
+        ...
+
+    def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+        """Make a commit without rows that sets watermarks, as an operator; return the new version."""
+        ...
+
+    def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:
+        """Add columns to the table."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileAppender:
+    """Adds files as they are; implements :class:`Appender`."""
+
+    table: TableSnapshot
+    """The table of the log that is passed to the methods."""
+
+    @property
+    def commits_by(self) -> str:
+        """See :meth:`Appender.commits_by`."""
+        return "itself" if self.table.commits_itself else "delta-rs"
+
+    def append(
+        self,
+        log: SinkLog,
+        files: Sequence[WrittenFile],
+        before: GroupCommit,
+        commit: SinkCommit,
+        columns: pa.Schema,  # noqa: ARG002 - files have them
+    ) -> int:
+        """See :meth:`Appender.append`."""
+        return self.put(log, files, with_record(before, commit))
+
+    def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+        """See :meth:`Appender.set_watermarks`."""
+        record = before.record_of_files(commit, time.time_ns() // 1_000_000)
+        watermarks = {**before.watermarks, **commit.watermarks}
+        return self.put(log, (), commit._replace(watermarks=watermarks, record=record))
+
+    def count_as_spark(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+        """Set watermarks by a commit without rows in the form of those that Spark makes for the group."""
+        counter = {group_app_id(commit.consumer_group): before.number + 1}
+        record = before.record_by_spark(commit)
+        return self.put(log, (), commit._replace(watermarks=counter, record=record))
+
+    def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:  # noqa: ARG002 - it has the same table
+        """See :meth:`Appender.add_columns`."""
+        self.table.add_columns(columns)
+
+    def put(self, log: SinkLog, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
+        """Commit files, and watermarks and record as they are in ``commit``; return the new version."""
+        begun_at = self.table.version
+        self.table.append(files, log.note_of(commit))
+        return log.made(begun_at, commit)
+
+
+@dataclass(frozen=True)
+class MergeAppender:
+    """Merges rows by a key, for which they are read back; implements :class:`Appender`."""
+
+    table: TableSnapshot
+    """The table of the log that is passed to the methods."""
+    keys: Sequence[str]
+
+    @property
+    def commits_by(self) -> str:
+        """See :meth:`Appender.commits_by`."""
+        return "delta-rs"
+
+    def append(
+        self,
+        log: SinkLog,
+        files: Sequence[WrittenFile],
+        before: GroupCommit,
+        commit: SinkCommit,
+        columns: pa.Schema,
+    ) -> int:
+        """See :meth:`Appender.append`; a row whose key the table has updates ``columns`` of that row.
+
+        The newest row of a key is the one with the highest queue offset.  If one message has several rows of
+        a key, the one emitted last is the newest.  Messages with the same key belong in one queue: there is
+        no order between queues, and the queue that sorts last wins.
+        """
+        if not files:
+            return FileAppender(self.table).append(log, files, before, commit, columns)
+        commit = with_record(before, commit)
+        begun_at = self.table.version
+        rows = log.files.read(files, self.table.arrow_schema)
+        self.table.merge(rows, self.keys, columns.names, log.note_of(commit), order=POSITION_COLUMNS)
+        version = log.made(begun_at, commit)
+        log.files.remove(files)
+        return version
+
+    def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+        """See :meth:`Appender.set_watermarks`."""
+        return FileAppender(self.table).set_watermarks(log, before, commit)
+
+    def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:  # noqa: ARG002 - it has the same table
+        """See :meth:`Appender.add_columns`."""
+        self.table.add_columns(columns)
+
+
+def with_record(before: GroupCommit, commit: SinkCommit) -> SinkCommit:
+    """Return a commit of files with the group's progress, and all ids that the table lacks."""
+    return commit._replace(
+        # From this commit on the transaction ids count, including those of queues that stood still.
+        watermarks={**before.not_in_ids, **commit.watermarks},
+        record=before.record_of_files(commit, time.time_ns() // 1_000_000),
+    )
+
+
+@dataclass(frozen=True)
+class SinkHandle:
+    """A sink's table as one thread of the driver sees it, and how it is committed to."""
+
+    log: SinkLog
+    appender: Appender
+    """Makes the commits, unless the table has features that only Spark knows."""
+    recorder: FileAppender | None
+    """Makes commits without rows in a table that Spark writes; None if only Spark can."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The table at its newest version."""
+        return self.log.table

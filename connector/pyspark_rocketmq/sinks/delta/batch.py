@@ -1,0 +1,231 @@
+"""One micro-batch on its way into a Delta table: the checks of its files, of other commits, and its commit.
+
+If a commit lost against another change of the table, or if its outcome is unknown, the log is searched for it
+before it is tried again, because it may have been stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from pyspark_rocketmq.delta.commit import commit_on_top
+from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, ask_patiently
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import SinkConflict, SinkMoved, StorageNotShared
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.base import moved_by
+from pyspark_rocketmq.sinks.delta.appenders import SinkHandle
+from pyspark_rocketmq.sinks.delta.log import SinkLog
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit, form_changes
+from pyspark_rocketmq.sinks.delta.table import SinkTable
+from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
+from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, read_progress
+from pyspark_rocketmq.sinks.standing import SinkStanding
+
+_PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
+"""Pauses before further tries of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
+_UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
+"""Errors after which it is unknown whether a commit was made."""
+_PAUSES_OF_STORAGE_S = (0.1, 0.5, 2.0, 0.0)
+"""Pauses after each look for files, which a mount may show late."""
+_SHOWN_FILES = 3
+
+
+@dataclass(kw_only=True)
+class DeltaBatch:
+    """One micro-batch on its way into the table; made by ``DeltaSink.begin``."""
+
+    table: SinkTable
+    handle: SinkHandle
+    consumer_group: str
+    writer: TaskWriter
+    before: GroupCommit
+    """The group's progress in the table at the last look."""
+    generations: Mapping[MessageQueue, int]
+    ids: Mapping[MessageQueue, str]
+    """Application ids of the watermarks, in these generations."""
+    is_by_spark: bool
+    sleep: Callable[[float], None]
+    standings: tuple[SinkStanding, ...]
+    """See ``SinkBatch.standings``."""
+    version: int
+    """Version of the table when the batch began."""
+    form: TableForm
+    """Columns, partitioning and properties of that version, for which tasks write files."""
+    newest: Mapping[MessageQueue, str] = field(default_factory=dict)
+    """See :meth:`note_newest`."""
+
+    @property
+    def log(self) -> SinkLog:
+        """The table's log."""
+        return self.handle.log
+
+    @property
+    def watermarks(self) -> Mapping[MessageQueue, int]:
+        """Next offset of each queue; rows below it are already in the table. 0 if there are none."""
+        return self.writer.watermarks
+
+    def task_writer(self) -> TaskWriter:
+        """Return the writer for tasks, which drops rows below the watermarks."""
+        return self.writer
+
+    def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
+        """See ``RemembersMessages.note_newest``."""
+        self.newest = newest
+
+    def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
+        """Add the files and move the watermarks to ``acked`` (next offsets), in one commit.
+
+        Returns:
+            The table's new version; None if no watermark grows, so that there is nothing to do.
+
+        Raises:
+            SinkMoved: If another consumer wrote one of the queues since ``begin``. Nothing was added.
+            SinkConflict: If a RESTORE removed rows, or if other changes of the table kept winning. Nothing
+                was added; the batch may run again.
+            OffsetError: If a queue was not passed to ``begin``, or if there are files although no watermark
+                grows.
+            StorageNotShared: If the driver does not see the files as the tasks wrote them. Nothing was added.
+        """
+        grown = moved_by(
+            self.watermarks,
+            acked,
+            rows=sum(file.num_records for file in files),
+            consumer_group=self.consumer_group,
+            place=f"the table {self.table.path}",
+        )
+        if not grown:
+            return None
+        path, storage = self.table.path, self.table.storage
+        try:
+            ask_patiently(f"files for {path}", path, storage, lambda: self._look_at(files), self.sleep)
+        except STORAGE_ERRORS as error:
+            raise SinkConflict(
+                f"What tasks wrote for {path} could not be looked at: {storage.describe_error(error)} "
+                "Nothing of this batch was added; it may run again."
+            ) from error
+        return self._commit(files, grown)
+
+    def _look_at(self, files: Sequence[WrittenFile]) -> None:
+        # The batch may have taken longer than its credentials are valid.
+        self.table.storage.renew()
+        self.log.table.take_options()
+        self._check_seen(files)
+
+    def _check_seen(self, files: Sequence[WrittenFile]) -> None:
+        """Refuse files that the driver does not see where readers of the table will look for them."""
+        unseen: list[str] = []
+        for pause_s in _PAUSES_OF_STORAGE_S:
+            unseen = self.log.files.unseen(files)
+            if not unseen:
+                return
+            self.sleep(pause_s)
+        # If the table was dropped, its files are gone, too.
+        self._check_still_there()
+        raise StorageNotShared(
+            f"{len(unseen)} of {len(files)} files that tasks wrote for {self.table.path} are not there for "
+            f"the driver: {'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no offset "
+            "was moved. Driver and executors see different folders under this path, or something removes "
+            "files there: put the table on storage that all machines share (an object store, HDFS, a mount), "
+            "and start the query again."
+        )
+
+    def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int]) -> int:
+        """Commit on a version with the watermarks of ``begin``; try until it is known to be stored."""
+        watermarks = {self.ids[queue]: offset for queue, offset in grown.items()}
+        newest = {self.ids[queue]: self.newest.get(queue, "") for queue in grown}
+        commit = SinkCommit.of(self.consumer_group, watermarks, newest)
+        tried_at: int | None = None
+
+        def follow(failure: Exception | None) -> Callable[[], int]:
+            nonlocal tried_at
+            self._check_still_there()
+            # Spark adds to the newest version, and would not conflict with commits made since.
+            if failure is not None or (self.is_by_spark and self.log.table.may_have_newer()):
+                self.log.table.refresh()
+            if self.log.version != self.version:
+                done_at = None if tried_at is None else self.log.find_commit(commit, tried_at)
+                if done_at is not None:
+                    return partial(self._found, done_at, files)
+                self._check_changes(grown)
+            tried_at = self.log.version if tried_at is None else tried_at
+            return partial(self._write, files, commit)
+
+        try:
+            what = f"sink commit path={masked(self.table.path)}"
+            return commit_on_top(what, follow, pauses_s=_PAUSES_S, sleep=self.sleep, unknown=_UNKNOWN)
+        except _UNKNOWN as error:
+            raise SinkConflict(
+                f"{len(files)} files of group {self.consumer_group} could not be committed to "
+                f"{self.table.path} in {len(_PAUSES_S) + 1} tries; the last error was: "
+                f"{self.table.storage.describe_error(error)} Check what "
+                "else changes this table; the batch may run again."
+            ) from error
+
+    def _found(self, version: int, files: Sequence[WrittenFile]) -> int:
+        """Return the version of this batch's commit, which an earlier try has made."""
+        if self.is_by_spark:
+            self.log.files.remove(files)
+        return version
+
+    def _check_still_there(self) -> None:
+        if not self.log.table.is_still_there():
+            raise self._another_table()
+
+    def _another_table(self) -> SinkMoved:
+        return SinkMoved(
+            f"The Delta table {self.table.path} was deleted, made anew or put back to an earlier state "
+            "while this batch ran. Nothing of this batch was added."
+        )
+
+    def _write(self, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
+        """Make the commit and return its version."""
+        appender = self.table.appender(self.handle, by_spark=self.is_by_spark)
+        made_at = appender.append(self.log, files, self.before, commit, self.table.schema)
+        if self.is_by_spark:
+            self.log.files.remove(files)
+        else:
+            self.table.look_after(self.log)
+        return made_at
+
+    def _check_changes(self, grown: Mapping[MessageQueue, int]) -> None:
+        """Check that the commits of others since ``begin`` allow this one."""
+        group, path = self.consumer_group, self.table.path
+        if self.log.table.table_id != self.standings[0].identity:
+            # CREATE OR REPLACE keeps the log of the previous table.
+            raise self._another_table()
+        self.table.check_not_restored(self.log, group)
+        # This commit builds on what other members of the group have committed for their queues.
+        self.before = read_progress(self.log, group, self.generations.items())
+        found = {queue: self.before.watermarks.get(self.ids[queue], 0) for queue in grown}
+        moved = [
+            f"{queue} from {self.watermarks[queue]} to {now}"
+            for queue, now in found.items()
+            if now != self.watermarks[queue]
+        ]
+        if moved:
+            raise SinkMoved(
+                f"Another consumer of group {group} wrote rows into {path} while this batch ran, and moved "
+                f"{'; '.join(moved)}. Nothing of this batch was added. Run the batch again: rows that are "
+                "there by now are left out. If it happens often, two queries own the same queues: check that "
+                "each queue is locked at the broker, or that the queries use different groups."
+            )
+        if bool(self.table.check_unaltered(self.log.table.form())) != self.is_by_spark:
+            raise SinkMoved(
+                f"The Delta table {path} was given features, or lost some, that decide how rows are written, "
+                "while this batch ran. Nothing of this batch was added. Run the batch again."
+            )
+        # Spark's writer checks the rows against the table's form at that time.
+        changes = () if self.is_by_spark else form_changes(self.form, self.log.table.form())
+        if changes:
+            raise SinkMoved(
+                f"The Delta table {path} was altered while this batch ran: {'; '.join(changes)}. The batch's "
+                "files were written for the table before. Nothing of this batch was added. Run the batch "
+                "again."
+            )

@@ -1,0 +1,444 @@
+"""A sink's table by its name in a catalog: only Spark reads and writes it, and commits hold the watermarks.
+
+A catalog may deny access to its tables' folders, and may make their commits itself.  So a sink reads all it
+needs by the table's name: the commits with ``DESCRIBE HISTORY``, the table's id and place with ``DESCRIBE
+DETAIL``.  Each commit records the progress of the whole group.  Transaction ids only fence, since SQL cannot
+read them.
+
+Tasks put their rows beside the table or, if they may not write there, into a folder for staging.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from py4j.protocol import Py4JError
+from pyarrow import fs
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.delta.ddl import columns_ddl
+from pyspark_rocketmq.delta.history import CatalogHistory
+from pyspark_rocketmq.delta.paths import TableName, local_path, quoted_name, table_uri
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
+from pyspark_rocketmq.delta.storage_options import StorageOptions, filesystem_of
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, parse_columns
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.sinks.delta.appenders import SinkHandle
+from pyspark_rocketmq.sinks.delta.log import SinkLog
+from pyspark_rocketmq.sinks.delta.rules import cannot_take_files
+from pyspark_rocketmq.sinks.delta.spark_writer import (
+    NameTarget,
+    Session,
+    SparkWriter,
+    log_store_problem,
+    plain_path,
+)
+from pyspark_rocketmq.sinks.delta.task_files import TaskFolder
+from pyspark_rocketmq.spark.version import HAS_DELTA, arrow_schema
+
+_GONE: Final = frozenset(
+    {
+        "TABLE_OR_VIEW_NOT_FOUND",
+        "SCHEMA_NOT_FOUND",
+        "DELTA_TABLE_NOT_FOUND",
+        "DELTA_PATH_DOES_NOT_EXIST",
+        "DELTA_TABLE_ONLY_OPERATION",
+        "DELTA_MISSING_DELTA_TABLE",
+    }
+)
+"""Spark's error conditions for a missing table, or one whose folder is gone."""
+_NO_TABLES: Final = ("`DETAIL`", "`HISTORY`")
+_FACTS: Final = ("version", "timestamp", "operation", "operationParameters", "userMetadata")
+_ROW_OPERATIONS: Final = frozenset({"DELETE", "UPDATE", "MERGE", "OPTIMIZE", "STREAMING UPDATE"})
+"""Operations that do not change partitioning, properties or features, which Spark takes a second to read."""
+_COMPUTED_BY: Final = frozenset({"generatedColumns", "identityColumns"})
+_STAGED: Final = "rocketmq-staged"
+"""Folder within a staging folder that only this package writes to."""
+_LEFT_FOR_S: Final = 7 * 86_400
+"""Age above which a file was left by a killed task; Delta's VACUUM has the same limit."""
+_ERRORS: Final = (PySparkException, Py4JError)
+
+
+_REASONS: Final = ("its name in a catalog",)
+_SKIPPED: Final = (
+    " Spark leaves out a commit of a group of which the table knows a later one. If its history does not "
+    "tell that one any more, say how far the rows go with DeltaSink.rewind(consumer_group, {queue: highest "
+    "queueOffset + 1}) for every queue."
+)
+
+
+def _rows(spark: SparkSession, sql: str) -> list[Row]:
+    """Return the rows of a statement.
+
+    Raises:
+        TableNotFoundError: If there is no table.
+        DeltaError: If Spark cannot run the statement.
+    """
+    try:
+        return spark.sql(sql).collect()
+    except _ERRORS as error:
+        if isinstance(error, PySparkException) and error.getCondition() in _GONE:
+            if (error.getMessageParameters() or {}).get("relationName") in _NO_TABLES:
+                # Without Delta, Spark reads it as DESCRIBE of a column in a table named DETAIL or HISTORY.
+                raise _NoDelta from error
+            raise TableNotFoundError(f"There is no Delta table for {sql}.") from error
+        raise DeltaError(f"Spark could not run {sql}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the most informative line of an error; Py4J puts a line before it."""
+    lines = str(error).strip().splitlines()
+    said = lines[1:2] if isinstance(error, Py4JError) and len(lines) > 1 else lines[:1]
+    return masked("".join(said).lstrip(": "))
+
+
+class _NoDelta(DeltaError):
+    """The session does not support Delta's statements."""
+
+
+def _read_commits(spark: SparkSession, name: TableName, limit: int | None) -> list[dict[str, Any]]:
+    sql = f"DESCRIBE HISTORY {name.sql}" + ("" if limit is None else f" LIMIT {limit}")
+    return [_entry(row) for row in _rows(spark, sql)]
+
+
+def _entry(row: Row) -> dict[str, Any]:
+    facts = {key: row[key] for key in _FACTS}
+    time_ns = int(facts["timestamp"].timestamp() * 1_000) * 1_000_000
+    return {**facts, "timestamp": time_ns, "operationParameters": dict(facts["operationParameters"] or {})}
+
+
+class CatalogSnapshot:
+    """A table in a catalog, as of the last look by Spark; implements ``Snapshot``."""
+
+    def __init__(self, spark: SparkSession, name: TableName, history: CatalogHistory, detail: Row) -> None:
+        """Start at the newest version; ``detail`` is its ``DESCRIBE DETAIL``."""
+        self._spark = spark
+        self._name = name
+        self.log: Final = history
+        self._tip = history.commit_file(history.look())
+        self._detail = detail
+        self._schema = self._columns()
+
+    @property
+    def version(self) -> int:
+        """See ``Snapshot.version``."""
+        return self._tip.version
+
+    @property
+    def table_id(self) -> str:
+        """See ``Snapshot.table_id``."""
+        return str(self._detail["id"])
+
+    @property
+    def location(self) -> str:
+        """See ``Snapshot.location``."""
+        return self._detail["location"] or ""
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """See ``Snapshot.arrow_schema``."""
+        return arrow_schema(self._schema)
+
+    @property
+    def shows_transactions(self) -> bool:
+        """False; see ``Snapshot.shows_transactions``."""
+        return False
+
+    def form(self) -> TableForm:
+        """See ``Snapshot.form``."""
+        return TableForm(
+            columns=parse_columns(self._schema.json()),
+            partition_by=tuple(self._detail["partitionColumns"] or ()),
+            configuration=dict(self._detail["properties"] or {}),
+            features=frozenset(self._detail["tableFeatures"] or ()),
+        )
+
+    def take_options(self) -> None:
+        """Do nothing: Spark reaches the storage with its own options."""
+
+    def is_still_there(self) -> bool:
+        """Whether the table is the same one, and was not put back to an earlier state."""
+        try:
+            newest = self.log.look()
+            # REPLACE TABLE keeps the history of the previous table.
+            if self.log.commit_file(self.version) == self._tip and self._keep_form_up_to(newest):
+                return True
+            return newest >= self.version and self._described()["id"] == self.table_id
+        except TableNotFoundError:
+            return False
+
+    def _keep_form_up_to(self, newest: int) -> bool:
+        """Whether all newer commits changed only rows and columns."""
+        later = takewhile(
+            lambda entry: entry["version"] > self.version, self.log.commit_infos_below(newest + 1)
+        )
+        return all(map(_keeps_form, later))
+
+    def _described(self) -> Row:
+        [detail] = _rows(self._spark, f"DESCRIBE DETAIL {self._name.sql}")
+        return detail
+
+    def may_have_newer(self) -> bool:
+        """Whether there is a newer commit as of the last look, which :meth:`is_still_there` takes."""
+        return self.log.newest != self.version
+
+    def refresh(self) -> None:
+        """Move to the newest version."""
+        version = self.log.look()
+        if version == self.version:
+            return
+        if not self._keep_form_up_to(version):
+            self._detail = self._described()
+        self._schema = self._columns()
+        self._tip = self.log.commit_file(version)
+
+    def _columns(self) -> StructType:
+        try:
+            return self._spark.table(self._name.sql).schema
+        except _ERRORS as error:
+            raise DeltaError(
+                f"The columns of {self._name} could not be read: {_first_line(error)}"
+            ) from error
+
+    def as_of(self, version: int) -> CatalogSnapshot:
+        """See ``Snapshot.as_of``."""
+        table = CatalogSnapshot(self._spark, self._name, self.log.as_of(version), self._detail)
+        if table.version != version:
+            raise DeltaError(f"The history of {self._name} does not have version {version} any more.")
+        return table
+
+    def all_transactions(self) -> Mapping[str, int]:
+        """Return the ids of commits that were made by the table's path.
+
+        Raises:
+            DeltaError, OSError, OptionError, ValueError, KeyError: If the folder cannot be read as this
+                table.
+        """
+        storage = self.log.storage
+        opened = open_table(table_uri(self.location), storage, version=self.version)
+        by_path = TableSnapshot(opened, storage, needs_delta_rs=False)
+        if by_path.table_id != self.table_id:
+            raise DeltaError(f"The folder {masked(self.location)} has another table than {self._name}.")
+        return by_path.all_transactions()
+
+    def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
+        """See ``Snapshot.transaction_versions``; for errors see :meth:`all_transactions`."""
+        known = self.all_transactions()
+        return {app_id: known[app_id] for app_id in app_ids if app_id in known}
+
+
+def _keeps_form(entry: Mapping[str, Any]) -> bool:
+    """Whether a commit leaves partitioning, properties and features as they are, by its operation."""
+    operation = entry["operation"]
+    return operation in _ROW_OPERATIONS or (
+        operation == "WRITE" and entry["operationParameters"].get("mode") == "Append"
+    )
+
+
+class CatalogHome:
+    """A table in a catalog; implements ``TableHome``."""
+
+    def __init__(self, name: TableName, storage: StorageOptions, staging: str | Path | None) -> None:
+        """Set the table's name, the options for its folders, and the staging folder."""
+        self.path: Final = str(name)
+        self.storage = storage
+        self.session = Session()
+        self._target = NameTarget(name)
+        self.spark = SparkWriter(self.session, self._target)
+        self._staging = None if staging is None else str(staging).rstrip("/") + f"/{_STAGED}"
+        self._rows_uri = "" if self._staging is None else table_uri(self._staging)
+        self._location = ""
+        """The table's folder; known once the table is open."""
+
+    @property
+    def _name(self) -> TableName:
+        return self._target.name
+
+    @property
+    def place(self) -> str:
+        """The table's name; it includes the catalog once a session was used."""
+        return str(self._name)
+
+    @property
+    def rows_uri(self) -> str:
+        """See ``TableHome.rows_uri``."""
+        return self._rows_uri
+
+    @property
+    def command_path(self) -> str:
+        """See ``TableHome.command_path``."""
+        return ""
+
+    def session_of_handles(self) -> SparkSession | None:
+        """See ``TableHome.session_of_handles``."""
+        return self.session.take()
+
+    def open(self) -> SinkHandle | None:
+        """See ``TableHome.open``.
+
+        Raises:
+            OptionError: If it is not a Delta table, or if Spark does not understand the name.
+            DeltaError: If the catalog does not answer.
+        """
+        self.storage.renew()
+        spark = self._found_session()
+        try:
+            [detail] = _rows(spark, f"DESCRIBE DETAIL {self._name.sql}")
+        except TableNotFoundError:
+            return None
+        except _NoDelta as error:
+            problem = f"{self._name} is the name of a table, and this Spark session has no Delta Lake, " + (
+                "whose extension and catalog it needs"
+                if HAS_DELTA
+                else "which has no release for its Spark; use Spark 4.2, 4.1 or 4.0, or name a path"
+            )
+            raise OptionError((problem,), where="Delta sink") from error
+        except DeltaError as error:
+            if isinstance(error.__cause__, AnalysisException):
+                problem = (
+                    f"{self._name} cannot be a sink: {_first_line(error.__cause__)} Name a Delta table that "
+                    "this Spark session knows, which needs delta-spark with its extension and its catalog"
+                )
+                raise OptionError((problem,), where="Delta sink") from error
+            raise
+        if str(detail["format"]).lower() != "delta":
+            problem = f"{self._name} is a table of format {detail['format']}, not of Delta"
+            raise OptionError((problem,), where="Delta sink")
+        self._location = detail["location"] or ""
+        if self._staging is None:
+            with suppress(OptionError):
+                self._rows_uri = table_uri(self._location)
+        history = CatalogHistory(str(self._name), self.storage, partial(_read_commits, spark, self._name))
+        table = CatalogSnapshot(spark, self._name, history, detail)
+        log = SinkLog(table, TaskFolder(self._rows_uri, self.storage), lost_hint=_SKIPPED)
+        return SinkHandle(log, self.spark, None)
+
+    def _found_session(self) -> SparkSession:
+        spark = self.session.take()
+        if spark is None:
+            problem = f"{self._name} is the name of a table, for which a running Spark session is needed"
+            raise OptionError((problem,), where="Delta sink")
+        if len(self._name.parts) == 2:
+            # Add the catalog, so that a later USE does not change which table the name means.
+            self._target.name = TableName((spark.catalog.currentCatalog(), *self._name.parts))
+        return spark
+
+    def _no_place_for_rows(self, folder: str, why: str) -> OptionError:
+        problem = (
+            f"rows for {self._name} cannot be put into {masked(folder)} until Spark adds them: {why} Name a "
+            "folder or a URI where driver, executors and Spark can write, such as a volume, with "
+            "DeltaSink(staging=…), option sinkStaging of `pyspark-rocketmq consume`, and storage_options for "
+            "it"
+        )
+        return OptionError((problem,), where="Delta sink")
+
+    def check_rows_place(self, schema: pa.Schema) -> None:
+        """See ``TableHome.check_rows_place``."""
+        try:
+            self._check_rows_place(schema)
+        except (*STORAGE_ERRORS, *_ERRORS) as error:
+            why = (
+                self.storage.describe_error(error)
+                if isinstance(error, STORAGE_ERRORS)
+                else _first_line(error)
+            )
+            raise self._no_place_for_rows(self._rows_uri, why) from error
+
+    def _check_rows_place(self, schema: pa.Schema) -> None:
+        if not self._rows_uri:
+            raise self._no_place_for_rows(self._location or "its folder", "tasks cannot write there.")
+        filesystem, folder = filesystem_of(self._rows_uri, self.storage)
+        if local_path(self._rows_uri) is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        name = f"rocketmq-probe-{uuid.uuid4()}.parquet"
+        with filesystem.open_output_stream(f"{folder}/{name}") as stream:
+            pq.write_table(schema.empty_table(), stream)
+        try:
+            self._target.files_address = self._address_of(name)
+        finally:
+            filesystem.delete_file(f"{folder}/{name}")
+        if self._staging is not None:
+            _remove_left(filesystem, folder, time.time())
+
+    def _address_of(self, name: str) -> str:
+        """Return the address by which Spark finds the folder that tasks write to."""
+        given = self._location if self._staging is None else self._staging
+        # Spark looks for a path without a scheme in its default file system, which may be another one.
+        addresses = [given if ":" in given or given.startswith("/") else self._rows_uri]
+        if given.startswith("s3://"):
+            # Open-source Spark has another scheme for it.
+            addresses.append(f"s3a{given[2:]}")
+        for address in addresses[:-1]:
+            with suppress(*_ERRORS):
+                _ = self.session.spark.read.parquet(plain_path(f"{address}/{name}")).schema
+                return address
+        _ = self.session.spark.read.parquet(plain_path(f"{addresses[-1]}/{name}")).schema
+        return addresses[-1]
+
+    def create(self, schema: pa.Schema, partition_by: tuple[str, ...]) -> SinkHandle:
+        """See ``TableHome.create``."""
+        columns = columns_ddl(from_arrow_schema(schema, prefer_timestamp_ntz=True).json())
+        partitions = ", ".join(map(quoted_name, partition_by))
+        sql = f"CREATE TABLE IF NOT EXISTS {self._name.sql} ({columns}) USING delta" + (
+            f" PARTITIONED BY ({partitions})" if partitions else ""
+        )
+        try:
+            self.session.spark.sql(sql)
+        except _ERRORS as error:
+            problem = (
+                f"there is no table {self._name}, and Spark could not make it: {_first_line(error)} Make its "
+                f"schema, or the table itself as its catalog wants it, such as: {sql}"
+            )
+            raise OptionError((problem,), where="Delta sink") from error
+        handle = self.open()
+        if handle is None:
+            raise SchemaError(
+                f"The catalog knows the table {self._name}, but its folder has no Delta table any more. Put "
+                "it back, or drop the table, and start the query again."
+            )
+        return handle
+
+    def check_place(self) -> None:
+        """Check nothing here: Spark's commits exclude each other, or :meth:`check_spark` raises."""
+
+    def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
+        """See ``TableHome.comparable``."""
+        if not _COMPUTED_BY & form.features:
+            return form
+        # Delta does not show here which columns are computed.
+        known = {column.name for column in wanted.columns}
+        return replace(form, columns=tuple(column for column in form.columns if column.name in known))
+
+    def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:  # noqa: ARG002 - of a protocol
+        """Return the reason why Spark writes: the table is in a catalog."""
+        return _REASONS
+
+    def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:
+        """See ``TableHome.check_spark``."""
+        if "catalogManaged" not in form.features:
+            problem = log_store_problem(self._location, self.session.setting)
+            if problem is not None:
+                raise cannot_take_files(self.path, reasons, problem)
+
+
+def _remove_left(filesystem: fs.FileSystem, folder: str, now_s: float) -> None:
+    """Remove the files that killed tasks have left."""
+    for file in filesystem.get_file_info(fs.FileSelector(folder or "/", allow_not_found=True)):
+        if file.mtime_ns is not None and now_s - file.mtime_ns / 1e9 > _LEFT_FOR_S:
+            with suppress(OSError):
+                filesystem.delete_file(file.path)

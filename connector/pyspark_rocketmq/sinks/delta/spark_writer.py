@@ -1,0 +1,278 @@
+"""Commits of a sink by Spark's own writer, for tables that delta-rs must not write, and tables by name.
+
+Spark's writer keeps constraints, generated and identity columns, column mapping, row tracking and clustering.
+It stores one transaction id per commit, but a sink needs a watermark for each queue. So a commit by Spark
+has the watermarks of the whole group in its ``userMetadata``. Its id ``rocketmq:GROUP`` counts the commits
+that Spark has made for the group, and fences: if two commits start from the same count, the second one
+conflicts or is skipped, and this module checks for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from pyspark_rocketmq.delta.ddl import columns_ddl
+from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.paths import TableName, quoted_name
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.sinks.delta.log import SinkLog
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit, given_columns, group_app_id
+from pyspark_rocketmq.sinks.delta.watermarks import WHOLE, GroupCommit
+from pyspark_rocketmq.spark.session import living_session
+
+logger = logging.getLogger(__name__)
+
+_READ_ALL: Final[Mapping[str, bool | str]] = MappingProxyType(
+    {
+        "ignoreMissingFiles": False,
+        "ignoreCorruptFiles": False,
+        "datetimeRebaseMode": "CORRECTED",
+        "int96RebaseMode": "CORRECTED",
+    }
+)
+"""Options for Spark to read all rows of tasks with their exact dates, whatever the session's settings."""
+_ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
+"""Setting that only sessions on Databricks have; there a service makes Databricks' own commits exclusive."""
+
+
+class Session:
+    """The Spark session that a table uses; another one once it was stopped."""
+
+    def __init__(self) -> None:
+        self._spark: SparkSession | None = None
+
+    def use(self, spark: SparkSession) -> None:
+        """Use this session as long as it runs."""
+        self._spark = spark
+
+    def living(self) -> SparkSession | None:
+        """Return the session, or another one if it no longer runs; None if there is none."""
+        return living_session(self._spark)
+
+    def take(self) -> SparkSession | None:
+        """Return :meth:`living`, and use that session from now on."""
+        self._spark = self.living()
+        return self._spark
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session that was last taken."""
+        assert self._spark is not None, "take() comes first"
+        return self._spark
+
+    def setting(self, name: str) -> str | None:
+        """Return a setting of the session that was last taken; None if it is not set."""
+        return self.spark.conf.get(name, None)
+
+
+def spark_address(spark: SparkSession | None, path: str) -> str | None:
+    """Return the address by which a session finds the table; None if it does not, or has no Delta Lake.
+
+    This tries to load the table: Databricks shows no ``spark.sql.extensions``, and only some platforms
+    support ``s3://``.
+    """
+    if spark is None:
+        return None
+    for address in addresses(path):
+        try:
+            _ = spark.read.format("delta").load(address).schema
+        except (PySparkException, Py4JError):
+            logger.info("not a Delta table to this Spark session path=%s", masked(address), exc_info=True)
+        else:
+            return address
+    return None
+
+
+def addresses(path: str) -> tuple[str, ...]:
+    """Return the addresses by which a Spark session may find a path."""
+    return (path, f"s3a{path[2:]}") if path.startswith("s3://") else (path,)
+
+
+def plain_path(path: str) -> str:
+    """Escape a path for Spark, which would read some characters as a pattern for several paths."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
+
+
+def log_store_problem(
+    address: str, conf: Callable[[str], str | None], *, beside_delta_rs: bool = False
+) -> str | None:
+    """Describe why, by its settings, this session could overwrite commits of others; None if it cannot.
+
+    Source: ``io.delta.storage.S3SingleDriverLogStore``, delta-spark's default for S3. It checks whether a
+    commit exists and then writes it, so only commits of one driver exclude each other.
+
+    Args:
+        address: The table's address.
+        conf: Returns a setting of the session.
+        beside_delta_rs: Whether delta-rs makes the other commits; it does not use Databricks' service.
+    """
+    scheme = address.partition("://")[0]
+    if scheme not in ("s3", "s3a", "s3n"):
+        return None
+    what = "its commits on S3 could overwrite those of other writers:"
+    if conf(_ON_DATABRICKS):
+        return (
+            f"{what} Databricks orders those of its own writers only. Let it write while the table's sinks "
+            "stand still, or name the table as the catalog does, so that Spark makes the sinks' commits"
+            if beside_delta_rs
+            else None
+        )
+    chosen = (f"spark.delta.logStore.{scheme}.impl", "spark.delta.logStore.class")
+    if any(map(conf, chosen)):
+        return None
+    return (
+        f"{what} delta-spark's default log store there knows those of its own driver only. Set {chosen[0]} "
+        "to a log store for several writers, or, if this driver is the table's only writer, to "
+        "io.delta.storage.S3SingleDriverLogStore, its default"
+    )
+
+
+class SparkTarget(Protocol):
+    """A table as Spark's writer addresses it."""
+
+    record: Mapping[str, Any]
+    """Further fields in the record of each commit."""
+    files_address: str
+    """Address by which Spark finds the folder that tasks write to."""
+
+    @property
+    def sql_name(self) -> str:
+        """Name of the table in a statement."""
+        ...
+
+    def append(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
+        """Add rows in one commit."""
+        ...
+
+    def columns_without_rows(self, log: SinkLog) -> pa.Schema:
+        """Return the columns of a commit without rows."""
+        ...
+
+
+class PathTarget:
+    """A table that Spark addresses by its path; implements :class:`SparkTarget`."""
+
+    record: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, path: str, session: Session) -> None:
+        self._path = path
+        self._session = session
+        self._asked: SparkSession | None = None
+        """The session that the address is for."""
+        self.files_address = ""
+        """See :attr:`SparkTarget.files_address`; known once :meth:`find` has returned it."""
+
+    def find(self) -> str:
+        """Return the address by which a running session finds the table; empty if none does."""
+        spark = self._session.take()
+        if spark is not self._asked:
+            self._asked, self.files_address = spark, ""
+        self.files_address = self.files_address or spark_address(spark, self._path) or ""
+        return self.files_address
+
+    @property
+    def sql_name(self) -> str:
+        """See :attr:`SparkTarget.sql_name`."""
+        return f"delta.{quoted_name(self.files_address)}"
+
+    def append(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
+        """See :meth:`SparkTarget.append`."""
+        rows.write.format("delta").mode("append").options(**options).save(self.files_address)
+
+    def columns_without_rows(self, log: SinkLog) -> pa.Schema:
+        """Return the columns that Delta does not compute."""
+        given = given_columns(log.table.form())
+        return pa.schema([field for field in log.table.arrow_schema if field.name in given])
+
+
+class NameTarget:
+    """A table that Spark addresses by its name in a catalog; implements :class:`SparkTarget`."""
+
+    record: Mapping[str, Any] = MappingProxyType({WHOLE: True})
+
+    def __init__(self, name: TableName) -> None:
+        self.name = name
+        self.files_address = ""
+        """See :attr:`SparkTarget.files_address`; known once the table is prepared."""
+
+    @property
+    def sql_name(self) -> str:
+        """See :attr:`SparkTarget.sql_name`."""
+        return self.name.sql
+
+    def append(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
+        """See :meth:`SparkTarget.append`."""
+        # saveAsTable would create the table if it is missing.
+        rows.writeTo(self.sql_name).options(**options).append()
+
+    def columns_without_rows(self, log: SinkLog) -> pa.Schema:
+        """Return the columns that every commit must have; Delta fills the others."""
+        kept = (
+            field for field in log.table.arrow_schema if not field.nullable or field.name in POSITION_COLUMNS
+        )
+        return pa.schema(list(kept))
+
+
+@dataclass(frozen=True)
+class SparkWriter:
+    """Lets Spark add rows and move watermarks; implements ``Appender``."""
+
+    session: Session
+    target: SparkTarget
+
+    @property
+    def commits_by(self) -> str:
+        """See ``Appender.commits_by``."""
+        return "Spark"
+
+    def append(
+        self,
+        log: SinkLog,
+        files: Sequence[WrittenFile],
+        before: GroupCommit,
+        commit: SinkCommit,
+        columns: pa.Schema,
+    ) -> int:
+        """See ``Appender.append``.
+
+        Raises:
+            PySparkException: If the rows do not fit the table, or another commit of the group won.
+            DeltaError: If Spark skipped the commit, because another one of the group came first.
+        """
+        begun_at, number = log.version, before.number + 1
+        commit = commit._replace(record={**before.record_by_spark(commit), **self.target.record})
+        metadata = commit.metadata(**log.before(commit))
+        schema = from_arrow_schema(columns, prefer_timestamp_ntz=True)
+        paths = [plain_path(f"{self.target.files_address}/{file.path}") for file in files]
+        spark = self.session.spark
+        rows = (
+            spark.read.schema(schema).options(**_READ_ALL).parquet(*paths)
+            if files
+            else spark.createDataFrame([], schema)
+        )
+        fence = {"txnAppId": group_app_id(commit.consumer_group), "txnVersion": number}
+        self.target.append(rows, {**metadata, **fence})
+        log.table.refresh()
+        return log.version_of(commit, begun_at)
+
+    def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+        """See ``Appender.set_watermarks``."""
+        return self.append(log, (), before, commit, self.target.columns_without_rows(log))
+
+    def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:
+        """See ``Appender.add_columns``."""
+        ddl = columns_ddl(from_arrow_schema(columns, prefer_timestamp_ntz=True).json())
+        self.session.spark.sql(f"ALTER TABLE {self.target.sql_name} ADD COLUMNS ({ddl})")
+        log.table.refresh()
