@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
+from pyspark_rocketmq.delta.features import refused_features
 from pyspark_rocketmq.delta.table import Column, TableForm, parse_columns, writer_features
-from pyspark_rocketmq.sinks.delta.rules import (
-    POSITION_TYPES,
-    SinkCommit,
-    cannot_take_files,
-    refused_features,
-)
+from pyspark_rocketmq.sinks.delta.rules import POSITION_TYPES, SinkCommit, cannot_take_files
 
 
 def form(

@@ -9,6 +9,7 @@ from rich.console import Console
 from pyspark_rocketmq.cli.options import TablesCompactSettings
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.delta.compaction import Compacted, compact
+from pyspark_rocketmq.delta.features import uncompacted_features
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.paths import TableName, check_exclusive_create
 from pyspark_rocketmq.delta.storage_options import StorageOptions
@@ -16,7 +17,6 @@ from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, 
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.offsets.delta_rows import VERSION_PROPERTY
-from pyspark_rocketmq.sinks.delta.rules import uncompacted_features
 
 
 def compact_table(settings: TablesCompactSettings, console: Console) -> None:

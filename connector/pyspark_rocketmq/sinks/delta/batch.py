@@ -14,6 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from pyspark_rocketmq.delta.commit import commit_on_top
+from pyspark_rocketmq.delta.features import form_changes
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, ask_patiently
 from pyspark_rocketmq.display import masked
@@ -22,7 +23,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import moved_by
 from pyspark_rocketmq.sinks.delta.appenders import SinkHandle
 from pyspark_rocketmq.sinks.delta.log import SinkLog
-from pyspark_rocketmq.sinks.delta.rules import SinkCommit, form_changes
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit
 from pyspark_rocketmq.sinks.delta.table import SinkTable
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, read_progress

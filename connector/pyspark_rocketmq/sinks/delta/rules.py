@@ -1,20 +1,16 @@
-"""Decisions without I/O: may files be added to a table, do rows fit it, whose is a commit?
-
-The sink adds finished Parquet files to the log, which skips anything that Delta does to rows *while writing
-them*. Tables for which Delta does that are left to Spark's own writer.
-"""
+"""Decisions of a Delta sink without I/O: do rows fit a table, whose is a commit, what does it record?"""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.delta.ddl import names_within
+from pyspark_rocketmq.delta.features import PARTITION_TYPES, writable_columns
 from pyspark_rocketmq.delta.table import TableForm, column_differences, sql_literal
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
@@ -42,149 +38,6 @@ def group_app_id(consumer_group: str) -> str:
 POSITION_TYPES = {"topic": "string", "brokerName": "string", "queueId": "integer", "queueOffset": "long"}
 """Columns that every sink table has, with Delta's type names; they identify the message of a row."""
 
-_ALLOWED_FEATURES = frozenset(
-    {
-        "appendOnly",
-        "changeDataFeed",
-        "deletionVectors",
-        "timestampNtz",
-        "v2Checkpoint",
-        # Harmless while no column or property uses them, which refused_features checks.
-        "checkConstraints",
-        "columnMapping",
-        "generatedColumns",
-        "invariants",
-    }
-)
-"""Features under which files may be added, of those that delta-rs 1.6 writes (each was tried).
-
-By ``PROTOCOL.md`` none of them requires more of a commit that adds whole files with their row counts.
-"""
-_OF_ROWS_ONLY = frozenset(
-    {
-        "allowColumnDefaults",
-        "clustering",
-        "domainMetadata",
-        "identityColumns",
-        "rowTracking",
-        "typeWidening",
-        "typeWidening-preview",
-        "vacuumProtocolCheck",
-    }
-)
-"""Features that by ``PROTOCOL.md`` require nothing of a commit that neither adds nor removes files."""
-_COLUMN_FEATURES = {
-    "delta.generationExpression": "generated column",
-    "delta.identity.start": "identity column",
-    "delta.invariants": "invariant of column",
-    "__CHAR_VARCHAR_TYPE_STRING": "CHAR or VARCHAR column",
-}
-_COMPUTED = frozenset({"delta.generationExpression", "delta.identity.start"})
-"""Metadata keys of columns that Delta fills itself."""
-TRANSACTION_RETENTION: Final = "delta.setTransactionRetentionDuration"
-_UPKEEP_PROPERTIES = frozenset(
-    {
-        "delta.autoOptimize",
-        "delta.autoOptimize.autoCompact",
-        "delta.autoOptimize.optimizeWrite",
-        "delta.checkpoint.writeStatsAsJson",
-        "delta.checkpoint.writeStatsAsStruct",
-        "delta.checkpointInterval",
-        "delta.checkpointPolicy",
-        "delta.deletedFileRetentionDuration",
-        "delta.enableExpiredLogCleanup",
-        "delta.enableFullRetentionRollback",
-        "delta.isolationLevel",
-        "delta.logRetentionDuration",
-        "delta.minReaderVersion",
-        "delta.minWriterVersion",
-        "delta.randomizeFilePrefixes",
-        "delta.sampling.enabled",
-        TRANSACTION_RETENTION,
-        "delta.targetFileSize",
-        "delta.tuneFileSizesForRewrites",
-    }
-)
-"""Properties that only concern the log, old files and the sizes of files."""
-_PARTITION_TYPES = frozenset({"string", "byte", "short", "integer", "long", "boolean", "date"})
-"""Types whose partition values have only one text form."""
-
-
-def refused_features(form: TableForm) -> tuple[str, ...]:
-    """Return the names of what forbids adding files to the table; empty if nothing does."""
-    refused = sorted(form.features - _ALLOWED_FEATURES)
-    if form.has_column_mapping:
-        refused.append("columnMapping (delta.columnMapping.mode)")
-    refused += [
-        f"CHECK constraint {key.removeprefix('delta.constraints.')}"
-        for key in sorted(form.configuration)
-        if key.startswith("delta.constraints.")
-    ]
-    refused += [
-        f"{title} {column.name}"
-        for column in form.columns
-        for key, title in _COLUMN_FEATURES.items()
-        if key in column.metadata or key in column.marks_within
-    ]
-    return tuple(refused)
-
-
-def features_of_every_commit(form: TableForm) -> tuple[str, ...]:
-    """Return the features for which Spark must make even a commit without rows; empty if there are none."""
-    return tuple(sorted(form.features - _ALLOWED_FEATURES - _OF_ROWS_ONLY))
-
-
-def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
-    """List the changes that may keep files written for the form ``before`` from fitting ``now``."""
-    columns = [
-        {column.name: replace(column, metadata=_without_comment(column.metadata)) for column in form.columns}
-        for form in (before, now)
-    ]
-    properties = [
-        {key: value for key, value in form.configuration.items() if _decides_on_rows(key)}
-        for form in (before, now)
-    ]
-    changes = [f"column {name}" for name in _differing(*columns)]
-    if before.partition_by != now.partition_by:
-        changes.append(f"partitioning, now by ({', '.join(now.partition_by)})")
-    changes += [f"property {name}" for name in _differing(*properties)]
-    changes += [f"feature {name}" for name in sorted(before.features ^ now.features)]
-    return tuple(changes)
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-
-
-def _without_comment(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in metadata.items() if key != "comment"}
-
-
-def _decides_on_rows(property_name: str) -> bool:
-    """Whether a table's property may concern the rows that are added, and not only maintenance."""
-    return property_name.startswith("delta.") and property_name not in _UPKEEP_PROPERTIES
-
-
-def forgets_transactions(form: TableForm) -> bool:
-    """Whether the table's writers drop old transaction ids."""
-    return TRANSACTION_RETENTION in form.configuration
-
-
-def uncompacted_features(form: TableForm) -> tuple[str, ...]:
-    """Return the names of what forbids compacting the table's files; empty if nothing does.
-
-    Deletion vectors forbid it because delta-rs does not show which files have one.  Timestamps as partition
-    values forbid it because delta-rs does not show their zone in the log: Spark may have used another one
-    than UTC.
-    """
-    types = form.column_types
-    many_texts = [name for name in form.partition_by if types[name] not in _PARTITION_TYPES]
-    return (
-        *refused_features(form),
-        *sorted(form.features & {"deletionVectors"}),
-        *(f"partition column {name} of type {types[name]}" for name in many_texts),
-    )
-
 
 def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: bool = False) -> None:
     """Refuse a table that rows with the columns of ``wanted`` do not fit.
@@ -200,7 +53,7 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
         column.name: column.type
         for column in form.columns
         if column.name in asked
-        or (column.name in given_columns(form) and not (may_differ and column.is_nullable))
+        or (column.name in writable_columns(form) and not (may_differ and column.is_nullable))
     }
     differences = list(column_differences(asked, found, "the table"))
     if wanted.partition_by and wanted.partition_by != form.partition_by:
@@ -220,11 +73,6 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
             f"The rows do not fit the Delta table {path}: {'; '.join(differences)}. "
             f"Change the listener's output schema or the table (ALTER TABLE), or name another path.{remedy}"
         )
-
-
-def given_columns(form: TableForm) -> frozenset[str]:
-    """Return the columns whose values come with the rows; Delta computes the others."""
-    return frozenset(column.name for column in form.columns if not _COMPUTED & column.metadata.keys())
 
 
 def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) -> OptionError:
@@ -256,9 +104,9 @@ def check_wanted(path: str, wanted: TableForm) -> None:
         )
     problems = tuple(
         f"partition column {name!r} has type {types.get(name, 'none: the rows have no such column')}; "
-        f"a partition column must be one of {', '.join(sorted(_PARTITION_TYPES))}"
+        f"a partition column must be one of {', '.join(sorted(PARTITION_TYPES))}"
         for name in wanted.partition_by
-        if types.get(name) not in _PARTITION_TYPES
+        if types.get(name) not in PARTITION_TYPES
     )
     if problems:
         raise OptionError(problems, where="Delta sink")

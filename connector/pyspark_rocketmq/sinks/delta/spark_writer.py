@@ -23,12 +23,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_rocketmq.delta.ddl import columns_ddl
+from pyspark_rocketmq.delta.features import writable_columns
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.paths import TableName, quoted_name
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
 from pyspark_rocketmq.sinks.delta.log import SinkLog
-from pyspark_rocketmq.sinks.delta.rules import SinkCommit, given_columns, group_app_id
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit, group_app_id
 from pyspark_rocketmq.sinks.delta.watermarks import WHOLE, GroupCommit
 from pyspark_rocketmq.spark.session import living_session
 
@@ -193,7 +194,7 @@ class PathTarget:
 
     def columns_without_rows(self, log: SinkLog) -> pa.Schema:
         """Return the columns that Delta does not compute."""
-        given = given_columns(log.table.form())
+        given = writable_columns(log.table.form())
         return pa.schema([field for field in log.table.arrow_schema if field.name in given])
 
 

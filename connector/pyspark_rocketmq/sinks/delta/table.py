@@ -16,6 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.delta.compaction import Compactor
+from pyspark_rocketmq.delta.features import features_of_every_commit, refused_features, uncompacted_features
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.maintenance import Maintenance
 from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path
@@ -41,9 +42,6 @@ from pyspark_rocketmq.sinks.delta.rules import (
     check_characters,
     check_columns,
     check_wanted,
-    features_of_every_commit,
-    refused_features,
-    uncompacted_features,
 )
 from pyspark_rocketmq.sinks.delta.spark_writer import (
     PathTarget,

@@ -35,6 +35,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from pyspark_rocketmq.delta.features import TRANSACTION_RETENTION, forgets_transactions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict
@@ -46,12 +47,10 @@ from pyspark_rocketmq.sinks.delta.rules import (
     NEWEST,
     NUMBER,
     REACHED,
-    TRANSACTION_RETENTION,
     WATERMARKS,
     WHOLE_AT,
     SinkCommit,
     app_id,
-    forgets_transactions,
     group_app_id,
     last_generations,
     message_text,
