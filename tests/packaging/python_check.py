@@ -35,8 +35,8 @@ _SELECTED = (
     "tests/consume/test_plan.py",
     "tests/offsets/test_arrow_lists.py",
     "tests/source/test_queue_reader.py",
-    "tests/sinks/test_delta_merge.py",
-    "tests/sinks/test_delta_sink.py",
+    "tests/sinks/delta/test_merge.py",
+    "tests/sinks/delta/test_sink.py",
 )
 _TOOLS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100")
 _SPARK = ("pyspark", "py4j")

@@ -13,8 +13,8 @@ from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import SchemaError, SinkMoved, StorageNotShared
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, files_of, run_batch
+from tests.sinks.delta.test_sink import offsets_in
 from tests.sinks.sink_conformance import SCHEMA, rows
-from tests.sinks.test_delta_sink import offsets_in
 
 
 @pytest.fixture

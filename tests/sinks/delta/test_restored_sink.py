@@ -23,8 +23,8 @@ from pyspark_rocketmq.sinks.delta.table import SinkTable
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run
+from tests.sinks.delta.test_sink import offsets_in
 from tests.sinks.sink_conformance import SCHEMA, rows
-from tests.sinks.test_delta_sink import offsets_in
 
 
 @pytest.fixture
