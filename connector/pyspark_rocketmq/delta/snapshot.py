@@ -99,7 +99,7 @@ class Followed(Protocol):
 
 
 class Handle(Protocol):
-    """What a thread keeps of a table."""
+    """View of a table that one thread keeps."""
 
     @property
     def snapshot(self) -> Followed:
