@@ -252,15 +252,6 @@ class TableSnapshot:
         self._table, self._facts = (None, _Facts.of(table)) if self.commits_itself else (table, None)
         return int(table.version())
 
-    def renew(self) -> None:
-        """Renew the storage options and continue with them at the same version.
-
-        Raises:
-            DeltaError: If the storage does not answer.
-        """
-        self._log.storage.renew()
-        self.take_options()
-
     def take_options(self) -> None:
         """See :meth:`Followed.take_options`."""
         storage = self._log.storage

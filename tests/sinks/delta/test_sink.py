@@ -27,7 +27,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta import table as sink_table
 from pyspark_rocketmq.sinks.delta.appenders import FileAppender
-from pyspark_rocketmq.sinks.delta.log import SinkLog, log_of, open_log, opened_log
+from pyspark_rocketmq.sinks.delta.log import SinkLog, log_of, opened_log
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
@@ -311,8 +311,7 @@ def test_a_checkpoint_made_since_says_nothing_of_watermarks_before(sink: DeltaSi
     """H1: they are compared with the version that a batch began at."""
     queues = {Q0._replace(queue_id=number): 0 for number in range(40)}
     sink.begin(GROUP, queues).commit([], dict.fromkeys(queues, 3))
-    before = open_log(str(path))
-    assert before is not None
+    before = opened_log(DeltaTable(path))
     sink.begin(GROUP, queues).commit([], dict.fromkeys(queues, 9))
     DeltaTable(path).create_checkpoint()
 

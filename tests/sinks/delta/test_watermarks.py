@@ -138,7 +138,7 @@ def test_a_record_of_all_queues_needs_no_ids() -> None:
     """J5: a catalog may not let this process read the table's folder."""
     table = StoredTable(in_catalog=True)
     table.ids = None
-    table.commit(**{WATERMARKS: {ID0: 7}, NUMBER: 1, WHOLE: True})
+    table.commit({}, **{WATERMARKS: {ID0: 7}, NUMBER: 1, WHOLE: True})
 
     assert read_progress(log_of(table), GROUP).watermarks == {ID0: 7}
 

@@ -10,12 +10,11 @@ from itertools import takewhile
 from typing import Any
 
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.delta.commit import CommitNote
 from pyspark_rocketmq.delta.snapshot import CommitLog, Snapshot, TableSnapshot
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
-from pyspark_rocketmq.delta.table import open_table
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.sinks.delta.restores import SeenCommits, look_back
 from pyspark_rocketmq.sinks.delta.rules import (
@@ -197,15 +196,6 @@ def log_of(table: TableSnapshot) -> SinkLog:
     return SinkLog(table, TaskFolder(table.log.table_uri, table.log.storage))
 
 
-def opened_log(table: DeltaTable, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False) -> SinkLog:
-    """Return the log of a table that was just opened; rows are merged into it if ``merges``."""
-    return log_of(TableSnapshot(table, storage, needs_delta_rs=merges))
-
-
-def open_log(path: str, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False) -> SinkLog | None:
-    """Open the table at its newest version, with renewed storage options; return None without a table."""
-    storage.renew()
-    try:
-        return opened_log(open_table(path, storage), storage, merges=merges)
-    except TableNotFoundError:
-        return None
+def opened_log(table: DeltaTable, storage: StorageOptions = NO_OPTIONS) -> SinkLog:
+    """Return the log of a table that was just opened with these storage options, for reading."""
+    return log_of(TableSnapshot(table, storage, needs_delta_rs=False))
