@@ -148,7 +148,7 @@ def _nullable_type(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def ask_patiently(
+def read_with_retry(
     what: str, uri: str, storage: StorageOptions, ask: Callable[[], T], sleep: Callable[[float], object]
 ) -> T:
     """Return ``ask()``; call it again if remote storage does not answer.

@@ -40,12 +40,12 @@ from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
 from pyspark_rocketmq.delta.table import (
     STORAGE_ERRORS,
     TableForm,
-    ask_patiently,
     column_differences,
     create_table,
     open_table,
     query_rows,
     read_form,
+    read_with_retry,
     sql_literal,
 )
 from pyspark_rocketmq.display import masked
@@ -145,7 +145,7 @@ class DeltaOffsetStore(RowOffsetStore):
             SchemaError: If the table is not an offset table.
             OffsetStoreUnavailable: If the storage does not answer.
         """
-        with self._told("The names of groups"):
+        with self._raising_unavailable("The names of groups"):
             self.storage.renew()
             try:
                 table = open_table(self._path, self.storage)
@@ -161,8 +161,8 @@ class DeltaOffsetStore(RowOffsetStore):
             OffsetStoreUnavailable: If the storage does not answer.
         """
         what = f"The offsets of group {consumer_group}"
-        with self._told(what):
-            return ask_patiently(
+        with self._raising_unavailable(what):
+            return read_with_retry(
                 what, self._path, self.storage, lambda: self._newest_rows(consumer_group), self._sleep
             )
 
@@ -171,7 +171,7 @@ class DeltaOffsetStore(RowOffsetStore):
             return dict(self._rows(self._handles.newest().table, consumer_group).rows)
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _raising_unavailable(self, what: str) -> Iterator[None]:
         """Raise OffsetStoreUnavailable if the storage does not answer within the block."""
         try:
             yield

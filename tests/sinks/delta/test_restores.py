@@ -22,7 +22,7 @@ from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.sinks.delta.appenders import FileAppender
 from pyspark_rocketmq.sinks.delta.log import log_of, opened_log
-from pyspark_rocketmq.sinks.delta.restores import SeenCommits, look_back
+from pyspark_rocketmq.sinks.delta.restores import LogSummary, summarize_log
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, run_batch
@@ -79,11 +79,11 @@ class Member:
 
     def __init__(self, log: Log, group: str) -> None:
         self.log, self.group = log, group
-        self.seen = SeenCommits.empty(log.version)
+        self.seen = LogSummary.empty(log.version)
 
     def look(self) -> int | None:
-        self.seen = look_back(
-            self.log.version, self.seen, self.log.below, lambda seen: seen.tells_of(self.group)
+        self.seen = summarize_log(
+            self.log.version, self.seen, self.log.below, lambda seen: seen.covers(self.group)
         )
         return self.seen.restored_since(self.group)
 
@@ -92,7 +92,7 @@ class Member:
 
         With ``restores`` there is a RESTORE among them.
         """
-        self.seen = look_back(
+        self.seen = summarize_log(
             self.log.version, self.seen, self.log.below, lambda seen: seen.last >= seen.first
         )
         said = self.seen.to_metadata()
@@ -299,12 +299,12 @@ def test_a_group_of_very_many_is_found_by_itself() -> None:
 )
 def test_invalid_versions_in_a_commit_are_ignored(seen: object) -> None:
     """H9: the commit is read like one of others."""
-    assert SeenCommits.seen_by(entry_of(5, "a", seen=seen)) is None
+    assert LogSummary.seen_by(entry_of(5, "a", seen=seen)) is None
 
 
 @pytest.mark.parametrize("metadata", ["not json", "[1]", '{"consumerGroup": "a"}', '{"rocketmqCommit": "x"}'])
 def test_commits_of_others_are_no_group_s(metadata: str) -> None:
-    assert SeenCommits.of({**entry_of(5), "userMetadata": metadata}) == SeenCommits(5, 5)
+    assert LogSummary.of({**entry_of(5), "userMetadata": metadata}) == LogSummary(5, 5)
 
 
 # ------------------------------------------------------------------------------------------ in a table

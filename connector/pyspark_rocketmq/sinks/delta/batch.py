@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark_rocketmq.delta.commit import commit_on_top
 from pyspark_rocketmq.delta.features import form_changes
 from pyspark_rocketmq.delta.files import WrittenFile
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, ask_patiently
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, read_with_retry
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
@@ -105,7 +105,7 @@ class DeltaBatch:
             return None
         path, storage = self.table.path, self.table.storage
         try:
-            ask_patiently(f"files for {path}", path, storage, lambda: self._look_at(files), self.sleep)
+            read_with_retry(f"files for {path}", path, storage, lambda: self._look_at(files), self.sleep)
         except STORAGE_ERRORS as error:
             raise SinkConflict(
                 f"What tasks wrote for {path} could not be looked at: {storage.describe_error(error)} "

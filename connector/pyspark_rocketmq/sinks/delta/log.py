@@ -16,7 +16,7 @@ from pyspark_rocketmq.delta.commit import CommitNote
 from pyspark_rocketmq.delta.snapshot import CommitLog, Snapshot, TableSnapshot
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.errors import OffsetError
-from pyspark_rocketmq.sinks.delta.restores import SeenCommits, look_back
+from pyspark_rocketmq.sinks.delta.restores import LogSummary, summarize_log
 from pyspark_rocketmq.sinks.delta.rules import (
     CHANGED_SINCE,
     SinkCommit,
@@ -38,7 +38,7 @@ class SinkLog:
         self.table = table
         self.files = files
         self._lost_hint = lost_hint
-        self._seen = SeenCommits.empty(table.version)
+        self._seen = LogSummary.empty(table.version)
         """Summary of the part of the log that was read."""
         self._newest_commits: dict[str, Mapping[str, Any]] = {}
         """Entry of the newest commit of each group, as of the last look."""
@@ -64,8 +64,8 @@ class SinkLog:
 
     def shows_restores_since(self, consumer_group: str) -> bool:
         """Whether the log reaches back to the group's newest commit, or to the table's first one."""
-        seen = self._look_back(lambda seen: seen.tells_of(consumer_group))
-        return seen.first == 0 or seen.tells_of(consumer_group)
+        seen = self._summary(lambda seen: seen.covers(consumer_group))
+        return seen.first == 0 or seen.covers(consumer_group)
 
     def find_commit(self, commit: SinkCommit, since: int) -> int | None:
         """Look for a commit after version ``since``; return its version, or None if it was not made."""
@@ -90,7 +90,7 @@ class SinkLog:
 
     def restored_since_last_commit(self, consumer_group: str) -> int | None:
         """Return the version of the last RESTORE if no commit of the group knew it; else None."""
-        return self._look_back(lambda seen: seen.tells_of(consumer_group)).restored_since(consumer_group)
+        return self._summary(lambda seen: seen.covers(consumer_group)).restored_since(consumer_group)
 
     def was_replaced_at(self, version: int) -> bool:
         """Whether a commit returned by :meth:`restored_since_last_commit` has replaced the table."""
@@ -99,11 +99,11 @@ class SinkLog:
 
     def came_past_restore(self, consumer_group: str) -> int | None:
         """Return the version of the group's commit during which that RESTORE came; else None."""
-        return self._look_back(lambda seen: seen.tells_of(consumer_group)).came_past(consumer_group)
+        return self._summary(lambda seen: seen.covers(consumer_group)).commit_after_restore(consumer_group)
 
     def newest_commit(self, consumer_group: str) -> Mapping[str, Any] | None:
         """Return the history's entry of the group's newest commit; None if the history has none."""
-        version = self._look_back(lambda seen: consumer_group in seen.commits).commits.get(consumer_group)
+        version = self._summary(lambda seen: consumer_group in seen.commits).commits.get(consumer_group)
         if version is None:
             return None
         entry = self._newest_commits.get(consumer_group)
@@ -124,10 +124,10 @@ class SinkLog:
             self._whole_record = None if found is None else {**found, "userMetadata": own_metadata(found)}
         return self._whole_record
 
-    def _look_back(self, is_enough: Callable[[SeenCommits], bool]) -> SeenCommits:
+    def _summary(self, is_enough: Callable[[LogSummary], bool]) -> LogSummary:
         if self._seen.first <= self._seen.last == self.version and is_enough(self._seen):
             return self._seen
-        seen = look_back(self.version, self._seen, self.log.commit_infos_below, is_enough)
+        seen = summarize_log(self.version, self._seen, self.log.commit_infos_below, is_enough)
         if seen.last < seen.first and self.log.commit_info(self.version) is None:
             raise DeltaError(
                 f"The log of {self.log.table_uri} lacks the commit of version {self.version}, where its "
@@ -168,7 +168,7 @@ class SinkLog:
 
     def before(self, commit: SinkCommit) -> dict[str, Any]:
         """Return the record for a commit: what its writer has seen of the log, and the group's progress."""
-        seen = self._look_back(lambda seen: seen.last >= seen.first).to_metadata()
+        seen = self._summary(lambda seen: seen.last >= seen.first).to_metadata()
         self._recorded = (commit, {"seen": seen, **commit.record})
         return dict(self._recorded[1])
 
@@ -182,7 +182,7 @@ class SinkLog:
         """Return the version of a commit that was just made on top of version ``begun_at``, and note it."""
         if self.version != begun_at + 1:
             return self.version_of(commit, begun_at)
-        own_commit = SeenCommits(self.version, self.version, commits={commit.consumer_group: self.version})
+        own_commit = LogSummary(self.version, self.version, commits={commit.consumer_group: self.version})
         self._seen = own_commit.after(self._seen)
         if self._recorded is not None and self._recorded[0] is commit:
             # Kept for the next commit, which then need not read it.

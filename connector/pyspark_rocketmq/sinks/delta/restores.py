@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from pyspark_rocketmq.sinks.delta.rules import own_metadata, puts_other_rows
+from pyspark_rocketmq.sinks.delta.rules import is_restore_or_replacement, own_metadata
 
 _MOST_GROUPS = 100
 """Most groups that a commit names."""
@@ -28,7 +28,7 @@ _NEAR = 20
 
 
 @dataclass(frozen=True, slots=True)
-class SeenCommits:
+class LogSummary:
     """A summary of the commits from version ``first`` to ``last``; empty if ``last`` is below ``first``."""
 
     first: int
@@ -44,17 +44,17 @@ class SeenCommits:
     """
 
     @classmethod
-    def empty(cls, version: int) -> SeenCommits:
+    def empty(cls, version: int) -> LogSummary:
         """Return an empty summary, to be extended downwards from ``version``."""
         return cls(version + 1, version)
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> SeenCommits:
+    def of(cls, entry: Mapping[str, Any]) -> LogSummary:
         """Return the summary of one commit."""
         version = int(entry["version"])
         own = own_metadata(entry)
         group = own.get("consumerGroup")
-        if puts_other_rows(entry):
+        if is_restore_or_replacement(entry):
             return cls(version, version, version)
         if "rocketmqCommit" not in own or not isinstance(group, str):
             return cls(version, version)
@@ -64,7 +64,7 @@ class SeenCommits:
         return cls(version, version, None, {group: version}, {} if knew == version - 1 else {group: knew})
 
     @classmethod
-    def seen_by(cls, entry: Mapping[str, Any]) -> SeenCommits | None:
+    def seen_by(cls, entry: Mapping[str, Any]) -> LogSummary | None:
         """Return what the writer of a commit had seen; None if that is not recorded, or not plausible."""
         seen = own_metadata(entry).get("seen")
         if not isinstance(seen, dict):
@@ -95,7 +95,7 @@ class SeenCommits:
         told = {"first": first, "last": self.last, "restored": restored, "commits": dict(named)}
         return {**told, "knew": knew} if knew else told
 
-    def after(self, earlier: SeenCommits) -> SeenCommits:
+    def after(self, earlier: LogSummary) -> LogSummary:
         """Join this with ``earlier``, which begins below it; there must be no version between them."""
         found = [one.restored for one in (earlier, self) if one.restored is not None]
         restored = max(found, default=None)
@@ -111,13 +111,13 @@ class SeenCommits:
             if seen + 1 < commits[group]
             and (seen + 1 < earlier.first or (restored is not None and restored > seen))
         }
-        return SeenCommits(earlier.first, max(earlier.last, self.last), restored, commits, knew)
+        return LogSummary(earlier.first, max(earlier.last, self.last), restored, commits, knew)
 
     def _knew(self, consumer_group: str) -> int:
         """Return the version up to which the group's commits knew of RESTOREs; -1 without a commit of it."""
         return self.knew.get(consumer_group, self.commits.get(consumer_group, -1))
 
-    def tells_of(self, consumer_group: str) -> bool:
+    def covers(self, consumer_group: str) -> bool:
         """Whether :meth:`restored_since` returns the same as for the whole log."""
         if self.restored is not None:
             return True
@@ -129,18 +129,18 @@ class SeenCommits:
             return None
         return self.restored
 
-    def came_past(self, consumer_group: str) -> int | None:
+    def commit_after_restore(self, consumer_group: str) -> int | None:
         """Return the version of the group's commit after a RESTORE that it did not know; None without one."""
         restored, last = self.restored_since(consumer_group), self.commits.get(consumer_group, -1)
         return last if restored is not None and last > restored else None
 
 
-def look_back(
+def summarize_log(
     version: int,
-    known: SeenCommits,
+    known: LogSummary,
     entries_below: Callable[[int], Iterable[Mapping[str, Any]]],
-    is_enough: Callable[[SeenCommits], bool],
-) -> SeenCommits:
+    is_enough: Callable[[LogSummary], bool],
+) -> LogSummary:
     """Summarize the commits up to ``version``, as far back as is enough or as the log goes.
 
     Args:
@@ -150,7 +150,7 @@ def look_back(
             the log begins.
         is_enough: Whether a summary goes back far enough.
     """
-    found = SeenCommits.empty(version)
+    found = LogSummary.empty(version)
     seen = [known]
     entries = iter(entries_below(found.first))
     while True:
@@ -165,8 +165,8 @@ def look_back(
         entry = next(entries, None)
         if entry is None:
             return found
-        found = found.after(SeenCommits.of(entry))
-        told = SeenCommits.seen_by(entry)
+        found = found.after(LogSummary.of(entry))
+        told = LogSummary.seen_by(entry)
         if told is not None:
             seen.append(told)
 

@@ -254,7 +254,7 @@ def _parts(name: str) -> tuple[str, int]:
     return f"{before}{colon}{queue_id}", int(generation) if generation.isdecimal() else 0
 
 
-def puts_other_rows(entry: Mapping[str, Any]) -> bool:
+def is_restore_or_replacement(entry: Mapping[str, Any]) -> bool:
     """Whether a history entry is of a RESTORE, or of a statement that replaces a table and keeps its log."""
     return entry.get("operation") == "RESTORE" or is_replacement(entry)
 

@@ -33,7 +33,7 @@ from pyspark.sql import SparkSession
 from pyspark_rocketmq.delta.commit import commit_on_top
 from pyspark_rocketmq.delta.paths import TableName, table_uri
 from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS, ask_patiently
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, read_with_retry
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
@@ -166,7 +166,7 @@ class DeltaSink:
                 column, or if a merge key is not a column.
             OffsetError: If the storage does not answer.
         """
-        self._ask(f"The Delta table {self.path}", lambda: self._table.prepare(schema))
+        self._read(f"The Delta table {self.path}", lambda: self._table.prepare(schema))
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
         """Read the newest version and the group's watermark of each queue, in the generation given.
@@ -178,13 +178,13 @@ class DeltaSink:
             OffsetError: If the table cannot be read.
         """
         what = f"How far group {consumer_group} has come in {self.path}"
-        return self._ask(what, lambda: self._begin(consumer_group, queues))
+        return self._read(what, lambda: self._begin(consumer_group, queues))
 
-    def _ask(self, what: str, ask: Callable[[], T]) -> T:
-        """Return ``ask_patiently``; raise OffsetError if the storage does not answer."""
+    def _read(self, what: str, ask: Callable[[], T]) -> T:
+        """Return ``read_with_retry``; raise OffsetError if the storage does not answer."""
         storage = self._table.storage
         try:
-            return ask_patiently(what, self.path, storage, ask, self._sleep)
+            return read_with_retry(what, self.path, storage, ask, self._sleep)
         except STORAGE_ERRORS as error:
             raise OffsetError(
                 f"{what} could not be read: {storage.describe_error(error)} "
@@ -240,7 +240,7 @@ class DeltaSink:
             OffsetError: If the table cannot be read.
         """
         what = f"How far group {consumer_group} has come in {self.path}"
-        return (self._ask(what, lambda: self._standing_now(consumer_group, queues)),)
+        return (self._read(what, lambda: self._standing_now(consumer_group, queues)),)
 
     def _standing_now(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkStanding:
         handle = self._table.home.open()
@@ -264,7 +264,7 @@ class DeltaSink:
             OffsetError: If the table cannot be read.
         """
         where = " OR ".join(rows_condition(queue, begin) for queue, begin in sorted(from_offsets.items()))
-        return self._ask(f"Rows of {self.path}", lambda: self._table.count_rows(where))
+        return self._read(f"Rows of {self.path}", lambda: self._table.count_rows(where))
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
         """Return the next offset, in its last generation, of each queue that the group ever wrote rows of.
