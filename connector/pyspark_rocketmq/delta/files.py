@@ -34,6 +34,14 @@ _TEXT_LENGTH = 32
 _GREATEST_CHARACTER = "\U0010ffff"
 _US_PER_MS = 1_000
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only ever added to; the zone is written as text
+_ROW_GROUP_BYTES = 32 << 20
+_ROW_GROUP_ROWS = 128 * 1024
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""Value in the name of the folder for rows whose partition value is null."""
+_LONGEST_NAME = 255
+"""Longest name of a folder that file systems allow, in bytes."""
+PartitionValues = tuple[str | None, ...]
+"""Text of each partition column's value, in the columns' order; None for null."""
 
 
 class FileStatistics:
@@ -137,16 +145,6 @@ def _date_text(days: int) -> str | None:
         return (date(1970, 1, 1) + timedelta(days=days)).isoformat()
     except OverflowError:
         return None
-
-
-_ROW_GROUP_BYTES = 32 << 20
-_ROW_GROUP_ROWS = 128 * 1024
-NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""Value in the name of the folder for rows whose partition value is null."""
-_LONGEST_NAME = 255
-"""Longest name of a folder that file systems allow, in bytes."""
-PartitionValues = tuple[str | None, ...]
-"""Text of each partition column's value, in the columns' order; None for null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

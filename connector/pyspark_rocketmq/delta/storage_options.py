@@ -27,6 +27,79 @@ logger = logging.getLogger(__name__)
 Given = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """Storage options as the user passes them."""
 
+_SECRET: Final = re.compile("key|secret|token|password|credential|sas|service_account", re.IGNORECASE)
+"""Names of options whose values are hidden in errors."""
+_SHORTEST_HIDDEN: Final = 6
+"""Length of the shortest value that is hidden, in characters; shorter ones may be part of any word."""
+_COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
+_FROM_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
+    "s3": (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_ENDPOINT_URL",
+        "AWS_ALLOW_HTTP",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+        "AWS_CONDITIONAL_PUT",
+        "AWS_COPY_IF_NOT_EXISTS",
+        "AWS_S3_LOCKING_PROVIDER",
+        "AWS_SERVER_SIDE_ENCRYPTION",
+        "AWS_SSE_KMS_KEY_ID",
+        "AWS_SSE_BUCKET_KEY_ENABLED",
+        "AWS_REQUEST_PAYER",
+    ),
+    "az": (
+        "AZURE_STORAGE_ACCOUNT_NAME",
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_CLIENT_ID",
+        "AZURE_STORAGE_CLIENT_SECRET",
+        "AZURE_STORAGE_TENANT_ID",
+        "AZURE_CLIENT_ID",
+        "AZURE_CLIENT_SECRET",
+        "AZURE_TENANT_ID",
+        "AZURE_STORAGE_ENDPOINT",
+        "AZURE_STORAGE_USE_EMULATOR",
+    ),
+    "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
+}
+"""Variables that are valid on any machine. Names of roles or files are not: each process finds its own."""
+_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "s3": (
+        "AWS_PROFILE",
+        "AWS_ROLE_ARN",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_SHARED_CREDENTIALS_FILE",
+    ),
+    "az": ("AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT", "MSI_ENDPOINT"),
+    "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
+}
+_REGIONS: Final = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION"})
+"""Regions; many machines have one set, whatever storage they use."""
+_BRAND: Final = re.compile("^(?:aws|azure_storage|azure|google)_")
+_SYNONYMS: Final = {
+    "default_region": "region",
+    "endpoint_url": "endpoint",
+    "endpoint_url_s3": "endpoint",
+    "token": "session_token",
+    "access_key": "account_key",
+    "master_key": "account_key",
+    "sas_token": "sas_key",
+}
+FAMILY_OF: Final = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "az"),
+    "gs": "gs",
+}
+_PATIENCE: Final = {"backoff_config.max_backoff": "1s", "max_retries": "20"}
+"""Retries for some ten seconds.  By default delta-rs tries ten times and sleeps for up to 15 s in between,
+even if the storage is back sooner."""
+
 
 class StorageOptions:
     """Options for delta-rs to reach storage, by name, such as ``aws_access_key_id`` or ``allow_http``.
@@ -159,15 +232,6 @@ class StorageOptions:
         return f"StorageOptions({', '.join(names)})"
 
 
-_SECRET: Final = re.compile("key|secret|token|password|credential|sas|service_account", re.IGNORECASE)
-"""Names of options whose values are hidden in errors."""
-_SHORTEST_HIDDEN: Final = 6
-"""Length of the shortest value that is hidden, in characters; shorter ones may be part of any word."""
-
-
-_COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
-
-
 def _without(text: str, hidden: Iterable[str]) -> str:
     # delta-rs writes each cause on its own line, in colours.
     text = masked(" ".join(_COLOUR.sub("", text).split()))
@@ -193,77 +257,6 @@ def _texts_of(given: object) -> dict[str, str]:
         str(name): str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in given.items()
     }
-
-
-_FROM_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
-    "s3": (
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_REGION",
-        "AWS_DEFAULT_REGION",
-        "AWS_ENDPOINT_URL_S3",
-        "AWS_ENDPOINT_URL",
-        "AWS_ALLOW_HTTP",
-        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
-        "AWS_CONDITIONAL_PUT",
-        "AWS_COPY_IF_NOT_EXISTS",
-        "AWS_S3_LOCKING_PROVIDER",
-        "AWS_SERVER_SIDE_ENCRYPTION",
-        "AWS_SSE_KMS_KEY_ID",
-        "AWS_SSE_BUCKET_KEY_ENABLED",
-        "AWS_REQUEST_PAYER",
-    ),
-    "az": (
-        "AZURE_STORAGE_ACCOUNT_NAME",
-        "AZURE_STORAGE_ACCOUNT_KEY",
-        "AZURE_STORAGE_SAS_KEY",
-        "AZURE_STORAGE_CLIENT_ID",
-        "AZURE_STORAGE_CLIENT_SECRET",
-        "AZURE_STORAGE_TENANT_ID",
-        "AZURE_CLIENT_ID",
-        "AZURE_CLIENT_SECRET",
-        "AZURE_TENANT_ID",
-        "AZURE_STORAGE_ENDPOINT",
-        "AZURE_STORAGE_USE_EMULATOR",
-    ),
-    "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
-}
-"""Variables that are valid on any machine. Names of roles or files are not: each process finds its own."""
-_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
-    "s3": (
-        "AWS_PROFILE",
-        "AWS_ROLE_ARN",
-        "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-        "AWS_SHARED_CREDENTIALS_FILE",
-    ),
-    "az": ("AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT", "MSI_ENDPOINT"),
-    "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
-}
-_REGIONS: Final = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION"})
-"""Regions; many machines have one set, whatever storage they use."""
-_BRAND: Final = re.compile("^(?:aws|azure_storage|azure|google)_")
-_SYNONYMS: Final = {
-    "default_region": "region",
-    "endpoint_url": "endpoint",
-    "endpoint_url_s3": "endpoint",
-    "token": "session_token",
-    "access_key": "account_key",
-    "master_key": "account_key",
-    "sas_token": "sas_key",
-}
-FAMILY_OF: Final = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "az"),
-    "gs": "gs",
-}
-
-
-_PATIENCE: Final = {"backoff_config.max_backoff": "1s", "max_retries": "20"}
-"""Retries for some ten seconds.  By default delta-rs tries ten times and sleeps for up to 15 s in between,
-even if the storage is back sooner."""
 
 
 def _patience_for(uri: str, given: Iterable[str]) -> dict[str, str]:

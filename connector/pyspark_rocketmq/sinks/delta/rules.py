@@ -18,6 +18,23 @@ from pyspark_rocketmq.model import MessageQueue
 Q = TypeVar("Q")
 V = TypeVar("V")
 
+POSITION_TYPES = {"topic": "string", "brokerName": "string", "queueId": "integer", "queueOffset": "long"}
+"""Columns that every sink table has, with Delta's type names; they identify the message of a row."""
+_FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
+"""Characters that Delta forbids in names of columns and fields, except with column mapping."""
+REACHED: Final = "reached"
+"""Field in the ``userMetadata`` of a commit of files: watermarks of the group's queues, by application id."""
+WATERMARKS: Final = "watermarks"
+"""Field with the same in a commit by Spark or in its form; it overrides the transaction ids of queues."""
+NUMBER: Final = "commits"
+"""Field beside ``watermarks``: the version of the group's own id, which counts such commits."""
+NEWEST: Final = "newest"
+"""Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
+WHOLE_AT: Final = "wholeAt"
+"""Field in a commit of files that records all of very many queues: time of the commit, in milliseconds."""
+CHANGED_SINCE: Final = "changedSince"
+"""Field in a commit of files that records only the changes since one with ``wholeAt``: that one's version."""
+
 
 def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
     """Return the Delta application id whose version is the watermark of one generation of a queue.
@@ -33,10 +50,6 @@ def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str
 def group_app_id(consumer_group: str) -> str:
     """Return the transaction id that counts a group's commits; ids of queues have another form."""
     return f"rocketmq:{consumer_group}"
-
-
-POSITION_TYPES = {"topic": "string", "brokerName": "string", "queueId": "integer", "queueOffset": "long"}
-"""Columns that every sink table has, with Delta's type names; they identify the message of a row."""
 
 
 def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: bool = False) -> None:
@@ -110,10 +123,6 @@ def check_wanted(path: str, wanted: TableForm) -> None:
     )
     if problems:
         raise OptionError(problems, where="Delta sink")
-
-
-_FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
-"""Characters that Delta forbids in names of columns and fields, except with column mapping."""
 
 
 def check_characters(path: str, schema_json: str) -> None:
@@ -190,20 +199,6 @@ class SinkCommit(NamedTuple):
     def is_in(self, entry: Mapping[str, Any]) -> bool:
         """Whether a history entry belongs to this commit."""
         return own_metadata(entry).get("rocketmqCommit") == self.commit_id
-
-
-REACHED: Final = "reached"
-"""Field in the ``userMetadata`` of a commit of files: watermarks of the group's queues, by application id."""
-WATERMARKS: Final = "watermarks"
-"""Field with the same in a commit by Spark or in its form; it overrides the transaction ids of queues."""
-NUMBER: Final = "commits"
-"""Field beside ``watermarks``: the version of the group's own id, which counts such commits."""
-NEWEST: Final = "newest"
-"""Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
-WHOLE_AT: Final = "wholeAt"
-"""Field in a commit of files that records all of very many queues: time of the commit, in milliseconds."""
-CHANGED_SINCE: Final = "changedSince"
-"""Field in a commit of files that records only the changes since one with ``wholeAt``: that one's version."""
 
 
 def message_text(numbers: Sequence[int]) -> str:
