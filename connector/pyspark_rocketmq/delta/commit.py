@@ -32,7 +32,7 @@ delta-rs would look for expired files at each commit, which takes seconds in a l
 _MAX_CONFLICTS: Final = 100
 """Most commits in a row that may come first; a commit on a local disk takes a tenth of a millisecond."""
 
-PartitionValues = tuple[tuple[str, str | None], ...]
+Partition = tuple[tuple[str, str | None], ...]
 """Pairs of partition column and text of its value, in the columns' order."""
 
 
@@ -42,7 +42,7 @@ class StoredFile(NamedTuple):
     path: str
     """Path as the log has it: URL-encoded."""
     size: int
-    partition: PartitionValues
+    partition: Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from pyarrow import ArrowException
 from pyspark_rocketmq.delta.commit import (
     CommitNote,
     FileCommit,
-    PartitionValues,
+    Partition,
     StoredFile,
     commit_files,
     commit_on_top,
@@ -269,7 +269,7 @@ def _compact(
     table: DeltaTable, log: LogFiles, target_for: Callable[[list[StoredFile]], int | None], pace: Pace
 ) -> Compacted:
     rewriting = _Rewriting(table, log, pace)
-    by_partition: dict[PartitionValues, list[StoredFile]] = {}
+    by_partition: dict[Partition, list[StoredFile]] = {}
     for file in stored_files(table):
         if log.takes_commits or is_as_delta_rs_writes(file.path):
             by_partition.setdefault(file.partition, []).append(file)
