@@ -25,7 +25,7 @@ from pyspark_rocketmq.delta.table import TableForm
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.delta import table as sink_table
+from pyspark_rocketmq.sinks.delta import spark_writer
 from pyspark_rocketmq.sinks.delta.appenders import FileAppender
 from pyspark_rocketmq.sinks.delta.log import SinkLog, log_of, opened_log
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, own_metadata
@@ -558,7 +558,7 @@ def test_partition_columns_that_cannot_be_such_are_refused(
 @pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another test may have left a session in this process."""
-    monkeypatch.setattr(sink_table, "spark_address", lambda spark, path: None)
+    monkeypatch.setattr(spark_writer, "spark_address", lambda spark, path: None)
 
 
 def test_a_check_constraint_is_refused_where_spark_cannot_write(path: Path, no_spark: None) -> None:
