@@ -237,8 +237,8 @@ class Contest:
             self.topic,
             ranges,
             lanes=CORES,
-            depth=first.pulls_in_flight,
-            messages_per_pull=first.pull_batch_size,
+            depth=first.settings.pulls_in_flight,
+            messages_per_pull=first.settings.pull_batch_size,
         )
         if pulled != self.messages:
             raise RuntimeError(f"The raw pull got {pulled} messages instead of {self.messages}.")

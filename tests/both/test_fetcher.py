@@ -18,7 +18,7 @@ from pyspark_rocketmq.source.reader import read_queues
 from pyspark_rocketmq.wire.requests.send import Batch, SendSettings
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
-from tests.helpers.partitions import partition_of
+from tests.helpers.partitions import changed, partition_of
 
 QUEUES = 4
 PER_QUEUE = 300
@@ -84,7 +84,7 @@ def test_a_broker_that_is_started_anew_in_the_middle_loses_and_doubles_nothing(
 ) -> None:
     """A2"""
     reached = [0] * QUEUES
-    fetched = Fetcher([replace(each, max_in_flight_bytes=256 << 10) for each in ranges]).chunks()
+    fetched = Fetcher([changed(each, max_in_flight_bytes=256 << 10) for each in ranges]).chunks()
     first = next(fetched)
     cluster.stop_broker("broker-a")
     cluster.start_broker("broker-a")

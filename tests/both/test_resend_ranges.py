@@ -30,6 +30,7 @@ from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.both.support import ANSWER_S, await_readable
 from tests.both.test_java_interop import read_topic
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.partitions import changed
 from tests.helpers.poison import GARBAGE, store_as_it_is
 from tests.helpers.wait import wait_until
 from tests.real_broker import plain_remoting
@@ -88,7 +89,7 @@ def part_of(
     target = TargetTopic(options, copy.topic)
     [sending] = target.sendings("r1", [partition.planned])
     return Resending(
-        partition=replace(partition, columns=RESEND_COLUMNS),
+        partition=changed(partition, columns=RESEND_COLUMNS),
         sending=sending,
         target=target.partition(sending.target),
     )

@@ -25,6 +25,7 @@ from tests.both.support import ANSWER_S
 from tests.broker_sim.exchange import request
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
+from tests.helpers.partitions import partition_of
 from tests.helpers.source_rows import end_of
 from tests.helpers.wait import wait_until
 
@@ -70,15 +71,11 @@ def test_one_pull_after_a_reset_is_answered_as_if_its_offset_had_moved(
 
 
 def partition(address: str, queue: MessageQueue, group: str, *, is_of_group: bool) -> QueuePartition:
-    return QueuePartition(
-        planned=QueueRange.between(queue, 8, COUNT, epoch=1),
-        address=BrokerAddress(address),
-        subscription="*",
+    return partition_of(
+        QueueRange.between(queue, 8, COUNT, epoch=1),
+        address,
         consumer_group=group,
         is_group_read=is_of_group,
-        fail_on_data_loss=True,
-        pull_batch_size=8,
-        pulls_in_flight=4,
         request_timeout_s=ANSWER_S,
         retry_timeout_s=2 * ANSWER_S,
     )

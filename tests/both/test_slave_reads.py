@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -28,6 +27,7 @@ from pyspark_rocketmq.wire.requests.send import Batch, SendSettings
 from tests.both.support import await_readable
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed
+from tests.helpers.partitions import changed
 from tests.helpers.wait import wait_until
 from tests.real_broker.replica import REPLICA_ID, replica, suggesting_replicas
 from tests.real_broker.server import Server
@@ -116,7 +116,7 @@ def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_di
         assert partitions[0].replicas == {REPLICA_ID: server.address}
         offsets: list[int] = []
         pulled_from: list[int] = []
-        fetcher = Fetcher([replace(each, max_in_flight_bytes=_IN_FLIGHT) for each in partitions])
+        fetcher = Fetcher([changed(each, max_in_flight_bytes=_IN_FLIGHT) for each in partitions])
         for fetched in chain.from_iterable(fetcher.chunks()):
             assert fetched.failure is None
             offsets += offsets_of(b"".join(chunk.body for chunk in fetched.chunks))

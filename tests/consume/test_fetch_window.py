@@ -5,8 +5,7 @@ and what all ranges share.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,42 +17,33 @@ from pyspark_rocketmq.consume.fetch_window import (
     PullTask,
     RangeWindow,
 )
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, LastMessage, Witnesses
+from pyspark_rocketmq.consume.read_range import ReadRange
 from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.errors import ConnectFailed, MessagesExpired, NoPermission, RocketMQError, SystemBusy
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
+from tests.helpers.partitions import DEFAULT_SETTINGS, changed
 
 KIB = 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A range to fetch."""
-
-    planned: QueueRange
-    address: str = "broker-a:10911"
-    replicas: Mapping[int, str] = field(default_factory=dict)
-    prefers_replica: bool = False
-    replaces_master: bool = False
-    is_slave: bool = False
-    consumer_group: str = "g"
-    is_group_read: bool = False
-    has_worked: bool = False
-    is_filtered: bool = False
-    fail_on_data_loss: bool = False
-    pull_batch_size: int = 32
-    retry_timeout_s: float = 1.0
-    before: int = 0
-
-    @property
-    def pulled_from(self) -> int:
-        return self.planned.start - self.before
+WANTED = ReadRange(
+    planned=QueueRange.between(MessageQueue("orders", "broker-a", 0), 0, 0),
+    address=BrokerAddress("broker-a:10911"),
+    subscription="*",
+    settings=DEFAULT_SETTINGS._replace(
+        consumer_group="g", fail_on_data_loss=False, retry_timeout_s=1.0, replaces_master=False
+    ),
+)
 
 
-def wanted(start: int, end: int, *, queue_id: int = 0, **changes: Any) -> Wanted:
+def wanted(start: int, end: int, *, queue_id: int = 0, before: int = 0, **changes: Any) -> ReadRange:
+    """A range; pulls begin ``before`` offsets ahead of it."""
     planned = QueueRange.between(MessageQueue("orders", "broker-a", queue_id), start, end)
-    return Wanted(planned=planned, **changes)
+    witnesses = Witnesses(LastMessage(start - before, 0, 0)) if before else NO_WITNESSES
+    return changed(WANTED, planned=planned, witnesses=witnesses, **changes)
 
 
 def window(
@@ -346,7 +336,7 @@ class ModelBroker:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[list[Wanted], list[ModelBroker], random.Random]:
+def worlds(draw: st.DrawFn) -> tuple[list[ReadRange], list[ModelBroker], random.Random]:
     """Ranges to read, and the broker of each."""
     rng = random.Random(draw(st.integers(0, 1 << 32)))
     ranges, brokers = [], []
@@ -366,7 +356,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[Wanted], list[ModelBroker], random.Ran
                 replaces_master=draw(st.booleans()),
                 is_slave=is_slave,
                 prefers_replica=draw(st.booleans()),
-                is_filtered=draw(st.booleans()),
+                subscription=draw(st.sampled_from(["*", "paid"])),
                 pull_batch_size=draw(st.integers(1, 10)),
                 retry_timeout_s=float("inf"),
             )
@@ -434,7 +424,7 @@ class ModelShell:
     max_bytes=st.sampled_from([1, 256 * KIB, 600 * KIB, 4 << 20]),
 )
 def test_any_broker_gives_exactly_the_messages_of_each_range_in_order_once(
-    world: tuple[list[Wanted], list[ModelBroker], random.Random], depth: int, max_bytes: int
+    world: tuple[list[ReadRange], list[ModelBroker], random.Random], depth: int, max_bytes: int
 ) -> None:
     """A4, D1, F4, L3: random batch limits, filters, gaps, masters that are down, slaves in their places,
     order, troubles.

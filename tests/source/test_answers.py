@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ from pyspark_rocketmq.wire.requests.responses import error_of
 from scripts.pages import answers_page
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.ownership import OneMember
-from tests.helpers.partitions import partition_of
+from tests.helpers.partitions import changed, partition_of
 from tests.helpers.scripted_server import ScriptedServer
 from tests.helpers.wait import PATIENCE_S
 from tests.publish.test_sender import Brokers, batch_of, send_all, sender_of, stored_at
@@ -280,7 +279,7 @@ def test_a_task_does_what_the_page_says(
     for times in (1, _LASTING):
         left = iter(range(times))
         log.is_busy = lambda _: next(left, None) is not None  # noqa: B023 - called in this turn
-        part = replace(
+        part = changed(
             partition,
             is_group_read=use is Use.GROUP_TASK,
             has_worked=has_worked,

@@ -30,7 +30,7 @@ from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.approx import about
-from tests.helpers.partitions import partition_of
+from tests.helpers.partitions import changed, partition_of
 from tests.helpers.pauses import Pauses
 from tests.helpers.refusing import refusing_address
 from tests.helpers.scripted_server import Peer, ScriptedServer
@@ -531,7 +531,7 @@ def test_a_range_goes_on_at_the_replica_when_the_master_ends(
             peer.close()
 
     server.script, replica.script = up_to_40, found
-    wanted = [replace(each, replaces_master=True) for each in with_replica(partitions(server, 3), replica)]
+    wanted = [changed(each, replaces_master=True) for each in with_replica(partitions(server, 3), replica)]
 
     assert pulled(pauses.fetcher(wanted)) == (whole(3), {})
     assert pauses.taken == []
@@ -563,13 +563,13 @@ def test_messages_on_a_stopped_master_alone_are_waited_for(
             outcome(peer, request, 20, start, bounds=(0, 40))
 
     replica.script = lags
-    wanted = [replace(each, replaces_master=True) for each in with_replica(partitions(server, 1), replica)]
+    wanted = [changed(each, replaces_master=True) for each in with_replica(partitions(server, 1), replica)]
 
     offsets, failures = pulled(pauses.fetcher(wanted))
 
     assert offsets == {0: list(range(40))}
     assert isinstance(failures[0], ChannelClosed)
-    assert sum(pauses.taken) >= wanted[0].retry_timeout_s
+    assert sum(pauses.taken) >= wanted[0].settings.retry_timeout_s
 
 
 def test_a_filter_that_matches_nothing_at_a_slave_brings_the_range_forward(server: ScriptedServer) -> None:
@@ -631,7 +631,7 @@ def test_messages_that_only_a_slave_lacks_are_neither_lost_nor_skipped(
     assert offsets == {0: list(range(40))}
     assert not isinstance(failures[0], DataLoss)
     assert failures[0].retryable
-    assert sum(pauses.taken) >= wanted[0].retry_timeout_s
+    assert sum(pauses.taken) >= wanted[0].settings.retry_timeout_s
     assert not fetcher.ranges[0].skipped
 
 

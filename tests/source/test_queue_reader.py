@@ -33,7 +33,7 @@ from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
-from tests.helpers.partitions import partition_of
+from tests.helpers.partitions import changed, partition_of
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.source_rows import end_of
 from tests.helpers.stored_messages import encode_stored_message
@@ -267,7 +267,7 @@ def test_a_message_before_the_range_that_cannot_be_decoded_changes_nothing(
     log.missing = missing
     log.damage = lambda offset, data: data[:4] + b"\x00" * 4 + data[8:] if offset == 9 else data
 
-    seen, _ = read(replace(partition, witnesses=Witnesses(BEFORE), fail_on_data_loss=False))
+    seen, _ = read(changed(partition, witnesses=Witnesses(BEFORE), fail_on_data_loss=False))
 
     assert seen == [offset for offset in range(10, 60) if offset not in missing]
 
@@ -281,7 +281,7 @@ def test_a_range_ends_with_the_bounds_of_its_queue(partition: QueuePartition, lo
 
 
 def test_without_a_group_there_are_messages_only(partition: QueuePartition) -> None:
-    batches = list(read_queue(replace(partition, is_group_read=False)))
+    batches = list(read_queue(changed(partition, is_group_read=False)))
 
     assert {batch.schema for batch in batches} == {MESSAGE_SCHEMA}
     assert offsets_of(batches) == list(range(10, 60))
@@ -298,7 +298,7 @@ def test_answers_that_expand_too_far_together_are_read_whole(
     monkeypatch.setattr(compression, "MAX_EXPANSION", 0)
     log.body = lambda offset: b"%d " % offset * 100
 
-    batches = list(read_queue(replace(partition, is_group_read=False)))
+    batches = list(read_queue(changed(partition, is_group_read=False)))
 
     assert offsets_of(batches) == list(range(10, 60))
     bodies = [body for batch in batches for body in batch.column("body").to_pylist()]
@@ -360,7 +360,7 @@ def test_a_hole_is_passed_and_told_once_on_demand(
     """F4"""
     log.missing = missing
 
-    seen, marked = read(replace(partition, fail_on_data_loss=False))
+    seen, marked = read(changed(partition, fail_on_data_loss=False))
 
     assert seen == [offset for offset in range(10, 60) if offset not in missing]
     assert marked == partition.planned
@@ -374,7 +374,7 @@ def test_a_gap_that_pulls_have_skipped_is_not_told_again(
     log.min_offset = 40
     log.missing = {50}
 
-    seen, marked = read(replace(partition, fail_on_data_loss=False))
+    seen, marked = read(changed(partition, fail_on_data_loss=False))
 
     assert seen == [*range(40, 50), *range(51, 60)]
     assert marked == partition.planned
@@ -413,7 +413,7 @@ def test_a_broker_that_fails_ends_a_plain_read_with_its_error(partition: QueuePa
     log.is_busy = lambda start: True
 
     with pytest.raises(SystemBusy):
-        list(read_queue(replace(partition, is_group_read=False)))
+        list(read_queue(changed(partition, is_group_read=False)))
 
 
 def test_a_broker_that_refuses_ends_a_group_s_query(partition: QueuePartition, log: Log) -> None:
@@ -438,7 +438,7 @@ def test_a_topic_that_may_not_be_read_for_a_while_ends_a_group_s_range_where_it_
     assert end.reason is EndReason.REFUSED
     assert "pulling message is forbidden" in caplog.text
     with pytest.raises(ConsumptionForbidden, match="updateTopicPerm"):
-        list(read_queue(replace(partition, is_group_read=False)))
+        list(read_queue(changed(partition, is_group_read=False)))
 
 
 @pytest.mark.parametrize("code", [1, 3, 12, 26, 29, 4711])
@@ -450,7 +450,7 @@ def test_an_answer_nobody_explains_ends_the_range_of_a_group_that_has_worked(
     log.is_busy = lambda offset: offset >= start
     log.refusal, log.remark = code, "store getMessage return null"
 
-    *messages, marker = read_queue(replace(partition, has_worked=True, retry_timeout_s=3600.0))
+    *messages, marker = read_queue(changed(partition, has_worked=True, retry_timeout_s=3600.0))
     seen, end = offsets_of(messages), end_of(marker)
 
     assert seen == list(range(10, end.planned.end))
@@ -467,7 +467,7 @@ def test_one_answer_nobody_explains_ends_no_range(
     log.is_busy = lambda offset: next(refusals, False)
     log.refusal, log.remark = ResponseCode.SYSTEM_ERROR, "store getMessage return null"
 
-    patient = replace(partition, is_group_read=is_group_read, retry_timeout_s=PATIENCE_S)
+    patient = changed(partition, is_group_read=is_group_read, retry_timeout_s=PATIENCE_S)
     pieces = list(read_queue(patient))
 
     messages, end = (pieces[:-1], end_of(pieces[-1]).planned.end) if is_group_read else (pieces, 60)
@@ -484,7 +484,7 @@ def test_an_answer_nobody_explains_is_an_error_where_nothing_has_ever_been_read(
     log.refusal, log.remark = ResponseCode.SYSTEM_ERROR, "store getMessage return null"
 
     with pytest.raises(BrokerError, match="getMessage return null"):
-        list(read_queue(replace(partition, is_group_read=is_group_read)))
+        list(read_queue(changed(partition, is_group_read=is_group_read)))
 
 
 @pytest.mark.parametrize("has_worked", [True, False])
@@ -505,7 +505,7 @@ def test_what_the_user_must_act_on_ends_the_query(
     log.refusal, log.remark = code, remark
 
     with pytest.raises((NoPermission, ExpressionInvalid)):
-        list(read_queue(replace(partition, has_worked=has_worked, retry_timeout_s=3600.0)))
+        list(read_queue(changed(partition, has_worked=has_worked, retry_timeout_s=3600.0)))
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ def test_a_compacted_topic_is_read_from_what_is_there(
     log.missing = set(missing)
     log.attributes = {"cleanup.policy": "COMPACTION"}
 
-    pieces = list(read_queue(replace(partition, **how)))
+    pieces = list(read_queue(changed(partition, **how)))
 
     messages = pieces[:-1] if how["is_group_read"] else pieces
     assert offsets_of(messages) == [offset for offset in range(10, 60) if offset not in missing]
@@ -546,7 +546,7 @@ def test_a_busy_broker_does_not_make_a_loss_of_the_gaps_of_a_compacted_topic(
     log.attributes = {"cleanup.policy": "COMPACTION"}
     log.busy_with_attributes = busy
     patience_s = PATIENCE_S if busy < 1000 else 0.0
-    part = replace(partition, retry_timeout_s=patience_s, fail_on_data_loss=fails)
+    part = changed(partition, retry_timeout_s=patience_s, fail_on_data_loss=fails)
 
     if busy == 1000 and fails:
         with pytest.raises(SystemBusy):
@@ -579,7 +579,7 @@ def test_a_lost_tail_is_never_acknowledged(partition: QueuePartition, log: Log) 
     """F4: messages that come later get those offsets again."""
     log.max_offset = 34
 
-    seen, marked = read(replace(partition, fail_on_data_loss=False))
+    seen, marked = read(changed(partition, fail_on_data_loss=False))
 
     assert seen == list(range(10, marked.end))
     assert marked.end <= 34
@@ -628,7 +628,7 @@ def test_a_namespace_is_seen_by_the_broker_and_not_by_the_user(log: Log, partiti
         log(peer, request)
 
     with ScriptedServer(note) as server:
-        wanted = replace(
+        wanted = changed(
             partition, address=BrokerAddress(server.address), namespace="shop", is_group_read=False
         )
         batches = list(read_queue(wanted))
@@ -644,7 +644,7 @@ def test_messages_that_filtered_pulls_return_twice_are_kept_once(log: Log, parti
     log.missing = {offset for offset in range(1000) if offset % 3}
     wanted = replace(partition, subscription="even", planned=QueueRange.between(QUEUE, 0, 800))
 
-    seen, marked = read(replace(wanted, pull_batch_size=16, pulls_in_flight=4))
+    seen, marked = read(changed(wanted, pull_batch_size=16, pulls_in_flight=4))
 
     assert seen == list(range(0, 800, 6))
     assert marked == wanted.planned
@@ -670,7 +670,7 @@ def test_a_range_ends_with_the_message_that_makes_it_as_large_as_it_may_be(
     """D13: bodies are of two bytes here; the first message is read however large it is,
     or the queue would stand still.
     """
-    seen, marked = read(replace(partition, max_bytes=max_bytes))
+    seen, marked = read(changed(partition, max_bytes=max_bytes))
 
     assert seen == list(range(10, last + 1))
     assert marked == replace(partition.planned, end=last + 1)
@@ -681,7 +681,7 @@ def test_a_range_that_is_full_goes_on_in_the_next_micro_batch(partition: QueuePa
     seen: list[int] = []
     planned = partition.planned
     while planned.count:
-        part, marked = read(replace(partition, planned=planned, max_bytes=14))
+        part, marked = read(changed(partition, planned=planned, max_bytes=14))
         seen += part
         planned = planned.starting_at(marked.end)
 
@@ -690,14 +690,14 @@ def test_a_range_that_is_full_goes_on_in_the_next_micro_batch(partition: QueuePa
 
 def test_a_range_that_is_full_ends_no_other_range(partition: QueuePartition) -> None:
     """D13: the bound is each queue's own."""
-    ranges = [replace(partition, max_bytes=size) for size in (10, None, 50)]
+    ranges = [changed(partition, max_bytes=size) for size in (10, None, 50)]
     offsets: dict[int | None, list[int]] = {}
     ends: dict[int | None, int] = {}
     for of, batch in read_queues(ranges):
         if batch.column("kind").to_pylist() == ["end"]:
-            ends[of.max_bytes] = offsets_of([batch])[0]
+            ends[of.settings.max_bytes] = offsets_of([batch])[0]
         else:
-            offsets.setdefault(of.max_bytes, []).extend(offsets_of([batch]))
+            offsets.setdefault(of.settings.max_bytes, []).extend(offsets_of([batch]))
 
     assert ends == {10: 15, None: 60, 50: 35}
     assert offsets == {size: list(range(10, end)) for size, end in ends.items()}
@@ -775,7 +775,7 @@ def test_ranges_that_are_read_at_once_have_their_share_of_memory(
 ) -> None:
     """D13: at least 8 MiB, but no more than one alone may have; bodies are of two bytes here."""
     ranges = [
-        replace(
+        changed(
             partition,
             max_bytes=max_bytes,
             planned=replace(partition.planned, queue=QUEUE._replace(queue_id=queue_id)),

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -13,7 +12,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
-from tests.helpers.partitions import partition_of
+from tests.helpers.partitions import changed, partition_of
 from tests.helpers.pauses import Pauses
 from tests.helpers.range_fetcher import RangeFetcher
 from tests.helpers.scripted_server import Peer, ScriptedServer
@@ -130,7 +129,7 @@ def test_a_busy_broker_is_asked_again_after_growing_pauses(
 
     server.script = refuse
 
-    assert pulled(pauses.fetcher(replace(partition(server, 0, 50), pulls_in_flight=1))) == list(range(50))
+    assert pulled(pauses.fetcher(changed(partition(server, 0, 50), pulls_in_flight=1))) == list(range(50))
     assert pauses.taken == [0.05, 0.1, 0.2]
 
 
@@ -179,9 +178,9 @@ def test_a_success_gives_the_patience_back(server: ScriptedServer, pauses: Fetch
 
     server.script = refuse_every_second
 
-    wanted = replace(partition(server, 0, 400), pulls_in_flight=1)
+    wanted = changed(partition(server, 0, 400), pulls_in_flight=1)
     assert pulled(pauses.fetcher(wanted)) == list(range(400))
-    assert sum(pauses.taken) > wanted.retry_timeout_s
+    assert sum(pauses.taken) > wanted.settings.retry_timeout_s
 
 
 def test_a_refusal_is_told_at_once(server: ScriptedServer, pauses: FetcherPauses) -> None:
@@ -227,7 +226,7 @@ def test_messages_that_are_gone_are_skipped_on_demand(server: ScriptedServer) ->
     """F4"""
     server.script = lose_below(24)
 
-    fetcher = RangeFetcher(replace(partition(server, 0, 100), fail_on_data_loss=False))
+    fetcher = RangeFetcher(changed(partition(server, 0, 100), fail_on_data_loss=False))
 
     assert pulled(fetcher) == list(range(24, 100))
 
@@ -237,7 +236,7 @@ def test_a_gap_that_many_pulls_meet_is_told_once(
 ) -> None:
     """F4: the gap is reported, with both its ends."""
     server.script = lose_below(24)
-    fetcher = RangeFetcher(replace(partition(server, 0, 100), fail_on_data_loss=False))
+    fetcher = RangeFetcher(changed(partition(server, 0, 100), fail_on_data_loss=False))
 
     with caplog.at_level(logging.WARNING):
         pulled(fetcher)
@@ -310,7 +309,7 @@ def test_a_reset_ends_a_groups_range_where_it_was_reached(
         (answer_reset if request.ext_fields["queueOffset"] == "40" else answer_pull)(peer, request)
 
     server.script = reset_at_40
-    fetcher = pauses.fetcher(replace(partition(server, 0, 100), is_group_read=True))
+    fetcher = pauses.fetcher(changed(partition(server, 0, 100), is_group_read=True))
     bodies: list[bytes] = []
 
     with pytest.raises(QueueReset, match="has reset the group's offset to 3") as caught:
@@ -346,7 +345,7 @@ def test_a_lost_tail_is_passed_by_a_plain_read_on_demand(server: ScriptedServer)
     """F4: the planner corrects the position at its next look."""
     server.script = lose_from(16)
 
-    fetcher = RangeFetcher(replace(partition(server, 0, 100), fail_on_data_loss=False))
+    fetcher = RangeFetcher(changed(partition(server, 0, 100), fail_on_data_loss=False))
 
     assert pulled(fetcher) == list(range(24))
 
@@ -354,7 +353,7 @@ def test_a_lost_tail_is_passed_by_a_plain_read_on_demand(server: ScriptedServer)
 def test_a_group_reports_a_lost_tail_and_never_passes_it(server: ScriptedServer) -> None:
     """F4: what comes after the broker's end must not be acknowledged, for new messages will be there."""
     server.script = lose_from(0)
-    wanted = replace(partition(server, 0, 100), fail_on_data_loss=False, is_group_read=True)
+    wanted = changed(partition(server, 0, 100), fail_on_data_loss=False, is_group_read=True)
 
     with pytest.raises(TailLost, match="lost its tail"):
         pulled(RangeFetcher(wanted))
@@ -365,7 +364,7 @@ def test_a_group_waits_ten_seconds_for_a_broker_and_no_longer(
 ) -> None:
     """A2: other queues wait for the micro-batch to end."""
     server.script = lambda peer, request: peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="")
-    wanted = replace(partition(server, 0, 100), retry_timeout_s=120.0, is_group_read=True)
+    wanted = changed(partition(server, 0, 100), retry_timeout_s=120.0, is_group_read=True)
 
     with pytest.raises(SystemBusy):
         pulled(pauses.fetcher(wanted))

@@ -14,6 +14,7 @@ from pyspark_rocketmq.errors import DataLoss, UndecodableMessage
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queue, read_queues
 from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, decode_stored_messages
+from tests.helpers.partitions import changed
 from tests.helpers.stored_messages import encode_stored_message
 from tests.source.test_queue_reader import QUEUE, Log, offsets_of, read, told
 from tests.source.test_queue_reader import log as _log
@@ -84,7 +85,7 @@ def test_a_plain_reader_gives_what_is_before_it_and_fails(
     batches: list[pa.RecordBatch] = []
 
     with pytest.raises(UndecodableMessage, match="offset 37"):
-        batches.extend(read_queue(replace(partition, is_group_read=False)))
+        batches.extend(read_queue(changed(partition, is_group_read=False)))
 
     assert offsets_of(batches) == list(range(10, 37))
 
@@ -97,7 +98,7 @@ def test_messages_that_are_kept_have_the_bytes_that_are_stored(
     bad = {10, 20, 21, 59}
     log.damage = bad_bodies(*bad)
 
-    batches = list(read_queue(replace(partition, is_group_read=is_group_read, keeps_undecodable=True)))
+    batches = list(read_queue(changed(partition, is_group_read=is_group_read, keeps_undecodable=True)))
 
     messages = batches[:-1] if is_group_read else batches
     assert offsets_of(messages) == list(range(10, 60))
@@ -119,7 +120,7 @@ def test_behind_a_broken_layout_messages_are_pulled_anew(
     """L7: what it hides of its answer is not lost."""
     log.damage = broken_layouts(10, 20, 21, 59)
 
-    *messages, last = read_queue(replace(partition, is_group_read=is_group_read, keeps_undecodable=True))
+    *messages, last = read_queue(changed(partition, is_group_read=is_group_read, keeps_undecodable=True))
 
     if not is_group_read:
         messages.append(last)
@@ -140,7 +141,7 @@ def test_several_ranges_go_on_beside_one_with_a_broken_layout(partition: QueuePa
     """L7: each in order, with one marker row."""
     log.damage = broken_layouts(20)
     other = replace(partition, planned=replace(partition.planned.starting_at(30), end=40))
-    both = [replace(one, keeps_undecodable=True) for one in (partition, other)]
+    both = [changed(one, keeps_undecodable=True) for one in (partition, other)]
 
     found = list(read_queues(both))
 
@@ -188,7 +189,7 @@ def test_an_inner_batch_that_is_kept_is_one_message(
         else data
     )
 
-    seen, _ = read(replace(partition, keeps_undecodable=True))
+    seen, _ = read(changed(partition, keeps_undecodable=True))
 
     assert seen == [offset for offset in range(10, 60) if offset not in log.missing]
     assert not told(caplog)
@@ -200,4 +201,4 @@ def test_a_gap_behind_an_undecodable_message_is_reported(partition: QueuePartiti
     log.damage = bad_bodies(20)
 
     with pytest.raises(DataLoss, match="offset 21"):
-        read(replace(partition, keeps_undecodable=True))
+        read(changed(partition, keeps_undecodable=True))

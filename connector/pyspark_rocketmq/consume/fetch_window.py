@@ -25,11 +25,12 @@ Source: ``PullMessageProcessor``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import INFO, WARNING
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from pyspark_rocketmq.consume.not_now import is_pulled_again
+from pyspark_rocketmq.consume.read_range import ReadRange
 from pyspark_rocketmq.consume.segments import PullChunk, Segments
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID, ReplicaSelector
 from pyspark_rocketmq.errors import (
@@ -44,7 +45,7 @@ from pyspark_rocketmq.errors import (
     TopicDeleted,
     TransportError,
 )
-from pyspark_rocketmq.model import PulledBody, QueueRange
+from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
 
@@ -87,39 +88,6 @@ class QueueReset(OffsetError):
         return str(self.args[0])
 
 
-class _Partition(Protocol):
-    """The part of a :class:`~pyspark_rocketmq.source.ranges.QueuePartition` that is used here."""
-
-    @property
-    def planned(self) -> QueueRange: ...
-    @property
-    def pulled_from(self) -> int: ...
-    @property
-    def address(self) -> str: ...
-    @property
-    def replicas(self) -> Collection[int]: ...
-    @property
-    def prefers_replica(self) -> bool: ...
-    @property
-    def replaces_master(self) -> bool: ...
-    @property
-    def is_slave(self) -> bool: ...
-    @property
-    def consumer_group(self) -> str: ...
-    @property
-    def is_group_read(self) -> bool: ...
-    @property
-    def has_worked(self) -> bool: ...
-    @property
-    def is_filtered(self) -> bool: ...
-    @property
-    def fail_on_data_loss(self) -> bool: ...
-    @property
-    def pull_batch_size(self) -> int: ...
-    @property
-    def retry_timeout_s(self) -> float: ...
-
-
 class PullTask(NamedTuple):
     """One pull to send now; report it once, with ``answered`` or ``lost``."""
 
@@ -154,7 +122,7 @@ class RangeWindow:
     def __init__(
         self,
         index: int,
-        of: _Partition,
+        of: ReadRange,
         *,
         segment: int,
         depth: int,
@@ -185,12 +153,15 @@ class RangeWindow:
         """Seconds from request to answer, summed over those pulls."""
         self.index = index
         self._of = of
+        self._settings = of.settings
         self._log = log
         self._depth = depth
         self._max_ahead_bytes = max_ahead_bytes
         self._is_stopped = False
         self._replica = ReplicaSelector(
-            of.replicas, prefers_replica=of.prefers_replica, replaces_master=of.replaces_master
+            of.replicas,
+            prefers_replica=of.settings.prefers_replica,
+            replaces_master=of.settings.replaces_master,
         )
         self._troubles: list[RocketMQError] = []
         """Errors since the last ``settle``."""
@@ -231,7 +202,7 @@ class RangeWindow:
         There are at most ``at_most`` of them, within ``depth``. Without ``may_run_ahead``, and with too many
         bytes ahead, only the first open segment is pulled.
         """
-        segments, broker_id, at_once = self.segments, self.broker_id, self._of.pull_batch_size
+        segments, broker_id, at_once = self.segments, self.broker_id, self._settings.pull_batch_size
         has_room = may_run_ahead and segments.buffered_bytes < self._max_ahead_bytes
         return [
             PullTask(self.index, segment_id, start, min(end - start, at_once), broker_id, now_s)
@@ -246,7 +217,7 @@ class RangeWindow:
         is_of_master = is_at_home and not self._of.is_slave
         if isinstance(outcome, RocketMQError):
             loss = self._queue_is_gone(asked, outcome) if is_of_master else None
-            if loss is None or self._of.fail_on_data_loss:
+            if loss is None or self._settings.fail_on_data_loss:
                 self.lost(task, loss or self._refused(outcome), now_s)
             else:
                 self._skip(task, self._of.planned.end, str(outcome))
@@ -287,8 +258,8 @@ class RangeWindow:
         trouble = min(self._troubles, key=self._rank)
         self._troubles.clear()
         if self._gives_up_at_s is None:
-            patience_s = self._of.retry_timeout_s
-            if self._of.is_group_read:
+            patience_s = self._settings.retry_timeout_s
+            if self._settings.is_group_read:
                 patience_s = min(patience_s, _LONGEST_PATIENCE_OF_A_GROUP_S)
             self._gives_up_at_s = now_s + patience_s
         left_s = self._gives_up_at_s - now_s
@@ -306,8 +277,8 @@ class RangeWindow:
     def _is_pulled_again(self, trouble: RocketMQError) -> bool:
         return is_pulled_again(
             trouble,
-            is_group_read=self._of.is_group_read,
-            has_worked=self._of.has_worked or self.answers > 0,
+            is_group_read=self._settings.is_group_read,
+            has_worked=self._settings.has_worked or self.answers > 0,
         )
 
     def _rank(self, trouble: RocketMQError) -> tuple[int, int]:
@@ -353,14 +324,14 @@ class RangeWindow:
         one counts as an error.
         """
         queue = self._of.planned.queue
-        if self._of.is_group_read:
+        if self._settings.is_group_read:
             return QueueReset(f"{queue}: an operator has reset the group's offset to {target}.", target)
         if self._has_met_reset:
             moved = f"offset {asked} moved, again and again, although the queue has it; somebody may be "
             return self._busy(PullStatus.OFFSET_ILLEGAL, moved + "resetting the group's offsets all the time")
         self._has_met_reset = True
         text = "reset stored at the broker is not followed without a group of our own group=%s %s"
-        self._log(INFO, text, self._of.consumer_group, queue)
+        self._log(INFO, text, self._settings.consumer_group, queue)
         return None
 
     def _refused(self, error: RocketMQError) -> RocketMQError:
@@ -391,7 +362,7 @@ class RangeWindow:
 
     def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
         """Return the loss that a refusal means for a reader without a group; a group plans again."""
-        if self._of.is_group_read or not isinstance(error, BrokerError) or error.code not in _GONE:
+        if self._settings.is_group_read or not isinstance(error, BrokerError) or error.code not in _GONE:
             return None
         return _GONE[error.code](str(self._of.planned.queue), asked, str(error))
 
@@ -400,12 +371,12 @@ class RangeWindow:
         planned, asked, address = self._of.planned, task.queue_offset, self._of.address
         available = f"{result.min_offset} (inclusive) to {result.max_offset} (exclusive)"
         is_ahead = result.next_begin_offset > asked
-        if self._of.fail_on_data_loss:
+        if self._settings.fail_on_data_loss:
             kind = MessagesExpired if asked < result.min_offset else LogTailLost
             self.lost(task, kind(f"{planned.queue} at {address}", asked, available), now_s)
         elif is_ahead:
             self._skip(task, min(result.next_begin_offset, planned.end), available)
-        elif self._of.is_group_read:
+        elif self._settings.is_group_read:
             lost_tail = TailLost(
                 f"{planned.queue}: {address} has offsets {available}, so the range that was planned to "
                 f"{planned.end} has lost its tail."
@@ -436,7 +407,7 @@ class FetchWindow:
     """The pulls of all ranges that are read at once."""
 
     def __init__(
-        self, ranges: Sequence[_Partition], *, depth: int, max_bytes: int, log: Callable[..., object]
+        self, ranges: Sequence[ReadRange], *, depth: int, max_bytes: int, log: Callable[..., object]
     ) -> None:
         """Ask for nothing yet; ``tasks()`` does.
 
@@ -450,7 +421,7 @@ class FetchWindow:
             RangeWindow(
                 index,
                 each,
-                segment=max(_FILTERED_SEGMENT if each.is_filtered else 1, each.pull_batch_size),
+                segment=max(_FILTERED_SEGMENT if each.is_filtered else 1, each.settings.pull_batch_size),
                 depth=depth,
                 log=log,
             )

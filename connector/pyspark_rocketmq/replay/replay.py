@@ -194,7 +194,8 @@ class Replay:
         topic = _topic_name(without_namespace(options.namespace or "", topic))
         whole = replace(options, include_columns=(), property_columns=(), decode_properties=True)
         partitions = {
-            queue: replace(one, columns=RESEND_COLUMNS) for queue, one in _partitions(whole).items()
+            queue: replace(one, settings=one.settings._replace(columns=RESEND_COLUMNS))
+            for queue, one in _partitions(whole).items()
         }
         if topic in {queue.topic for queue in partitions}:
             problem = (

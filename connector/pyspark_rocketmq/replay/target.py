@@ -10,6 +10,7 @@ from pyspark_rocketmq.client.cluster import Cluster, PatientLookup
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.read_range import ReadSettings
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, TopicRoute
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadOptions
@@ -44,13 +45,12 @@ def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int
     tail = replace(
         how,
         planned=QueueRange.between(queue, start, bounds.max_offset),
-        columns=("queueOffset",),
-        property_columns=(REPLAYED_BY, REPLAYED_FROM),
-        # Messages that expire meanwhile are older than the wanted ones, or stored_until detects the loss.
-        fail_on_data_loss=False,
+        settings=how.settings._replace(
+            columns=("queueOffset",), property_columns=(REPLAYED_BY, REPLAYED_FROM)
+        ),
     )
     for rows in read_queue(tail):
-        by, origins = (rows.column(name).to_pylist() for name in tail.property_columns)
+        by, origins = (rows.column(name).to_pylist() for name in tail.settings.property_columns)
         for replayed_by, replayed_from in zip(by, origins, strict=True):
             if replayed_by is None:
                 continue
@@ -111,22 +111,21 @@ class TargetTopic:
         Raises:
             RocketMQError: If no broker has it.
         """
-        options = self._options
         return QueuePartition(
             planned=QueueRange.between(target, 0, 0),
             address=self._address(target),
             subscription=EVERYTHING,
-            consumer_group=PLAIN_SOURCE_GROUP,
-            is_group_read=False,
-            fail_on_data_loss=False,
-            keeps_undecodable=True,
-            pull_batch_size=options.pull_batch_size,
-            pulls_in_flight=options.pulls_in_flight,
-            request_timeout_s=options.request_timeout_ms / 1000,
-            retry_timeout_s=options.retry_timeout_ms / 1000,
-            max_in_flight_bytes=options.max_in_flight_bytes,
-            connection=ConnectionSettings.of(options),
-            namespace=options.namespace or "",
+            settings=ReadSettings.of(self._options)._replace(
+                columns=None,
+                property_columns=(),
+                # Messages that expire meanwhile are older than the wanted ones, or stored_until detects the
+                # loss.
+                fail_on_data_loss=False,
+                keeps_undecodable=True,
+                prefers_replica=False,
+                replaces_master=False,
+            ),
+            connection=ConnectionSettings.of(self._options),
         )
 
     def _address(self, target: MessageQueue) -> BrokerAddress:

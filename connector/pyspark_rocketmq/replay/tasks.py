@@ -214,12 +214,12 @@ class ResendRanges:
         partition = part.partition
         producer = Producer(
             self.name_servers,
-            f"{partition.consumer_group}-replay",
+            f"{partition.settings.consumer_group}-replay",
             pool=process_pool(partition.connection),
             send_timeout_s=self.send_timeout_s,
             # The source's broker accepted each message; the target's broker applies its own limits.
             max_message_size=MAX_BODY_BYTES,
-            namespace=partition.namespace,
+            namespace=partition.settings.namespace,
         )
         producer.know(part.sending.target.topic, self.route)
         target = TargetQueue(part, producer, self.send_timeout_s)
@@ -231,7 +231,7 @@ class ResendRanges:
             what=f"{part.sending.source} into {part.sending.target}",
             is_repeated=is_repeated,
             settle_s=self.send_timeout_s,
-            retry_timeout_s=partition.retry_timeout_s,
+            retry_timeout_s=partition.settings.retry_timeout_s,
         )
         sent = 0
         for rows in read_queue(partition):
@@ -275,7 +275,7 @@ class TargetQueue:
     def stored_until(self) -> int:
         """Read from the queue the first source offset that is not stored."""
         bounds, [highest] = read_tail(self._part.target, [self._sending], self._sending.target_offset)
-        fails = self._part.partition.fail_on_data_loss
+        fails = self._part.partition.settings.fail_on_data_loss
         return self._sending.stored_until(highest, bounds, fail_on_data_loss=fails)
 
     def store(self, messages: Sequence[Message]) -> SendResult:
@@ -360,7 +360,7 @@ class TargetQueue:
         queue_offset = self._sending.offset_of(properties[REPLAYED_BY], properties[REPLAYED_FROM])
         assert queue_offset is not None
         pull = PullRequest(
-            consumer_group=how.consumer_group,
+            consumer_group=how.settings.consumer_group,
             queue=how.planned.queue,
             queue_offset=queue_offset,
             max_msg_nums=1,

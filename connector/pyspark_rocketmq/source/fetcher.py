@@ -73,13 +73,13 @@ class Fetcher:
         """Prepare to read ``partitions``, which share one query's options; nothing is connected yet."""
         self._clock = clock or SystemClock()
         self._sleep = sleep
-        self._timeout_s = max((each.request_timeout_s for each in partitions), default=0.0)
+        self._timeout_s = max((each.settings.request_timeout_s for each in partitions), default=0.0)
         self._partitions = tuple(partitions)
         self._templates = [PullRequestTemplate(_request(each)) for each in partitions]
         self._window = FetchWindow(
             partitions,
-            depth=max((each.pulls_in_flight for each in partitions), default=1),
-            max_bytes=max((each.max_in_flight_bytes for each in partitions), default=0),
+            depth=max((each.settings.pulls_in_flight for each in partitions), default=1),
+            max_bytes=max((each.settings.max_in_flight_bytes for each in partitions), default=0),
             log=logger.log,
         )
         self._connections: dict[_Place, PullConnection[_Pull]] = {}
@@ -236,10 +236,10 @@ class Fetcher:
 
 def _request(partition: QueuePartition) -> PullRequest:
     return PullRequest(
-        consumer_group=with_namespace(partition.namespace, partition.consumer_group),
-        queue=queue_with_namespace(partition.namespace, partition.planned.queue),
+        consumer_group=with_namespace(partition.settings.namespace, partition.settings.consumer_group),
+        queue=queue_with_namespace(partition.settings.namespace, partition.planned.queue),
         queue_offset=partition.planned.start,
-        max_msg_nums=partition.pull_batch_size,
+        max_msg_nums=partition.settings.pull_batch_size,
         sys_flag=PullSysFlag.SUBSCRIPTION,
         subscription=partition.subscription,
         expression_type=expression_type(is_sql92=partition.is_sql92),

@@ -32,7 +32,7 @@ import pickle
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -51,11 +51,10 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses
 from pyspark_rocketmq.consume.planning import Expected, read_together, shared_tasks
 from pyspark_rocketmq.consume.positions import EVERY_BROKER, StoredBy
+from pyspark_rocketmq.consume.read_range import ReadRange, ReadSettings
 from pyspark_rocketmq.errors import OffsetError, TransportError
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState, UndecodableMessages
-from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
-from pyspark_rocketmq.options.read import DEFAULT_IN_FLIGHT_BYTES, ReadFrom, ReadOptions
-from pyspark_rocketmq.options.subscription import EVERYTHING
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
 from pyspark_rocketmq.source.schema import range_from_json, range_to_json
 
 MOST_COUNTED = 10_000_000
@@ -79,67 +78,17 @@ Offset = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueuePartition(InputPartition):
-    """One range of one queue; it is pickled to the executor, so it holds everything that reading needs."""
+class QueuePartition(ReadRange, InputPartition):
+    """One range as it is pickled to the executor, with everything that reading needs."""
 
-    planned: QueueRange
-    address: BrokerAddress
-    """The master from which the range is read; its slave if ``is_slave``."""
-    subscription: str
-    """Tags, or an SQL92 condition."""
-    consumer_group: str
-    """The group name in pulls; the broker shows it in its statistics."""
-    is_group_read: bool
-    """Whether a consumer group reads: the range ends with a marker row."""
-    fail_on_data_loss: bool
-    pull_batch_size: int
-    pulls_in_flight: int
-    request_timeout_s: float
-    retry_timeout_s: float
-    has_worked: bool = False
-    """Whether messages of the query have been read before, so that an unexplained answer may pass."""
-    witnesses: Witnesses = NO_WITNESSES
-    """Consumed messages: if another message has the place of one of them, the range ends where it begins."""
-    keeps_undecodable: bool = False
-    """Whether a message that cannot be decoded is read with its stored bytes; otherwise it is an error."""
-    is_sql92: bool = False
-    max_bytes: int | None = None
-    """The range ends with the message whose body makes it as large as this (D13); consumer mode only."""
-    replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
-    """Addresses of the master's replicas, by broker id: pulls go there if the master suggests it."""
-    prefers_replica: bool = False
-    """Whether pulls go to a replica without a suggestion."""
-    replaces_master: bool = False
-    """Whether pulls go to a replica when the master does not answer."""
-    is_slave: bool = False
-    """Whether the master was down when the range was given out, and ``address`` is its slave's."""
-    max_in_flight_bytes: int = DEFAULT_IN_FLIGHT_BYTES
-    """Most stored bytes requested or received and not decoded yet."""
-    connection: ConnectionSettings = field(default_factory=ConnectionSettings)
+    connection: ConnectionSettings
     """Settings with credentials, which its repr, and therefore this class's, leaves out."""
-    columns: tuple[str, ...] | None = None
-    """Columns of a message to read, in this order; None for all, which consumer mode needs."""
-    property_columns: tuple[str, ...] = ()
-    """Properties to read as further columns behind these."""
-    namespace: str = ""
-    """Namespace of topic and group, which are named without it here."""
-
-    @property
-    def is_filtered(self) -> bool:
-        """Whether the broker may leave messages out."""
-        return self.is_sql92 or self.subscription.strip() != EVERYTHING
-
-    @property
-    def pulled_from(self) -> int:
-        """Offset of the first message that is pulled; messages before the range are only compared."""
-        before = self.witnesses.before
-        return self.planned.start if before is None else before.queue_offset
 
 
 def brokers_of(partition: QueuePartition) -> BrokerClient:
     """Return the client with which a task asks the partition's broker."""
-    pool = process_pool(partition.connection)
-    return Cluster((), pool, SystemClock(), partition.request_timeout_s, partition.namespace).brokers()
+    pool, settings = process_pool(partition.connection), partition.settings
+    return Cluster((), pool, SystemClock(), settings.request_timeout_s, settings.namespace).brokers()
 
 
 def partitions_of(
@@ -167,7 +116,7 @@ def partitions_of(
         TransportError: If the name server no longer knows an address of a range's broker.
     """
     partitions = []
-    is_group_read = options.consumer_group is not None
+    settings = ReadSettings.of(options, has_worked=has_worked)
     uses_replicas = options.read_from is not ReadFrom.MASTER
     connection = ConnectionSettings.of(options)
     # Topics have up to a thousand queues.
@@ -191,26 +140,11 @@ def partitions_of(
                 address=address,
                 subscription=wanted.expression,
                 is_sql92=wanted.is_sql92,
-                consumer_group=options.consumer_group or PLAIN_SOURCE_GROUP,
-                is_group_read=is_group_read,
-                fail_on_data_loss=options.fail_on_data_loss,
-                has_worked=has_worked,
+                settings=settings,
                 witnesses=consumed.get(queue_range.queue, NO_WITNESSES),
-                keeps_undecodable=options.undecodable_messages is UndecodableMessages.KEEP,
-                pull_batch_size=options.pull_batch_size,
-                pulls_in_flight=options.pulls_in_flight,
-                request_timeout_s=options.request_timeout_ms / 1000,
-                retry_timeout_s=options.retry_timeout_ms / 1000,
-                max_bytes=options.pull_threshold_size_for_queue << 20 if is_group_read else None,
                 replicas=replicas.get(broker_name, {}) if uses_replicas and not is_slave else {},
-                prefers_replica=options.read_from is ReadFrom.SLAVE,
-                replaces_master=options.goes_on_at_slaves(),
                 is_slave=is_slave,
-                max_in_flight_bytes=options.max_in_flight_bytes,
                 connection=connection,
-                columns=None if is_group_read else options.columns(),
-                property_columns=options.property_columns,
-                namespace=options.namespace or "",
             )
         )
     return partitions

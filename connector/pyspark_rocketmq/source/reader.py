@@ -151,14 +151,7 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
         for _, piece in _read(partitions):
             yield piece
         return
-    shares = [
-        each
-        if each.max_bytes is None
-        else replace(
-            each, max_bytes=max(each.max_bytes // len(partitions), min(each.max_bytes, _SHARE_BYTES))
-        )
-        for each in partitions
-    ]
+    shares = [_share_of(each, len(partitions)) for each in partitions]
     unfinished: dict[MessageQueue, list[pa.RecordBatch]] = {}
     for partition, piece in _read(shares):
         if isinstance(piece, RangeEnd):
@@ -168,10 +161,19 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
             unfinished.setdefault(partition.planned.queue, []).append(piece)
 
 
+def _share_of(partition: QueuePartition, count: int) -> QueuePartition:
+    """Return the partition with its share of the bytes that it may have if it is read without others."""
+    limit = partition.settings.max_bytes
+    if limit is None:
+        return partition
+    share = max(limit // count, min(limit, _SHARE_BYTES))
+    return replace(partition, settings=partition.settings._replace(max_bytes=share))
+
+
 def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
     """Read several ranges at once, over one connection per broker; yield the rows of :func:`read_queue`."""
     for partition, piece in _read(partitions):
-        yield partition, spark_rows(piece) if partition.is_group_read else piece
+        yield partition, spark_rows(piece) if partition.settings.is_group_read else piece
 
 
 def _read(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, ReadPiece]]:
@@ -248,11 +250,11 @@ def _what_to_decode(partition: QueuePartition) -> _Wanted:
     if not partition.is_sql92:
         topic = partition.planned.queue.topic
         tags = build_subscription(topic, partition.subscription, sub_version=0).tags_set
-    columns = partition.columns
+    columns = partition.settings.columns
     if columns is not None and _QUEUE_OFFSET not in columns:
         # Needed to follow the range; :meth:`_RangeReader._in_columns` removes it.
         columns = (_QUEUE_OFFSET, *columns)
-    return _Wanted(tags=tags or None, columns=columns, properties=partition.property_columns)
+    return _Wanted(tags=tags or None, columns=columns, properties=partition.settings.property_columns)
 
 
 class _RangeReader:
@@ -293,7 +295,7 @@ class _RangeReader:
         place = planned.queue, ahead.queue_offset, partition.address
         reset_to = None
         try:
-            found = found_at(brokers_of(partition), partition.consumer_group, *place)
+            found = found_at(brokers_of(partition), partition.settings.consumer_group, *place)
         except RocketMQError as error:
             if not self._may_end_early(error):
                 raise
@@ -342,7 +344,7 @@ class _RangeReader:
             return
         self.is_done = True
         end, reason = self._end(failure)
-        if self.partition.is_group_read:
+        if self.partition.settings.is_group_read:
             yield RangeEnd(
                 planned=replace(self.partition.planned, end=end),
                 rows=self._rows,
@@ -376,9 +378,9 @@ class _RangeReader:
             return row.slice(0, 0)
         if offsets.stop <= expected or queue_offset >= planned.end:
             return row.slice(0, 0)
-        if not partition.keeps_undecodable:
+        if not partition.settings.keeps_undecodable:
             error = UndecodableMessage(str(planned.queue), queue_offset, undecodable.reason)
-            if not partition.is_group_read or queue_offset == planned.start:
+            if not partition.settings.is_group_read or queue_offset == planned.start:
                 raise error
             self._report_gap_before(queue_offset)
             logger.warning("range ended before a message that cannot be decoded: %s", error)
@@ -418,7 +420,7 @@ class _RangeReader:
 
     def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         """Return the messages up to the one with which the range reaches its largest size."""
-        limit = self.partition.max_bytes
+        limit = self.partition.settings.max_bytes
         if limit is None or not messages.num_rows:
             return messages
         lengths = pc.binary_length(messages.column("body")).to_numpy()
@@ -431,11 +433,11 @@ class _RangeReader:
         return messages.slice(0, int(np.searchsorted(sizes, limit)) + 1)
 
     def _in_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        if not self.partition.is_group_read:
-            columns = self.partition.columns
+        if not self.partition.settings.is_group_read:
+            columns = self.partition.settings.columns
             is_whole = columns is None or _QUEUE_OFFSET in columns
             return messages if is_whole else messages.remove_column(0)
-        return with_origin_topics(messages, self.partition.namespace)
+        return with_origin_topics(messages, self.partition.settings.namespace)
 
     def _end(self, failure: RocketMQError | None) -> tuple[int, EndReason]:
         """Return where the range has ended (exclusive), and why.
@@ -471,13 +473,13 @@ class _RangeReader:
         self._rows += messages.num_rows
 
     def _may_end_early(self, error: RocketMQError) -> bool:
-        return self.partition.is_group_read and (
+        return self.partition.settings.is_group_read and (
             isinstance(error, TailLost | QueueReset) or waits(error, has_worked=self._has_worked)
         )
 
     @property
     def _has_worked(self) -> bool:
-        return self.partition.has_worked or self._pulls > 0
+        return self.partition.settings.has_worked or self._pulls > 0
 
     @cached_property
     def _is_compacted(self) -> bool:
@@ -488,13 +490,13 @@ class _RangeReader:
         """
         partition, clock = self.partition, SystemClock()
         brokers, topic = brokers_of(partition), partition.planned.queue.topic
-        patience = Deadline.after(clock, min(partition.retry_timeout_s, _ATTRIBUTES_S))
+        patience = Deadline.after(clock, min(partition.settings.retry_timeout_s, _ATTRIBUTES_S))
         try:
             found = call_with_retry(
                 lambda: brokers.is_compacted(partition.address, topic), UNTIL_DEADLINE, patience, time.sleep
             )
         except RocketMQError as error:
-            if error.retryable and partition.fail_on_data_loss:
+            if error.retryable and partition.settings.fail_on_data_loss:
                 raise
             logger.info("not known whether the topic is compacted %s: %s", partition.planned.queue, error)
             return False
@@ -521,7 +523,7 @@ class _RangeReader:
                 continue
             if self._is_compacted:
                 return
-            if self.partition.fail_on_data_loss:
+            if self.partition.settings.fail_on_data_loss:
                 raise DataLoss(
                     f"{queue} at {self.partition.address}", missing, f"nothing before offset {goes_on}"
                 )
@@ -550,7 +552,7 @@ def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) 
         messages, offsets = messages.filter(pa.array(is_new)), offsets[is_new]
     if len(offsets) and offsets[-1] >= planned.end:
         messages = messages.slice(0, int(np.searchsorted(offsets, planned.end)))
-    place = messages.schema.get_field_index("topic") if partition.namespace else -1
+    place = messages.schema.get_field_index("topic") if partition.settings.namespace else -1
     if place >= 0:
         # Users know the topic without its namespace.
         topic = pa.repeat(pa.scalar(planned.queue.topic, pa.string()), messages.num_rows)

@@ -1,0 +1,98 @@
+"""A range to read, and how to read it: what a plan gives to the tasks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses
+from pyspark_rocketmq.model import BrokerAddress, QueueRange, UndecodableMessages
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
+from pyspark_rocketmq.options.subscription import EVERYTHING
+
+
+class ReadSettings(NamedTuple):
+    """How the ranges of a plan are read: one value for all of them, from the driver to the tasks.
+
+    An option that tasks need is a field here, with the name it has in ``ReadOptions``: :meth:`of` copies it.
+    """
+
+    fail_on_data_loss: bool
+    pull_batch_size: int
+    pulls_in_flight: int
+    max_in_flight_bytes: int
+    """Most stored bytes requested or received and not decoded yet."""
+    property_columns: tuple[str, ...]
+    """Properties to read as further columns behind ``columns``."""
+    columns: tuple[str, ...] | None
+    """Columns of a message to read, in this order; None for all, which consumer mode needs."""
+    consumer_group: str
+    """The group name in pulls; the broker shows it in its statistics."""
+    is_group_read: bool
+    """Whether a consumer group reads: the range ends with a marker row."""
+    namespace: str
+    """Namespace of topic and group, which are named without it here."""
+    request_timeout_s: float
+    retry_timeout_s: float
+    keeps_undecodable: bool
+    """Whether a message that cannot be decoded is read with its stored bytes; otherwise it is an error."""
+    max_bytes: int | None
+    """A range ends with the message whose body makes it as large as this (D13); consumer mode only."""
+    prefers_replica: bool
+    """Whether pulls go to a replica without a suggestion."""
+    replaces_master: bool
+    """Whether pulls go to a replica when the master does not answer."""
+    has_worked: bool
+    """Whether messages of the query have been read before, so that an unexplained answer may pass."""
+
+    @classmethod
+    def of(cls, options: ReadOptions, *, has_worked: bool = False) -> Self:
+        """Return the settings in the options of a query."""
+        is_group_read = options.consumer_group is not None
+        derived: dict[str, Any] = {
+            "columns": None if is_group_read else options.columns(),
+            "consumer_group": options.consumer_group or PLAIN_SOURCE_GROUP,
+            "is_group_read": is_group_read,
+            "namespace": options.namespace or "",
+            "request_timeout_s": options.request_timeout_ms / 1000,
+            "retry_timeout_s": options.retry_timeout_ms / 1000,
+            "keeps_undecodable": options.undecodable_messages is UndecodableMessages.KEEP,
+            "max_bytes": options.pull_threshold_size_for_queue << 20 if is_group_read else None,
+            "prefers_replica": options.read_from is ReadFrom.SLAVE,
+            "replaces_master": options.goes_on_at_slaves(),
+            "has_worked": has_worked,
+        }
+        names = (name for name in cls._fields if name not in derived)
+        return cls(**derived, **{name: getattr(options, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRange:
+    """One range of one queue, where it is read, and how."""
+
+    planned: QueueRange
+    address: BrokerAddress
+    """The master from which the range is read; its slave if ``is_slave``."""
+    subscription: str
+    """Tags, or an SQL92 condition."""
+    is_sql92: bool = False
+    settings: ReadSettings
+    witnesses: Witnesses = NO_WITNESSES
+    """Consumed messages: if another message has the place of one of them, the range ends where it begins."""
+    replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
+    """Addresses of the master's replicas, by broker id: pulls go there if the master suggests it."""
+    is_slave: bool = False
+    """Whether the master was down when the range was given out, and ``address`` is its slave's."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the broker may leave messages out."""
+        return self.is_sql92 or self.subscription.strip() != EVERYTHING
+
+    @property
+    def pulled_from(self) -> int:
+        """Offset of the first message that is pulled; messages before the range are only compared."""
+        before = self.witnesses.before
+        return self.planned.start if before is None else before.queue_offset
