@@ -32,7 +32,7 @@ from pyspark_rocketmq.options.parsers import (
 )
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.subscription import Subscription, subscriptions_of, topic_problems
-from pyspark_rocketmq.options.write import SINK_GROUP, BodyCompression
+from pyspark_rocketmq.options.write import BodyCompression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -71,22 +71,22 @@ class TablesCompactSettings(OptionSet):
     """Options of command ``tables compact``."""
 
     table: str = option("table", parse_table).doc("The Delta table: path or URI.")
-    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsShowSettings(ClusterAccess):
     """Options of command ``offsets show``."""
 
-    offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
-    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
+    offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
     consumer_group: str | None = like_source(
-        "consumer_group", default=None, default_text="all groups", doc="The consumer group to show."
+        "consumer_group", default_text="all groups", doc="The consumer group to show."
     )
     name_servers: tuple[str, ...] | None = like_source(
         "name_servers", default=None, default_text="none: without the broker's bounds and the lag"
     )
-    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
+    request_timeout_ms: int = like_source("request_timeout_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -97,37 +97,37 @@ class OffsetsHistorySettings(ClusterAccess):
     commands.
     """
 
-    offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
-    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
-    consumer_group: str = like_source("consumer_group", doc=GROUP_DOC)
+    offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
+    consumer_group: str = like_source("consumer_group", required=True, doc=GROUP_DOC)
     name_servers: tuple[str, ...] | None = like_source(
         "name_servers", default=None, default_text="none", doc="Not asked: the store says it all."
     )
-    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
+    request_timeout_ms: int = like_source("request_timeout_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsChangeSettings(ClusterAccess):
     """Options of the commands that move a group: ``offsets reset``, ``skip``, ``clone``, ``accept-gap``."""
 
-    offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
-    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
-    consumer_group: str = like_source("consumer_group", doc="The consumer group to move.")
+    offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
+    consumer_group: str = like_source("consumer_group", required=True, doc="The consumer group to move.")
     name_servers: tuple[str, ...] | None = like_source(
         "name_servers", default=None, default_text="none: without bounds, times, and who is consuming"
     )
-    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
+    request_timeout_ms: int = like_source("request_timeout_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsLagSettings(ClusterAccess):
     """Options of command ``offsets lag``."""
 
-    offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
-    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
+    offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
     name_servers: tuple[str, ...] = like_source("name_servers")
     consumer_group: str | None = like_source(
-        "consumer_group", default=None, default_text="all groups", doc="The consumer group to look at."
+        "consumer_group", default_text="all groups", doc="The consumer group to look at."
     )
     request_timeout_ms: int = like_source(
         "request_timeout_ms",
@@ -142,7 +142,7 @@ class PublishSettings(ClusterAccess):
     """Options of command ``publish``: the sink's, except those that ``select`` sets row by row."""
 
     name_servers: tuple[str, ...] = like_sink("name_servers")
-    topic: str = like_sink("topic", doc="The topic the messages go to.")
+    topic: str = like_sink("topic", required=True, doc="The topic the messages go to.")
     input: str = option("input", parse_location).doc(
         "The rows to publish: path or URI of a table or of files."
     )
@@ -160,21 +160,21 @@ class PublishSettings(ClusterAccess):
     tasks: int | None = option("tasks", int_between(1, 10_000), None, default_text="the session's cores").doc(
         "Tasks that send, if there is a column shardingKey."
     )
-    producer_group: str = like_sink("producer_group", default=SINK_GROUP)
-    batch_size: int = like_sink("batch_size", default=256)
-    batch_bytes: int = like_sink("batch_bytes", default=1024 * 1024)
-    batch_send: bool = like_sink("batch_send", default=True)
-    max_message_size: int = like_sink("max_message_size", default=4 * 1024 * 1024)
-    max_in_flight_bytes: int = like_sink("max_in_flight_bytes", default=32 * 1024 * 1024)
+    producer_group: str = like_sink("producer_group")
+    batch_size: int = like_sink("batch_size")
+    batch_bytes: int = like_sink("batch_bytes")
+    batch_send: bool = like_sink("batch_send")
+    max_message_size: int = like_sink("max_message_size")
+    max_in_flight_bytes: int = like_sink("max_in_flight_bytes")
     compression_type: str = like_sink("compression_type", default=BodyCompression.NONE.value)
-    compress_over_bytes: int = like_sink("compress_over_bytes", default=4096)
-    properties: tuple[tuple[str, str], ...] = like_sink("properties", default=(), default_text="none")
-    require_send_ok: bool = like_sink("require_send_ok", default=True)
-    send_latency_fault_enable: bool = like_sink("send_latency_fault_enable", default=False)
-    check_sharding_keys: bool = like_sink("check_sharding_keys", default=True)
-    write_id: str | None = like_sink("write_id", default=None, default_text="a new one")
-    request_timeout_ms: int = like_sink("request_timeout_ms", default=5_000)
-    retry_timeout_ms: int = like_sink("retry_timeout_ms", default=120_000)
+    compress_over_bytes: int = like_sink("compress_over_bytes")
+    properties: tuple[tuple[str, str], ...] = like_sink("properties")
+    require_send_ok: bool = like_sink("require_send_ok")
+    send_latency_fault_enable: bool = like_sink("send_latency_fault_enable")
+    check_sharding_keys: bool = like_sink("check_sharding_keys")
+    write_id: str | None = like_sink("write_id", default_text="a new one")
+    request_timeout_ms: int = like_sink("request_timeout_ms")
+    retry_timeout_ms: int = like_sink("retry_timeout_ms")
 
     def sink_options(self) -> dict[str, str]:
         """Options that the data source gets unchanged."""
@@ -244,11 +244,11 @@ class ConsumeSettings(ClusterAccess):
 
     name_servers: tuple[str, ...] = like_source("name_servers")
     topic: str | None = like_source("topic")
-    topics: tuple[str, ...] = like_source("topics", default=(), default_text="none")
-    subscription: str = like_source("subscription", default="*")
-    sql_filter: str | None = like_source("sql_filter", default=None)
-    subscriptions: tuple[Subscription, ...] = like_source("subscriptions", default=(), default_text="none")
-    consumer_group: str = like_source("consumer_group", doc=GROUP_DOC)
+    topics: tuple[str, ...] = like_source("topics")
+    subscription: str = like_source("subscription")
+    sql_filter: str | None = like_source("sql_filter")
+    subscriptions: tuple[Subscription, ...] = like_source("subscriptions")
+    consumer_group: str = like_source("consumer_group", required=True, doc=GROUP_DOC)
     listener: str | None = option("listener", parse_listener_name, instead=("bodySchema",)).doc(
         "The message listener, module:name of any of its forms, found in pyFiles, on PYTHONPATH or in the "
         "current directory."
@@ -285,8 +285,8 @@ class ConsumeSettings(ClusterAccess):
     compaction: bool = option("compaction", boolean, True).doc(
         "Compact the sink's small files now and then, beside the batches."
     )
-    offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
-    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
+    offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
     checkpoint: str = option("checkpoint", parse_location).doc("Folder of Spark's own checkpoint.")
     trigger: Trigger = option("trigger", parse_trigger, Trigger("1 second"), default_text="1 second").doc(
         "availableNow: drain and end; an interval such as '5 seconds': run until stopped."
@@ -300,20 +300,15 @@ class ConsumeSettings(ClusterAccess):
     max_reconsume_times: int = like_consumer("max_reconsume_times")
     consume_orderly: bool = like_source(
         "consume_orderly",
-        default=True,
         doc="Whether the listener is an orderly one; false: a concurrent one, called many times at the same "
         "time.",
     )
     consume_thread_max: int = like_consumer("consume_thread_max")
     consume_timeout_s: int = like_consumer("consume_timeout_s")
     suspend_ms: int = like_consumer("suspend_current_queue_time_millis")
-    message_model: MessageModel = like_source(
-        "message_model", default=MessageModel.CLUSTERING, default_text="CLUSTERING"
-    )
-    allocate_message_queue_strategy: str = like_source("allocate_message_queue_strategy", default="averagely")
-    instance_name: str | None = like_source(
-        "instance_name", default=None, default_text="unique for every start"
-    )
+    message_model: MessageModel = like_source("message_model")
+    allocate_message_queue_strategy: str = like_source("allocate_message_queue_strategy")
+    instance_name: str | None = like_source("instance_name")
     mirror_offsets: bool = like_consumer("mirror_offsets")
     orderly_engine: OrderlyEngineKind = like_consumer("orderly_engine")
     metrics_port: int | None = option("metricsPort", int_between(1, 65_535), None).doc(
@@ -323,14 +318,12 @@ class ConsumeSettings(ClusterAccess):
         "Address at which metricsPort listens; 0.0.0.0: all of this machine's."
     )
     max_offsets_per_trigger: int = like_consumer("max_offsets_per_trigger")
-    fail_on_data_loss: bool = like_source("fail_on_data_loss", default=True)
-    undecodable_messages: UndecodableMessages = like_source(
-        "undecodable_messages", default=UndecodableMessages.FAIL, default_text="fail"
-    )
-    pull_batch_size: int = like_source("pull_batch_size", default=32)
-    pulls_in_flight: int = like_source("pulls_in_flight", default=16)
-    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
-    retry_timeout_ms: int = like_source("retry_timeout_ms", default=120_000)
+    fail_on_data_loss: bool = like_source("fail_on_data_loss")
+    undecodable_messages: UndecodableMessages = like_source("undecodable_messages")
+    pull_batch_size: int = like_source("pull_batch_size")
+    pulls_in_flight: int = like_source("pulls_in_flight")
+    request_timeout_ms: int = like_source("request_timeout_ms")
+    retry_timeout_ms: int = like_source("retry_timeout_ms")
 
     def cross_field_problems(self) -> list[str]:
         """Return problems that would not be reported, or only by Spark after its start."""

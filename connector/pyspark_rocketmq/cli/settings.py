@@ -55,37 +55,33 @@ def like_sink(name: str, **given: Any) -> Any:
 
 
 def like_consumer(name: str, **given: Any) -> Any:
-    """Declare a consumer's setting in the same way; it keeps its own default if none is given."""
-    field = next(field for field in dataclasses.fields(ConsumerOptions) if field.name == name)
-    own = {"default": field.default, "default_text": field.metadata["spec"].default_text}
-    return _like(ConsumerOptions, name, **(given or own))
+    """Declare a consumer's setting in the same way."""
+    return _like(ConsumerOptions, name, **given)
 
 
 def _like(
     options: type[OptionSet],
     name: str,
     *,
+    required: bool = False,
     default: Any = dataclasses.MISSING,
     default_text: str | None = None,
     doc: str | None = None,
 ) -> Any:
-    """Declare an option as ``options`` does; it is required if it has no default.
+    """Declare an option as ``options`` does, except for what is given.
 
-    Key, parser and unit are the same; so is the text, unless the option means something else in the command.
+    Key, parser and unit are always the same. A text is given if the option means something else in the
+    command, a default if it differs there.
     """
-    spec: OptionSpec = next(
-        field.metadata["spec"] for field in dataclasses.fields(options) if field.name == name
-    )
-    given = {} if default is dataclasses.MISSING else {"default": default, "default_text": default_text}
-    declared = option(
-        spec.key,
-        spec.parse,
-        unit=spec.unit,
-        secret=spec.secret,
-        instead=() if given else spec.instead,
-        **given,
-    )
-    return declared.doc(doc or spec.doc)
+    field = next(field for field in dataclasses.fields(options) if field.name == name)
+    spec: OptionSpec = field.metadata["spec"]
+    has_own = default is dataclasses.MISSING
+    is_required = required or (spec.required and has_own)
+    known: dict[str, Any] = {"instead": spec.instead}
+    if not is_required:
+        own_text = spec.default_text if has_own else None
+        known = {"default": field.default if has_own else default, "default_text": default_text or own_text}
+    return option(spec.key, spec.parse, unit=spec.unit, secret=spec.secret, **known).doc(doc or spec.doc)
 
 
 def gather_texts(conf: Path | None, pairs: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -213,21 +209,19 @@ def parse_table(text: str) -> str:
 class ClusterAccess(OptionSet):
     """Options of every command that reads from a cluster, which may be secured."""
 
-    namespace: str | None = like_source("namespace", default=None)
-    namespace_v2: str | None = like_source("namespace_v2", default=None)
-    broker_addresses: tuple[tuple[str, str], ...] = like_source("broker_addresses", default=())
-    access_key: str | None = like_source("access_key", default=None)
-    secret_key: str | None = like_source("secret_key", default=None)
-    security_token: str | None = like_source("security_token", default=None)
-    use_tls: bool = like_source("use_tls", default=False)
-    tls_ca_file: str | None = like_source(
-        "tls_ca_file", default=None, default_text="the system's authorities"
-    )
-    tls_cert_file: str | None = like_source("tls_cert_file", default=None)
-    tls_key_file: str | None = like_source("tls_key_file", default=None, default_text="`tlsCertFile`")
-    tls_key_password: str | None = like_source("tls_key_password", default=None)
-    tls_verify_certificate: bool = like_source("tls_verify_certificate", default=True)
-    tls_verify_hostname: bool = like_source("tls_verify_hostname", default=True)
+    namespace: str | None = like_source("namespace")
+    namespace_v2: str | None = like_source("namespace_v2")
+    broker_addresses: tuple[tuple[str, str], ...] = like_source("broker_addresses")
+    access_key: str | None = like_source("access_key")
+    secret_key: str | None = like_source("secret_key")
+    security_token: str | None = like_source("security_token")
+    use_tls: bool = like_source("use_tls")
+    tls_ca_file: str | None = like_source("tls_ca_file")
+    tls_cert_file: str | None = like_source("tls_cert_file")
+    tls_key_file: str | None = like_source("tls_key_file")
+    tls_key_password: str | None = like_source("tls_key_password")
+    tls_verify_certificate: bool = like_source("tls_verify_certificate")
+    tls_verify_hostname: bool = like_source("tls_verify_hostname")
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
