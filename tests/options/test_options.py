@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import re
 from enum import Enum
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pyspark_rocketmq.cli.options import ConsumeSettings
-from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.options.consumer import ConsumerOptions
@@ -343,14 +341,7 @@ def test_an_option_that_says_what_is_so_anyway_is_refused_nowhere() -> None:
     assert ReadOptions.parse(REQUIRED | defaults).problems_of_batch() == []
 
 
-def test_a_consumer_s_arguments_are_declared_as_options_and_have_their_defaults() -> None:
-    """Its other arguments are options of the source."""
-    arguments = inspect.signature(PushConsumer).parameters
-    declared = {field.name: field.default for field in dataclasses.fields(ConsumerOptions)}
-    of_reading = {field.name for field in dataclasses.fields(ReadOptions)}
-
-    assert {name: arguments[name].default for name in declared} == declared
-    assert arguments.keys() - declared.keys() - of_reading == {"options"}
+def test_a_consumer_s_options_have_the_same_defaults_for_a_command() -> None:
     of_the_job = {spec.key: spec.default_text for spec in specs_of(ConsumeSettings)}
     assert {spec.key: spec.default_text for spec in specs_of(ConsumerOptions)}.items() <= of_the_job.items()
 

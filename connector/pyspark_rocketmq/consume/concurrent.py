@@ -39,6 +39,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageModel, ReturnType
+from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS, DEFAULT_MAX_RECONSUME_TIMES, check_bounds
+from pyspark_rocketmq.options.read import READ_DEFAULTS
 
 ACK_ALL: Final = sys.maxsize
 """A context's ackIndex that no listener has touched: every message is done."""
@@ -57,8 +59,6 @@ EXPIRED_DELAY_LEVEL: Final = 3
 """Delay level of messages whose call takes too long (``ProcessQueue.cleanExpiredMsg``)."""
 EXPIRED_PER_ROUND: Final = 16
 """Most such messages sent back in one round (``ProcessQueue.cleanExpiredMsg``)."""
-DEFAULT_MAX_RECONSUME_TIMES: Final = 16
-"""Limit of a concurrent consumer that sets none (``DefaultMQPushConsumerImpl.getMaxReconsumeTimes``)."""
 _WAITING: Final = 0
 _WITH_LISTENER: Final = 1
 _GOING_BACK: Final = 2
@@ -164,27 +164,21 @@ class Settled(NamedTuple):
 class ConcurrentSettings:
     """The consumer's settings that matter to concurrent consumption, with RocketMQ's defaults."""
 
-    consume_message_batch_max_size: int = 1
-    """Most messages of one delivery, 1..1024."""
-    consume_thread_max: int = 20
-    """Most listener calls at the same time in a task, 1..1000. Java's ``consumeThreadMin`` is the size of an
+    consume_message_batch_max_size: int = CONSUMER_DEFAULTS.consume_message_batch_max_size
+    """Most messages of one delivery."""
+    consume_thread_max: int = CONSUMER_DEFAULTS.consume_thread_max
+    """Most listener calls at the same time in a task. Java's ``consumeThreadMin`` is the size of an
     idle pool; here a thread is started when there is work for it."""
     max_reconsume_times: int = DEFAULT_MAX_RECONSUME_TIMES
     """Attempts after the first one; then a message is a dead letter."""
-    consume_timeout_s: float = 900.0
+    consume_timeout_s: float = CONSUMER_DEFAULTS.consume_timeout_s
     """How long a listener call may last before its messages are sent back."""
     max_time_consume_continuously_s: float = 60.0
     """How long a run delivers new messages."""
-    message_model: MessageModel = MessageModel.CLUSTERING
+    message_model: MessageModel = READ_DEFAULTS.message_model
 
     def __post_init__(self) -> None:
-        if not 1 <= self.consume_message_batch_max_size <= 1024:
-            raise ValueError(
-                "consumeMessageBatchMaxSize must be from 1 to 1024, "
-                f"not {self.consume_message_batch_max_size}."
-            )
-        if not 1 <= self.consume_thread_max <= 1000:
-            raise ValueError(f"consumeThreadMax must be from 1 to 1000, not {self.consume_thread_max}.")
+        check_bounds(self, "consume_message_batch_max_size", "consume_thread_max")
         if self.max_reconsume_times < 0:
             raise ValueError(f"maxReconsumeTimes must not be negative, not {self.max_reconsume_times}.")
 

@@ -31,6 +31,7 @@ from types import MappingProxyType, NoneType
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, ReturnType
+from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS, UNLIMITED, check_bounds, consumer_bounds
 
 _ROLLBACK_IGNORED = (
     "The listener returned ROLLBACK with auto_commit=True, which commits the messages as in the Java client; "
@@ -43,12 +44,10 @@ _RETURNED_NONE = f"The listener returned None, which is no ConsumeOrderlyStatus;
 SUCCESSES = frozenset({ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT})
 """The answers that count as success for hooks."""
 _STATUSES = {str(status): status for status in ConsumeOrderlyStatus}
-SHORTEST_SUSPEND_MILLIS: Final = 10
-LONGEST_SUSPEND_MILLIS: Final = 30_000
+SHORTEST_SUSPEND_MILLIS: Final = consumer_bounds("suspend_current_queue_time_millis")[0]
+LONGEST_SUSPEND_MILLIS: Final = consumer_bounds("suspend_current_queue_time_millis")[1]
 DEFAULT_SUSPEND: Final = -1
 """A context's suspend time that stands for the consumer's (``ConsumeOrderlyContext``)."""
-UNLIMITED: Final = -1
-"""``maxReconsumeTimes`` of an orderly consumer that never gives a message up."""
 
 
 class Effect(Enum):
@@ -168,30 +167,24 @@ _PUT_BACK: Final = Effect.PUT_BACK
 class OrderlySettings:
     """The consumer's settings that matter to orderly consumption, with RocketMQ's defaults."""
 
-    consume_message_batch_max_size: int = 1
-    """Most messages of one delivery, 1..1024."""
-    suspend_current_queue_time_millis: int = 1000
+    consume_message_batch_max_size: int = CONSUMER_DEFAULTS.consume_message_batch_max_size
+    """Most messages of one delivery."""
+    suspend_current_queue_time_millis: int = CONSUMER_DEFAULTS.suspend_current_queue_time_millis
     """Pause of a suspended queue if the context sets none."""
     max_time_consume_continuously_s: float = 60.0
     """How long a run lasts before it yields (``MAX_TIME_CONSUME_CONTINUOUSLY``)."""
-    consume_timeout_s: float = 900.0
+    consume_timeout_s: float = CONSUMER_DEFAULTS.consume_timeout_s
     """Duration from which on a listener call counts as TIME_OUT (D8)."""
-    max_reconsume_times: int = UNLIMITED
+    max_reconsume_times: int = CONSUMER_DEFAULTS.max_reconsume_times
     """A message put back as often as this becomes a dead letter when it fails again (D6)."""
-    consume_thread_max: int = 20
+    consume_thread_max: int = CONSUMER_DEFAULTS.consume_thread_max
     """Most listener calls at the same time in one task, each for another queue."""
 
     def __post_init__(self) -> None:
-        if self.consume_thread_max < 1:
-            raise ValueError(f"consumeThreadMax must be 1 or more, not {self.consume_thread_max}.")
+        check_bounds(self, "consume_thread_max", "consume_message_batch_max_size")
         if self.max_reconsume_times < UNLIMITED:
             raise ValueError(
                 f"maxReconsumeTimes must be -1 (no limit) or more, not {self.max_reconsume_times}."
-            )
-        if not 1 <= self.consume_message_batch_max_size <= 1024:
-            raise ValueError(
-                "consumeMessageBatchMaxSize must be from 1 to 1024, "
-                f"not {self.consume_message_batch_max_size}."
             )
 
     def pause_s(self, suspend_millis: float) -> float:

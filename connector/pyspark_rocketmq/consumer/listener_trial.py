@@ -7,13 +7,14 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlyFinish, OrderlySettings
+from pyspark_rocketmq.consume.orderly import OrderlyFinish, OrderlySettings
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
 from pyspark_rocketmq.consumer.engine.output import listener_schema
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_buffer import tuples_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import Message, MessageExt, QueueRange
+from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS
 
 _BROKER: Final = "broker-a"
 _ADDRESS: Final = "127.0.0.1:10911"
@@ -39,8 +40,8 @@ def run_listener(
     messages: Sequence[Message | MessageExt],
     *,
     output_schema: str | StructType,
-    consume_message_batch_max_size: int = 1,
-    max_reconsume_times: int = UNLIMITED,
+    consume_message_batch_max_size: int = CONSUMER_DEFAULTS.consume_message_batch_max_size,
+    max_reconsume_times: int = CONSUMER_DEFAULTS.max_reconsume_times,
     max_suspensions: int = 20,
 ) -> ListenerRun:
     """Give an orderly listener the messages of one queue, without Spark and broker; for tests.

@@ -41,7 +41,6 @@ from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
 from pyspark_rocketmq.consumer.preparation import check_and_prepare, log_unused_start, use_session
 from pyspark_rocketmq.consumer.settings import (
     ConsumerSettings,
-    member_of,
     start_problems,
     suggesting,
     warn_of_long_name,
@@ -63,8 +62,8 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
-from pyspark_rocketmq.options.consumer import DEFAULT_MAX_OFFSETS_PER_TRIGGER
-from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS
+from pyspark_rocketmq.options.read import READ_DEFAULTS, ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.multi import Route, one_sink
@@ -147,42 +146,24 @@ class PushConsumer:
         consumer_group: str,
         name_servers: str,
         offset_store: OffsetStore | str,
-        message_model: MessageModel | str = MessageModel.CLUSTERING,
-        consume_from_where: ConsumeFromWhere | str = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-        consume_timestamp: str | None = None,
-        consume_message_batch_max_size: int = 1,
-        max_reconsume_times: int = -1,
-        suspend_current_queue_time_millis: int = 1000,
-        consume_thread_max: int = 20,
-        consume_timeout_s: float = 900.0,
-        max_offsets_per_trigger: int = DEFAULT_MAX_OFFSETS_PER_TRIGGER,
-        allocate_message_queue_strategy: str = "averagely",
-        instance_name: str | None = None,
-        mirror_offsets: bool = True,
-        orderly_engine: OrderlyEngineKind | str = OrderlyEngineKind.DIRECT,
-        undecodable_messages: UndecodableMessages | str = UndecodableMessages.FAIL,
+        message_model: MessageModel | str = READ_DEFAULTS.message_model,
+        consume_from_where: ConsumeFromWhere | str = CONSUMER_DEFAULTS.consume_from_where,
+        consume_timestamp: str | None = CONSUMER_DEFAULTS.consume_timestamp,
+        consume_message_batch_max_size: int = CONSUMER_DEFAULTS.consume_message_batch_max_size,
+        max_reconsume_times: int = CONSUMER_DEFAULTS.max_reconsume_times,
+        suspend_current_queue_time_millis: int = CONSUMER_DEFAULTS.suspend_current_queue_time_millis,
+        consume_thread_max: int = CONSUMER_DEFAULTS.consume_thread_max,
+        consume_timeout_s: float = CONSUMER_DEFAULTS.consume_timeout_s,
+        max_offsets_per_trigger: int = CONSUMER_DEFAULTS.max_offsets_per_trigger,
+        allocate_message_queue_strategy: str = READ_DEFAULTS.allocate_message_queue_strategy,
+        instance_name: str | None = READ_DEFAULTS.instance_name,
+        mirror_offsets: bool = CONSUMER_DEFAULTS.mirror_offsets,
+        orderly_engine: OrderlyEngineKind | str = CONSUMER_DEFAULTS.orderly_engine,
+        undecodable_messages: UndecodableMessages | str = READ_DEFAULTS.undecodable_messages,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        self._settings = ConsumerSettings(
-            consumer_group=consumer_group,
-            name_servers=name_servers,
-            offset_store=offset_store,
-            message_model=member_of("message_model", message_model, MessageModel),
-            consume_from_where=member_of("consume_from_where", consume_from_where, ConsumeFromWhere),
-            consume_timestamp=consume_timestamp,
-            consume_message_batch_max_size=consume_message_batch_max_size,
-            max_reconsume_times=max_reconsume_times,
-            suspend_current_queue_time_millis=suspend_current_queue_time_millis,
-            consume_thread_max=consume_thread_max,
-            consume_timeout_s=consume_timeout_s,
-            max_offsets_per_trigger=max_offsets_per_trigger,
-            allocate_message_queue_strategy=allocate_message_queue_strategy,
-            instance_name=instance_name,
-            mirror_offsets=mirror_offsets,
-            orderly_engine=orderly_engine,
-            undecodable_messages=member_of("undecodable_messages", undecodable_messages, UndecodableMessages),
-            options=dict(options or {}),
-        )
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        self._settings = ConsumerSettings.of(arguments)
         self._subscriptions: dict[str, str | dict[str, str]] = {}
         self._listener: Any = None
         self._table: MessageTable | None = None
@@ -389,7 +370,7 @@ class PushConsumer:
     ) -> None:
         """Check cluster, tables and offsets; see :func:`check_and_prepare`."""
         check_and_prepare(spark, options, store, sink, schema, is_orderly=self._is_orderly, states=states)
-        log_unused_start(store, offset_key(options), self._settings.consume_from_where)
+        log_unused_start(store, offset_key(options), self._settings.own.consume_from_where)
         has_limit = self._table is None and self._settings.gives_up(orderly=self._is_orderly)
         warn_of_long_name(self._settings.consumer_group, options.namespace, has_limit=has_limit)
 
@@ -464,7 +445,7 @@ class PushConsumer:
             sink=sink,
             engine=engine,
             listeners=tuple(self._batch_listeners),
-            is_mirrored=settings.mirror_offsets and settings.message_model is MessageModel.CLUSTERING,
+            is_mirrored=settings.own.mirror_offsets and settings.message_model is MessageModel.CLUSTERING,
             tries_for_ever=not settings.gives_up(orderly=self._is_orderly),
             drains=drains,
         )
@@ -516,7 +497,9 @@ class PushConsumer:
             problems.append(
                 "a listener and a table of messages are registered; a message goes to one of them"
             )
-        if self._settings.orderly_engine == OrderlyEngineKind.STATE and (problem := state.spark_problem()):
+        if self._settings.own.orderly_engine == OrderlyEngineKind.STATE and (
+            problem := state.spark_problem()
+        ):
             problems.append(problem)
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(

@@ -11,21 +11,26 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import wraps
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from pyspark_rocketmq.consume.allocation import allocation_strategy
-from pyspark_rocketmq.consume.concurrent import DEFAULT_MAX_RECONSUME_TIMES, ConcurrentSettings
-from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
+from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
 from pyspark_rocketmq.offsets.store import OffsetStore
-from pyspark_rocketmq.options.consumer import MAX_BATCH_SIZE, MAX_THREADS, consume_time
+from pyspark_rocketmq.options.consumer import (
+    DEFAULT_MAX_RECONSUME_TIMES,
+    UNLIMITED,
+    ConsumerOptions,
+    consume_time,
+)
 from pyspark_rocketmq.options.parsers import closest
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
@@ -86,24 +91,19 @@ _SET_BY = {
     "instanceName": "parameter instance_name",
 }
 """Options of the source that a consumer sets itself, and how the user can set them."""
-_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
-    "consumer_group": (str,),
-    "name_servers": (str,),
-    "consume_timestamp": (str, type(None)),
-    "consume_message_batch_max_size": (Integral,),
-    "max_reconsume_times": (Integral,),
-    "suspend_current_queue_time_millis": (Integral,),
-    "consume_thread_max": (Integral,),
-    "consume_timeout_s": (Real,),
-    "max_offsets_per_trigger": (Integral,),
-    "allocate_message_queue_strategy": (str,),
-    "instance_name": (str, type(None)),
-    "mirror_offsets": (bool,),
+_DECLARED: Final[Mapping[str, Field[Any]]] = {
+    each.name: each for options in (ReadOptions, ConsumerOptions) for each in fields(options)
 }
+"""Declarations of the arguments, by name: options of the source or, where there are two, of a consumer."""
+_REQUIRED: Final = ("consumer_group", "name_servers")
 
 
-def _kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | None:
-    """Return the problem if ``value`` has none of the types ``kinds``, else None."""
+def _kind_problem(name: str, value: object) -> str | None:
+    """Return the problem if ``value`` has none of the types that argument ``name`` takes, else None."""
+    declared = _DECLARED[name]
+    kinds: tuple[type, ...] = declared.metadata["spec"].argument.kinds
+    if declared.default is None and name not in _REQUIRED:
+        kinds = (*kinds, type(None))
     # A boolean is a number to Python.
     is_fit = type(value) is bool if kinds == (bool,) else isinstance(value, kinds) and type(value) is not bool
     if is_fit:
@@ -124,6 +124,12 @@ def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
     hint = f"; did you mean '{close}'?" if close else ""
     problem = f"{name} is {_shown(value)}, which is none of {', '.join(members)}{hint}"
     raise OptionError((problem,), where="configuration of a consumer")
+
+
+def _as_member(name: str, value: object) -> object:
+    """Return ``value``, or the member that it names if the argument takes members of an enumeration."""
+    kinds = _DECLARED[name].metadata["spec"].argument.kinds if name in _DECLARED else ()
+    return member_of(name, value, kinds[0]) if kinds and issubclass(kinds[0], StrEnum) else value
 
 
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
@@ -235,45 +241,43 @@ _SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """The parameters of ``PushConsumer``, with the same names and meanings."""
+    """The arguments of a ``PushConsumer``, with the same names and meanings."""
 
+    own: ConsumerOptions
+    """Arguments that the source does not have."""
     consumer_group: str
     name_servers: str
     offset_store: OffsetStore | str = field(repr=False)
     message_model: MessageModel
-    consume_from_where: ConsumeFromWhere
-    consume_timestamp: str | None
-    consume_message_batch_max_size: int
-    max_reconsume_times: int
-    suspend_current_queue_time_millis: int
-    consume_thread_max: int
-    consume_timeout_s: float
-    max_offsets_per_trigger: int
     allocate_message_queue_strategy: str
     instance_name: str | None
-    mirror_offsets: bool
-    orderly_engine: OrderlyEngineKind | str
     undecodable_messages: UndecodableMessages
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Mapping[str, str] = field(repr=False)
     """Further options of the source, which may include secrets."""
 
-    def __post_init__(self) -> None:
-        """Refuse values of a wrong type.
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Self:
+        """Return the settings in the arguments of a ``PushConsumer``.
 
         Raises:
-            OptionError: With all such values.
+            OptionError: With all values of a wrong type, or with one that is no member of an enumeration.
         """
-        found = (_kind_problem(name, getattr(self, name), kinds) for name, kinds in _KINDS.items())
+        values: dict[str, Any] = {name: _as_member(name, value) for name, value in arguments.items()}
+        store = values["offset_store"]
+        checked = values.keys() - {"offset_store", "options"}
+        found = (_kind_problem(name, value) for name, value in values.items() if name in checked)
         problems = [problem for problem in found if problem is not None]
-        if not hasattr(self.offset_store, "spec" if not isinstance(self.offset_store, str) else "strip"):
+        if not hasattr(store, "spec" if not isinstance(store, str) else "strip"):
             problems.append(
-                f"offset_store must be a store or a text, not {_shown(self.offset_store)}; use "
-                "DeltaOffsetStore(path)"
+                f"offset_store must be a store or a text, not {_shown(store)}; use DeltaOffsetStore(path)"
             )
         if problems:
             raise OptionError(
-                tuple(problems), where=f"configuration of consumer group {_shown(self.consumer_group)}"
+                tuple(problems), where=f"configuration of consumer group {_shown(values['consumer_group'])}"
             )
+        values["options"] = dict(values["options"] or {})
+        own = {each.name: values.pop(each.name) for each in fields(ConsumerOptions)}
+        return cls(own=ConsumerOptions(**own), **values)
 
     @property
     def store_spec(self) -> str:
@@ -315,7 +319,7 @@ class ConsumerSettings:
             "nameServers": self.name_servers,
             "consumerGroup": self.consumer_group,
             "offsetStore": self.store_spec,
-            "maxOffsetsPerTrigger": str(self.max_offsets_per_trigger),
+            "maxOffsetsPerTrigger": str(self.own.max_offsets_per_trigger),
             "messageModel": self.message_model.value,
             "undecodableMessages": self.undecodable_messages.value,
             "consumeOrderly": str(orderly).lower(),
@@ -343,32 +347,27 @@ class ConsumerSettings:
 
     def reads_in_engine(self, *, orderly: bool) -> bool:
         """Return whether the engine reads the planned ranges itself, without a shuffle of their messages."""
-        return not orderly or self.orderly_engine == OrderlyEngineKind.DIRECT
+        return not orderly or self.own.orderly_engine == OrderlyEngineKind.DIRECT
 
     def gives_up(self, *, orderly: bool) -> bool:
         """Return whether a message that always fails becomes a dead letter."""
-        return not orderly or self.max_reconsume_times != UNLIMITED
+        return not orderly or self.own.max_reconsume_times != UNLIMITED
 
     def orderly(self) -> OrderlySettings:
         """Return the settings of an orderly listener's engine."""
-        return OrderlySettings(
-            consume_message_batch_max_size=self.consume_message_batch_max_size,
-            suspend_current_queue_time_millis=self.suspend_current_queue_time_millis,
-            max_reconsume_times=self.max_reconsume_times,
-            consume_thread_max=self.consume_thread_max,
-            consume_timeout_s=self.consume_timeout_s,
-        )
+        return OrderlySettings(**self._of_engine(OrderlySettings))
 
     def concurrent(self) -> ConcurrentSettings:
         """Return the settings of a concurrent listener's engine."""
-        is_default = self.max_reconsume_times == UNLIMITED
-        return ConcurrentSettings(
-            consume_message_batch_max_size=self.consume_message_batch_max_size,
-            consume_thread_max=self.consume_thread_max,
-            max_reconsume_times=DEFAULT_MAX_RECONSUME_TIMES if is_default else self.max_reconsume_times,
-            consume_timeout_s=self.consume_timeout_s,
-            message_model=self.message_model,
-        )
+        values = self._of_engine(ConcurrentSettings)
+        if self.own.max_reconsume_times == UNLIMITED:
+            values["max_reconsume_times"] = DEFAULT_MAX_RECONSUME_TIMES
+        return ConcurrentSettings(**values, message_model=self.message_model)
+
+    def _of_engine(self, settings: type[OrderlySettings | ConcurrentSettings]) -> dict[str, Any]:
+        """Return the values of those fields of an engine's settings that a consumer sets."""
+        own = {each.name for each in fields(ConsumerOptions)}
+        return {each.name: getattr(self.own, each.name) for each in fields(settings) if each.name in own}
 
     def _problems(self) -> list[str]:
         problems = []
@@ -377,20 +376,11 @@ class ConsumerSettings:
                 f"offset_store is '{self.store_spec}': progress kept in this process cannot be seen by "
                 "Spark's planner process; use DeltaOffsetStore"
             )
-        if self.orderly_engine not in tuple(OrderlyEngineKind):
-            problems.append(
-                f"orderly_engine='{self.orderly_engine}' is none of {', '.join(OrderlyEngineKind)}"
-            )
-        most_of = {"consume_message_batch_max_size": MAX_BATCH_SIZE, "consume_thread_max": MAX_THREADS}
-        for name, most in most_of.items():
-            if not 1 <= getattr(self, name) <= most:
-                problems.append(f"{name}={getattr(self, name)} is not between 1 and {most}")
-        if self.consume_timeout_s <= 0:
-            problems.append(f"consume_timeout_s={self.consume_timeout_s} must be more than 0")
-        if self.max_reconsume_times < UNLIMITED:
-            problems.append(
-                f"max_reconsume_times={self.max_reconsume_times} must be -1 (no limit), 0 or more"
-            )
+        for each in fields(ConsumerOptions):
+            rule, value = each.metadata["spec"].argument, getattr(self.own, each.name)
+            if value is not None and not rule.is_allowed(value):
+                shown = repr(value) if isinstance(value, str) else value
+                problems.append(f"{each.name}={shown} {rule.problem}")
         return problems
 
     def _overridden(self) -> list[str]:
@@ -402,7 +392,7 @@ class ConsumerSettings:
         ]
 
     def _start_option(self, problems: list[str]) -> dict[str, str]:
-        match self.consume_from_where:
+        match self.own.consume_from_where:
             case ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
                 return {"startingOffsets": "earliest"}
             case ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
@@ -412,10 +402,10 @@ class ConsumerSettings:
 
     def _timestamp_ms(self, problems: list[str]) -> int:
         at = datetime.now(UTC) - _DEFAULT_LOOK_BACK
-        if self.consume_timestamp is not None:
+        if self.own.consume_timestamp is not None:
             try:
-                at = consume_time(self.consume_timestamp)
+                at = consume_time(self.own.consume_timestamp)
             except ValueError as exc:
-                problems.append(f"consume_timestamp='{self.consume_timestamp}' {exc}")
+                problems.append(f"consume_timestamp='{self.own.consume_timestamp}' {exc}")
         # No message is from 1970, and option startingTimestamp would read its milliseconds as seconds.
         return int(at.timestamp() * 1000) if at.year > _EPOCH_YEAR else 0

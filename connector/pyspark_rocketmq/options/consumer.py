@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
+from numbers import Integral, Real
 from typing import Final
 
 from pyspark_rocketmq.model import ConsumeFromWhere, OrderlyEngineKind
-from pyspark_rocketmq.options.declare import OptionSet, option
-from pyspark_rocketmq.options.parsers import boolean, int_between, iso_time, one_of, parses
+from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option
+from pyspark_rocketmq.options.parsers import ArgumentRule, boolean, int_between, iso_time, one_of, parses
 
-MAX_BATCH_SIZE: Final = 1024
-MAX_THREADS: Final = 1000
-DEFAULT_MAX_OFFSETS_PER_TRIGGER: Final = 100_000
-"""Default that bounds the memory of a task, which holds a queue's share of the micro-batch."""
+UNLIMITED: Final = -1
+"""``maxReconsumeTimes`` of an orderly consumer that never gives a message up."""
+DEFAULT_MAX_RECONSUME_TIMES: Final = 16
+"""Limit of a concurrent consumer that sets none (``DefaultMQPushConsumerImpl.getMaxReconsumeTimes``)."""
 
 
 def consume_time(text: str) -> datetime:
@@ -54,7 +55,11 @@ def parse_consume_timestamp(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConsumerOptions(OptionSet):
-    """Options for a consumer's start, the calls of its listener, and the messages that fail."""
+    """Options for a consumer's start, the calls of its listener, and the messages that fail.
+
+    The arguments of ``PushConsumer``, the settings of the engines and the options of commands take their
+    defaults and bounds from here.
+    """
 
     consume_from_where: ConsumeFromWhere = option(
         "consumeFromWhere", one_of(ConsumeFromWhere), ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
@@ -66,34 +71,86 @@ class ConsumerOptions(OptionSet):
         "names a zone; ISO: UTC."
     )
     consume_message_batch_max_size: int = option(
-        "consumeMessageBatchMaxSize", int_between(1, MAX_BATCH_SIZE), 1, unit="messages"
+        "consumeMessageBatchMaxSize", int_between(1, 1024), 1, unit="messages"
     ).doc("Most messages the listener gets in one call.")
     max_reconsume_times: int = option(
         "maxReconsumeTimes",
-        int_between(-1, 2**31 - 1),
-        -1,
-        default_text="-1: no limit, or 16 for a concurrent listener",
+        int_between(UNLIMITED, 2**31 - 1),
+        UNLIMITED,
+        default_text=f"-1: no limit, or {DEFAULT_MAX_RECONSUME_TIMES} for a concurrent listener",
+        argument=ArgumentRule(
+            (Integral,), lambda times: bool(times >= UNLIMITED), "must be -1 (no limit), 0 or more"
+        ),
     ).doc("How often a message that fails is delivered again before it goes to the group's dead letters.")
     suspend_current_queue_time_millis: int = option(
-        "suspendCurrentQueueTimeMillis", int_between(10, 30_000), 1_000, unit="ms"
+        "suspendCurrentQueueTimeMillis",
+        int_between(10, 30_000),
+        1_000,
+        unit="ms",
+        # As in Java, a value outside the bounds counts as the nearest one inside.
+        argument=ArgumentRule((Integral,)),
     ).doc("Pause of a queue after the listener gave its messages back.")
-    consume_thread_max: int = option("consumeThreadMax", int_between(1, MAX_THREADS), 20, unit="calls").doc(
+    consume_thread_max: int = option("consumeThreadMax", int_between(1, 1000), 20, unit="calls").doc(
         "Most calls of the listener at the same time in one task; of an orderly one for different queues."
     )
-    consume_timeout_s: int = option("consumeTimeoutS", int_between(1, 86_400), 900, unit="s").doc(
+    consume_timeout_s: float = option(
+        "consumeTimeoutS",
+        int_between(1, 86_400),
+        900,
+        unit="s",
+        argument=ArgumentRule((Real,), lambda seconds: bool(seconds > 0), "must be more than 0"),
+    ).doc(
         "From this duration on a listener's call counts as TIME_OUT for hooks; a concurrent one's "
         "messages are sent back then."
     )
+    # The default bounds the memory of a task, which holds a queue's share of the micro-batch.
     max_offsets_per_trigger: int = option(
-        "maxOffsetsPerTrigger", int_between(1, 2**62), DEFAULT_MAX_OFFSETS_PER_TRIGGER, unit="messages"
+        "maxOffsetsPerTrigger",
+        int_between(1, 2**62),
+        100_000,
+        unit="messages",
+        # The option of the source checks its bounds.
+        argument=ArgumentRule((Integral,)),
     ).doc("Most messages of one micro-batch; see [memory](how-to/tuning.md#memory).")
     mirror_offsets: bool = option("mirrorOffsets", boolean, True).doc(
         "Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the "
         "group."
     )
     orderly_engine: OrderlyEngineKind = option(
-        "orderlyEngine", one_of(OrderlyEngineKind), OrderlyEngineKind.DIRECT
+        "orderlyEngine",
+        one_of(OrderlyEngineKind),
+        OrderlyEngineKind.DIRECT,
+        argument=ArgumentRule(
+            (str,),
+            lambda kind: kind in tuple(OrderlyEngineKind),
+            f"is none of {', '.join(OrderlyEngineKind)}",
+        ),
     ).doc(
         "How Spark runs an orderly listener: direct, in the task that reads a queue; state, grouped by "
         "queue with Spark's state."
     )
+
+
+CONSUMER_DEFAULTS: Final = ConsumerOptions()
+"""The declared default of each option."""
+
+
+def consumer_bounds(name: str) -> tuple[int, int]:
+    """Return the least and the largest value of the option in field ``name``."""
+    spec: OptionSpec = next(field.metadata["spec"] for field in fields(ConsumerOptions) if field.name == name)
+    assert spec.parse.bounds is not None
+    return spec.parse.bounds
+
+
+def check_bounds(settings: object, *names: str) -> None:
+    """Check fields of an engine's settings that have the names of options.
+
+    Raises:
+        ValueError: If one is out of its option's bounds.
+    """
+    for name in names:
+        (low, high), value = consumer_bounds(name), getattr(settings, name)
+        if not low <= value <= high:
+            first, *others = name.split("_")
+            key = "".join([first, *map(str.capitalize, others)])
+            raise ValueError(f"{key} must be from {low} to {high}, not {value}.")

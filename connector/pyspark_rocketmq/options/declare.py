@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.options.parsers import Parser, closest
+from pyspark_rocketmq.options.parsers import ArgumentRule, Parser, closest
 
 _NAMES_ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
     "kafka.bootstrap.servers": ("Kafka's", "nameServers"),
@@ -44,6 +44,8 @@ class OptionSpec:
     key: str
     """camelCase, as Spark users write it; matched without regard to case, as Spark does."""
     parse: Parser[Any]
+    argument: ArgumentRule
+    """Values that an argument of a ``PushConsumer`` may have in place of the text."""
     doc: str = ""
     default_text: str
     required: bool
@@ -85,14 +87,18 @@ def option(
     internal: bool = False,
     instead: tuple[str, ...] = (),
     used_in: tuple[Use, ...] = (),
+    argument: ArgumentRule | None = None,
 ) -> Declared:
-    """Declare an option, required without a default; with ``instead``, None where another is given."""
+    """Declare an option, required without a default; with ``instead``, None where another is given.
+
+    The parser's rule of arguments applies unless there is an own one.
+    """
     required = default is dataclasses.MISSING
     if default_text is None:
         default_text = "required" if required else _shown_default(default)
     spec = OptionSpec(
-        key=key, parse=parse, default_text=default_text, required=required, unit=unit, secret=secret,
-        internal=internal, instead=instead, used_in=used_in,
+        key=key, parse=parse, argument=argument or parse.argument, default_text=default_text,
+        required=required, unit=unit, secret=secret, internal=internal, instead=instead, used_in=used_in,
     )  # fmt: skip
     return Declared(spec, None if required and instead else default)
 

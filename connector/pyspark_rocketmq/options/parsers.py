@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final, Generic, TypeVar
+from numbers import Integral
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pyspark_rocketmq.model import MESSAGE_COLUMNS
 
@@ -32,6 +33,19 @@ _SEPARATES_TAGS: Final = re.compile(r"[|,;\s]|&&")
 """Separators that users confuse with ``||``, the only valid one."""
 
 
+class ArgumentRule(NamedTuple):
+    """Values that a program may give, as such, in place of the text of an option."""
+
+    kinds: tuple[type, ...] = (str,)
+    is_allowed: Callable[[Any], bool] = lambda _: True
+    """Called with a value of these types."""
+    problem: str = ""
+    """End of the sentence ``name=value …`` about a value that is not allowed."""
+
+
+_ANY_TEXT: Final = ArgumentRule()
+
+
 @dataclass(frozen=True, slots=True)
 class Parser(Generic[T]):
     """A function that turns a text into a value, and the documentation's name for the type of the text."""
@@ -39,28 +53,35 @@ class Parser(Generic[T]):
     type_name: str
     function: Callable[[str], T]
     """Raises ValueError with the end of the sentence ``key='value' …``."""
+    argument: ArgumentRule = _ANY_TEXT
+    bounds: tuple[int, int] | None = None
+    """Least and largest value, if it is a whole number."""
 
     def __call__(self, text: str) -> T:
         """Return the value."""
         return self.function(text)
 
 
-def parses(type_name: str) -> Callable[[Callable[[str], T]], Parser[T]]:
+def parses(
+    type_name: str, argument: ArgumentRule = _ANY_TEXT, bounds: tuple[int, int] | None = None
+) -> Callable[[Callable[[str], T]], Parser[T]]:
     """Decorator that turns a function into a parser."""
-    return lambda function: Parser(type_name, function)
+    return lambda function: Parser(type_name, function, argument, bounds)
 
 
 def int_between(low: int, high: int) -> Parser[int]:
     """Parser of a whole number within inclusive bounds."""
-    bounds = f"{low} or more" if high >= UNBOUNDED else f"{low} to {high}"
+    shown = f"{low} or more" if high >= UNBOUNDED else f"{low} to {high}"
+    outside = f"is not between {low} and {high}"
+    argument = ArgumentRule((Integral,), lambda value: bool(low <= value <= high), outside)
 
-    @parses(f"integer, {bounds}")
+    @parses(f"integer, {shown}", argument, (low, high))
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text.strip()):
             raise ValueError(f"is not a whole number between {low} and {high}")
         value = int(text)
         if not low <= value <= high:
-            raise ValueError(f"is not between {low} and {high}")
+            raise ValueError(outside)
         return value
 
     return parse
@@ -147,7 +168,7 @@ def json_texts(text: str, example: str) -> dict[str, str]:
     return found
 
 
-@parses("boolean")
+@parses("boolean", ArgumentRule((bool,)))
 def boolean(text: str) -> bool:
     """Parser of true or false."""
     value = text.strip().lower()
@@ -282,7 +303,7 @@ def one_of(values: type[E]) -> Parser[E]:
     """Parser of the values of an enumeration, without regard to case."""
     by_lower = {member.value.lower(): member for member in values}
 
-    @parses(", ".join(f"`{value}`" for value in values))
+    @parses(", ".join(f"`{value}`" for value in values), ArgumentRule((values,)))
     def parse(text: str) -> E:
         member = by_lower.get(text.strip().lower())
         if member is None:

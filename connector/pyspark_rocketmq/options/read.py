@@ -39,7 +39,6 @@ from pyspark_rocketmq.options.subscription import (
     topic_problems,
 )
 
-DEFAULT_IN_FLIGHT_BYTES: Final = 64 << 20
 _PROPERTIES: Final = "properties"
 _DEFAULT_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 _WHOLE_MESSAGES: Final = "whose listener gets whole messages"
@@ -114,7 +113,7 @@ class ReadOptions(PositionOptions):
         "Pulls under way at once on a task's connection to its broker."
     )
     max_in_flight_bytes: int = read_option(
-        "maxInFlightBytes", int_between(1 << 20, 1 << 40), DEFAULT_IN_FLIGHT_BYTES, unit="bytes"
+        "maxInFlightBytes", int_between(1 << 20, 1 << 40), 64 << 20, unit="bytes"
     ).doc(
         "Stored bytes that a task asks for or holds before they are decoded, over all its pulls; one pull "
         "always may be out, however large its answer."
@@ -435,3 +434,7 @@ class ReadOptions(PositionOptions):
                 )
             taken[name.lower()] = f"the property '{name}'"
         return problems
+
+
+READ_DEFAULTS: Final = ReadOptions(name_servers=())
+"""The declared default of each option."""

@@ -17,7 +17,6 @@ from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.orderly import (
     LONGEST_SUSPEND_MILLIS,
     SUCCESSES,
-    UNLIMITED,
     Effect,
     NoStatus,
     OrderlyConsumption,
@@ -44,6 +43,7 @@ from pyspark_rocketmq.listeners.messages import taker_of
 from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange
+from pyspark_rocketmq.options.consumer import UNLIMITED
 from pyspark_rocketmq.source.schema import EndReason
 
 logger = logging.getLogger(__name__)
