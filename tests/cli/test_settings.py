@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.cli.consume import sink_of, with_storage
+from pyspark_rocketmq.cli.consume import _consumer, sink_of, with_storage
 from pyspark_rocketmq.cli.demo.settings import DemoSettings
 from pyspark_rocketmq.cli.options import (
     ConsumeSettings,
@@ -18,10 +18,13 @@ from pyspark_rocketmq.cli.options import (
     ReplaySettings,
     Trigger,
 )
-from pyspark_rocketmq.cli.settings import gather_texts, load_settings
+from pyspark_rocketmq.cli.settings import ClusterAccess, gather_texts, load_settings
+from pyspark_rocketmq.consumer.settings import SET_BY
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere
+from pyspark_rocketmq.options.consumer import ConsumerOptions
 from pyspark_rocketmq.options.declare import specs_of
+from pyspark_rocketmq.options.read import ReadOptions
 from tests.packaging.checkout import ROOT
 
 CONSUME = (
@@ -172,8 +175,8 @@ def test_only_options_that_the_job_has_are_named_in_place_of_another() -> None:
 def test_consume_has_rocketmqs_defaults() -> None:
     settings = load_settings(ConsumeSettings, "consume", None, CONSUME)
 
-    assert settings.batch_size == 1
-    assert settings.suspend_ms == 1000
+    assert settings.consume_message_batch_max_size == 1
+    assert settings.suspend_current_queue_time_millis == 1000
     assert settings.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     assert settings.trigger == Trigger("1 second")
     assert settings.trigger.keywords() == {"processingTime": "1 second"}
@@ -291,12 +294,47 @@ def test_relative_paths_are_the_current_directorys_and_uris_stay(
 
 
 def test_settings_passed_to_the_source_are_valid_there() -> None:
-    from pyspark_rocketmq.options.read import ReadOptions
-
     settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, "failOnDataLoss=false"])
 
     parsed = ReadOptions.parse({"nameServers": "h:1", "topic": "t", **settings.source_options()})
     assert parsed.fail_on_data_loss is False
+
+
+def test_a_consumer_gets_each_of_its_settings_from_the_command() -> None:
+    of_consumer = {
+        "consumeFromWhere": "CONSUME_FROM_TIMESTAMP",
+        "consumeTimestamp": "20261122100000Z",
+        "consumeMessageBatchMaxSize": "7",
+        "maxReconsumeTimes": "3",
+        "suspendCurrentQueueTimeMillis": "70",
+        "consumeThreadMax": "5",
+        "consumeTimeoutS": "60",
+        "maxOffsetsPerTrigger": "1000",
+        "mirrorOffsets": "false",
+        "orderlyEngine": "state",
+    }
+    of_source = {
+        "failOnDataLoss": "false",
+        "pullBatchSize": "8",
+        "pullsInFlight": "4",
+        "requestTimeoutMs": "1000",
+        "retryTimeoutMs": "2000",
+        "storageSecrets": '{"AWS_REGION": "eu-central-1"}',
+    }
+    assert of_consumer.keys() == {spec.key for spec in specs_of(ConsumerOptions)}
+    named = [pair for pair in CONSUME if not pair.startswith(("listener=", "outputSchema="))]
+    pairs = [*named, "bodySchema=id string", *map("=".join, (of_consumer | of_source).items())]
+
+    consumer = _consumer(load_settings(ConsumeSettings, "consume", None, pairs))
+
+    assert consumer._settings.own == ConsumerOptions.parse(of_consumer)
+    passed = ReadOptions.parse({"nameServers": "h:1", "topic": "t", **consumer._settings.options})
+    assert passed == ReadOptions.parse({"nameServers": "h:1", "topic": "t", **of_source})
+    of_command = {spec.key for spec in specs_of(ConsumeSettings)} & {
+        spec.key for spec in specs_of(ReadOptions)
+    }
+    access = {spec.key for spec in specs_of(ClusterAccess)}
+    assert of_command - access - SET_BY.keys() == of_source.keys()
 
 
 def test_offsets_show_needs_only_the_table() -> None:
@@ -308,8 +346,6 @@ def test_offsets_show_needs_only_the_table() -> None:
 
 def test_a_secured_cluster_is_reached_with_the_source_s_own_options() -> None:
     """A5, A6: given to a job, valid at the source, never shown."""
-    from pyspark_rocketmq.options.read import ReadOptions
-
     given = {
         "namespace": "shop",
         "accessKey": "user-7fa1",
@@ -328,8 +364,6 @@ def test_a_secured_cluster_is_reached_with_the_source_s_own_options() -> None:
 
 def test_a_managed_cluster_is_reached_with_the_source_s_own_options(tmp_path: Path) -> None:
     """L8: `brokerAddresses` is a table of the file, or JSON; a host names the namespace for the job, too."""
-    from pyspark_rocketmq.options.read import ReadOptions
-
     file = tmp_path / "job.toml"
     file.write_text(
         '[security]\nnamespaceV2 = "rmq-cn-1"\n'

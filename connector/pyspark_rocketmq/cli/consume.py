@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -33,6 +33,7 @@ from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.listeners.forms import form_of
+from pyspark_rocketmq.options.consumer import ConsumerOptions
 
 _STOP_WITHIN_S: Final = 20.0
 """Time for stopping the query. Supervisors kill processes that are too slow: Kubernetes after 30 s, some of
@@ -186,18 +187,9 @@ def _consumer(settings: ConsumeSettings) -> rmq.PushConsumer:
         message_model=settings.message_model,
         allocate_message_queue_strategy=settings.allocate_message_queue_strategy,
         instance_name=settings.instance_name,
-        mirror_offsets=settings.mirror_offsets,
-        orderly_engine=settings.orderly_engine,
         undecodable_messages=settings.undecodable_messages,
-        consume_from_where=settings.consume_from_where,
-        consume_timestamp=settings.consume_timestamp,
-        consume_message_batch_max_size=settings.batch_size,
-        max_reconsume_times=settings.max_reconsume_times,
-        consume_thread_max=settings.consume_thread_max,
-        consume_timeout_s=settings.consume_timeout_s,
-        suspend_current_queue_time_millis=settings.suspend_ms,
-        max_offsets_per_trigger=settings.max_offsets_per_trigger,
         options=settings.source_options(),
+        **{each.name: getattr(settings, each.name) for each in fields(ConsumerOptions)},
     )
     for wanted in settings.subscribed():
         if wanted.is_sql92:

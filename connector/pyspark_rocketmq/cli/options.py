@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from pyspark_rocketmq.cli.settings import (
     parse_location,
     parse_table,
 )
+from pyspark_rocketmq.consumer.settings import SET_BY
 from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
 from pyspark_rocketmq.options.declare import OptionSet, option
@@ -32,7 +32,7 @@ from pyspark_rocketmq.options.parsers import (
 )
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.subscription import Subscription, subscriptions_of, topic_problems
-from pyspark_rocketmq.options.write import BodyCompression
+from pyspark_rocketmq.options.write import BodyCompression, WriteOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -178,27 +178,7 @@ class PublishSettings(ClusterAccess):
 
     def sink_options(self) -> dict[str, str]:
         """Options that the data source gets unchanged."""
-        named = {"writeId": self.write_id} if self.write_id is not None else {}
-        return {
-            "nameServers": ";".join(self.name_servers),
-            "topic": self.topic,
-            "producerGroup": self.producer_group,
-            "batchSize": str(self.batch_size),
-            "batchBytes": str(self.batch_bytes),
-            "batchSend": str(self.batch_send).lower(),
-            "maxMessageSize": str(self.max_message_size),
-            "maxInFlightBytes": str(self.max_in_flight_bytes),
-            "compressionType": self.compression_type,
-            "compressOverBytes": str(self.compress_over_bytes),
-            "properties": json.dumps(dict(self.properties)),
-            "requireSendOk": str(self.require_send_ok).lower(),
-            "sendLatencyFaultEnable": str(self.send_latency_fault_enable).lower(),
-            "checkShardingKeys": str(self.check_sharding_keys).lower(),
-            "requestTimeoutMs": str(self.request_timeout_ms),
-            "retryTimeoutMs": str(self.retry_timeout_ms),
-            **named,
-            **self.access_options(),
-        }
+        return self.options_for(WriteOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +276,7 @@ class ConsumeSettings(ClusterAccess):
     )
     consume_from_where: ConsumeFromWhere = like_consumer("consume_from_where")
     consume_timestamp: str | None = like_consumer("consume_timestamp")
-    batch_size: int = like_consumer("consume_message_batch_max_size")
+    consume_message_batch_max_size: int = like_consumer("consume_message_batch_max_size")
     max_reconsume_times: int = like_consumer("max_reconsume_times")
     consume_orderly: bool = like_source(
         "consume_orderly",
@@ -305,7 +285,7 @@ class ConsumeSettings(ClusterAccess):
     )
     consume_thread_max: int = like_consumer("consume_thread_max")
     consume_timeout_s: int = like_consumer("consume_timeout_s")
-    suspend_ms: int = like_consumer("suspend_current_queue_time_millis")
+    suspend_current_queue_time_millis: int = like_consumer("suspend_current_queue_time_millis")
     message_model: MessageModel = like_source("message_model")
     allocate_message_queue_strategy: str = like_source("allocate_message_queue_strategy")
     instance_name: str | None = like_source("instance_name")
@@ -357,12 +337,4 @@ class ConsumeSettings(ClusterAccess):
 
     def source_options(self) -> dict[str, str]:
         """Options that the data source gets unchanged."""
-        return {
-            "failOnDataLoss": str(self.fail_on_data_loss).lower(),
-            "pullBatchSize": str(self.pull_batch_size),
-            "pullsInFlight": str(self.pulls_in_flight),
-            "requestTimeoutMs": str(self.request_timeout_ms),
-            "retryTimeoutMs": str(self.retry_timeout_ms),
-            **({} if self.storage_secrets is None else {"storageSecrets": self.storage_secrets}),
-            **self.access_options(),
-        }
+        return self.options_for(ReadOptions, but=SET_BY)

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,7 +20,7 @@ from pyspark_rocketmq.delta.paths import TableName, local_path
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.connection import connection_problems, implied_namespace
 from pyspark_rocketmq.options.consumer import ConsumerOptions
-from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option
+from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option, specs_of
 from pyspark_rocketmq.options.parsers import parses, text_value
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
@@ -234,15 +234,32 @@ class ClusterAccess(OptionSet):
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
         """Return the given options in the data source's form; ``namespace`` replaces theirs unless None."""
-        values = {
-            field.metadata["spec"].key: getattr(self, field.name)
-            for field in dataclasses.fields(ClusterAccess)
-        }
-        if namespace is not None:
-            values["namespace"] = namespace or None
-        values["brokerAddresses"] = json.dumps(dict(self.broker_addresses)) if self.broker_addresses else None
-        return {
-            key: str(value).lower() if isinstance(value, bool) else value
-            for key, value in values.items()
-            if value is not None
-        }
+        texts = _texts(self, (field.metadata["spec"].key for field in dataclasses.fields(ClusterAccess)))
+        named = {} if namespace is None else {"namespace": namespace}
+        return {key: text for key, text in (texts | named).items() if text}
+
+    def options_for(self, options: type[OptionSet], *, but: Container[str] = ()) -> dict[str, str]:
+        """Return the values of those options that the data source has, too, in its form.
+
+        Args:
+            options: The source's options, or the sink's.
+            but: Keys that are left out.
+        """
+        return _texts(self, (spec.key for spec in specs_of(options) if spec.key not in but))
+
+
+def _texts(settings: OptionSet, keys: Iterable[str]) -> dict[str, str]:
+    """Return the values of those ``keys`` that a command has, as texts; without those that are empty."""
+    values = {
+        field.metadata["spec"].key: getattr(settings, field.name) for field in dataclasses.fields(settings)
+    }
+    return {key: _text_of(values[key]) for key in keys if values.get(key) not in {None, ()}}
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, tuple):
+        return str(value)
+    is_list = isinstance(value[0], str)
+    return ";".join(value) if is_list else json.dumps(dict(value))

@@ -70,7 +70,7 @@ _SAFE_NAME: Final = 120
 _EPOCH_YEAR: Final = 1970
 _DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
 """How far before now a group begins by default (``DefaultMQPushConsumer.consumeTimestamp``)."""
-_SET_BY = {
+SET_BY = {
     "nameServers": "parameter name_servers",
     "topic": "subscribe()",
     "topics": "subscribe()",
@@ -235,7 +235,7 @@ def _shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-_SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
+_SETTER_OF = {key.lower(): setter for key, setter in SET_BY.items()}
 """The same with keys in lower case: Spark ignores the case of keys."""
 
 
