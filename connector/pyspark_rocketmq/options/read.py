@@ -340,18 +340,13 @@ class ReadOptions(PositionOptions):
             *topic_problems(self),
             *self._group_problems(),
             *self.position_problems(
-                self._reads, ", ".join(self.subscribed()), reads_as_group=self.consumer_group is not None
+                self.reads, ", ".join(self.subscribed()), reads_as_group=self.consumer_group is not None
             ),
             *self._pace_problems(),
             *self._column_problems(),
             *self.connection_problems(),
             *self.name_problems(names),
         ]
-
-    def _reads(self, topic: str) -> bool:
-        if self.topic_pattern is not None:
-            return self.topic_pattern.fullmatch(topic) is not None
-        return topic in self.subscribed()
 
     def _group_problems(self) -> list[str]:
         problems = []
