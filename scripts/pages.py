@@ -101,7 +101,7 @@ def _options_table(specs: Iterable[OptionSpec]) -> list[str]:
     return _table(
         ("option", "used in", "type", "default", "meaning"),
         (
-            (f"`{spec.key}`", ", ".join(spec.used_in), _type_of(spec), spec.default_text, spec.doc)
+            (f"`{spec.key}`", ", ".join(spec.used_in), _type_of(spec), spec.default_text, meaning_of(spec))
             for spec in specs
         ),
     )
@@ -111,7 +111,7 @@ def _consumer_table() -> list[str]:
     return _table(
         ("argument", "option of the command", "type", "default", "meaning"),
         (
-            (f"`{field.name}`", f"`{spec.key}`", _type_of(spec), spec.default_text, spec.doc)
+            (f"`{field.name}`", f"`{spec.key}`", _type_of(spec), spec.default_text, meaning_of(spec))
             for field, spec in zip(
                 dataclasses.fields(ConsumerOptions), specs_of(ConsumerOptions), strict=True
             )
@@ -122,6 +122,14 @@ def _consumer_table() -> list[str]:
 def _type_of(spec: OptionSpec) -> str:
     """The type of an option's value, with its unit."""
     return f"{spec.type}; {spec.unit}" if spec.unit else spec.type
+
+
+def meaning_of(spec: OptionSpec) -> str:
+    """An option's documentation, with the keys that it had before."""
+    formerly = (
+        f"Formerly `{former.key}`, which is refused from {former.until} on." for former in spec.formerly
+    )
+    return " ".join([spec.doc, *formerly])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

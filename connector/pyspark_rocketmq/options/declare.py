@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
+from pyspark_rocketmq.deprecation import Deprecation
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.parsers import ArgumentRule, Parser, closest
@@ -37,6 +38,16 @@ class Use(StrEnum):
     WRITE = "write"
 
 
+class FormerKey(NamedTuple):
+    """A key that an option had before; it still works, and warns (``deprecation.py``)."""
+
+    key: str
+    since: str
+    """First release that has the new key."""
+    until: str
+    """First release that refuses the old one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionSpec:
     """One option, without its value."""
@@ -57,6 +68,7 @@ class OptionSpec:
     """Keys of options that may be given instead of this one, if it is required."""
     used_in: tuple[Use, ...]
     """Uses of the option; empty if it does not belong to the data source."""
+    formerly: tuple[FormerKey, ...] = ()
 
     @property
     def type(self) -> str:
@@ -87,6 +99,7 @@ def option(
     internal: bool = False,
     instead: tuple[str, ...] = (),
     used_in: tuple[Use, ...] = (),
+    formerly: tuple[FormerKey, ...] = (),
     argument: ArgumentRule | None = None,
 ) -> Declared:
     """Declare an option, required without a default; with ``instead``, None where another is given.
@@ -99,6 +112,7 @@ def option(
     spec = OptionSpec(
         key=key, parse=parse, argument=argument or parse.argument, default_text=default_text,
         required=required, unit=unit, secret=secret, internal=internal, instead=instead, used_in=used_in,
+        formerly=formerly,
     )  # fmt: skip
     return Declared(spec, None if required and instead else default)
 
@@ -138,7 +152,9 @@ class OptionSet:
         for field in dataclasses.fields(cls):
             spec: OptionSpec = field.metadata["spec"]
             specs[spec.key.lower()] = (field.name, spec)
-        values, problems = _parse_values(raw, specs)
+        raw, problems = _with_current_keys(raw, [spec for _, spec in specs.values()])
+        values, more_problems = _parse_values(raw, specs)
+        problems += more_problems
         if not problems:
             parsed = cls(**values | cls.implied(values))
             problems = parsed.cross_field_problems()
@@ -180,6 +196,31 @@ class OptionSet:
             f"{spec.key}={'***' if spec.secret else masked(repr(value))}" for spec, value in values.items()
         )
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _with_current_keys(
+    raw: Mapping[str, object], specs: Iterable[OptionSpec]
+) -> tuple[Mapping[str, object], list[str]]:
+    """Replace former keys, with a warning each; return problems of options that are given under both keys."""
+    former_keys = {former.key.lower(): (former, spec.key) for spec in specs for former in spec.formerly}
+    given = {key.lower() for key in raw}
+    found: dict[str, object] = {}
+    problems: list[str] = []
+    for key, value in raw.items():
+        former, current = former_keys.get(key.lower(), (None, key))
+        if former is None:
+            found[key] = value
+        elif current.lower() in given:
+            problems.append(
+                f"option '{key}' is the former name of '{current}', which is given too; remove '{key}'"
+            )
+        else:
+            Deprecation(
+                name=f"option '{former.key}'", instead=f"'{current}'", since=former.since, until=former.until
+            ).warn(stacklevel=3)
+            found[current] = value
+            given.add(current.lower())
+    return found, problems
 
 
 def _parse_values(
