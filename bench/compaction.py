@@ -31,8 +31,8 @@ _LINKS: Final = 50_000
 _BATCH_ROWS: Final = 100_000
 _WARM_UP: Final = 5
 _METHOD: Final = """\
-Micro-batches of {rows:,} rows of 8 queues by `BatchCommitter` on `local[{cores}]`, one after the other, into a table of {files:,} files of {each} rows each: {seconds:g} s alone, then
-until a thread of the driver has compacted the files as the sink does in the background, then {seconds:g} s alone again; the faster of both counts. {rounds} rounds, each with a new
+Micro-batches of {rows:,} rows of 8 queues by `BatchCommitter` on `local[{cores}]`, one after the other, into a table of {files:,} files of {each} rows each: {seconds:g} s without anything beside, then
+until a thread of the driver has compacted the files as the sink does in the background, then {seconds:g} s without it again; the faster of both counts. {rounds} rounds, each with a new
 table. *Memory*: by how much the driver's Python process was larger at most than before, batches included."""
 
 
@@ -61,7 +61,7 @@ def run(*, seconds: float = 30.0, rounds: int = 1) -> Result:
             last = batches.rate(lambda taken_s: taken_s >= seconds)
             found.append((max(first, last), beside))
             print(
-                f"  rows/s alone {first:,.0f} and {last:,.0f}, beside {beside:,.0f}; files/s {compacted[-1]:,.0f}, left "
+                f"  rows/s by itself {first:,.0f} and {last:,.0f}, beside {beside:,.0f}; files/s {compacted[-1]:,.0f}, left "
                 f"{left[-1]:,.0f}; {mib[-1]:,.0f} MiB more",
                 flush=True,
             )

@@ -52,7 +52,7 @@ batch after {warm_up} for warming up, then {large_rounds} of the large one after
 * *format("delta")*: `batch.write.format("delta").mode("append").save(path)`, with the Delta settings of `conf/spark-defaults.conf`.
 * *ours, by Spark's writer* (small batches only): as ours, into a table with a CHECK constraint, which delta-rs must not write.
 * *format("delta") with txnAppId* (small batches only): as *format("delta")*, with the options `txnAppId` and `txnVersion`, by which a batch that runs again
-  is known and which ours by Spark's writer needs, too. To look one id up, Delta makes the whole state of the table anew: one more job of three stages.
+  is known and which ours by Spark's writer needs, too. To look one id up, Delta makes the whole state of the table again: one more job of three stages.
 
 *Data* and *offsets* are the two commits of ours; the rest is its job. Ratios are taken round by round."""
 

@@ -150,7 +150,7 @@ def drawn(points: list[Point]) -> str:
             "size": point.size,
             "tree": point.tree,
             "ms": point.batch_ms.median,
-            "told": f"{point.batch_ms.median:,.0f}" if point.size == _SIZES[point.axis][-1] else "",
+            "figure": f"{point.batch_ms.median:,.0f}" if point.size == _SIZES[point.axis][-1] else "",
         }
         for point in points
     ]
@@ -204,7 +204,7 @@ def _panel(records: list[dict[str, Any]], axis: str, latest_ms: float) -> alt.La
     )
     figures = [
         base.mark_text(align="left", dx=7, dy=dy, fontSize=11)
-        .encode(text="told:N")
+        .encode(text="figure:N")
         .transform_filter(f"datum.tree === '{tree}'")
         for tree, dy in zip(_TREES, (-6, 6), strict=True)
     ]

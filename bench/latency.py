@@ -71,7 +71,7 @@ whatever commits its data and offsets.
 * *{rate}*: Spark's rate source at {per_second:,} rows a second; its rows go through the same writer of files in one `mapInArrow`
   and the same commit, without a listener and without offsets. Row time is the source's, which gives out whole seconds.
 * *{ours_alone}*: the consumer with nothing emitted and no sink; the offsets are committed.
-* *{rate_alone}*: the rows' times alone, brought to the driver.
+* *{rate_alone}*: only the rows' times, brought to the driver.
 
 {rounds} rounds, all in turn."""
 

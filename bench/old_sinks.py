@@ -181,7 +181,7 @@ from pathlib import Path
 from bench.delta_sink import ROWS
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 def most_mib():
-    # getrusage tells that of the process before exec, too.
+    # getrusage includes that of the process before exec, too.
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
 DeltaSink(sys.argv[2]).prepare(ROWS)

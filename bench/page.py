@@ -83,7 +83,7 @@ _SECTIONS: Final = {
         ("direct engine", "state engine", "Java orderly push"),
     ),
     "consume_concurrent": _Section(
-        "A concurrent listener that waits 5 ms per message, 20 calls at a time. *Bare*: Python alone, "
+        "A concurrent listener that waits 5 ms per message, 20 calls at a time. *Bare*: only Python, "
         "sleeping."
     ),
     "suspended": _Section(

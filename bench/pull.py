@@ -34,7 +34,7 @@ _DEPTH = 64
 """Eight pulls in flight for each of eight queues."""
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 _OURS = "pull + decode"
-_UNDECODED = "pull alone"
+_UNDECODED = "only pull"
 _RAW = "bare loop"
 _LITE_PULL = "DefaultLitePullConsumer"
 _LITE_PULL_AFTER_FIRST = "DefaultLitePullConsumer, after its first message"
@@ -51,7 +51,7 @@ whole topic in turn with:
 * *{ours}*: `read_queues`, which the Spark source reads with: one process, one connection, {depth} pulls in
   flight, every message as a row of Arrow columns (all 17). Its connection is the one it has kept from the round before, as a
   Spark worker keeps it from task to task.
-* *{undecoded}*: the same without decoding, to tell the two parts from each other.
+* *{undecoded}*: the same without decoding, to distinguish the two parts.
 * *{lite_pull}*: Java's client, `pullBatchSize` {per_pull}, a new group in a new JVM (1 GiB heap), from its first poll to
   its last message; start-up and rebalance lie between, hence the second row.
 * *{librocketmq}*: `PullConsumer` of the PyPI package `rocketmq` 0.4.4, every body read; connects before the clock starts.

@@ -88,7 +88,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         type=int,
         const=_WHOEVER,
         metavar="PID",
-        help="end when the starting process does; PID is its own, lest it end before this one can ask for it",
+        help="end when the starting process does; PID is its own, as it may end before this one asks for it",
     )
     return parser
 

@@ -606,7 +606,7 @@ class LogTailLost(DataLoss):
         return (
             f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}: its log "
             "ends before what was read or planned. A slave that lacked the newest messages may have become "
-            "master, or the topic was made anew. New messages get offsets that were used before. Set "
+            "master, or the topic was made again. New messages get offsets that were used before. Set "
             "failOnDataLoss=false: a consumer group then goes on with the first message that it has not "
             "consumed, a plain stream at the end. Or reset the group's offset for this queue to read from "
             "another place."
@@ -622,7 +622,7 @@ class OffsetsBeganAgain(DataLoss):
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was consumed, and the broker, which has {self.available}, "
-            "has another message in its place: the topic was deleted and made anew, or a slave that lacked "
+            "has another message in its place: the topic was deleted and made again, or a slave that lacked "
             "the newest messages has become master. Messages that were not read may be lost. Set "
             "failOnDataLoss=false to go on with the first message that was not consumed; a group's offset "
             "can be reset instead, at its broker too. Every message from there on is consumed and reaches "
@@ -658,7 +658,7 @@ class TopicDeleted(DataLoss):
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was to be read next, but {self.available}. Messages that "
-            "were not read are lost. Set failOnDataLoss=false to go on without it (made anew, it is read "
+            "were not read are lost. Set failOnDataLoss=false to go on without it (made again, it is read "
             "from its start), or leave it out of the query's topics."
         )
 

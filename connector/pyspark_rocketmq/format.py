@@ -122,7 +122,7 @@ class DefaultSource(DataSource):
         names = ",".join(schema.fieldNames())
         problem = (
             "the columns of format('rocketmq') are fixed, and .schema(…) has others; leave it out. To read "
-            "some columns alone say "
+            "only some columns, write "
             f".option('includeColumns', '{names}'), and decode bodies by from_json(body.cast('string'), …)"
         )
         return [problem]

@@ -821,7 +821,7 @@ def test_a_member_that_does_not_tell_what_it_consumes_is_not_harmed_either(
         with pytest.raises(
             JobFailed,
             match=(
-                r"2 of 2 queues are being consumed by .*@one \(which did not tell what it consumes\)\. "
+                r"2 of 2 queues are being consumed by .*@one \(which did not report what it consumes\)\. "
                 r"Nothing"
             ),
         ):

@@ -51,8 +51,8 @@ def sinks(tmp_path: Path) -> MultiSink:
     [
         (pc.field("stepp") == "paid", "which have .*step.* No match for FieldRef.Name\\(stepp\\)"),
         (pc.field("Step") == "paid", "names differ by case"),
-        (pc.field("step") > 3, "cannot be told of the rows"),
-        (pc.field("step"), "cannot be told of the rows"),
+        (pc.field("step") > 3, "cannot be applied to the rows"),
+        (pc.field("step"), "cannot be applied to the rows"),
     ],
 )
 def test_a_condition_that_rows_cannot_have_is_refused_at_the_start(

@@ -142,7 +142,7 @@ def test_a_wall_clock_that_is_set_forward_leaves_no_queue_out(
             planning.next()
             planning.clock.step(2 * LONGEST_LEFT_OUT_S)
 
-    assert "claiming it anew" not in caplog.text
+    assert "claiming it again" not in caplog.text
     assert planning.store.read("g")[A0].epoch == epoch
 
 
@@ -157,7 +157,7 @@ def test_a_held_queue_that_no_plan_takes_is_claimed_anew(
             planning.next()
             planning.clock.advance(LONGEST_LEFT_OUT_S / 2)
 
-    assert "claiming it anew" in caplog.text
+    assert "claiming it again" in caplog.text
     assert planning.store.read("g")[A0].epoch >= 2
 
 

@@ -47,17 +47,17 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
             f"Not all files of {where} could be compacted: {storage.describe_error(error)} "
             "Its rows are as they were. Check the storage, and run the command again."
         ) from error
-    console.print(f"{where}: {_told(done)}", markup=False, highlight=False)
+    console.print(f"{where}: {_summary(done)}", markup=False, highlight=False)
 
 
-def _told(done: Compacted) -> str:
+def _summary(done: Compacted) -> str:
     changed = f"Another commit changed what was read of {done.files_changed:,} files: run the command again."
     if done.files_removed:
-        told = (
+        replaced = (
             f"{done.files_removed:,} files are {done.files_added:,} now. The old ones are kept for queries "
             "that read them and for time travel, until VACUUM."
         )
-        return f"{told} {changed}" if done.files_changed else told
+        return f"{replaced} {changed}" if done.files_changed else replaced
     return changed if done.files_changed else "there is nothing to do: no partition has two small files."
 
 

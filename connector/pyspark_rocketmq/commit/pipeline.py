@@ -144,8 +144,8 @@ class PartCommitter:
         """Wait until the brokers have the offsets: the next owner may be a Java member, which uses them."""
         if self._mirror is not None and accepted and not self._mirror.await_shown(accepted, _SHOWN_WITHIN_S):
             logger.warning(
-                "the brokers were not told in time how far queues were consumed that may change hands now; a "
-                "Java member may consume messages again group=%s queues=%d",
+                "the brokers did not get the offsets in time of queues that may change hands now; a Java "
+                "member may consume messages again group=%s queues=%d",
                 self._group,
                 len(accepted),
             )

@@ -296,7 +296,9 @@ def _by_room(items: Iterable[T], room_of: Callable[[T], str], kind: str) -> dict
     for item in items:
         room = room_of(item)
         if not room:
-            raise ValueError(f"The {kind} {item} has no machine room; name it so that its room can be told.")
+            raise ValueError(
+                f"The {kind} {item} has no machine room; name it so that its room can be recognised."
+            )
         rooms.setdefault(room, []).append(item)
     return rooms
 

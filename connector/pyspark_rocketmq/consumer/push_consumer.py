@@ -531,7 +531,7 @@ def _drained_by(
     """
     if hub is None:
         raise RocketMQError(
-            "Spark before 4.2 does not tell a Python source of the trigger availableNow; the driver must "
+            "Spark before 4.2 does not report the trigger availableNow to a Python source; the driver must "
             "listen for the planner instead, and nothing can listen there (spark.driver.bindAddress). "
             "Mend that, start the query with a processingTime trigger, or use Spark 4.2 or newer."
         )
@@ -544,5 +544,5 @@ def _await_query_id(query_id: Future[str]) -> str:
         return query_id.result(_QUERY_ID_TIMEOUT_S)
     except TimeoutError:
         raise RocketMQError(
-            f"The query did not tell its id within {_QUERY_ID_TIMEOUT_S:g} s of its start."
+            f"Spark did not report the query's id within {_QUERY_ID_TIMEOUT_S:g} s of its start."
         ) from None

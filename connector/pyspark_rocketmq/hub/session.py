@@ -98,9 +98,7 @@ class Session:
             return self._greeted(line), None
         code, body = line[:_CODE_CHARS], line[_CODE_CHARS:]
         if not hmac.compare_digest(code, _code(self._receive_key, self._received, body)):
-            raise RemoteProtocolError(
-                f"{self._peer}: a line was not written by whom this connection is with."
-            )
+            raise RemoteProtocolError(f"{self._peer}: a line was not written by the peer of this connection.")
         self._received += 1
         return b"", self._object(body)
 

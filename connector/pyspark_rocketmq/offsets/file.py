@@ -182,7 +182,7 @@ class FileOffsetStore(RowOffsetStore):
             raise OffsetError(
                 f"The offsets of group {consumer_group} in {main} cannot be understood, and "
                 f"{_bak(main).name} beside it "
-                f"does not help: {trouble} Put a good copy there, or remove both to begin the group anew."
+                f"does not help: {trouble} Put a good copy there, or remove both to begin the group again."
             ) from trouble
         return {}
 

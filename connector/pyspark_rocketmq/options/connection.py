@@ -90,7 +90,7 @@ class ConnectionOptions(OptionSet):
         "without certificates of their own make one at every start."
     )
     tls_verify_hostname: bool = everywhere_option("tlsVerifyHostname", boolean, True).doc(
-        "Refuse certificates that were made for another host. Name servers tell brokers by the address "
+        "Refuse certificates that were made for another host. Name servers list brokers by the address "
         "`brokerIP1`, mostly an IP address, which the certificate must then name."
     )
     request_timeout_ms: int = everywhere_option(

@@ -260,14 +260,14 @@ class ReadOptions(PositionOptions):
         "new for every start."
     )
     drains: bool = stream_option("drains", boolean, False, internal=True).doc(
-        "Whether the planner of a `PushConsumer` tells its driver when all that was there at the start is "
-        "consumed: Spark before 4.2 tells a Python source nothing of `availableNow`."
+        "Whether the planner of a `PushConsumer` reports to its driver when all that was there at the start "
+        "is consumed: Spark before 4.2 does not report `availableNow` to a Python source."
     )
     include_columns: tuple[str, ...] = read_option(
         "includeColumns", list_of(column_name), (), default_text="all"
     ).doc(
         "Columns of a message to read, separated by commas, in that order: the others are neither decoded "
-        "nor handed to Spark, which cannot tell a Python source what a query needs. Not with "
+        "nor handed to Spark, which does not show a Python source what a query needs. Not with "
         "`consumerGroup`: a listener gets whole messages."
     )
     property_columns: tuple[str, ...] = read_option("propertyColumns", list_of(text_value), ()).doc(
@@ -425,7 +425,7 @@ class ReadOptions(PositionOptions):
             if name.lower() in taken:
                 problems.append(
                     f"option 'propertyColumns' names '{name}' beside {taken[name.lower()]}, and Spark does "
-                    "not tell upper from lower case; take it from column 'properties'"
+                    "not distinguish upper and lower case; take it from column 'properties'"
                 )
             taken[name.lower()] = f"the property '{name}'"
         return problems

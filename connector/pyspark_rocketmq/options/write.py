@@ -93,7 +93,7 @@ class WriteOptions(ConnectionOptions):
         "batchBytes", int_between(1, 4 * 1024 * 1024), 1024 * 1024, unit="bytes"
     ).doc(
         "Most bytes of one request, as stored; brokers take 4 MiB (`maxMessageSize`). A larger message "
-        "goes alone."
+        "is sent by itself."
     )
     batch_send: bool = write_option("batchSend", boolean, True).doc(
         "Whether several messages go in one request (SEND_BATCH_MESSAGE). `false` for clusters that take "

@@ -89,7 +89,7 @@ class Sending:
                 name,
                 self.target_offset,
                 f"offsets below {bounds.max_offset} only",
-                "The topic was made anew or has lost its latest messages, and the record of what was "
+                "The topic was made again or has lost its latest messages, and the record of what was "
                 "replayed into it does not hold any more: replay with another record.",
             )
         if highest is not None:
@@ -102,10 +102,10 @@ class Sending:
                     self.target_offset,
                     gone,
                     f"Whether messages of {self.source} were among those that the target has deleted since "
-                    "cannot be told. Set failOnDataLoss=false to send them all, or replay with another "
+                    "is not known. Set failOnDataLoss=false to send them all, or replay with another "
                     "record.",
                 )
-            logger.warning("replay begins anew, its target has only %s: %s", gone, self.source)
+            logger.warning("replay begins again, its target has only %s: %s", gone, self.source)
         return self.source.start
 
 

@@ -303,8 +303,8 @@ def _committed_by_itself(
         "was at its end: write(cursor, rows) commits by itself (commit(), `with connection:`, "
         "executescript(), or a statement that commits implicitly, as CREATE TABLE does in MySQL), or its "
         "connection does. Rows may be in the database without their watermarks, and would come a second "
-        f"time. Have the function leave commits alone, remove the rows of {where or 'all queues'}, and then "
-        f"run: {table.forget_attempts_statement(consumer_group)}"
+        f"time. Have the function leave commits to the sink, remove the rows of {where or 'all queues'}, and "
+        f"then run: {table.forget_attempts_statement(consumer_group)}"
     )
 
 

@@ -69,8 +69,8 @@ class Route:
             rows.empty_table().filter(self.where)
         except (pa.ArrowException, TypeError) as error:
             problem = (
-                f"where={self.where} cannot be told of the rows, which have {', '.join(rows.names)} (names "
-                f"differ by case): {str(error).partition(' in ')[0].rstrip('.')}"
+                f"where={self.where} cannot be applied to the rows, which have {', '.join(rows.names)} "
+                f"(names differ by case): {str(error).partition(' in ')[0].rstrip('.')}"
             )
             raise OptionError((problem,), where="route to a sink") from error
 

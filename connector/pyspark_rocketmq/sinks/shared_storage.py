@@ -144,7 +144,7 @@ def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
         context.cancelJobGroup(group)
         logger.warning(
             "whether all machines share the tables' folders was not found out within %g s, for no executor "
-            "was there; the first commit will tell",
+            "was there; the first commit will show it",
             _LOOK_TIMEOUT_S,
         )
         return {}

@@ -274,11 +274,11 @@ def _what_is_missing(consumer_group: str, lost: Lost) -> str:
     elif lost.is_another:
         why = (
             f"it is another table (id {standing.identity}) than the one that was written to (id "
-            f"{lost.remembered}): deleted and made anew, or replaced"
+            f"{lost.remembered}): deleted and made again, or replaced"
         )
     else:
         why = (
-            "it was made anew, restored to an earlier state, or failed over to a replica without its last "
+            "it was made again, restored to an earlier state, or failed over to a replica without its last "
             "commits"
         )
     return (

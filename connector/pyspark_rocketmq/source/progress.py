@@ -439,7 +439,7 @@ class GroupProgress:
         ranges = tuple(new for new in wanted if new.queue in valid)
         for queue in self._stuck.planned(valid | plan.at_rest, self._clock.monotonic_s()):
             logger.error(
-                "queue not planned for %g s although it is held and has messages, claiming it anew group=%s "
+                "queue not planned for %g s although it is held and has messages, claiming it again group=%s "
                 "%s",
                 LONGEST_LEFT_OUT_S,
                 self._group,
@@ -470,7 +470,7 @@ class GroupProgress:
                     kept.append(old)
                 else:
                     logger.info(
-                        "logged range not run again before its queue is locked, to be planned anew group=%s "
+                        "logged range not run again before its queue is locked, to be planned again group=%s "
                         "%s",
                         self._group,
                         old.queue,

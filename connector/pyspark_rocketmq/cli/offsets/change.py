@@ -451,7 +451,7 @@ class _OffsetChange:
         if name.instance is not None:
             members = {*holders.values(), *silent}
             return {queue: row.owner for queue, row in rows.items() if row.owner in members}
-        unclear = f"{', '.join(sorted(silent))} (which did not tell what it consumes)"
+        unclear = f"{', '.join(sorted(silent))} (which did not report what it consumes)"
         return {**(dict.fromkeys(queues, unclear) if silent else {}), **holders}
 
     def _bounds(self, topics: set[str] | frozenset[str]) -> dict[MessageQueue, QueueBounds]:

@@ -100,7 +100,7 @@ def _change_options(function: CallableT) -> CallableT:
             "--topic",
             "topics",
             multiple=True,
-            help="Only this topic; repeatable. The group's retry topic is left alone unless it is named.",
+            help="Only this topic; repeatable. The group's retry topic is left as it is unless it is named.",
         ),
         output_options,
         settings_options,

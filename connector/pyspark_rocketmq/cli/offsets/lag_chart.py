@@ -203,7 +203,7 @@ def _lines(records: list[dict[str, Any]], field: str, title: str, chosen: alt.Pa
             y=alt.Y(f"{field}:Q", title=None, axis=alt.Axis(format="~s")),
             color=alt.Color(
                 "queue:N",
-                title="queue (click to see it alone)",
+                title="queue (click to see only it)",
                 # Keep the order of the records, in which 10 comes after 9.
                 scale=alt.Scale(domain=list(dict.fromkeys(record["queue"] for record in records))),
             ),
