@@ -32,8 +32,8 @@ _ERRORS_HEAD = (
     "`pyspark_rocketmq.errors`."
 )
 _ANSWERS_HEAD = """\
-Made by `make docs` from `consume/answers.py`, which decides; do not edit. What a query does when a broker answers a request with an
-error. *Has worked* means that the cluster has given the query, in this run or an earlier one, what it asks for now.
+How a query reacts when a broker answers a request with an error. *Has worked* means that the cluster has given the query, in this run or
+an earlier one, what it asks for now.
 
 | word | once | for a while |
 |---|---|---|
@@ -139,7 +139,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def answers_page() -> str:
     """The documentation page of what happens at each answer of a broker."""
-    lines = ["# Answers of brokers", "", _ANSWERS_HEAD.strip()]
+    lines = [_MADE, "", "# Answers of brokers", "", _ANSWERS_HEAD.strip()]
     for has_worked, title in ((False, "At first contact"), (True, "A query that has worked")):
         head = ("answer", *(f"{use.title} ({int(use.request)})" for use in Use))
         lines += ["", f"## {title}", "", *_table(head, _answer_rows(has_worked=has_worked))]
