@@ -2,8 +2,8 @@
 
 Spark puts ``python/lib/pyspark.zip`` and Py4J's in front of the installed packages, and Python stores nothing
 that it compiles from a zip. So every planner, and every worker that is not forked from one that has imported
-PySpark, compiles it anew, about a second of a core before a query's first batch. Run
-``python scripts/precompile_pyspark.py`` in the environment, and again after PySpark was installed anew.
+PySpark, compiles it again, about a second of a core before a query's first batch. Run
+``python scripts/precompile_pyspark.py`` in the environment, and after each installation of PySpark.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class FreshTopic:
             self._patiently(self._delete)
             self._patiently(self._make)
             wait_patiently(
-                lambda: self._stop() or self._is_begun_anew(),
+                lambda: self._stop() or self._is_begun_again(),
                 _IN_SINK_S,
                 reason=f"the group at the beginning of topic {FRESH_TOPIC}",
             )
@@ -159,7 +159,7 @@ class FreshTopic:
             reason=f"the rows of generation {self._generation} of topic {FRESH_TOPIC}",
         )
 
-    def _is_begun_anew(self) -> bool:
+    def _is_begun_again(self) -> bool:
         # None while the offset store is deleted: without it the group has no message to compare with.
         rows = [row for queue, row in self._group.rows().items() if queue.topic == FRESH_TOPIC]
         return len(rows) == _QUEUES and all(row.next_offset == 0 for row in rows)
@@ -208,4 +208,4 @@ class FreshTopic:
                 return self._stop()
             return True
 
-        wait_patiently(is_done, _CHANGE_S, reason=f"topic {FRESH_TOPIC} made anew")
+        wait_patiently(is_done, _CHANGE_S, reason=f"topic {FRESH_TOPIC} made again")

@@ -36,7 +36,7 @@ class Kind(StrEnum):
     NAME_SERVER_RESTART = "name server restarts"
     FORBID_READING = "reading forbidden"
     ALLOW_READING = "reading allowed"
-    TOPIC_ANEW = "topic made anew"
+    TOPIC_AGAIN = "topic made again"
     RESET_LIVE = "offsets reset live"
     RESET_AWAY = "offsets reset while all are away"
     SINK_RESTORED = "sink restored while all are away"
@@ -93,7 +93,7 @@ _WEIGHTS = {
     Kind.BROKER_STOP: 2,
     Kind.NAME_SERVER_RESTART: 2,
     Kind.FORBID_READING: 2,
-    Kind.TOPIC_ANEW: 1,
+    Kind.TOPIC_AGAIN: 1,
     Kind.RESET_LIVE: 2,
     Kind.RESET_AWAY: 1,
     Kind.SINK_RESTORED: 1,
@@ -123,7 +123,7 @@ FAULTS = {
     "operators": frozenset(
         {
             Kind.FORBID_READING,
-            Kind.TOPIC_ANEW,
+            Kind.TOPIC_AGAIN,
             Kind.RESET_LIVE,
             Kind.RESET_AWAY,
             Kind.SINK_RESTORED,
@@ -145,7 +145,7 @@ AWAY = frozenset({Kind.RESET_AWAY, Kind.SINK_RESTORED, Kind.STORE_DELETED})
 _TARGETS = {
     Kind.NAME_SERVER_RESTART: NAME_SERVER,
     Kind.FORBID_READING: TOPIC,
-    Kind.TOPIC_ANEW: TOPIC,
+    Kind.TOPIC_AGAIN: TOPIC,
     Kind.RESET_LIVE: GROUP,
     **dict.fromkeys(AWAY, GROUP),
     Kind.NOT_READY: NAME_SERVER,
@@ -188,7 +188,7 @@ _KEYS_EVERY_S = 60.0
 """Pause between two renewals of keys; a key is valid for twice as long."""
 _LASTS_S = {
     **dict.fromkeys(AWAY, 50.0),
-    Kind.TOPIC_ANEW: 60.0,
+    Kind.TOPIC_AGAIN: 60.0,
     Kind.TAIL_LOST: 60.0,
     # Long enough for applications to start meanwhile, which must wait.
     Kind.OUT_OF_REACH: 40.0,

@@ -85,7 +85,7 @@ def test_every_fault_ends_and_one_application_always_works() -> None:
     for seed in range(50):
         up = dict.fromkeys((*SLOTS, *BROKERS, TOPIC), True)
         events = events_of(seed, 300.0)
-        alone = {Kind.KILL_WORKER, Kind.TOPIC_ANEW, Kind.TAIL_LOST}
+        alone = {Kind.KILL_WORKER, Kind.TOPIC_AGAIN, Kind.TAIL_LOST}
         for event in (each for each in events if each.kind not in alone and each.target in up):
             is_begin = event.kind in {
                 Kind.JOIN,
@@ -124,7 +124,7 @@ def test_so_many_kills_as_are_asked_for_and_a_worker_of_an_application_that_work
                 up[event.target] = event.kind in {Kind.JOIN, Kind.RESUME, Kind.RESUME_WORKER}
 
 
-def test_all_are_sent_away_only_while_all_work_and_are_left_alone_meanwhile() -> None:
+def test_all_are_sent_away_only_while_all_work_and_are_not_touched_meanwhile() -> None:
     for seed in range(50):
         events = events_of(seed, 1800.0)
         for away in (event for event in events if event.kind in AWAY):

@@ -25,7 +25,7 @@ def _points() -> list[Point]:
     ]
 
 
-def test_a_commit_is_told_by_hash_and_subject_and_by_what_differs_from_it(tmp_path: Path) -> None:
+def test_a_commit_is_shown_by_hash_and_subject_and_by_what_differs_from_it(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
         command = ["git", "-C", str(tmp_path), *who, *arguments]

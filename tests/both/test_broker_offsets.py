@@ -121,7 +121,7 @@ def test_a_group_is_read_and_written_as_one_whatever_its_brokers(
     assert store.groups() == (group,)
 
 
-def test_a_queue_whose_broker_has_no_master_is_not_begun_anew(
+def test_a_queue_whose_broker_has_no_master_is_not_begun_again(
     cluster: ClusterUnderTest, queues: list[MessageQueue], group: str
 ) -> None:
     """F3: nothing is known of it, which is not the same as no offset."""

@@ -79,7 +79,7 @@ def test_a_filter_leaves_the_matching_messages_of_each_queue(ranges: list[QueueP
     assert read(filtered) == {queue_id: list(range(0, PER_QUEUE, 10)) for queue_id in range(QUEUES)}
 
 
-def test_a_broker_that_is_started_anew_in_the_middle_loses_and_doubles_nothing(
+def test_a_broker_that_is_started_again_in_the_middle_loses_and_doubles_nothing(
     cluster: ClusterUnderTest, ranges: list[QueuePartition]
 ) -> None:
     """A2"""

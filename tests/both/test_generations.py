@@ -85,12 +85,12 @@ def stays(cluster: ClusterUnderTest, pool: ChannelPool, queue: MessageQueue, gro
 
 
 @pytest.fixture
-def make_anew(
+def make_again(
     cluster: ClusterUnderTest, client: BrokerClient, address: str, queue: MessageQueue
 ) -> Callable[[int], None]:
     """Deletes the topic and makes it again, with so many messages."""
 
-    def make_anew(count: int) -> None:
+    def make_again(count: int) -> None:
         for server, code in (
             (address, RequestCode.DELETE_TOPIC_IN_BROKER),
             (cluster.name_servers, RequestCode.DELETE_TOPIC_IN_NAMESRV),
@@ -110,33 +110,33 @@ def make_anew(
             wait_until(is_sent, SOON_S)
         await_readable(client, address, queue, count)
 
-    return make_anew
+    return make_again
 
 
 @pytest.mark.parametrize("count", [2, 5], ids=["fewer", "more"])
-def test_a_topic_made_anew_while_the_group_was_away_is_read_whole_in_a_new_generation(
-    stays: Stays, put: Put, make_anew: Callable[[int], None], count: int
+def test_a_topic_made_again_while_the_group_was_away_is_read_whole_in_a_new_generation(
+    stays: Stays, put: Put, make_again: Callable[[int], None], count: int
 ) -> None:
     """F4, H1: bounds show it, or else the message in the place of the last one consumed."""
     put(b"1", b"2", b"3")
     assert stays.offsets(stays.come(), 3) == [0, 1, 2]
     stays.go()
-    make_anew(count)
+    make_again(count)
 
     assert stays.offsets(stays.come(failOnDataLoss="false"), count) == list(range(count))
 
     assert stays.generation == 1
 
 
-def test_a_topic_made_anew_before_the_group_consumed_anything_is_read_whole(
-    stays: Stays, put: Put, make_anew: Callable[[int], None]
+def test_a_topic_made_again_before_the_group_consumed_anything_is_read_whole(
+    stays: Stays, put: Put, make_again: Callable[[int], None]
 ) -> None:
     """F4: shown by the message before the group's beginning, which is gone."""
     put(b"1", b"2", b"3")
     query = stays.come(startingOffsets="latest")
     wait_until(lambda: not query.consumed() and stays.queue in stays.store.read(stays.group), SOON_S)
     stays.go()
-    make_anew(5)
+    make_again(5)
 
     assert stays.offsets(stays.come(failOnDataLoss="false"), 5) == list(range(5))
 
@@ -144,29 +144,29 @@ def test_a_topic_made_anew_before_the_group_consumed_anything_is_read_whole(
 
 
 @pytest.mark.parametrize("count", [1, 3, 5], ids=["fewer", "as many", "more"])
-def test_a_topic_made_anew_while_the_group_reads_it_is_read_whole_in_a_new_generation(
-    stays: Stays, put: Put, make_anew: Callable[[int], None], count: int
+def test_a_topic_made_again_while_the_group_reads_it_is_read_whole_in_a_new_generation(
+    stays: Stays, put: Put, make_again: Callable[[int], None], count: int
 ) -> None:
     """F4 ★, H1: between two plans; offsets do not show it if it is as long as before, or longer."""
     put(b"1", b"2", b"3")
     query = stays.come(failOnDataLoss="false")
     stays.offsets(query, 3)
-    make_anew(count)
+    make_again(count)
 
     assert stays.offsets(query, count) == list(range(count))
 
     assert stays.generation == 1
 
 
-def test_a_topic_made_anew_between_plan_and_pull_is_read_whole_in_a_new_generation(
-    stays: Stays, put: Put, make_anew: Callable[[int], None]
+def test_a_topic_made_again_between_plan_and_pull_is_read_whole_in_a_new_generation(
+    stays: Stays, put: Put, make_again: Callable[[int], None]
 ) -> None:
     """F4 ★, H1: nothing of it is consumed under the old generation."""
     put(b"1", b"2", b"3")
     query = stays.come(failOnDataLoss="false")
     stays.offsets(query, 3)
     put(b"4", b"5")
-    changes = [lambda: make_anew(6)]
+    changes = [lambda: make_again(6)]
 
     def change_once() -> None:
         while changes:
@@ -179,27 +179,27 @@ def test_a_topic_made_anew_between_plan_and_pull_is_read_whole_in_a_new_generati
     assert stays.generation == 1
 
 
-def test_a_topic_made_anew_while_the_group_reads_it_ends_a_query_that_is_to_fail_on_data_loss(
-    stays: Stays, put: Put, make_anew: Callable[[int], None]
+def test_a_topic_made_again_while_the_group_reads_it_ends_a_query_that_is_to_fail_on_data_loss(
+    stays: Stays, put: Put, make_again: Callable[[int], None]
 ) -> None:
     """F4 ★: also where it is longer than before."""
     put(b"1")
     query = stays.come()
     stays.offsets(query, 1)
-    make_anew(3)
+    make_again(3)
 
     with pytest.raises(OffsetsBeganAgain, match="has another message in its place"):
         wait_until(lambda: query.consumed() and False, SOON_S)
 
 
-def test_a_topic_made_anew_ends_a_query_that_is_to_fail_on_data_loss(
-    stays: Stays, put: Put, make_anew: Callable[[int], None]
+def test_a_topic_made_again_ends_a_query_that_is_to_fail_on_data_loss(
+    stays: Stays, put: Put, make_again: Callable[[int], None]
 ) -> None:
     """F4: also where its new offsets hide it."""
     put(b"1")
     stays.offsets(stays.come(), 1)
     stays.go()
-    make_anew(3)
+    make_again(3)
     query = stays.come()
 
     with pytest.raises(OffsetsBeganAgain, match="has another message in its place"):
@@ -207,11 +207,11 @@ def test_a_topic_made_anew_ends_a_query_that_is_to_fail_on_data_loss(
 
 
 @pytest.mark.parametrize("count", [2, 5], ids=["fewer", "more"])
-def test_a_plain_stream_reads_a_topic_made_anew_while_it_was_stopped_from_its_first_message(
+def test_a_plain_stream_reads_a_topic_made_again_while_it_was_stopped_from_its_first_message(
     cluster: ClusterUnderTest,
     queue: MessageQueue,
     put: Put,
-    make_anew: Callable[[int], None],
+    make_again: Callable[[int], None],
     count: int,
 ) -> None:
     """F4 ★: its checkpoint remembers when the messages were stored."""
@@ -224,7 +224,7 @@ def test_a_plain_stream_reads_a_topic_made_anew_while_it_was_stopped_from_its_fi
     first = reader()
     checkpoint = first.latestOffset(first.initialOffset(), ReadMaxRows(100))
     assert [(each.start, each.end) for each in offset_to_plan(checkpoint)[1]] == [(0, 3)]
-    make_anew(count)
+    make_again(count)
 
     with pytest.raises(DataLoss):
         wait_until(lambda: reader().latestOffset(checkpoint, ReadMaxRows(100)) != checkpoint, SOON_S)
@@ -251,15 +251,15 @@ def test_an_offset_that_was_set_at_the_broker_while_the_group_was_away_is_follow
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
-def test_a_group_goes_on_where_another_member_has_put_it_in_a_topic_made_anew(
-    stays: Stays, put: Put, make_anew: Callable[[int], None], client: BrokerClient, fails: str
+def test_a_group_goes_on_where_another_member_has_put_it_in_a_topic_made_again(
+    stays: Stays, put: Put, make_again: Callable[[int], None], client: BrokerClient, fails: str
 ) -> None:
     """F4 ★, F5 ★: what was put there after the topic was made is a position in its new messages, and no loss."""
     address = stays.address
     put(b"1", b"2", b"3")
     stays.offsets(stays.come(), 3)
     stays.go()
-    make_anew(6)
+    make_again(6)
     client.update_consumer_offset(address, stays.group, stays.queue, 4)
 
     assert stays.offsets(stays.come(failOnDataLoss=fails), 2) == [4, 5]
@@ -294,7 +294,7 @@ def test_a_group_that_comes_back_while_reading_is_switched_off_waits_until_it_ma
     assert stays.offsets(query, 1) == [3]
 
 
-def test_a_look_tells_a_message_from_any_other_and_finds_what_was_stored_after_it(
+def test_a_look_recognises_a_message_and_finds_what_was_stored_after_it(
     stays: Stays, put: Put, address: str
 ) -> None:
     """F4"""

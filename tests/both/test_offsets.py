@@ -39,7 +39,7 @@ def test_a_new_group_on_an_empty_queue_has_no_offset(
     assert caught.value.code == ResponseCode.QUERY_NOT_FOUND
 
 
-def test_a_new_group_on_a_young_queue_is_told_0_unless_it_says_otherwise(
+def test_a_new_group_on_a_young_queue_gets_0_unless_it_asks_otherwise(
     client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
 ) -> None:
     """F2: the broker makes up a 0 while message 0 is still there, which would turn "last" into "first"."""

@@ -116,7 +116,7 @@ def test_one_pull_brings_at_most_256_kib(
     assert result.next_begin_offset == 4
 
 
-def test_a_message_larger_than_the_limit_comes_alone(
+def test_a_message_larger_than_the_limit_comes_by_itself(
     client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
 ) -> None:
     """D13: the first message is always returned."""
@@ -152,7 +152,7 @@ def test_a_tag_filter_passes_by_what_does_not_match(
     assert bodies_of(two) == [b"blue", b"green"]
 
 
-def test_tags_of_equal_hash_code_are_told_apart_by_the_client_only(
+def test_tags_of_equal_hash_code_are_distinguished_only_by_the_client(
     client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
 ) -> None:
     """A4: the broker compares hash codes, and those of Aa and BB are equal."""

@@ -191,7 +191,7 @@ def test_a_frame_may_come_in_pieces(cluster: ClusterUnderTest, soon: Deadline) -
     assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 2
 
 
-def test_a_channel_pool_connects_anew_after_a_broker_was_away(
+def test_a_channel_pool_connects_again_after_a_broker_was_away(
     cluster: ClusterUnderTest, pool: ChannelPool, soon: Deadline
 ) -> None:
     """A1: the dead channel is replaced at the next request, not before and not never."""

@@ -270,7 +270,7 @@ def test_a_server_under_another_name_is_not_trusted(secured: SecuredCluster) -> 
     assert isinstance(ask(f"localhost:{port}", replace(secured.settings, tls_verify_hostname=False)), int)
 
 
-def test_a_plain_client_is_told_to_look_at_its_tls_option(secured: SecuredCluster) -> None:
+def test_the_error_of_a_plain_client_names_its_tls_option(secured: SecuredCluster) -> None:
     """A5: a server that requires TLS ends a plain connection without a word."""
     settings = ConnectionSettings(access_key=USER, secret_key=SECRET)
     error = ask(secured.address, settings)
@@ -280,7 +280,7 @@ def test_a_plain_client_is_told_to_look_at_its_tls_option(secured: SecuredCluste
 
 
 @pytest.mark.real
-def test_a_tls_client_of_a_real_server_without_tls_is_told_so(tmp_path: Path) -> None:
+def test_the_error_of_a_tls_client_names_a_server_without_tls(tmp_path: Path) -> None:
     """A5: the connection fails with a hint instead of hanging."""
     authority = Authority(tmp_path)
     own = authority.issue("server")

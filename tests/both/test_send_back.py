@@ -101,7 +101,7 @@ def test_a_message_ends_among_the_dead_letters(
     assert (dead.properties["RETRY_TOPIC"], dead.properties["DELAY"]) == (failed.topic, "0")
 
 
-def test_a_message_its_broker_cannot_find_is_sent_anew(
+def test_a_message_its_broker_cannot_find_is_sent_again(
     send_back: SendBack, failed: MessageExt, arrived: Callable[[str], MessageExt], group: str
 ) -> None:
     """E3: by an ordinary send; here the last attempt,

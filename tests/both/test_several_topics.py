@@ -107,7 +107,7 @@ def test_every_topic_is_read_with_its_own_tags(
     }
 
 
-def test_a_heartbeat_tells_of_every_subscription(
+def test_a_heartbeat_has_every_subscription(
     cluster: ClusterUnderTest, pool: ChannelPool, topics: tuple[str, str], start: Start, group: str
 ) -> None:
     """A3: it replaces the group's whole table, at the brokers of every topic."""
@@ -181,7 +181,7 @@ def test_a_message_that_was_given_back_comes_again_under_its_own_topic(
 
 
 @SIM_ONLY  # a real broker without a timer wheel cannot delete a topic: golden fact 26
-def test_a_topic_that_is_deleted_leaves_the_others_alone(
+def test_a_topic_that_is_deleted_does_not_touch_the_others(
     cluster: ClusterUnderTest,
     pool: ChannelPool,
     topics: tuple[str, str],

@@ -77,7 +77,7 @@ def test_a_pull_gets_the_messages_its_expression_matches(
     assert wrong == []
 
 
-def test_the_client_is_told_whether_its_expression_compiles(
+def test_the_client_learns_whether_its_expression_compiles(
     broker: Channel, queue: MessageQueue, group: str, soon: Deadline
 ) -> None:
     """E1, golden fact 9: code 46."""

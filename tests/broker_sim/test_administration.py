@@ -75,7 +75,9 @@ def test_the_log_says_once_what_is_not_simulated(broker: Broker, caplog: pytest.
     ]
 
 
-def test_queues_whose_messages_are_all_gone_begin_anew_when_cleaned(broker: Broker, clock: FakeClock) -> None:
+def test_queues_whose_messages_are_all_gone_begin_again_when_cleaned(
+    broker: Broker, clock: FakeClock
+) -> None:
     """306: not so before; queues with messages, and those never written, stay as they are."""
     clock.advance(10)
     broker.state.store.drop_stored_before(broker.state.now_ms())
@@ -277,7 +279,7 @@ def pushing(broker: Broker) -> Broker:
 @pytest.mark.parametrize(
     ("timestamp", "is_force", "expected"), [(0, "true", 0), (-1, "true", 5), (-1, "false", 3)]
 )
-def test_the_older_reset_tells_every_member(
+def test_the_older_reset_reaches_every_member(
     pushing: Broker, timestamp: int, is_force: str, expected: int
 ) -> None:
     """220; without force nothing moves forward."""
@@ -334,7 +336,7 @@ def test_a_heartbeat_without_subscriptions_leaves_them_as_they_are(broker: Broke
     assert TOPIC in broker.state.membership.subscriptions(GROUP)
 
 
-def test_members_that_broadcast_are_not_told_of_each_other(broker: Broker) -> None:
+def test_members_that_broadcast_are_not_notified_of_each_other(broker: Broker) -> None:
     """B1: they share no queues."""
     body = loads(heartbeat("one").body)
     body["consumerDataSet"][0]["messageModel"] = "BROADCASTING"
@@ -342,7 +344,7 @@ def test_members_that_broadcast_are_not_told_of_each_other(broker: Broker) -> No
     assert [each.command.is_response for each in outgoing] == [True]
 
 
-def test_a_group_may_be_configured_not_to_be_told(broker: Broker) -> None:
+def test_a_group_may_be_configured_not_to_be_notified(broker: Broker) -> None:
     """notifyConsumerIdsChangedEnable; a connection that breaks is told all the same, as in Java."""
     broker.state.groups.put(
         SubscriptionGroupConfig(group_name=GROUP, notify_consumer_ids_changed_enable=False)

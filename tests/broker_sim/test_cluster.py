@@ -44,7 +44,7 @@ def test_both_header_forms_are_understood(client: RawClient, form: SerializeType
     assert answer.serialize_type is SerializeType.JSON
 
 
-def test_a_broker_can_be_told_to_answer_in_the_form_of_the_request(clock: FakeClock) -> None:
+def test_a_broker_can_answer_in_the_form_of_the_request(clock: FakeClock) -> None:
     """A1: brokers other than 5.3.3 may, and a client must read either."""
     settings = BrokerSettings(mirror_header_form=True)
     with (

@@ -160,7 +160,7 @@ def test_what_cannot_be_used_is_explained(
     assert problem in capsys.readouterr().err
 
 
-def test_it_can_be_told_to_take_conditions() -> None:
+def test_it_can_be_configured_to_take_conditions() -> None:
     """enablePropertyFilter, without which a broker refuses SQL92 subscriptions."""
     for arguments, told in (([], "false"), (["--property-filter"], "true")):
         command = [sys.executable, "-m", "broker_sim", *arguments]

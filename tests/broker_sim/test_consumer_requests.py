@@ -113,7 +113,7 @@ def test_a_commit_needs_group_and_topic(broker: Broker) -> None:
 # --- membership ---
 
 
-def test_a_heartbeat_makes_group_and_retry_topic_and_tells_every_member(broker: Broker) -> None:
+def test_a_heartbeat_makes_group_and_retry_topic_and_notifies_every_member(broker: Broker) -> None:
     first = broker.handle(PEER, heartbeat("c1"))
     assert first[0].command.ext_fields == {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
     assert _notified(first) == [1]
@@ -148,7 +148,7 @@ def test_a_heartbeat_is_answered_even_when_its_group_may_not_be_made(clock: Fake
     assert ask(broker, _list()).code == ResponseCode.SYSTEM_ERROR
 
 
-def test_who_unregisters_leaves_and_the_others_are_told(broker: Broker) -> None:
+def test_who_unregisters_leaves_and_the_others_are_notified(broker: Broker) -> None:
     broker.handle(PEER, heartbeat("c1"))
     broker.handle(OTHER_PEER, heartbeat("c2"))
     leave = request(RequestCode.UNREGISTER_CLIENT, {"clientID": "c2", "consumerGroup": GROUP})

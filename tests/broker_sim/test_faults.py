@@ -189,7 +189,7 @@ def test_a_stalled_connection_stays_open_and_silent(cluster: SimCluster, client:
     assert cluster.bounds(_QUEUE).max_offset == 1
 
 
-def test_a_half_open_connections_member_is_gone_for_the_broker_alone(
+def test_only_the_broker_misses_the_member_of_a_half_open_connection(
     cluster: SimCluster, client: RawClient
 ) -> None:
     """B7: as when the broker's machine lost the connection and the client does not know."""

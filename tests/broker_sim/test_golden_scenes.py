@@ -359,7 +359,7 @@ def test_an_ended_transaction_is_stored_where_it_was_sent_to() -> None:
 
 
 def test_the_simulator_asks_for_a_transaction_as_the_real_broker_did() -> None:
-    """G1: CHECK_TRANSACTION_STATE shows the half message, stored anew, as it was sent."""
+    """G1: CHECK_TRANSACTION_STATE shows the half message, stored again, as it was sent."""
     world, real = (
         _World().begin_transactions(3).pad_to(5759),
         recorded(_PAIR[_ASKS_FOR_TRANSACTION]["request"]),

@@ -113,7 +113,7 @@ def test_all_topics_are_listed_or_those_of_a_cluster(
 
 
 @pytest.mark.parametrize("cluster", [{}, {"clusterName": ""}, {"clusterName": "DefaultCluster"}])
-def test_a_deleted_topic_comes_back_when_a_broker_has_it_anew(
+def test_a_deleted_topic_comes_back_when_a_broker_has_it_again(
     name_server: NameServer, tables: dict[str, TopicTable], cluster: dict[str, str]
 ) -> None:
     """216: gone from routes and lists while the broker only keeps it."""
@@ -197,7 +197,7 @@ def test_a_broker_names_several_machines_until_the_last_one_stops(
 
 
 @pytest.mark.parametrize("anew", ["topic", "broker"])
-def test_permissions_taken_at_the_name_server_hold_until_the_broker_registers_the_topic_anew(
+def test_permissions_taken_at_the_name_server_hold_until_the_broker_registers_the_topic_again(
     name_server: NameServer, tables: dict[str, TopicTable], anew: str
 ) -> None:
     """205, 327."""

@@ -252,7 +252,7 @@ def test_a_pull_is_run_again_only_once(broker: Broker) -> None:
     assert len(broker.state.held_pulls) == 0
 
 
-def test_a_pull_whose_topic_was_closed_meanwhile_is_told_so(broker: Broker, clock: FakeClock) -> None:
+def test_a_pull_whose_topic_was_closed_meanwhile_gets_that_answer(broker: Broker, clock: FakeClock) -> None:
     waiting = held_pull(timeout_ms=1000)
     broker.handle(PEER, waiting)
     add_topic(broker, TOPIC, 4, perm=2)

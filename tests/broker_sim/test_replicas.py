@@ -56,7 +56,7 @@ def _route(cluster: SimCluster) -> dict[int, str]:
         return dict(decode_route(client.call(request(105, {"topic": TOPIC})).body).brokers[0].addresses)
 
 
-def test_a_master_tells_how_far_its_replicas_are(
+def test_a_master_reports_how_far_its_replicas_are(
     cluster: SimCluster, master: RawClient, slave: RawClient
 ) -> None:
     """907: of a slave nobody needs to ask, until it is the master."""
@@ -109,7 +109,7 @@ def test_a_replica_lags_as_far_as_a_test_wants(cluster: SimCluster, slave: RawCl
     assert bodies == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_a_topic_made_anew_begins_at_0_on_the_replica_too(
+def test_a_topic_made_again_begins_at_0_on_the_replica_too(
     cluster: SimCluster, master: RawClient, slave: RawClient
 ) -> None:
     _put(cluster, 3)
@@ -205,7 +205,7 @@ def client() -> Iterator[_Client]:
         yield _Client(pool)
 
 
-def test_a_switch_loses_the_tail_and_the_client_is_told(cluster: SimCluster, client: _Client) -> None:
+def test_a_switch_loses_the_tail_and_the_client_is_notified(cluster: SimCluster, client: _Client) -> None:
     """F4: the maximum falls back; an offset beyond it is 21 with the new maximum as correction."""
     cluster.set_replica_lag("broker-a", messages=3)
     _put(cluster, 10)
@@ -291,7 +291,7 @@ def test_messages_put_by_a_test_wake_who_waits(cluster: SimCluster, master: RawC
     assert master.receive().code == ResponseCode.SUCCESS
 
 
-def test_sends_go_to_the_master_alone(cluster: SimCluster, client: _Client) -> None:
+def test_sends_go_only_to_the_master(cluster: SimCluster, client: _Client) -> None:
     with pytest.raises(BrokerError, match="slave"):
         client.calls.send(
             cluster.replica_address("broker-a"),
@@ -301,7 +301,7 @@ def test_sends_go_to_the_master_alone(cluster: SimCluster, client: _Client) -> N
         )
 
 
-def test_a_reset_is_its_masters_alone(cluster: SimCluster, master: RawClient, slave: RawClient) -> None:
+def test_a_reset_is_kept_only_by_its_master(cluster: SimCluster, master: RawClient, slave: RawClient) -> None:
     """F5: a slave takes none (``AdminBrokerProcessor.resetOffset``) and tells none that its master took."""
     _put(cluster, 3)
     assert master.call(pull(0)).code == ResponseCode.SUCCESS  # makes the group

@@ -24,7 +24,7 @@ def _put(broker: Broker, count: int) -> None:
     broker.put(_QUEUE, [message()] * count)
 
 
-def test_messages_older_than_the_retention_are_gone_and_a_pull_is_told_to_move(
+def test_messages_older_than_the_retention_are_gone_and_a_pull_has_to_move(
     broker: Broker, clock: FakeClock
 ) -> None:
     """F4: code 21 OFFSET_TOO_SMALL with the oldest offset still held."""

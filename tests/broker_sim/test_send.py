@@ -114,7 +114,7 @@ def test_a_batch_is_stored_as_consecutive_messages_that_show_one_msg_id(broker: 
     assert ids == [f"7F00000100002A9F{each.commit_log_offset:016X}" for each in stored]
 
 
-def test_an_empty_body_is_refused_alone_and_stored_in_a_batch(broker: Broker) -> None:
+def test_an_empty_body_is_refused_by_itself_and_stored_in_a_batch(broker: Broker) -> None:
     assert ask(broker, send(b"")).code == ResponseCode.SYSTEM_ERROR
     ask(broker, send_batch([Message(topic=TOPIC, body=b""), Message(topic=TOPIC, body=b"x")]))
     assert [each.body for each in _stored(broker)] == [b"", b"x"]

@@ -209,7 +209,7 @@ def test_a_connection_that_is_never_heard_is_a_timeout(cluster: SimCluster, hast
         hasty.send()
 
 
-def test_this_client_is_never_told_to_go_away_but_a_newer_one_is(
+def test_only_a_newer_client_than_this_one_is_sent_away(
     cluster: SimCluster, client: Client, pool: ChannelPool
 ) -> None:
     """A1: 1500 answers versions over 475 only; this client shows 409."""

@@ -93,7 +93,7 @@ def test_an_end_that_does_not_fit_changes_nothing(broker: Broker, wrong: dict[st
 
 
 def test_a_member_is_asked_for_what_is_not_known(broker: Broker, clock: FakeClock) -> None:
-    """The message is stored anew for each question, as ``putBackHalfMsgQueue`` does."""
+    """The message is stored again for each question, as ``putBackHalfMsgQueue`` does."""
     half = send_half(broker)
     end(broker, half, _UNKNOWN)
     assert broker.next_deadline_s() == clock.monotonic_s() + _TIMEOUT_S

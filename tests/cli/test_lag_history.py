@@ -52,7 +52,7 @@ def test_a_broker_offset_below_the_store_s_makes_no_negative_backlog() -> None:
     assert column(history(moment(0, {Q0: 5}), ends=({Q0: 4},)).queue_records(), "backlog") == [0]
 
 
-def test_a_broker_that_does_not_tell_leaves_a_hole() -> None:
+def test_a_broker_without_an_answer_leaves_a_hole() -> None:
     shown = history(moment(0, {Q0: 5}), moment(10, {Q0: 9}), ends=({}, {Q0: 9})).queue_records()
 
     assert column(shown, "backlog") == [None, 0]

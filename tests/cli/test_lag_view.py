@@ -63,7 +63,7 @@ def test_a_queue_without_messages_to_come_is_not_behind() -> None:
     assert (columns["lag"], columns["lagSeconds"]) == (0, 0.0)
 
 
-def test_an_offset_beyond_the_end_is_told_by_how_much() -> None:
+def test_an_offset_beyond_the_end_is_shown_with_the_difference() -> None:
     """F5"""
     beyond = view(row(next_offset=12))
 

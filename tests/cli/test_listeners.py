@@ -50,20 +50,20 @@ def test_a_listener_is_found_in_a_file_and_in_an_archive(tmp_path: Path) -> None
         assert sys.modules[module].on(None, None) == answer
 
 
-def test_a_missing_module_is_told_with_where_it_was_looked_for() -> None:
+def test_a_missing_module_is_reported_with_where_it_was_looked_for() -> None:
     assert problem_of("no_such.module:on") == (
         "option listener='no_such.module:on' cannot be used: there is no module 'no_such' in pyFiles, in the "
         "current directory or on PYTHONPATH"
     )
 
 
-def test_a_module_that_lacks_something_itself_is_told_apart(tmp_path: Path) -> None:
+def test_a_module_that_lacks_something_itself_is_distinguished(tmp_path: Path) -> None:
     (tmp_path / "needy.py").write_text("import absent_thing\n")
 
     assert "its module needs 'absent_thing', which cannot be found" in problem_of("needy:on")
 
 
-def test_a_module_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_a_module_that_fails_is_reported_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('no luck')\n")
 
     assert "importing its module failed: RuntimeError: no luck" in problem_of("broken:on")

@@ -151,7 +151,7 @@ def test_each_job_s_help_is_plain_text_with_examples_of_options_that_it_has(
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_is_told_how_to_complete(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+def test_a_shell_gets_its_completions(capsys: pytest.CaptureFixture[str], shell: str) -> None:
     code, out, _ = run(capsys, "completion", shell)
 
     assert code == 0
@@ -210,7 +210,7 @@ def test_an_invalid_setting_is_shown_up_to_the_end_of_its_name(
     assert f"--option {shown} is not key=value" in run(capsys, "offsets", "lag", "--option", pair)[2]
 
 
-def test_a_word_too_many_is_told_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_extra_argument_error_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a word too many. Write settings as --option key=value" in run(capsys, "offsets", "lag", "x")[2]
 
 

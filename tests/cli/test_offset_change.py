@@ -811,7 +811,7 @@ def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live: Shop)
 
 @SIM_ONLY
 @pytest.mark.parametrize("rewinds_sink", [False, True])
-def test_a_member_that_does_not_tell_what_it_consumes_is_not_harmed_either(
+def test_a_member_that_does_not_report_what_it_consumes_is_not_harmed_either(
     cluster: ClusterUnderTest, live: Shop, sink: DeltaSink, rewinds_sink: bool
 ) -> None:
     """C5, H1: a sink set back under a query that writes would have rows twice."""

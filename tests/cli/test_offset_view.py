@@ -74,7 +74,7 @@ def test_lag_is_what_the_broker_holds_beyond_the_next_offset() -> None:
     assert lags == [4, 0, None]
 
 
-def test_an_offset_beyond_the_end_is_told_by_how_much() -> None:
+def test_an_offset_beyond_the_end_is_shown_with_the_difference() -> None:
     """F5: no messages behind is not all there is to say of it."""
     (beyond,) = view_offsets([row(A0, next_offset=12)], {A0: QueueBounds(min_offset=2, max_offset=9)})
     (at_end,) = view_offsets([row(A0, next_offset=9)], {A0: QueueBounds(min_offset=2, max_offset=9)})

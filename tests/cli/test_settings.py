@@ -72,7 +72,7 @@ def test_lists_become_the_text_a_user_would_type(tmp_path: Path) -> None:
     assert gather_texts(conf, ()) == ({"nameServers": "a:1,b:2"}, [])
 
 
-def test_all_problems_of_file_pairs_and_values_are_told_together(tmp_path: Path) -> None:
+def test_all_problems_of_file_pairs_and_values_are_reported_together(tmp_path: Path) -> None:
     conf = tmp_path / "x.toml"
     conf.write_text('seed = "x"\n[a]\nSEED = 2\n[b]\nwhen = 2024-01-01\n')
 
@@ -117,7 +117,7 @@ def test_a_starting_option_of_the_data_source_is_answered_with_the_job_s() -> No
     )
 
 
-def test_a_file_that_is_missing_or_no_toml_is_told_with_the_other_problems(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_no_toml_is_reported_with_the_other_problems(tmp_path: Path) -> None:
     missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
     broken.write_text("a = \n")
 
@@ -218,7 +218,7 @@ def test_the_example_file_of_consume_is_complete_and_valid() -> None:
         ("sink=", "option sink='' is empty"),
     ],
 )
-def test_an_unusable_value_is_told_with_its_key_and_the_reason(pair: str, problem: str) -> None:
+def test_an_unusable_value_is_reported_with_its_key_and_the_reason(pair: str, problem: str) -> None:
     key = pair.split("=", maxsplit=1)[0]
 
     others = [other for other in CONSUME if not other.startswith(f"{key}=")]

@@ -107,7 +107,7 @@ def test_refusals_are_errors_of_their_class(
 
 
 @pytest.mark.parametrize("remark", [None, "there is unexpected error when get running info"])
-def test_a_member_that_answers_with_a_remark_alone_is_told_by_it(
+def test_a_member_that_answers_with_only_a_remark_is_shown_with_it(
     admin: BrokerClient, server: ScriptedServer, remark: str | None
 ) -> None:
     """D12: as a Go client does; its broker hands the answer on."""

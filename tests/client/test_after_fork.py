@@ -215,7 +215,7 @@ def test_a_lock_that_was_held_during_the_fork_is_free_in_the_child(
     avoiding.close()
 
 
-def test_the_pool_of_a_process_begins_anew_in_a_child(server: ScriptedServer) -> None:
+def test_the_pool_of_a_process_begins_again_in_a_child(server: ScriptedServer) -> None:
     """A1, G8: a Spark daemon forks its workers."""
     ask = Asks(process_pool(), server.address)
 

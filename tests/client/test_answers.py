@@ -98,7 +98,7 @@ def test_a_failed_message_query_is_not_taken_for_a_missing_offset() -> None:
     assert type(error_of(query, RemotingCommand(code=22, flag=1), "b:1")) is BrokerError
 
 
-def test_a_success_is_judged_by_its_code_alone() -> None:
+def test_a_success_is_judged_only_by_its_code() -> None:
     """Broker answers: a success may carry a remark that sounds like a failure."""
     answer = RemotingCommand(code=0, flag=1, remark="not set any response code")
 
@@ -141,7 +141,7 @@ def test_requests_are_described_by_what_they_are_about() -> None:
         ("User:u has no permission to access Topic:orders from 127.0.0.1, no matched policies", NoPermission),
     ],
 )
-def test_reading_that_an_operator_has_switched_off_is_told_from_missing_rights(
+def test_reading_that_an_operator_has_switched_off_is_distinguished_from_missing_rights(
     remark: str, kind: type[BrokerError]
 ) -> None:
     """A5: only the former passes."""

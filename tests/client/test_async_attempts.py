@@ -87,7 +87,7 @@ def test_an_unanswered_send_is_repeated_at_another_broker() -> None:
 
 
 @pytest.mark.parametrize(("retries", "tried"), [(0, 1), (1, 2), (2, 3)])
-def test_the_last_failure_is_told_when_no_attempt_is_left(retries: int, tried: int) -> None:
+def test_the_last_failure_is_reported_when_no_attempt_is_left(retries: int, tried: int) -> None:
     """G3"""
     run = Run(*[ChannelClosed("a:1", str(number)) for number in range(3)], retries=retries)
 

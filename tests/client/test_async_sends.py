@@ -145,7 +145,7 @@ def test_a_send_to_a_queue_is_repeated_there(
     assert cluster.brokers["broker-b"].sends == []
 
 
-def test_a_message_larger_than_everything_allowed_goes_alone(producer: Producer) -> None:
+def test_a_message_larger_than_everything_allowed_goes_by_itself(producer: Producer) -> None:
     """G2: instead of never."""
     sends = AsyncSends(producer, max_bytes=1, wait_s=TIMEOUT_S)
 

@@ -144,7 +144,7 @@ def test_a_request_is_what_java_sends(server: ScriptedServer, brokers: BrokerCli
         assert loads(ours.body).keys() == loads(java.body).keys()
 
 
-def test_a_send_tells_where_the_message_is(server: ScriptedServer, brokers: BrokerClient) -> None:
+def test_a_send_returns_where_the_message_is(server: ScriptedServer, brokers: BrokerClient) -> None:
     """G1: queue and offset come from the broker, the id from the message."""
     answer_well(server)
     result = brokers.send(server.address, MESSAGE, QUEUE, SETTINGS)
@@ -233,7 +233,7 @@ def test_a_lock_request_names_all_queues(server: ScriptedServer, brokers: Broker
     )
 
 
-def test_no_stored_offset_is_told_apart_from_every_failure(
+def test_no_stored_offset_is_distinguished_from_every_failure(
     server: ScriptedServer, brokers: BrokerClient
 ) -> None:
     """F3: code 22 and nothing else means a first start."""
@@ -363,7 +363,7 @@ def test_a_held_pull_is_given_up_only_after_the_broker_s_scan(server: ScriptedSe
     assert isinstance(outcomes.get(timeout=PATIENCE_S), RequestTimeout)
 
 
-def test_sends_with_a_callback_tell_results_and_refusals(
+def test_sends_with_a_callback_report_results_and_refusals(
     server: ScriptedServer, brokers: BrokerClient
 ) -> None:
     """G2: errors come as values."""

@@ -146,7 +146,7 @@ def test_a_producer_sends_into_its_namespace(answering: ScriptedServer, pool: Ch
         assert request.ext_fields["c"] == "TBW102"
 
 
-def test_names_change_a_batch_for_brokers_and_leave_it_alone_without_namespace() -> None:
+def test_names_change_a_batch_for_brokers_only_with_a_namespace() -> None:
     messages = [Message(topic="orders", body=b"1"), Message(topic="orders", body=b"2")]
     batch = Batch(queue=QUEUE, messages=messages, properties={})
 

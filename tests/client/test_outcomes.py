@@ -18,7 +18,7 @@ def test_an_outcome_is_waited_for_though_it_comes_after_the_send_s_own_time() ->
     assert next_outcome(queue, 0.0) == "stored"
 
 
-def test_a_callback_that_was_lost_is_told_as_the_bug_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_callback_is_reported_as_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "_LATE_S", 0.02)
     monkeypatch.setattr(outcomes, "_WAIT_S", 0.01)
 

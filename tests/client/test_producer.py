@@ -125,7 +125,7 @@ def test_a_lost_broker_makes_the_route_be_asked_for_again(
 
 
 @pytest.mark.parametrize("how", ["async", "batches"])
-def test_so_does_one_that_is_told_of_later(cluster: ScriptedCluster, producer: Producer, how: str) -> None:
+def test_so_does_one_that_is_reported_later(cluster: ScriptedCluster, producer: Producer, how: str) -> None:
     """A2, G5: whichever way a message goes."""
     told: SimpleQueue[object] = SimpleQueue()
 
@@ -198,7 +198,7 @@ def test_a_broker_that_failed_is_avoided_by_the_next_messages(cluster: ScriptedC
     assert keyed.queue == A0
 
 
-def test_large_bodies_stay_as_they_are_if_told_so(cluster: ScriptedCluster) -> None:
+def test_large_bodies_stay_as_they_are_if_configured_so(cluster: ScriptedCluster) -> None:
     """G2"""
     with Producer(
         (cluster.name_server.address,), "P", send_timeout_s=PATIENCE_S, compression_type=None

@@ -138,7 +138,7 @@ def test_an_answer_in_two_parts_is_whole_when_the_second_came(
     assert [sent for sent, _ in line.receive(3.0)] == [pull(0)]
 
 
-def test_a_refused_pull_fails_alone(broker: Broker, line: PullConnection[PullRequest]) -> None:
+def test_a_refused_pull_fails_by_itself(broker: Broker, line: PullConnection[PullRequest]) -> None:
     line.send([pull(0), pull(32)])
     busy, fine = broker.requests()
     broker.give(
@@ -151,7 +151,7 @@ def test_a_refused_pull_fails_alone(broker: Broker, line: PullConnection[PullReq
     assert isinstance(outcomes[pull(32)], PullResult)
 
 
-def test_silence_is_told_with_the_pull_that_was_not_answered(
+def test_silence_is_reported_with_the_pull_that_was_not_answered(
     broker: Broker, line: PullConnection[PullRequest]
 ) -> None:
     line.send([pull(17)])
@@ -188,7 +188,7 @@ def test_a_process_that_stood_still_has_heard_no_silence(
     assert [(sent, type(outcome)) for sent, outcome in line.receive(3.0)] == [(pull(0), PullResult)]
 
 
-def test_a_pull_that_is_passed_over_is_given_up_alone(
+def test_a_pull_that_is_passed_over_is_given_up_by_itself(
     broker: Broker, line: PullConnection[PullRequest], clock: FakeClock
 ) -> None:
     """A broker under flow control drops answers that it cannot write, and answers later pulls."""

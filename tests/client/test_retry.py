@@ -105,7 +105,7 @@ def commit(attempt: FlakyCommit, pauses: list[float]) -> str:
     )
 
 
-def test_each_further_attempt_of_a_commit_is_told_what_became_of_the_one_before() -> None:
+def test_each_further_attempt_of_a_commit_gets_what_became_of_the_one_before() -> None:
     """H1: it may have been stored, so the attempt looks for it."""
     first, second = OSError("reset"), TimeoutError("late")
     attempt, pauses = FlakyCommit(first, second), list[float]()
@@ -116,7 +116,7 @@ def test_each_further_attempt_of_a_commit_is_told_what_became_of_the_one_before(
 
 
 @pytest.mark.parametrize("error", [FileExistsError("refused"), KeyError("refused"), ValueError("a bug")])
-def test_an_error_that_tells_the_outcome_of_a_commit_surfaces_at_once(error: Exception) -> None:
+def test_an_error_that_shows_the_outcome_of_a_commit_surfaces_at_once(error: Exception) -> None:
     attempt, pauses = FlakyCommit(error), list[float]()
 
     with pytest.raises(type(error)) as caught:

@@ -125,7 +125,7 @@ def test_a_question_is_answered_with_java_s_bytes(
     assert answer.body == recorded_command(pair_id, is_response=True).body
 
 
-def test_a_member_is_told_what_the_broker_wants(server: ScriptedServer, broker: Peer, member: Member) -> None:
+def test_a_member_gets_what_the_broker_wants(server: ScriptedServer, broker: Peer, member: Member) -> None:
     """A1: rebalance, reset, status, info and a message to consume, as values."""
     for pair_id in (236, 123, 64, 53, 68):
         broker.send(replace(recorded_request(pair_id), flag=0))

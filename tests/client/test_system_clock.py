@@ -8,7 +8,7 @@ from pyspark_rocketmq.clock import Deadline, SleepWatch, SystemClock
 from tests.helpers.fake_clock import FakeClock
 
 
-def test_the_system_clock_tells_both_times() -> None:
+def test_the_system_clock_shows_both_times() -> None:
     """A2: wall clock for what is stored, monotonic for deadlines."""
     clock = SystemClock()
     first = clock.monotonic_s()
@@ -18,7 +18,7 @@ def test_the_system_clock_tells_both_times() -> None:
     assert Deadline.after(clock, 0.0).has_passed
 
 
-def test_a_sleep_is_what_the_wall_clock_has_counted_alone() -> None:
+def test_a_sleep_is_what_only_the_wall_clock_has_counted() -> None:
     """C2: time goes on for others while a machine sleeps; corrections of the wall clock, and setting it back,
     are no sleep.
     """

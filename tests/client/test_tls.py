@@ -240,7 +240,7 @@ def test_a_server_that_is_silent_at_the_handshake_is_given_up(server: ScriptedSe
     assert isinstance(failure_of(settings, server, soon), ConnectFailed)
 
 
-def test_a_plain_client_of_a_tls_server_is_told_where_to_look(
+def test_the_error_of_a_plain_client_of_a_tls_server_says_where_to_look(
     serve: Serve, certificate: Certificate, soon: Deadline
 ) -> None:
     """A5: the server ends the connection without a word."""

@@ -152,7 +152,7 @@ def test_a_retry_topic_is_looked_for_until_all_brokers_have_it() -> None:
     assert MessageQueue(RETRY, "broker-b", 0) in look().queues
 
 
-def test_name_servers_that_are_away_are_an_error_unless_they_were_asked_for_the_retry_topic_alone() -> None:
+def test_absent_name_servers_are_an_error_unless_asked_only_for_the_retry_topic() -> None:
     name_server = NameServer(orders=route("broker-a"))
     name_server.routes[RETRY] = route("broker-a")
     look = Look(name_server, "orders")

@@ -92,7 +92,7 @@ def test_the_local_transaction_is_given_the_id_that_a_check_asks_for(cluster: Si
     assert states == {sent.msg_id: COMMIT}
 
 
-def test_a_transaction_whose_end_could_not_be_told_is_not_run(
+def test_a_transaction_whose_end_could_not_be_reported_is_not_run(
     cluster: SimCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G2: an error of the send says that nothing was done."""
@@ -115,7 +115,7 @@ def test_a_transaction_whose_end_could_not_be_told_is_not_run(
     assert executed == []
 
 
-def test_a_producer_that_begins_anew_answers_before_its_first_send(cluster: SimCluster) -> None:
+def test_a_producer_that_begins_again_answers_before_its_first_send(cluster: SimCluster) -> None:
     """G2: it may never send again, and consumers wait for the message of the one before."""
     with member(cluster, lambda _: UNKNOWN) as died:
         died.send(ORDER, lambda _: UNKNOWN)

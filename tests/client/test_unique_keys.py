@@ -27,7 +27,7 @@ def test_a_unique_key_has_the_time_it_was_made() -> None:
     assert int(UniqueKeys(clock).next()[20:28], 16) == since_ms
 
 
-def test_the_time_begins_anew_with_each_month() -> None:
+def test_the_time_begins_again_with_each_month() -> None:
     """G2: keys are made for longer than a month."""
     clock = FakeClock()
     keys = UniqueKeys(clock)

@@ -58,7 +58,7 @@ def test_the_group_goes_on_in_the_generation_that_the_sink_has_rows_of(
     assert found == {Q0: (3, 2), Q1: (2, 0)}
 
 
-def test_offsets_that_are_there_are_left_alone(sink: DeltaSink, store: DeltaOffsetStore) -> None:
+def test_offsets_that_are_there_are_not_changed(sink: DeltaSink, store: DeltaOffsetStore) -> None:
     """F5: an operator may have moved them anywhere."""
     store.reset(GROUP, {Q0: 1})
 

@@ -280,7 +280,7 @@ def test_a_strategy_is_found_by_its_name(text: str, expected: AllocationStrategy
         (f"{__name__}:NeedsArguments", "cannot be made without arguments: TypeError"),
     ],
 )
-def test_a_strategy_that_cannot_be_had_is_told_with_its_option(text: str, problem: str) -> None:
+def test_an_unknown_strategy_is_reported_with_its_option(text: str, problem: str) -> None:
     """B2: clear errors."""
     with pytest.raises(OptionError) as caught:
         allocation_strategy(text)

@@ -126,7 +126,7 @@ def test_only_consume_success_acknowledges(status: object, return_type: ReturnTy
     assert (answer.problem is not None) is is_problem
 
 
-def test_a_context_with_nonsense_is_told_and_acknowledges_nothing() -> None:
+def test_a_context_with_nonsense_is_reported_and_acknowledges_nothing() -> None:
     """E2: a mistake must not lose a message."""
     answer = answer_of("CONSUME_SUCCESS", ack_index="1", delay_level=2.5, count=2)
 
@@ -202,7 +202,7 @@ def test_a_second_failure_to_send_back_ends_the_run_with_a_hole() -> None:
     assert (machine.finished, machine.done, machine.failures.get(0, 0)) == (ConcurrentFinish.SUSPENDED, 0, 2)
 
 
-def test_a_range_that_begins_with_a_hole_delivers_it_alone_first() -> None:
+def test_a_range_that_begins_with_a_hole_delivers_it_by_itself_first() -> None:
     """E4: so that what was done above it is not delivered again and again."""
     machine = consumption(3, batch=2, failures={0: 2})
     probe = take(machine)

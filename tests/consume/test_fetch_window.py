@@ -512,7 +512,7 @@ def test_no_pull_is_sent_that_there_is_no_room_for() -> None:
     assert pulls.is_ready()
 
 
-def test_a_gap_is_passed_and_told_of_once_or_is_an_error() -> None:
+def test_a_gap_is_passed_and_reported_once_or_is_an_error() -> None:
     """F4"""
     told: list[tuple[object, ...]] = []
     gone = PullResult(PullStatus.OFFSET_ILLEGAL, 24, 24, 1000)

@@ -349,7 +349,7 @@ class TestLocks:
         driver.after(1.0)
         assert QUEUES[0] in driver.plannable
 
-    def test_a_held_queue_can_be_claimed_anew(self, driver: Driver) -> None:
+    def test_a_held_queue_can_be_claimed_again(self, driver: Driver) -> None:
         """B6."""
         driver.work()
         before = driver.machine.plannable(driver.now_s)
@@ -548,7 +548,7 @@ class TestOtherModels:
         assert later == {Heartbeat, AskMembers}
         assert driver.plannable == set(QUEUES)
 
-    def test_broadcasting_waits_for_the_route_alone(self) -> None:
+    def test_broadcasting_waits_only_for_the_route(self) -> None:
         """B3, H4: nobody has to give a queue away, and a list that cannot be had holds nothing up."""
         machine = Membership("me", average, needs_locks=False, is_broadcast=True)
         assert not machine.is_settled

@@ -247,7 +247,7 @@ def test_deleted_messages_are_a_gap_and_the_queue_is_left_out() -> None:
     assert made.gaps == (OffsetGap(queue=queue(0), wanted=20, min_offset=50, max_offset=90, corrected=50),)
 
 
-def test_deleted_messages_are_skipped_when_told_so() -> None:
+def test_deleted_messages_are_skipped_when_configured_so() -> None:
     """F4: failOnDataLoss=false; the count of failed deliveries was that of a message that is gone."""
     made = plan({0: (50, 90)}, {0: QueueState(20, epoch=3, reconsume_times=2)}, skip_gaps=True)
 

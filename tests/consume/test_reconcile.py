@@ -66,7 +66,7 @@ DAMAGED = ["{", "nonsense", "12", '["x"]', "[null]", "[Infinity]", '{"a": 1}', "
 
 
 @pytest.mark.parametrize("text", DAMAGED, ids=lambda text: text[:8])
-def test_a_text_that_somebody_has_changed_is_told_with_its_column(text: str) -> None:
+def test_a_text_that_somebody_has_changed_is_reported_with_its_column(text: str) -> None:
     """H9, H2: of a table that people write into as well."""
     for column, read in (
         ("shown", from_text),
@@ -88,7 +88,7 @@ def test_figures_that_somebody_has_changed_are_none(text: str) -> None:
     assert lately(text, 5.0) == lately("", 5.0)
 
 
-def test_of_what_was_shown_the_last_that_arrived_and_all_behind_it_may_be_there() -> None:
+def test_broker_may_hold_the_last_confirmed_offset_or_any_later_one() -> None:
     """F5"""
     assert since((10, 20, 30), 20) == (20, 30)
     assert since((10, 20, 30), 25) == since((10, 20, 30), None) == (10, 20, 30)

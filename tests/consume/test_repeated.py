@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark_rocketmq.listeners.errors import LONGEST_PAUSE_S, MOST_KEYS, RateLimiter
 
 
-def test_it_is_told_in_full_once_and_then_counted_at_growing_intervals() -> None:
+def test_it_is_logged_in_full_once_and_then_counted_at_growing_intervals() -> None:
     """D5: a message that fails comes again each second."""
     repeated = RateLimiter()
 
@@ -26,7 +26,7 @@ def test_the_intervals_stop_growing() -> None:
         assert repeated.happened("error", now_s) == 1
 
 
-def test_something_else_is_told_at_once() -> None:
+def test_something_else_is_reported_at_once() -> None:
     repeated = RateLimiter()
     repeated.happened("error", 0.0)
 
@@ -40,4 +40,4 @@ def test_no_more_is_remembered_than_is_of_use() -> None:
         repeated.happened(key, 0.0)
 
     assert repeated.happened(MOST_KEYS, 0.0) is None
-    assert repeated.happened(0, 0.0) == 0, "forgotten, so told anew"
+    assert repeated.happened(0, 0.0) == 0, "forgotten, so counted again"

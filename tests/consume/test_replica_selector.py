@@ -43,7 +43,7 @@ def test_the_answer_of_a_broker_left_behind_decides_nothing() -> None:
     assert chosen.broker_id == 1
 
 
-def test_a_replica_that_does_not_serve_is_left_alone_for_a_while() -> None:
+def test_a_replica_that_does_not_serve_is_not_asked_for_a_while() -> None:
     """A4: the master suggests it with every answer."""
     chosen = ReplicaSelector([1])
     chosen.suggested(0, 1, now_s=5.0)

@@ -43,7 +43,7 @@ def test_a_batch_put_back_together_is_one_span() -> None:
     )
 
 
-def test_a_count_of_the_next_message_alone_needs_no_text() -> None:
+def test_a_count_of_only_the_next_message_needs_no_text() -> None:
     """D6: the row has a column for it."""
     assert to_text((), 10, 0) == ""
     assert to_text((RetrySpan(10, 11, 2),), 10, 2) == ""

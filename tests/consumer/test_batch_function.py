@@ -104,7 +104,7 @@ def test_what_would_fail_at_the_server_is_refused_before_the_start(
 
 
 @pytest.mark.parametrize("hosts", [[], ["other-host"]])
-def test_a_folder_of_another_machine_is_told(hosts: list[str], tmp_path: Path) -> None:
+def test_a_folder_of_another_machine_is_reported(hosts: list[str], tmp_path: Path) -> None:
     """H1: this process makes the tables that the server's writes."""
     rows = [{"marker": "m", "host": host} for host in hosts]
     looks = SimpleNamespace(mapInArrow=lambda look, schema: SimpleNamespace(collect=lambda: rows))

@@ -176,7 +176,7 @@ async def nothing_async(messages: object, context: object) -> None:
 
 
 @pytest.mark.parametrize("listener", [nothing, PandasListener(nothing)], ids=["function", "pandas"])
-def test_an_orderly_listener_that_returns_nothing_is_told_what_to_return(
+def test_the_error_of_an_orderly_listener_without_result_names_what_to_return(
     listener: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """D5: once for the listener, and each queue's ack says it too."""
@@ -205,7 +205,7 @@ def test_an_orderly_listener_that_returns_nothing_is_told_what_to_return(
     [nothing, PandasListener(nothing), nothing_async, PandasListener(nothing_async)],
     ids=["function", "pandas", "async", "async pandas"],
 )
-def test_a_concurrent_listener_that_returns_nothing_is_told_what_to_return(
+def test_the_error_of_a_concurrent_listener_without_result_names_what_to_return(
     listener: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """D5, E2"""

@@ -186,7 +186,7 @@ def test_the_report_says_where_all_queues_of_this_member_are_and_no_others(
     assert report.offsets[0].state.suspended_until_s == 1_500.0
 
 
-def test_without_a_sink_offsets_are_committed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_sink_only_offsets_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(monkeypatch, ACK)
 
     batch.commit_it(with_sink=False)
@@ -237,7 +237,7 @@ def test_a_mirror_that_fails_is_logged_and_changes_nothing(
     assert "can't start new thread" in caplog.text
 
 
-def test_a_reset_that_the_broker_told_of_is_made_after_the_batch_is_committed(
+def test_a_reset_that_the_broker_reported_is_made_after_the_batch_is_committed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F5: the next plan begins there, under an epoch that fences off this batch."""
@@ -282,7 +282,7 @@ def test_a_queue_with_another_log_that_is_somebody_elses_by_now_is_theirs_to_loo
 
 
 @pytest.mark.parametrize("with_sink", [True, False])
-def test_a_reset_of_a_queue_that_is_somebody_elses_by_now_is_told_and_not_made(
+def test_a_reset_of_somebody_elses_queue_is_reported_and_not_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, with_sink: bool
 ) -> None:
     """F5, C5: it was meant for the position of before."""
@@ -341,7 +341,7 @@ def test_an_empty_batch_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert batch.done == ["evaluate"]
 
 
-def test_a_sink_that_fails_leaves_the_offsets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_fails_does_not_change_the_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     """H1: the offsets are never ahead of the data."""
     batch = Batch(monkeypatch, ACK)
     batch.sink_error = SinkConflict("another consumer")

@@ -273,7 +273,7 @@ def test_a_message_that_cannot_be_sent_back_holds_the_offset_and_what_lies_above
     assert (ack.finished, ack.state.suspended_until_s) == ("SUSPENDED", 1_000.0 + 5.0 + 5.0)
 
 
-def test_the_next_range_begins_with_the_held_message_alone() -> None:
+def test_the_next_range_begins_with_only_the_held_message() -> None:
     """E4: while it cannot be sent back, nothing above it is delivered again."""
     seen: list[int] = []
     planned = QueueRange(QUEUE, QueueState(12, epoch=3, reconsume_times=2), 20)

@@ -233,7 +233,7 @@ def test_ranges_that_share_a_task_arrive_one_after_the_other(size: int) -> None:
 
 
 @in_both_engines
-def test_messages_are_told_where_their_queue_began_and_ended(gather: Gather) -> None:
+def test_messages_have_where_their_queue_began_and_ended(gather: Gather) -> None:
     """D1: properties MIN_OFFSET and MAX_OFFSET, as Java's consumer adds them."""
     rows = [row_of(message) for message in MESSAGES]
     rows += marker_row(RangeEnd(planned=PLANNED, rows=len(rows), bounds=(7, 999))).to_pylist()

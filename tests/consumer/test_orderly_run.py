@@ -256,7 +256,7 @@ def test_a_listener_may_take_its_messages_out_of_their_list(ending: str, size: i
 
 @pytest.mark.parametrize("asked", ["20000", None, dt.timedelta(seconds=20)], ids=repr)
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_suspend_time_that_is_none_is_told_and_the_consumer_s_own_counts(
+def test_a_wrong_suspend_time_is_reported_and_the_consumer_s_own_counts(
     asked: Any, raises: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """D3, D5: it is the message's fault no more than its task's, which must not fail for it."""
@@ -539,7 +539,7 @@ def test_a_row_cannot_belong_to_a_message_of_another_delivery(stranger: MessageE
 
 
 def test_a_queue_does_not_yield_before_it_has_committed_what_it_consumed() -> None:
-    """D4, D7: a listener that takes longer than 60 s to its COMMIT would begin anew for ever."""
+    """D4, D7: a listener that takes longer than 60 s to its COMMIT would begin again for ever."""
     clock = itertools.count(NOW_S, 7.0)
     run = run_of(
         without_auto_commit(lambda m: ConsumeOrderlyStatus.COMMIT if m.queue_offset == 17 else SUCCESS),

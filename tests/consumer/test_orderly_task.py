@@ -188,7 +188,7 @@ def test_two_slow_queues_hold_neither_each_other_nor_a_third_one() -> None:
     assert len(task.threads) == 3
 
 
-def test_a_quick_listener_is_called_by_the_tasks_own_thread_alone() -> None:
+def test_a_quick_listener_is_called_only_by_the_tasks_own_thread() -> None:
     """D1: one range after the other; and a listener that holds something of its thread's is safe."""
     clock = FakeClock()
     task = Task(lambda _, context: SUCCESS, clock=clock)
@@ -478,7 +478,7 @@ def test_a_suspended_queue_is_delivered_again_while_other_tasks_of_the_batch_are
     assert instructions.times_told == 1
 
 
-def test_a_task_with_suspended_queues_alone_ends_when_the_other_tasks_have() -> None:
+def test_a_task_with_only_suspended_queues_ends_when_the_other_tasks_have() -> None:
     """D3: at once, though its queue is not due, so that the micro-batch is not prolonged."""
     instructions = OtherTasks()
 

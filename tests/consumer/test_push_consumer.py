@@ -56,7 +56,7 @@ def problems_of(**settings: Any) -> tuple[str, ...]:
     "store", [MemoryOffsetStore("m", clock=FakeClock()), "memory:m", " memory:m"], ids=str
 )
 def test_a_store_in_memory_is_refused_since_the_planner_is_another_process(store: OffsetStore | str) -> None:
-    """The planner would begin anew with every query, and see no commit."""
+    """The planner would begin again with every query, and see no commit."""
     [problem] = problems_of(offset_store=store)
 
     assert "cannot be seen by Spark's planner process; use DeltaOffsetStore" in problem
@@ -360,7 +360,7 @@ def test_a_pool_or_a_time_out_that_cannot_be_is_refused(settings: dict[str, Any]
     assert problems_of(**settings) == (problem,)
 
 
-def test_an_orderly_consumer_s_calls_time_out_when_they_are_told_to() -> None:
+def test_an_orderly_consumer_s_calls_time_out_when_configured_so() -> None:
     """D8."""
     consumer = PushConsumer(
         consumer_group="g",
@@ -383,7 +383,7 @@ def test_an_orderly_consumer_s_calls_time_out_when_they_are_told_to() -> None:
 
 
 @pytest.mark.parametrize(("given", "taken"), [(-1, 16), (0, 0), (3, 3)])
-def test_a_concurrent_consumer_gives_a_message_up_after_sixteen_attempts_unless_told_otherwise(
+def test_a_concurrent_consumer_gives_a_message_up_after_sixteen_attempts_by_default(
     given: int, taken: int
 ) -> None:
     """E8, C1: ``DefaultMQPushConsumerImpl.getMaxReconsumeTimes``; its members take no locks."""
@@ -426,7 +426,7 @@ def test_a_consumer_subscribes_to_each_topic_by_tags_or_by_a_condition() -> None
 
 
 @pytest.mark.parametrize("orderly", [True, False])
-def test_a_listener_s_name_is_told_to_the_planner(orderly: bool) -> None:
+def test_the_planner_gets_a_listener_s_name(orderly: bool) -> None:
     """D12: which consumes single messages with it."""
     consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"))
     consumer.subscribe("orders")

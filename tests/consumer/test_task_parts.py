@@ -137,7 +137,7 @@ def test_ranges_that_need_no_early_commit_are_one_part(instructions: Instruction
     assert instructions is None or instructions.copies == [part]
 
 
-def test_a_queue_that_was_given_up_leaves_at_once_and_alone() -> None:
+def test_only_a_queue_that_was_given_up_leaves_at_once() -> None:
     """D7, B5: another queue that moved can then not take its rows with it."""
     instructions = Instructions()
     instructions.fates[B] = Fate.HANDED_OVER

@@ -194,7 +194,7 @@ def test_a_sink_that_is_not_to_compact_does_not(path: Path) -> None:
     assert files_of(path) == 4 * EVERY
 
 
-def test_a_table_that_was_given_a_feature_for_spark_s_writer_alone_is_left_alone(path: Path) -> None:
+def test_a_table_with_a_feature_only_for_spark_s_writer_is_not_touched(path: Path) -> None:
     """J3, H1."""
     sink = sink_of(path)
     run(sink, EVERY - 2)
@@ -220,7 +220,7 @@ def test_a_table_that_was_given_a_feature_for_spark_s_writer_alone_is_left_alone
     ],
     ids=["delete", "overwrite"],
 )
-def test_rows_that_delta_rs_has_not_removed_are_told(
+def test_rows_that_delta_rs_has_not_removed_are_reported(
     path: Path, act: Callable[[DeltaTable], object], told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """J3: it began before this compaction and ended after it."""
@@ -302,7 +302,7 @@ def test_a_commit_that_comes_at_the_last_moment_is_looked_at(
     assert (files_of(path), offsets_of(path)) == (1, list(range(12)))
 
 
-def test_files_whose_paths_delta_rs_would_write_differently_are_left_alone(
+def test_files_whose_paths_delta_rs_would_write_differently_are_not_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """J3, H1: it would remove others, and the rows would be there twice."""
@@ -450,7 +450,7 @@ def made_anew(path: Path) -> None:
     ],
     ids=["delete", "optimize", "restore", "this job", "alter", "another table"],
 )
-def test_files_that_somebody_else_changes_meanwhile_are_left_alone(
+def test_files_that_somebody_else_changes_meanwhile_are_not_touched(
     path: Path,
     act: Callable[[Path], object],
     monkeypatch: pytest.MonkeyPatch,
@@ -476,7 +476,7 @@ def test_files_that_somebody_else_changes_meanwhile_are_left_alone(
     )
 
 
-def test_files_that_somebody_else_removes_by_another_spelling_are_left_alone(
+def test_files_that_somebody_else_removes_by_another_spelling_are_not_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """J3, H1: Spark writes ``ü`` into the log, delta-rs its bytes in hexadecimal, for the same file."""
@@ -532,7 +532,7 @@ def test_a_table_that_delta_rs_compacts_too_is_left_to_it(
     assert "ROWS ARE DOUBLED" not in caplog.text
 
 
-def test_rows_that_delta_rs_has_doubled_are_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_delta_rs_has_doubled_are_reported(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """J3: it began before this compaction and ended after it."""
     sink = sink_of(path)
     run(sink, 3 * EVERY - 2)
@@ -615,7 +615,7 @@ def test_a_path_is_compared_with_what_delta_rs_writes(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("path", ["day=a b/f", "day=a%3Ab/f", "day=ü/f", "day=a%2fb/f"])
-def test_a_path_that_somebody_else_wrote_differently_is_left_alone(path: str) -> None:
+def test_a_path_that_somebody_else_wrote_differently_is_not_touched(path: str) -> None:
     assert not is_as_delta_rs_writes(path)
 
 

@@ -141,7 +141,7 @@ def test_a_log_store_that_was_chosen_or_needs_no_choice_is_used(
 
 @pytest.mark.parametrize("address", ["s3://bucket/orders", "s3a://bucket/orders"])
 @pytest.mark.parametrize("more", [{}, {"spark.delta.logStore.class": "org.example.Exclusive"}], ids=str)
-def test_databricks_orders_commits_of_its_own_writers_alone(address: str, more: dict[str, str]) -> None:
+def test_databricks_orders_only_commits_of_its_own_writers(address: str, more: dict[str, str]) -> None:
     """J1, J5: not those of a sink that delta-rs commits."""
     settings = {"spark.databricks.clusterUsageTags.sparkVersion": "17.3.x", **more}
 

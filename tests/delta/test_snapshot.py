@@ -57,7 +57,7 @@ def test_a_newer_commit_that_was_cleaned_up_is_known_by_the_checkpoint_before_it
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null"])
-def test_a_checkpoint_that_cannot_be_told_says_nothing_of_newer_commits(path: Path, text: str) -> None:
+def test_an_unreadable_checkpoint_shows_nothing_of_newer_commits(path: Path, text: str) -> None:
     handle = TableSnapshot(DeltaTable(path), clock=FakeClock())
     (path / "_delta_log" / "_last_checkpoint").write_text(text)
 
@@ -96,7 +96,7 @@ def test_a_handle_moves_to_the_newest_version(path: Path) -> None:
 
 
 @pytest.mark.parametrize("commits", [1, 3, 9], ids=["fewer", "as many", "more"])
-def test_a_table_that_was_made_anew_is_opened_again(path: Path, commits: int) -> None:
+def test_a_table_that_was_made_again_is_opened_again(path: Path, commits: int) -> None:
     """H7: delta-rs would take its log for that of the table before."""
     opened: list[TableSnapshot] = []
     handles = handles_on(path, opened)

@@ -135,8 +135,8 @@ def test_storage_that_is_back_is_tried_within_a_second() -> None:
     assert StorageOptions(given).values_for(S3).items() & TRIES == set()
 
 
-def test_a_callable_is_asked_when_it_is_told_to_renew() -> None:
-    """J1: an equal answer is the same object, so that nothing is opened anew for it."""
+def test_a_callable_is_asked_when_options_are_renewed() -> None:
+    """J1: an equal answer is the same object, so that nothing is opened again for it."""
     answers = [{"aws_session_token": "1"}, {"aws_session_token": "1"}, {"aws_session_token": "2"}]
     options = StorageOptions(lambda: answers.pop(0))
 

@@ -158,7 +158,7 @@ def test_every_bad_option_is_reported_at_load(spark: SparkSession) -> None:
     assert "pullBatchSize='0' is not between 1 and 1024" in text
 
 
-def test_a_path_is_told_to_be_a_topic(spark: SparkSession) -> None:
+def test_the_error_of_a_path_names_the_topic_option(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match=r"load\(\) takes no path; write .option\('topic', 'orders'\)"):
         spark.read.format("rocketmq").option("nameServers", "127.0.0.1:1").load("orders")
     writer = spark.sql("SELECT 'a' AS body").write.format("rocketmq").option("nameServers", "127.0.0.1:1")

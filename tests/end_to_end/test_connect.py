@@ -41,7 +41,7 @@ def attempted(cluster: ClusterUnderTest, folder: Path, *attempts: str) -> dict[s
 @SIM_ONLY
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_what_is_read_and_written_by_spark_alone_works_through_spark_connect(
+def test_what_only_spark_reads_and_writes_works_through_spark_connect(
     cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
     """H3, G6, J4: batch, stream and SQL; by_sharding_key without the number of cores, which Connect does not

@@ -60,7 +60,7 @@ def found_after_kills(cluster: Backend, work: Path, config: Mapping[str, Any]) -
 def test_every_message_is_once_in_a_table_of_a_hive_metastore_after_kills_at_every_step(
     sim_cluster: Backend, tmp_path: Path
 ) -> None:
-    """J5, J7, H1, H2: beside another writer; made anew, the table is refused at the start."""
+    """J5, J7, H1, H2: beside another writer; made again, the table is refused at the start."""
     metastore = f"jdbc:derby:;databaseName={tmp_path}/metastore;create=true"
     settings = {
         "spark.sql.catalogImplementation": "hive",

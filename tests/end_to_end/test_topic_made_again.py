@@ -1,4 +1,4 @@
-"""F4: a topic is deleted and made anew under a group with a sink,
+"""F4: a topic is deleted and made again under a group with a sink,
 which has other messages at the same positions.
 """
 
@@ -34,7 +34,7 @@ def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) 
     return Consumption(spark, cluster, tmp_path, topic, "direct")
 
 
-def make_anew(consumption: Consumption) -> None:
+def make_again(consumption: Consumption) -> None:
     cluster = consumption.cluster
     for server, code in (
         (cluster.broker_addresses[BROKER], RequestCode.DELETE_TOPIC_IN_BROKER),
@@ -58,13 +58,13 @@ def check_has_each_once(consumption: Consumption, *sent: Orders) -> None:
     "orders", [pytest.param(4, marks=pytest.mark.long), 20], ids=["fewer messages than before", "more"]
 )
 @SIM_ONLY
-def test_every_message_of_a_topic_made_anew_while_the_query_was_stopped_is_in_the_sink_once(
+def test_every_message_of_a_topic_made_again_while_the_query_was_stopped_is_in_the_sink_once(
     consumption: Consumption, orders: int
 ) -> None:
     """F4, H1: whether the new offsets are below the old ones or hide them."""
     before = produce(consumption, 10)
     consumption.drain(options=OPTIONS)
-    make_anew(consumption)
+    make_again(consumption)
     after = produce(consumption, orders, first=100)
 
     consumption.drain(options=OPTIONS)
@@ -73,14 +73,14 @@ def test_every_message_of_a_topic_made_anew_while_the_query_was_stopped_is_in_th
 
 
 @SIM_ONLY
-def test_every_message_of_a_topic_made_anew_under_a_running_query_is_in_the_sink_once(
+def test_every_message_of_a_topic_made_again_under_a_running_query_is_in_the_sink_once(
     consumption: Consumption,
 ) -> None:
     """F4, H1: a generation begins once the group has seen the empty topic."""
     before = produce(consumption, 10)
     with RunningQuery(consumption, options=OPTIONS) as query:
         query.await_consumed(10 * len(STEPS))
-        make_anew(consumption)
+        make_again(consumption)
         wait_until(
             lambda: set(consumption.next_offsets().values()) == {0},
             PATIENCE_S,

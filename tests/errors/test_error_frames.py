@@ -104,7 +104,7 @@ def test_a_bug_keeps_its_frames(error: Exception) -> None:
 @pytest.mark.parametrize(
     "end", ["", "\n SQLSTATE: 39000\n", "\n\nJVM stacktrace:\norg.apache.spark.SparkException: a: b\n\tat c"]
 )
-def test_the_error_at_the_end_of_a_worker_s_traceback_is_shown_alone(
+def test_only_the_error_at_the_end_of_a_worker_s_traceback_is_shown(
     error: RocketMQError, shown: str, end: str
 ) -> None:
     text = WORKER.format(error="".join(traceback.format_exception_only(error)).rstrip()) + end

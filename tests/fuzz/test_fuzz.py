@@ -152,7 +152,7 @@ def test_memory_beyond_the_limit_is_a_finding() -> None:
     assert bytes(64 << 20)  # the limit is gone again
 
 
-def test_a_defect_of_the_decoder_is_found_and_told_once(tmp_path: Path) -> None:
+def test_a_defect_of_the_decoder_is_found_and_reported_once(tmp_path: Path) -> None:
     """A decoder that believes a length is what the fuzzer is there for."""
 
     def believing(data: bytes) -> None:

@@ -79,7 +79,7 @@ def test_a_broadcasting_member_has_no_retry_topic_and_progress_of_its_own() -> N
         ({"startingTimestamp": "1700000000000"}, ConsumeFromWhere.CONSUME_FROM_TIMESTAMP),
     ],
 )
-def test_where_a_group_begins_is_told_in_rocketmqs_words(
+def test_where_a_group_begins_is_named_in_rocketmqs_words(
     given: dict[str, str], where: ConsumeFromWhere
 ) -> None:
     """A3, F2."""

@@ -115,7 +115,7 @@ def test_each_offset_goes_to_its_queues_broker(brokers: Brokers, mirror: OffsetM
 
 
 @pytest.mark.parametrize("is_flushed", [True, False])
-def test_the_store_is_told_what_has_arrived_when_nothing_new_comes(
+def test_the_store_gets_what_has_arrived_when_nothing_new_comes(
     brokers: Brokers, store: MemoryOffsetStore, is_flushed: bool
 ) -> None:
     """F5: whatever else the broker has from then on was put there by somebody else."""
@@ -267,7 +267,7 @@ def test_a_cluster_that_is_away_costs_a_batch_nothing(
     assert {brokers.next(), brokers.next()} == {(A0, 7), (B0, 9)}
 
 
-def test_an_unexpected_failure_is_logged_and_the_next_batch_begins_anew(
+def test_an_unexpected_failure_is_logged_and_the_next_batch_begins_again(
     brokers: Brokers,
     store: MemoryOffsetStore,
     mirror: OffsetMirror,

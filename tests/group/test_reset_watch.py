@@ -41,7 +41,7 @@ def test_queues_with_nothing_new_are_watched() -> None:
     assert watch.idle == {A0: 5}
 
 
-def test_a_reset_that_was_told_is_planned_at_once_under_a_new_epoch() -> None:
+def test_a_reset_that_was_reported_is_planned_at_once_under_a_new_epoch() -> None:
     """F5: without a message to wake the queue."""
     watch = FakeWatch()
     planning = Planning({A0: (0, 5)}, group=True, reset_watch=watch)

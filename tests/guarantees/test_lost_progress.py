@@ -143,7 +143,7 @@ def operate(consumption: Consumption, *words: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["start over", pytest.param("accept the gap", marks=pytest.mark.long)])
-def test_a_sink_that_was_deleted_while_the_query_was_stopped_is_not_made_anew_in_silence(
+def test_a_sink_that_was_deleted_while_the_query_was_stopped_is_not_made_again_in_silence(
     consumption: Consumption, way: str
 ) -> None:
     """H7: nothing is consumed and no table is made before somebody has chosen."""
@@ -201,7 +201,7 @@ def test_a_sink_put_back_to_a_backup_gets_what_it_lost_when_the_offsets_go_back_
     "what",
     [
         pytest.param("deleted", marks=pytest.mark.long),
-        pytest.param("made anew", marks=pytest.mark.long),
+        pytest.param("made again", marks=pytest.mark.long),
         "put back",
     ],
 )
@@ -216,7 +216,7 @@ def test_a_sink_that_changes_under_a_running_query_ends_it_before_anything_is_lo
         produce(consumption, first=20)
         query.await_consumed(200)
         consumption.sink.rename(consumption.folder / "removed")
-        if what == "made anew":
+        if what == "made again":
             DeltaSink(consumption.sink).prepare(
                 DeltaTable(consumption.folder / "removed").schema().to_arrow()
             )
@@ -227,7 +227,7 @@ def test_a_sink_that_changes_under_a_running_query_ends_it_before_anything_is_lo
 
     assert {
         "deleted": "it is not there any more",
-        "made anew": "another table (id",
+        "made again": "another table (id",
         "put back": "restored to an earlier state",
     }[what] in said
     assert "choose one of three" in said

@@ -67,7 +67,7 @@ def thrown(error: JavaError) -> Any:
         JavaError("org.apache.spark.SparkException", "[SPARK_JOB_CANCELLED] Job 7 cancelled " + "x" * 9999),
     ],
 )
-def test_an_interruption_is_told_so_that_spark_knows_it_and_in_few_words(error: JavaError) -> None:
+def test_interruption_becomes_a_short_error_that_spark_recognises(error: JavaError) -> None:
     """H2: its regular expression overflows the stack over the text of a Java stack trace."""
     with pytest.raises(BatchInterrupted) as told:
         thrown(error)(None, 0)

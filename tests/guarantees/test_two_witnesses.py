@@ -33,13 +33,13 @@ def _lost_end(history: History) -> None:
     history.log.append(5)
 
 
-def _topic_made_anew(history: History) -> None:
-    history.log.make_anew(9)
+def _topic_made_again(history: History) -> None:
+    history.log.make_again(9)
 
 
-def _topic_made_anew_under_a_clock_set_back(history: History) -> None:
+def _topic_made_again_under_a_clock_set_back(history: History) -> None:
     history.log.set_clock_back(900)
-    history.log.make_anew(9)
+    history.log.make_again(9)
 
 
 def _offsets_lost(history: History) -> None:
@@ -57,7 +57,7 @@ def _offsets_lost_and_the_end(history: History) -> None:
 
 def _offsets_put_back_and_the_topic(history: History) -> None:
     _offsets_put_back(history)
-    _topic_made_anew(history)
+    _topic_made_again(history)
 
 
 def _broker_forgets_the_group(history: History) -> None:
@@ -75,8 +75,8 @@ def _broker_has_an_old_offset_and_lost_the_end(history: History) -> None:
 
 CHANGES = (
     _lost_end,
-    _topic_made_anew,
-    _topic_made_anew_under_a_clock_set_back,
+    _topic_made_again,
+    _topic_made_again_under_a_clock_set_back,
     _offsets_lost,
     _offsets_put_back,
     _offsets_lost_and_the_end,
@@ -107,7 +107,7 @@ def test_sink_offsets_and_broker_are_asked_whatever_one_of_them_has_lost(
 
 
 @pytest.mark.parametrize("killed", STEPS, ids=[step or "at its end" for step in STEPS])
-@pytest.mark.parametrize("change", [_lost_end, _topic_made_anew], ids=["end lost", "topic made anew"])
+@pytest.mark.parametrize("change", [_lost_end, _topic_made_again], ids=["end lost", "topic made again"])
 def test_a_sink_that_keeps_no_messages_is_not_believed_beyond_the_brokers_end(
     change: Callable[[History], None], killed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,7 @@ class Log(MessageLookup):
         self._place = lost[0].commit_log_offset
         self.clock_ms = max(self.clock_ms, self._latest_ms) + 1
 
-    def make_anew(self, count: int) -> None:
+    def make_again(self, count: int) -> None:
         """Delete the topic and make it again."""
         self.first, self.messages = 0, []
         self.append(count)
@@ -395,7 +395,7 @@ class History:
             else:
                 del self.brokers.offsets[A0]
 
-    def _make_anew(self, count: int) -> None:
+    def _make_again(self, count: int) -> None:
         if self.random.random() < 0.5:
             self._plan(is_away=True)
         self._make_anew_now(count)
@@ -404,7 +404,7 @@ class History:
         row = self.store.read(GROUP).get(A0)
         if row is not None and row.next_offset and not self._is_comparable(row):
             return
-        self.log.make_anew(2 * count)
+        self.log.make_again(2 * count)
         self.is_log_unseen = True
         # Another member's offset that its broker keeps looks like one in the new log: the page names it.
         if self.loses_store or self.brokers.offsets.get(A0) not in self._shown():
@@ -523,7 +523,7 @@ _STEPS = (
     *["append"] * 5,
     *["consume"] * 8,
     "lose_end",
-    "make_anew",
+    "make_again",
     "consume_while_made_anew",
     "clock_back",
     "expire",

@@ -361,7 +361,7 @@ def test_tasks_of_one_process_share_a_connection(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("how", ["done", "failed", "over", "lost"])
-def test_a_task_with_suspended_queues_alone_hears_when_its_batch_is_not_at_work_any_more(
+def test_a_task_with_only_suspended_queues_is_notified_of_the_end_of_its_batch(
     driver: Driver, how: str
 ) -> None:
     """D3"""

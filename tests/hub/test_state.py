@@ -166,7 +166,7 @@ def test_a_task_that_has_ended_has_its_result_committed_when_one_of_its_queues_m
     assert freed(driver.state.committed(part("one", A, B))) == {A, B}
 
 
-def test_a_task_that_ends_while_it_is_told_has_its_result_committed() -> None:
+def test_a_task_that_ends_while_it_gets_the_message_has_its_result_committed() -> None:
     """B5"""
     driver = Driver()
     driver.begins("one", A, B)
@@ -197,7 +197,7 @@ def test_the_queues_of_a_task_that_is_lost_wait_for_another_attempt_or_the_batch
     assert freed(driver.begins("again", A)) == {A}
 
 
-def test_a_queue_that_was_reset_is_dropped_by_its_task_alone() -> None:
+def test_only_a_queue_that_was_reset_is_dropped_by_its_task() -> None:
     """F5: what it has of it is not committed."""
     driver = Driver()
     driver.begins("one", A, B)
@@ -208,7 +208,7 @@ def test_a_queue_that_was_reset_is_dropped_by_its_task_alone() -> None:
     assert freed(driver.state.released("peer of one", "one", frozenset({A}))) == {A}
 
 
-def test_a_task_of_an_older_batch_is_told_to_end_and_nothing_of_it_is_taken() -> None:
+def test_a_task_of_an_older_batch_has_to_end_and_nothing_of_it_is_taken() -> None:
     """D1, H1: it was believed dead."""
     driver = Driver()
     [go] = sent(driver.begins("zombie", A, batch_id=6), TaskMayBegin)
@@ -216,7 +216,7 @@ def test_a_task_of_an_older_batch_is_told_to_end_and_nothing_of_it_is_taken() ->
     assert driver.hands_over("zombie", A) == []
 
 
-def test_when_a_batch_is_committed_the_planner_is_told_of_its_plan() -> None:
+def test_when_a_batch_is_committed_the_planner_gets_its_plan() -> None:
     """B5: with a trigger of minutes it has no other way to know."""
     driver = Driver()
     driver.begins("one", *ALL)
@@ -270,7 +270,7 @@ def test_a_planner_that_comes_back_in_time_changes_nothing() -> None:
     assert driver.state.tick(200.0) == []
 
 
-def test_the_planner_is_told_how_many_tasks_can_run_when_it_comes_and_when_that_changes() -> None:
+def test_the_planner_gets_how_many_tasks_can_run_when_it_comes_and_when_that_changes() -> None:
     """D3: it makes no more."""
     state = HubState(must_ask=True, slots=Slots(2, 2))
     assert state.slots_are(Slots(3, 3)) == []
@@ -281,7 +281,7 @@ def test_the_planner_is_told_how_many_tasks_can_run_when_it_comes_and_when_that_
     assert state.slots_are(Slots(9, 0)) == [Send("planner", SlotsKnown(0, 5.0))]
 
 
-def test_the_planner_is_told_what_holds_queues_up_when_it_comes_and_when_that_changes() -> None:
+def test_the_planner_gets_what_holds_queues_up_when_it_comes_and_when_that_changes() -> None:
     """D6: a drain that stands still says why."""
     state = HubState(must_ask=True)
     assert state.held_up("No permission.") == []
@@ -303,7 +303,7 @@ def two_tasks(tasks: int = 2, slots: int = 2) -> Driver:
     return driver
 
 
-def test_a_task_with_suspended_queues_alone_waits_until_the_others_have_ended() -> None:
+def test_a_task_with_only_suspended_queues_waits_until_the_others_have_ended() -> None:
     """D3: however slow their listeners are; and the batch is not prolonged."""
     driver = two_tasks()
 
@@ -313,7 +313,7 @@ def test_a_task_with_suspended_queues_alone_waits_until_the_others_have_ended() 
     assert driver.state.tick(200.0) == []
 
 
-def test_two_tasks_with_suspended_queues_alone_both_end() -> None:
+def test_two_tasks_with_only_suspended_queues_both_end() -> None:
     """D3: else they would wait for each other."""
     driver = two_tasks()
     driver.idles("one")
@@ -321,7 +321,7 @@ def test_two_tasks_with_suspended_queues_alone_both_end() -> None:
     assert sorted(work_reports(driver.idles("two"))) == [("one", False), ("two", False)]
 
 
-def test_a_task_alone_in_its_batch_does_not_wait() -> None:
+def test_the_only_task_of_a_batch_does_not_wait() -> None:
     """D3"""
     driver = Driver()
     driver.begins("one", A)

@@ -26,7 +26,7 @@ def raised(text: str, by: Callable[[str], None] = refuse) -> Exception:
     raise AssertionError
 
 
-def test_the_traceback_of_an_error_is_told_once_whichever_message_it_names(
+def test_the_traceback_of_an_error_is_reported_once_whichever_message_it_names(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """D5: by type, text but for what differs from message to message, and place."""
@@ -93,7 +93,7 @@ def test_the_cause_of_an_error_is_in_its_line() -> None:
     assert one_line(error) == "ValueError: not opened (OSError: refused)"
 
 
-def test_causes_that_go_in_a_circle_are_told_once_each() -> None:
+def test_causes_that_go_in_a_circle_are_shown_once_each() -> None:
     """H9: users' code makes the errors."""
     error, other = ValueError("not opened"), OSError("refused")
     error.__cause__, other.__cause__ = other, error

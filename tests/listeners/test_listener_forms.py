@@ -99,7 +99,7 @@ def test_a_generator_may_return_any_status() -> None:
 
 
 @pytest.mark.parametrize("row", ["text", ("a", {}), None, 7])
-def test_a_generator_that_yields_no_row_is_told_what_a_row_is(row: object) -> None:
+def test_the_error_of_a_generator_without_rows_says_what_a_row_is(row: object) -> None:
     """D5"""
     ended = []
 
@@ -152,7 +152,7 @@ def test_the_frame_has_the_source_s_columns() -> None:
         ({"queueOffset": [10], "size": ["a"]}, SchemaError, "for column 'size'|column 'size'"),
     ],
 )
-def test_a_frame_of_rows_that_cannot_be_told_apart_or_do_not_fit_is_refused(
+def test_a_frame_of_ambiguous_or_unfitting_rows_is_refused(
     rows: dict[str, Any], error: type[Exception], complaint: str
 ) -> None:
     """D5, H6"""
@@ -254,7 +254,7 @@ def test_a_listener_in_use_is_not_closed() -> None:
     wait_until(lambda: EVENTS.count("close") == opened, reason="The idle listener's end")
 
 
-def test_a_child_of_fork_leaves_its_parent_s_listeners_alone() -> None:
+def test_a_child_of_fork_does_not_close_its_parent_s_listeners() -> None:
     """G8: it does not close them at its end, and opens its own; whoever held a lock in the parent."""
     context = ListenerContext("billing")
     modules = (opened_listeners, listener_loop, listener_errors)

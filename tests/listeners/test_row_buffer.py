@@ -184,7 +184,7 @@ def test_rows_emitted_after_the_end_of_a_call_do_not_count() -> None:
     assert {name for _, name, _ in all_of(emitted)} == {"in time"}
 
 
-def test_plain_values_are_told_from_those_with_parts() -> None:
+def test_plain_values_are_distinguished_from_those_with_parts() -> None:
     plain = OutputColumns.of(StructType().add("name", "string").add("at", "timestamp"))
 
     assert (plain.rows.is_plain, COLUMNS.is_plain) == (True, False)

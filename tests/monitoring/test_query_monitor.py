@@ -59,7 +59,7 @@ def told(monitor: QueryMonitor) -> list[BatchMetrics]:
     return found
 
 
-def test_a_batch_is_told_with_what_its_consumer_reported(
+def test_a_batch_is_shown_with_what_its_consumer_reported(
     monitor: QueryMonitor, told: list[BatchMetrics]
 ) -> None:
     """B5: Spark tells of it after the consumer did."""

@@ -197,7 +197,7 @@ def test_keys_that_are_refused_are_not_shown(s3: Bucket) -> None:
     assert "***" in str(unread.value)
 
 
-def test_a_start_while_storage_does_not_answer_is_told(s3: Bucket) -> None:
+def test_a_start_while_storage_does_not_answer_is_reported(s3: Bucket) -> None:
     """J1: how far the sink has come, and whether its table is there."""
     sink = sink_on(s3)
     run_batch(sink, {Q0: 1}, rows(Q0, 0, 1))
@@ -213,7 +213,7 @@ def test_a_start_while_storage_does_not_answer_is_told(s3: Bucket) -> None:
 
 
 def test_a_bucket_that_is_gone_ends_a_batch(s3: Bucket) -> None:
-    """J1, J7: nothing is begun anew in silence."""
+    """J1, J7: nothing is begun again in silence."""
     sink, store = sink_on(s3), store_on(s3)
     store.claim(GROUP, "client", {Q0: 0})
     run_batch(sink, {Q0: 1}, rows(Q0, 0, 1))
@@ -246,7 +246,7 @@ def test_a_batch_makes_few_requests(s3: Bucket) -> None:
     assert len(s3.seen) <= 12
 
 
-def test_a_start_tells_that_spark_could_overwrite_commits(
+def test_a_start_warns_that_spark_could_overwrite_commits(
     s3: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """J1: by Delta's default log store."""

@@ -78,7 +78,7 @@ def test_a_table_on_an_object_store_is_compacted(
 
 
 @pytest.mark.parametrize("arguments", [("show",), ("reset", "--to", "1", "--force", "--sink", "SINK")])
-def test_storage_that_refuses_is_told_in_a_sentence(
+def test_storage_that_refuses_is_reported_in_a_sentence(
     conf: Path, s3: Bucket, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """J1: exit code 1, and no secret."""

@@ -109,7 +109,7 @@ class PositionConformance:
 
         assert store.read(GROUP)[Q0].next_offset == 2**62
 
-    def test_a_group_without_offsets_begins_where_it_is_told_and_goes_on_from_what_it_stored(
+    def test_a_group_without_offsets_begins_as_configured_and_goes_on_from_what_it_stored(
         self, store: BrokerOffsetStore | DeltaOffsetStore | FileOffsetStore | MemoryOffsetStore
     ) -> None:
         """F1, F2: stored when the call returns, and kept by the next claim."""
@@ -157,7 +157,7 @@ class PositionConformance:
 
 class OffsetStoreConformance(PositionConformance):
     """Needs fixtures ``clock`` (FakeClock at START_S), ``store`` (empty), and ``again``:
-    opens the same store anew.
+    opens the same store again.
     """
 
     def test_a_first_claim_begins_at_the_given_start_with_epoch_1(self, store: OffsetStore) -> None:
@@ -422,7 +422,7 @@ class OffsetStoreConformance(PositionConformance):
         again = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9}, rows_before=read_before)[Q0]
         assert (again.next_offset, again.shown) == (9, "[20,30,9]")
 
-    def test_figures_alone_are_not_stored(self, store: OffsetStore) -> None:
+    def test_only_figures_are_not_stored(self, store: OffsetStore) -> None:
         """D11: a batch that runs again changes nothing."""
         store.claim(GROUP, "client-1", {Q0: 0})
         store.commit(GROUP, [committed(Q0, 5, statistics="first")], query_id="q", batch_id=3)
@@ -578,7 +578,7 @@ class OffsetStoreConformance(PositionConformance):
 
         assert store.groups() == tuple(sorted(names))
 
-    def test_the_same_store_opened_anew_sees_everything(
+    def test_the_same_store_opened_again_sees_everything(
         self, store: OffsetStore, again: Callable[..., Any]
     ) -> None:
         """H2: nothing but the storage is needed to go on."""

@@ -86,7 +86,7 @@ def test_another_group_is_refused(store: BrokerOffsetStore) -> None:
         store.claim("other", "me", {Q0: 0})
 
 
-def test_a_broker_that_does_not_tell_is_an_error_and_never_an_offset(
+def test_a_broker_without_an_answer_is_an_error_and_never_an_offset(
     store: BrokerOffsetStore, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F3"""

@@ -298,7 +298,7 @@ def test_a_missing_table_is_reported_at_the_next_commit_and_not_recreated(path: 
 
 
 @pytest.mark.parametrize("commits", [1, 3, 9], ids=["fewer", "as many", "more"])
-def test_a_table_that_was_made_anew_is_not_gone_on_with(path: Path, commits: int) -> None:
+def test_a_table_that_was_made_again_is_not_gone_on_with(path: Path, commits: int) -> None:
     """H2: its epochs begin at 1 again, so that they would not fence."""
     store = DeltaOffsetStore(path)
     for _ in range(3):

@@ -225,7 +225,7 @@ def test_the_steps_of_a_commit_are_those_that_are_killed(
     assert steps == ["flock", "fsync", "replace", "replace", "fsync"]
 
 
-def test_a_lock_that_another_process_keeps_is_told_after_a_while(folder: Path) -> None:
+def test_a_lock_that_another_process_keeps_is_reported_after_a_while(folder: Path) -> None:
     """Nothing waits for ever."""
     clock = FakeClock(START_S)
     store = FileOffsetStore(folder, clock=clock, sleep=clock.advance)

@@ -37,7 +37,7 @@ def test_a_reset_is_kept_and_so_is_what_was_before_it() -> None:
     assert versions(worth_keeping(changes)) == [2, 3, 5]
 
 
-def test_a_reset_is_told_from_a_batch() -> None:
+def test_a_reset_is_distinguished_from_a_batch() -> None:
     assert change(1, 0, action="reset").is_reset
     assert not change(1, 0, action="commit of batch 3 of query reset").is_reset
 

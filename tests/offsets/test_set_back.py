@@ -29,7 +29,7 @@ def test_an_offset_that_went_back_within_its_epoch_is_reported() -> None:
     assert words == f"{Q0} was at 9 and is at 4, both in epoch 1"
 
 
-def test_an_epoch_that_went_back_is_told_wherever_the_offset_is() -> None:
+def test_an_epoch_that_went_back_is_found_wherever_the_offset_is() -> None:
     """H2: an epoch that comes twice fences nobody."""
     before = store_at(4)
     before.reset(GROUP, {Q0: 2})

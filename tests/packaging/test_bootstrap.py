@@ -49,7 +49,7 @@ def test_no_job_is_bad_input_and_shows_the_help(checkout: Checkout) -> None:
     assert "Usage:" in result.stderr
 
 
-def test_a_missing_java_is_told_in_one_sentence(checkout: Checkout) -> None:
+def test_a_missing_java_is_reported_in_one_sentence(checkout: Checkout) -> None:
     result = checkout.spark_submit("demo")
 
     assert result.returncode == 2
@@ -79,7 +79,7 @@ def test_a_java_that_is_new_enough_is_taken(checkout: Checkout, version: str) ->
     assert "Python 3.11 or newer is needed" in one_line(result.stderr)
 
 
-def test_a_java_that_does_not_run_is_told_apart_from_an_old_one(checkout: Checkout) -> None:
+def test_a_java_that_does_not_run_is_distinguished_from_an_old_one(checkout: Checkout) -> None:
     checkout.command("java", "echo 'Unable to locate a Java Runtime.' >&2; exit 1")
 
     result = checkout.spark_submit("demo")
@@ -240,7 +240,7 @@ def test_jobs_without_spark_start_no_spark(checkout: Checkout, arguments: tuple[
 
 
 @pytest.mark.parametrize("damage", ["interrupted", "no python"])
-def test_an_environment_that_was_left_half_made_is_made_anew(checkout: Checkout, damage: str) -> None:
+def test_an_environment_that_was_left_half_made_is_made_again(checkout: Checkout, damage: str) -> None:
     checkout.java()
     checkout.finished_environment()
     if damage == "interrupted":

@@ -46,7 +46,7 @@ def brokers() -> Iterator[SimCluster]:
     [(*HOW[0], False), (*HOW[1], False), (*HOW[0], True)],
     ids=["SIGTERM to spark-submit", "Ctrl-C", "SIGTERM to the driver"],
 )
-def test_a_job_that_is_told_to_end_waits_for_the_call_in_hand_and_commits_it(
+def test_a_job_that_is_to_end_waits_for_the_call_in_hand_and_commits_it(
     number: signal.Signals, tell: By, is_driver: bool, brokers: SimCluster, tmp_path: Path
 ) -> None:
     """B7: and calls the listener for nothing more."""

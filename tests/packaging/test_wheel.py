@@ -133,7 +133,7 @@ def test_the_demo_of_the_wheel_is_exact_without_a_checkout(installed: Path, tmp_
     )
 
 
-def test_the_simulator_of_the_wheel_answers_until_it_is_told_to_end(installed: Path) -> None:
+def test_the_simulator_of_the_wheel_answers_until_it_is_stopped(installed: Path) -> None:
     command = [sys.executable, str(installed / "bin" / "pyspark-rocketmq"), "simulator", "--port", "0"]
     with subprocess.Popen(
         command, cwd=installed.parent, env=os.environ | {"PYTHONPATH": str(installed)}, stdout=subprocess.PIPE

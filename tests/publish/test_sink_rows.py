@@ -112,7 +112,7 @@ def test_rows_that_cannot_be_messages_are_refused_before_any_task(ddl: str, said
         column_positions(schema(ddl), options())
 
 
-def test_all_problems_of_the_columns_are_told_at_once() -> None:
+def test_all_problems_of_the_columns_are_reported_at_once() -> None:
     with pytest.raises(SchemaError) as caught:
         column_positions(schema("keys int, colour string"), WriteOptions.parse({"nameServers": "h:1"}))
 
@@ -249,7 +249,7 @@ def test_a_key_that_is_a_number_goes_where_java_sends_the_number(
     assert list(sampler.sample().keys.values()) == [str(key)]
 
 
-def test_a_moment_is_told_in_milliseconds() -> None:
+def test_a_moment_is_shown_in_milliseconds() -> None:
     """G2: TIMER_DELIVER_MS."""
     moment = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     (found,) = read_rows([{"body": "x", "topic": "t", "deliverTimestamp": moment}], ALL)
@@ -272,7 +272,7 @@ def test_a_moment_is_told_in_milliseconds() -> None:
         ({"delayLevel": 1, "deliverTimestamp": datetime(2030, 1, 1, tzinfo=UTC)}, "leave one of them null"),
     ],
 )
-def test_a_row_that_is_no_message_is_told_with_its_keys(given: dict[str, Any], said: str) -> None:
+def test_a_row_that_is_no_message_is_reported_with_its_keys(given: dict[str, Any], said: str) -> None:
     """G2: before anything of it is sent."""
     with pytest.raises(RowNotSent, match=rf"row 11 of the task \(keys='k'\): .*{said}"):
         read_rows([{"body": "x", "topic": "t"}, {"body": "x", "topic": "t", "keys": "k"} | given], ALL)
@@ -423,7 +423,7 @@ def test_short_bodies_join_a_compressed_batch() -> None:
     assert [number for batch in sent for number in numbers(batch)] == list(range(200))
 
 
-def test_a_message_larger_than_a_request_goes_alone() -> None:
+def test_a_message_larger_than_a_request_goes_by_itself() -> None:
     """G2: the broker then decides."""
     builder = BatchBuilder(options(batchBytes=1_000))
     sent = [

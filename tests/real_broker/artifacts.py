@@ -177,7 +177,7 @@ def _fetch_locked(what: str, locks: list[Path], folder: Path, install: Callable[
 
 
 def compile_java(lib: Path) -> Path:
-    """Directory of our compiled Java programs; named after the sources, so a change compiles anew.
+    """Directory of our compiled Java programs; named after the sources, so a change compiles again.
 
     Raises:
         HarnessError: If the JDK is missing or the sources do not compile.

@@ -52,7 +52,7 @@ def test_the_recorded_range_ends_at_the_last_message_found(
     assert SENDING.stored_until(highest, QueueBounds(*bounds), fail_on_data_loss=True) == until
 
 
-def test_a_target_that_lost_what_would_tell_is_not_guessed_about() -> None:
+def test_a_target_that_lost_its_newest_messages_is_not_guessed_about() -> None:
     """H3: neither lost nor twice, but asked about."""
     with pytest.raises(DataLoss, match=r"is not known\. Set failOnDataLoss=false to send them all"):
         SENDING.stored_until(None, QueueBounds(51, 60), fail_on_data_loss=True)

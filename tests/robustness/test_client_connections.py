@@ -135,7 +135,7 @@ def test_a_connection_that_ends_right_after_it_began_fails_the_next_callers(is_r
     ],
     ids=["ssh", "http", "tls alert", "zeros"],
 )
-def test_a_greeting_of_another_protocol_is_told_to_every_caller(greeting: bytes) -> None:
+def test_a_greeting_of_another_protocol_reaches_every_caller(greeting: bytes) -> None:
     """A1: sent before anything was asked."""
     with ScriptedServer(silent) as server:
         channel = opened(server.address)

@@ -79,7 +79,7 @@ def test_a_caller_of_a_dripping_server_waits_until_his_deadline(monkeypatch: pyt
 
 
 def test_a_pull_from_a_dripping_broker_is_given_up_in_time() -> None:
-    """A1: silence begins anew with each byte, the pull's own time does not."""
+    """A1: silence begins again with each byte, the pull's own time does not."""
     with ScriptedServer(dripping) as server:
         line: PullConnection[PullRequest] = PullConnection(
             TcpTransport.connect(server.address, PATIENCE_S), CLOCK

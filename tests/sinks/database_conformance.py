@@ -349,7 +349,7 @@ class DatabaseConformance(SinkConformance):
 
         assert [step for *_, step in stored_in(database)] == ["other", "other"]
 
-    def test_a_later_generation_of_a_queue_begins_anew(self, database: Database, sink: DatabaseSink) -> None:
+    def test_a_later_generation_of_a_queue_begins_again(self, database: Database, sink: DatabaseSink) -> None:
         """F4, H7: offsets that begin again are new messages; who has not followed them is refused."""
         run(sink, {Q0: 5}, rows(Q0, 0, 5))
         batch = sink.begin(GROUP, {Q0: 1})

@@ -114,7 +114,7 @@ class SinkConformance:
         run(sink, {Q0: 3}, rows(Q0, 0, 3))
         assert len(stored()) == 3
 
-    def test_of_two_tries_of_a_task_one_counts(self, sink: Sink, stored: Stored) -> None:
+    def test_only_one_attempt_of_a_task_is_committed(self, sink: Sink, stored: Stored) -> None:
         """H1"""
         batch = sink.begin(GROUP, {Q0: 0})
         written_by(batch, rows(Q0, 0, 3))
@@ -237,7 +237,7 @@ class SinkConformance:
             sink.begin(GROUP, {Q0: 0}).commit([], {Q1: 4})
 
     def test_rows_of_offsets_that_begin_again_are_written(self, sink: Sink, stored: Stored) -> None:
-        """F4, H1: a topic made anew has other messages under the same offsets."""
+        """F4, H1: a topic made again has other messages under the same offsets."""
         run(sink, {Q0: 4, Q1: 2}, rows(Q0, 0, 4, "old"), rows(Q1, 0, 2))
 
         assert run(sink, {Q0: 2}, rows(Q0, 0, 2, "new"), generations={Q0: 1, Q1: 0}) == 2

@@ -36,7 +36,7 @@ def server() -> Iterator[Postgres]:
 
 
 class PostgresDatabase:
-    """Made anew for each test."""
+    """Made again for each test."""
 
     placeholder = "%s"
 

@@ -177,7 +177,7 @@ def test_one_delta_table_under_two_names_is_refused(tmp_path: Path, other: str) 
         MultiSink([DeltaSink(tmp_path / "lake"), DeltaSink(second)])
 
 
-def test_one_delta_table_that_no_name_tells_is_known_by_its_id(tmp_path: Path) -> None:
+def test_one_delta_table_under_two_names_is_recognised_by_its_id(tmp_path: Path) -> None:
     """H8: a folder mounted twice."""
     DeltaSink(tmp_path / "lake").prepare(SCHEMA)
     shutil.copytree(tmp_path / "lake", tmp_path / "mounted")

@@ -108,7 +108,7 @@ def test_a_queue_that_the_sink_knows_nothing_of_any_more_is_named() -> None:
     assert "the sink is at 0, the group at 12" in text
 
 
-def test_another_table_in_the_place_is_told_whatever_its_watermarks_are() -> None:
+def test_another_table_in_the_place_is_reported_whatever_its_watermarks_are() -> None:
     """H7: CREATE OR REPLACE TABLE leaves them and takes the rows."""
     text = refusal(rows(row(Q0, 9, LAKE)), LAKE._replace(identity="table-2"))
 
@@ -116,7 +116,7 @@ def test_another_table_in_the_place_is_told_whatever_its_watermarks_are() -> Non
 
 
 def test_a_missing_table_is_reported() -> None:
-    """H7: it is not made anew in silence."""
+    """H7: it is not made again in silence."""
     text = refusal(rows(row(Q0, 9, LAKE)), SinkStanding("/lake/orders", None, {}, "/lake/orders"))
 
     assert "it is not there any more" in text
@@ -130,7 +130,7 @@ def test_a_table_is_known_under_another_name_by_its_identity() -> None:
     assert lost_by(rows(row(Q0, 10, LAKE)), [moved])
 
 
-def test_a_kind_of_sink_that_cannot_tell_one_place_from_another_is_judged_by_its_watermarks() -> None:
+def test_a_sink_without_identity_is_compared_by_watermark() -> None:
     """H7: one of a user's own."""
     own = SinkStanding("own", "", {Q0: 9})
     assert not lost_by(rows(row(Q0, 9, own)), [own])
@@ -138,7 +138,7 @@ def test_a_kind_of_sink_that_cannot_tell_one_place_from_another_is_judged_by_its
     assert lost_by(rows(row(Q0, 10, own)), [own])
 
 
-def test_two_sinks_of_one_name_are_told_apart_by_their_identities() -> None:
+def test_two_sinks_of_one_name_are_distinguished_by_their_identities() -> None:
     """H7: two databases, each with the table of watermarks that is the default."""
     other = DATABASE._replace(identity="token-2")
     found = rows(row(Q0, 9, DATABASE, other))
@@ -202,7 +202,7 @@ def test_a_sink_that_no_row_knows_is_a_stranger_where_others_are_known() -> None
     assert strangers(rows(row(Q0, 9)), [new]) == []
 
 
-def test_offsets_that_are_behind_a_sink_are_told_unless_an_operator_has_moved_them() -> None:
+def test_offsets_that_are_behind_a_sink_are_reported_unless_an_operator_has_moved_them() -> None:
     """H2: as those of an offset store that was put back while nobody was there."""
     ahead = LAKE._replace(watermarks={Q0: 9, Q1: 4})
 

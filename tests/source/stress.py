@@ -1,12 +1,12 @@
 """A stream reads while its world changes at random: ``python -m tests.source.stress --seconds 600 --seed 7``.
 
-On the simulator, topics and queues are added, topics deleted and made anew, messages stored, brokers
+On the simulator, topics and queues are added, topics deleted and made again, messages stored, brokers
 restarted, and old messages expire before they are read; the reader is killed at any step of a batch, too,
 drains now and then as with AvailableNow, and changes its limits. At the end every message that is still there
 was read exactly once, each queue's in order, and no message of a deleted topic twice. What the world does is
 a function of the seed; what the reader meets is the machine's.
 
-A topic is made anew when a plan has gone by without it: made anew before,
+A topic is made again when a plan has gone by without it: made again before,
 it can look to any reader like the one that was.
 """
 
@@ -103,7 +103,7 @@ class World:
             name = self.rng.choice(forgotten)
             del self.deleted[name]
             self._make(name)
-            self.done["topics made anew"] += 1
+            self.done["topics made again"] += 1
 
     def _make(self, name: str) -> None:
         self.times_made[name] += 1

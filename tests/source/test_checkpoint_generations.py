@@ -1,4 +1,4 @@
-"""A plain stream whose topic is made anew while the query is stopped, or its broker away."""
+"""A plain stream whose topic is made again while the query is stopped, or its broker away."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
-def test_a_topic_made_anew_while_the_query_was_stopped_is_read_from_its_first_message(count: int) -> None:
+def test_a_topic_made_again_while_the_query_was_stopped_is_read_from_its_first_message(count: int) -> None:
     """F4: also where its offsets hide it."""
     stream = Stream({A0: [1, 2, 3], A1: [1]}, failOnDataLoss="false")
     assert stream.next() == [(A0, 0, 3), (A1, 0, 1)]
@@ -61,7 +61,7 @@ def test_a_topic_made_anew_while_the_query_was_stopped_is_read_from_its_first_me
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 9])
-def test_a_topic_made_anew_while_the_query_runs_is_read_from_its_first_message(count: int) -> None:
+def test_a_topic_made_again_while_the_query_runs_is_read_from_its_first_message(count: int) -> None:
     """F4: its end went back, or another message has the last one's place."""
     stream = Stream({A0: [1, 2, 3]}, failOnDataLoss="false")
     stream.next()
@@ -72,7 +72,7 @@ def test_a_topic_made_anew_while_the_query_runs_is_read_from_its_first_message(c
     assert [*_offsets(first), *_offsets(stream.next())] == list(range(count + 1))
 
 
-def test_of_a_topic_made_anew_while_the_query_runs_each_queue_is_read_from_its_first_message() -> None:
+def test_of_a_topic_made_again_while_the_query_runs_each_queue_is_read_from_its_first_message() -> None:
     """F4: one look shows it of all, and the other topic's queues go on."""
     stream = Stream({A0: [1, 2], A1: [1, 2, 3], B0: [1]}, failOnDataLoss="false")
     stream.next()
@@ -94,7 +94,7 @@ def test_one_queue_of_a_topic_and_broker_is_looked_at_for_each_plan() -> None:
     assert stream.log.looks == [{A0: 1}]
 
 
-def test_a_topic_made_anew_is_found_once_a_broker_that_refuses_the_look_answers_again() -> None:
+def test_a_topic_made_again_is_found_once_a_broker_that_refuses_the_look_answers_again() -> None:
     """F4, A8: until then its queues wait, and the times by which it is found are kept."""
     stream = Stream({A0: [1, 2], A1: [1, 2, 3], B0: [1]}, failOnDataLoss="false")
     stream.next()
@@ -106,7 +106,7 @@ def test_a_topic_made_anew_is_found_once_a_broker_that_refuses_the_look_answers_
     assert stream.next() == [(A0, 0, 3), (A1, 0, 4)]
 
 
-def test_a_topic_made_anew_ends_a_query_that_is_to_fail_on_data_loss() -> None:
+def test_a_topic_made_again_ends_a_query_that_is_to_fail_on_data_loss() -> None:
     """F4"""
     stream = Stream({A0: [1, 2, 3]})
     stream.next()
@@ -117,7 +117,7 @@ def test_a_topic_made_anew_ends_a_query_that_is_to_fail_on_data_loss() -> None:
         stream.next()
 
 
-def test_a_reset_of_the_streams_group_does_not_hide_that_a_topic_was_made_anew() -> None:
+def test_a_reset_of_the_streams_group_does_not_hide_that_a_topic_was_made_again() -> None:
     """F4: a broker reports it once, in the place of the message that is looked at."""
     stream = Stream({A0: [1, 2, 3]}, failOnDataLoss="false")
     stream.next()

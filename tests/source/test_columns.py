@@ -55,7 +55,7 @@ def test_the_map_of_properties_can_be_left_out(topics: Topics) -> None:
     assert names == [*(name for name in MESSAGE_COLUMNS if name != "properties"), "number"]
 
 
-def test_the_schema_spark_is_told_is_that_of_the_columns() -> None:
+def test_the_schema_that_spark_gets_is_that_of_the_columns() -> None:
     source = DefaultSource(REQUIRED | {"includecolumns": "queueId,body", "propertyColumns": "n"})
 
     assert source.schema().simpleString() == "struct<queueId:int,body:binary,n:string>"

@@ -221,7 +221,7 @@ def test_ranges_without_answers_leave_the_others_their_share(server: ScriptedSer
     assert offsets == whole(3, 400)
 
 
-def test_a_refused_range_fails_alone_after_what_was_in_order(server: ScriptedServer) -> None:
+def test_a_refused_range_fails_by_itself_after_what_was_in_order(server: ScriptedServer) -> None:
     def refuse_some(peer: Peer, request: RemotingCommand) -> None:
         if queue_of(request) == 1 and int(request.ext_fields["queueOffset"]) >= 40:
             peer.answer(request, ResponseCode.NO_PERMISSION, remark="no")
@@ -236,7 +236,7 @@ def test_a_refused_range_fails_alone_after_what_was_in_order(server: ScriptedSer
     assert {index: type(error) for index, error in failures.items()} == {1: NoPermission}
 
 
-def test_a_busy_queue_pauses_alone(server: ScriptedServer, pauses: FetcherPauses) -> None:
+def test_only_the_busy_queue_pauses(server: ScriptedServer, pauses: FetcherPauses) -> None:
     """Its pulls are tried until patience ends; nobody else's are late."""
 
     def busy_queue_1(peer: Peer, request: RemotingCommand) -> None:
@@ -271,7 +271,7 @@ def test_flow_control_is_tried_again_after_20_ms(server: ScriptedServer, pauses:
     assert pauses.taken == [0.02] * 4
 
 
-def test_a_broken_connection_is_made_anew_for_all(server: ScriptedServer, pauses: FetcherPauses) -> None:
+def test_a_broken_connection_is_made_again_for_all(server: ScriptedServer, pauses: FetcherPauses) -> None:
     """A2: nothing lost, nothing twice."""
     count = 0
 
@@ -549,7 +549,7 @@ def test_a_range_of_a_master_that_ends_waits_where_no_replica_may_take_its_place
     assert asked_for(replica) == set()
 
 
-def test_messages_on_a_stopped_master_alone_are_waited_for(
+def test_messages_that_only_a_stopped_master_has_are_waited_for(
     server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     """L3: the tail was planned by the master's end; it is never counted as read."""
@@ -714,7 +714,9 @@ def test_a_process_that_stood_still_has_heard_no_silence(
     assert 0 < max(counted) <= RECEIVE_TICK_S
 
 
-def test_silence_of_the_master_is_told_with_the_pull_that_was_not_answered(server: ScriptedServer) -> None:
+def test_silence_of_the_master_is_reported_with_the_pull_that_was_not_answered(
+    server: ScriptedServer,
+) -> None:
     server.script = lambda peer, request: None
     wanted = [partition(server, 3, request_timeout_s=0.1, retry_timeout_s=0.0)]
 

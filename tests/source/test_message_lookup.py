@@ -126,7 +126,7 @@ def test_brokers_are_looked_at_at_once(looks: Looks) -> None:
     assert looks.at(A0=3, B0=5) == {A0: LastMessage(3, 3, 300), B0: LastMessage(5, 5, 500)}
 
 
-def test_a_reset_that_is_told_with_a_look_is_kept_when_another_queue_cannot_be_looked_at(
+def test_a_reset_reported_with_a_look_is_kept_when_another_queue_cannot_be_looked_at(
     looks: Looks,
 ) -> None:
     """F5: of this broker or of another."""
@@ -157,7 +157,7 @@ def test_a_queue_whose_look_is_refused_rests_and_the_broker_s_others_are_looked_
     assert looks.at(A0=3) == {A0: LastMessage(3, 3, 300)}
 
 
-def test_a_reset_that_is_told_while_the_next_generation_s_beginning_is_looked_for_is_kept(
+def test_a_reset_reported_while_the_next_generation_is_looked_for_is_kept(
     looks: Looks,
 ) -> None:
     """F5, F4: and the message after it is seen all the same."""

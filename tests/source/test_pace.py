@@ -139,7 +139,7 @@ def test_no_more_is_asked_for_than_may_be_held(topics: Topics) -> None:
     assert max(bursts) < 4 <= max(pull.in_flight for pull in pulls(topics, topic, pullBatchSize="1"))
 
 
-def test_messages_are_pulled_from_whom_the_option_says() -> None:
+def test_messages_are_pulled_from_the_broker_that_the_option_names() -> None:
     """readFrom: a replica without being told to, and the master for what the replica lacks;
     else the master alone.
     """

@@ -439,7 +439,7 @@ def test_an_operators_reset_is_picked_up_at_the_next_plan_and_fences_the_running
 
 
 def test_a_store_that_forgets_the_whole_group_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H2: otherwise the group would begin anew where the options say, perhaps at the end."""
+    """H2: otherwise the group would begin again where the options say, perhaps at the end."""
     planning = Planning({A0: (0, 9)}, group=True, start=LATEST)
     planning.next()
     monkeypatch.setattr(planning.store, "read", lambda _: {})
@@ -631,7 +631,7 @@ def test_a_plan_that_waits_for_more_messages_was_not_delivered() -> None:
     assert planning.next() == [(A0, 8, 9)]
 
 
-def test_a_listener_that_has_had_what_the_threshold_allows_is_told_once(
+def test_a_listener_that_has_had_what_the_threshold_allows_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """D4, D13: the queue stands still until somebody acts."""

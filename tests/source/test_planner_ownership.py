@@ -100,7 +100,7 @@ class TestLeftOut:
         planning.next()
         return {A0: planning.store.read("g")[A0].state._replace(**facts)}
 
-    def test_a_queue_is_told_once_when_it_was_left_out_for_two_minutes(self) -> None:
+    def test_a_queue_is_reported_once_when_it_was_left_out_for_two_minutes(self) -> None:
         """B6."""
         watch, progress = StuckQueueDetector(), self.progress()
         told = []
@@ -120,7 +120,7 @@ class TestLeftOut:
             watch.look(progress, self.bounds, 1000.0 + second)
             assert watch.planned((), 1000.0 + second) == []
 
-    def test_a_plan_that_holds_the_queue_begins_the_wait_anew(self) -> None:
+    def test_a_plan_that_holds_the_queue_begins_the_wait_again(self) -> None:
         """B6."""
         watch, progress = StuckQueueDetector(), self.progress()
         for second in range(300):
@@ -146,7 +146,7 @@ def test_a_wall_clock_that_is_set_forward_leaves_no_queue_out(
     assert planning.store.read("g")[A0].epoch == epoch
 
 
-def test_a_held_queue_that_no_plan_takes_is_claimed_anew(
+def test_a_held_queue_that_no_plan_takes_is_claimed_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """B6."""
@@ -161,7 +161,7 @@ def test_a_held_queue_that_no_plan_takes_is_claimed_anew(
     assert planning.store.read("g")[A0].epoch >= 2
 
 
-def test_a_drain_claims_no_queue_anew_that_has_come_to_its_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drain_claims_no_queue_again_that_has_come_to_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """B6, H4: producers go on, another queue takes its time, and one was made after the beginning."""
     planning = Planning({A0: (0, 5), B0: (0, 9)}, group=True, retryTimeoutMs="86400000")
     planning.planner.prepare_available_now()

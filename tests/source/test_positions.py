@@ -253,7 +253,7 @@ def test_positions_that_do_not_go_together_are_refused(given: dict[str, str], se
         ReadOptions.parse(REQUIRED | given)
 
 
-def test_a_group_that_cannot_begin_at_another_is_told_that_alone() -> None:
+def test_a_group_that_cannot_begin_at_another_gets_only_that_error() -> None:
     of_group = {"startingOffsets": "group", "startingGroup": "x", "consumerGroup": "g", "offsetStore": "/s"}
 
     with pytest.raises(OptionError) as refused:

@@ -424,7 +424,7 @@ def test_a_reset_is_written_to_the_broker_once_before_a_plan_begins_there() -> N
     assert brokers.writes == [{A0: 2}]
 
 
-def test_a_broker_that_does_not_tell_the_offset_keeps_its_queues_waiting() -> None:
+def test_a_broker_that_does_not_report_the_offset_keeps_its_queues_waiting() -> None:
     """F3: an error never becomes an offset, and nothing is claimed meanwhile."""
     brokers = FakeBrokerOffsets({A0: 8})
     brokers.is_down = True
@@ -436,7 +436,7 @@ def test_a_broker_that_does_not_tell_the_offset_keeps_its_queues_waiting() -> No
     assert planning.next() == [(A0, 8, 10)]
 
 
-def test_brokers_are_asked_at_a_claim_alone() -> None:
+def test_brokers_are_asked_only_at_a_claim() -> None:
     """C3: a plan of queues that are held costs no call per queue."""
     brokers = FakeBrokerOffsets()
     planning = Planning({A0: (0, 10), B0: (0, 1)}, group=True, broker_offsets=brokers)

@@ -125,7 +125,7 @@ class Scenario:
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["while running", "while away"])
 @pytest.mark.parametrize("count", [0, 1, 4, 5])
-def test_a_topic_made_anew_is_read_from_its_first_message_in_a_new_generation(
+def test_a_topic_made_again_is_read_from_its_first_message_in_a_new_generation(
     count: int, is_running: bool
 ) -> None:
     """F4, H1: with fewer messages than before; running or not."""
@@ -143,7 +143,7 @@ def test_a_topic_made_anew_is_read_from_its_first_message_in_a_new_generation(
     assert scenario.brokers.offsets == {A0: 0}, "Java members begin there, too"
 
 
-def test_a_topic_made_anew_that_grew_past_the_stored_offset_is_found_at_the_next_claim() -> None:
+def test_a_topic_made_again_that_grew_past_the_stored_offset_is_found_at_the_next_claim() -> None:
     """F4"""
     scenario = Scenario({A0: [1, 2, 3]}, failOnDataLoss="false")
     scenario.consume_all()
@@ -154,7 +154,7 @@ def test_a_topic_made_anew_that_grew_past_the_stored_offset_is_found_at_the_next
     assert scenario.generations() == {A0: 1}
 
 
-def test_a_topic_made_anew_before_the_group_consumed_anything_is_found_too() -> None:
+def test_a_topic_made_again_before_the_group_consumed_anything_is_found_too() -> None:
     """F4: by the message that the group's beginning passed over."""
     scenario = Scenario({A0: [1, 2, 3]}, failOnDataLoss="false", start=LATEST)
     assert scenario.next() is None
@@ -201,7 +201,7 @@ def test_it_is_found_at_once_where_the_broker_has_less_than_at_the_last_look() -
 
 
 def test_it_is_found_when_the_topic_was_out_of_sight_for_a_moment() -> None:
-    """F4: deleted and made anew between two plans, and longer than before."""
+    """F4: deleted and made again between two plans, and longer than before."""
     scenario = Scenario({A0: [1, 2], A1: [1]}, failOnDataLoss="false")
     scenario.consume_all()
     stored = scenario.log.stored.pop(A0)
@@ -256,7 +256,7 @@ def test_a_reset_within_a_life_begins_no_other(target: int, is_away: bool) -> No
     assert scenario.generations() == {A0: 0}
 
 
-def test_a_reset_in_a_topic_made_anew_begins_a_life_where_the_operator_wants_it() -> None:
+def test_a_reset_in_a_topic_made_again_begins_a_life_where_the_operator_wants_it() -> None:
     """F4, F5: and needs no failOnDataLoss=false, for somebody has said where to go on."""
     scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]})
     scenario.consume_all()
@@ -359,7 +359,7 @@ def test_a_broadcasting_instance_knows_its_own_generation_whose_plan_failed(fail
     assert planning.next() == [(A0, 0, 2), (A1, 1, 2)]
 
 
-def test_a_reset_that_is_told_with_the_look_is_followed() -> None:
+def test_a_reset_that_is_reported_with_the_look_is_followed() -> None:
     """F5: the broker tells it once, with whatever pull of the group comes next."""
     scenario = Scenario({A0: [1, 2, 3]})
     scenario.consume_all()
@@ -403,7 +403,7 @@ def test_a_queue_is_planned_only_once_it_was_looked_at_since_its_last_reset(coun
     assert scenario.generations()[A0] == 1, "it was looked at, and another log found"
 
 
-def test_a_reset_that_was_told_before_the_look_failed_is_followed() -> None:
+def test_a_reset_that_was_reported_before_the_look_failed_is_followed() -> None:
     """F5: one broker has told it, another did not answer; none of them tells it again."""
     scenario = Scenario({A0: [1, 2, 3], B0: [1]})
     scenario.consume_all()
@@ -418,10 +418,10 @@ def test_a_reset_that_was_told_before_the_look_failed_is_followed() -> None:
 
 
 @pytest.mark.parametrize("is_held", [True, False], ids=["held", "lost"])
-def test_a_reset_that_was_told_with_a_look_and_could_not_be_stored_is_stored_later(
+def test_a_reset_that_was_reported_with_a_look_and_could_not_be_stored_is_stored_later(
     is_held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F5: the same look found a topic made anew, whose next generation could not be stored either;
+    """F5: the same look found a topic made again, whose next generation could not be stored either;
     a queue that was lost meanwhile may
     have been reset again."""
     scenario = Scenario({A0: [1, 2, 3], A1: [1, 2]}, failOnDataLoss="false")
@@ -439,7 +439,7 @@ def test_a_reset_that_was_told_with_a_look_and_could_not_be_stored_is_stored_lat
     assert scenario.next() == ([(A0, 1, 3), (A1, 0, 1)] if is_held else [(A1, 0, 1)])
 
 
-def test_a_reset_that_was_told_with_a_look_that_ends_the_query_is_stored() -> None:
+def test_a_reset_that_was_reported_with_a_look_that_ends_the_query_is_stored() -> None:
     """F4, F5: the query that is started next hears of it no more."""
     scenario = Scenario({A0: [1, 2, 3], A1: [1, 2]})
     scenario.consume_all()
@@ -488,7 +488,7 @@ def test_a_generation_that_begins_behind_messages_remembers_the_last_of_them_at_
     assert scenario.next() == [(A0, 0, 3)]
 
 
-def test_a_topic_made_anew_under_a_clock_set_back_is_read_from_its_first_message() -> None:
+def test_a_topic_made_again_under_a_clock_set_back_is_read_from_its_first_message() -> None:
     """F4: no clock decides which messages are new."""
     scenario = Scenario({A0: [1000, 1001, 1002, 1003]}, failOnDataLoss="false")
     scenario.consume_all()

@@ -276,7 +276,7 @@ def test_a_range_ends_with_the_bounds_of_its_queue(partition: QueuePartition, lo
     """D1: as the newest answer has it, for the properties MIN_OFFSET and MAX_OFFSET."""
     *_, marker = read_queue(partition)
 
-    told = end_of(marker).told_with_messages
+    told = end_of(marker).described_by_messages
     assert told == {"MIN_OFFSET": str(log.min_offset), "MAX_OFFSET": str(log.max_offset)}
 
 
@@ -350,7 +350,7 @@ def test_a_hole_is_data_loss(
 
 
 @pytest.mark.parametrize(("missing", "hole"), HOLES)
-def test_a_hole_is_passed_and_told_once_on_demand(
+def test_a_hole_is_passed_and_reported_once_on_demand(
     partition: QueuePartition,
     log: Log,
     missing: set[int],
@@ -367,7 +367,7 @@ def test_a_hole_is_passed_and_told_once_on_demand(
     assert told(caplog) == [hole]
 
 
-def test_a_gap_that_pulls_have_skipped_is_not_told_again(
+def test_a_gap_that_pulls_have_skipped_is_not_reported_again(
     partition: QueuePartition, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F4"""

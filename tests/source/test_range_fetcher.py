@@ -133,7 +133,7 @@ def test_a_busy_broker_is_asked_again_after_growing_pauses(
     assert pauses.taken == [0.05, 0.1, 0.2]
 
 
-def test_a_broken_connection_is_made_anew_and_nothing_is_lost_or_doubled(
+def test_a_broken_connection_is_made_again_and_nothing_is_lost_or_doubled(
     server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     """A2"""
@@ -183,7 +183,7 @@ def test_a_success_gives_the_patience_back(server: ScriptedServer, pauses: Fetch
     assert sum(pauses.taken) > wanted.settings.retry_timeout_s
 
 
-def test_a_refusal_is_told_at_once(server: ScriptedServer, pauses: FetcherPauses) -> None:
+def test_a_refusal_is_reported_at_once(server: ScriptedServer, pauses: FetcherPauses) -> None:
     server.script = lambda peer, request: peer.answer(request, ResponseCode.NO_PERMISSION, remark="no")
 
     with pytest.raises(BrokerError, match="no"):
@@ -231,7 +231,7 @@ def test_messages_that_are_gone_are_skipped_on_demand(server: ScriptedServer) ->
     assert pulled(fetcher) == list(range(24, 100))
 
 
-def test_a_gap_that_many_pulls_meet_is_told_once(
+def test_a_gap_that_many_pulls_meet_is_reported_once(
     server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F4: the gap is reported, with both its ends."""

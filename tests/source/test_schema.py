@@ -54,7 +54,7 @@ def test_a_marker_row_has_the_bounds_that_messages_get_as_properties(
     """D1: ``PullAPIWrapper.processPullResult``."""
     (row,) = marker_row(RangeEnd(planned=PLANNED, rows=8, bounds=bounds)).to_pylist()
 
-    assert end_from_json(QUEUE, row["plannedRange"]).told_with_messages == told
+    assert end_from_json(QUEUE, row["plannedRange"]).described_by_messages == told
 
 
 def test_a_marker_row_brings_back_how_often_messages_were_given_back() -> None:

@@ -109,7 +109,7 @@ def test_any_number_of_tasks_is_planned_where_executors_come_when_tasks_wait(set
     assert task_slots(classic_session()) == Slots(8, 8)
 
 
-def test_any_number_of_tasks_is_planned_where_a_platform_does_not_tell_how_many_can_run() -> None:
+def test_any_number_of_tasks_is_planned_where_a_platform_does_not_report_how_many_can_run() -> None:
     """D3: what is known of the cores still says whether a task may wait for others to begin."""
     classic = classic_session(spark_task_cpus="2")
     classic.sparkContext._jsc.sc.side_effect = PermissionError("not allowed")
@@ -117,7 +117,7 @@ def test_any_number_of_tasks_is_planned_where_a_platform_does_not_tell_how_many_
     assert task_slots(classic) == Slots(4, 0)
 
 
-def test_no_session_is_told_as_such() -> None:
+def test_a_missing_session_is_reported_as_such() -> None:
     with pytest.raises(RocketMQError, match="A Replay needs a Spark session, not None"):
         check_classic(None, "A Replay", "why")  # type: ignore[arg-type]
 
@@ -129,7 +129,7 @@ def test_no_session_is_told_as_such() -> None:
         (False, r"Delta Lake has no release for Spark 4\.3\.0, .* Use Spark 4\.2"),
     ],
 )
-def test_a_session_without_delta_lake_is_told_what_it_lacks(
+def test_the_error_of_a_session_without_delta_lake_says_what_it_lacks(
     has_delta: bool, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row J4; as of ``SparkSession.builder.getOrCreate()``."""

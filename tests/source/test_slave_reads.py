@@ -112,7 +112,7 @@ def test_a_reset_is_not_followed_to_a_slave() -> None:
 
 @pytest.mark.parametrize("is_copy", [True, False], ids=["copy", "another log"])
 def test_a_slave_is_read_where_it_has_the_message_consumed_last(is_copy: bool) -> None:
-    """F4, L3: a slave may have what was under these offsets before the topic was made anew."""
+    """F4, L3: a slave may have what was under these offsets before the topic was made again."""
     scenario = Scenario({A0: [1, 2, 3]})
     scenario.consume_all()
     scenario.planning.view.down, scenario.planning.view.at_slaves = dict(DOWN), {A0: (0, 5)}
@@ -294,7 +294,7 @@ def test_a_batch_between_two_times_is_read_from_a_slave_that_has_later_messages(
     [{"readFrom": "master"}, {}],
     ids=["readFrom=master", "slaveReadEnable=false"],
 )
-def test_masters_alone_are_read_where_the_reader_or_the_slave_wants_it_so(changed: dict[str, str]) -> None:
+def test_only_masters_are_read_where_the_reader_or_the_slave_wants_it_so(changed: dict[str, str]) -> None:
     """L3: a slave that serves no pulls must not hold up the queues of other brokers either."""
     settings = READS if changed else BrokerSettings()
     with SimCluster(brokers=2, replicas=1, settings=settings) as sim:

@@ -66,7 +66,7 @@ def test_a_query_that_starts_again_goes_on_after_the_newest_offset_of_its_log(to
     assert stream.next_offsets() == {queue: [4, 5]}
 
 
-def test_a_consumer_that_is_to_end_reads_what_was_there_at_its_start_and_tells_its_driver(
+def test_a_drain_reads_what_was_there_at_its_start_and_reports_its_end(
     topics: Topics,
 ) -> None:
     """Rows H4, J4: ``availableNow``."""

@@ -114,7 +114,7 @@ def test_messages_that_are_kept_have_the_bytes_that_are_stored(
 
 
 @pytest.mark.parametrize("is_group_read", [True, False])
-def test_behind_a_broken_layout_messages_are_pulled_anew(
+def test_behind_a_broken_layout_messages_are_pulled_again(
     partition: QueuePartition, log: Log, is_group_read: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """L7: what it hides of its answer is not lost."""

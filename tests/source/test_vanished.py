@@ -41,7 +41,7 @@ def test_a_deleted_topic_ends_the_query(topics: Topics) -> None:
         stream.next_offsets()
 
 
-def test_a_stream_goes_on_without_a_deleted_topic_and_reads_it_from_its_start_when_made_anew(
+def test_a_stream_goes_on_without_a_deleted_topic_and_reads_it_from_its_start_when_made_again(
     topics: Topics,
 ) -> None:
     """failOnDataLoss, topicPattern: as Spark's "subscribe topic by
@@ -223,7 +223,7 @@ def test_available_now_ends_although_a_queue_is_gone_that_was_never_planned(fail
     assert planning.pauses == []
 
 
-def test_a_queue_that_is_gone_begins_anew_when_it_comes_back() -> None:
+def test_a_queue_that_is_gone_begins_again_when_it_comes_back() -> None:
     planning = Planning({A0: (0, 5), A1: (0, 5)}, failOnDataLoss="false")
     assert planning.next() is not None
     del planning.view.bounds[A1]

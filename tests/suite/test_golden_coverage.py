@@ -85,7 +85,7 @@ MEMBERS: dict[str, dict[str, Each | Whole]] = {
         "buildSubscriptionData": each(
             43,
             "wire/test_subscription.py::test_a_tag_expression_is_read_as_java_reads_it",
-            "wire/test_subscription.py::test_separators_alone_are_an_option_error_that_names_topic_and_remedy",
+            "wire/test_subscription.py::test_only_separators_are_an_option_error_that_names_topic_and_remedy",
             named=lambda _at, case: case["expr"] if "error" in case else case,
         ),
         "heartbeat_fingerprint": Whole(
@@ -272,7 +272,7 @@ FACTS: dict[int, tuple[str, ...]] = {
         f"{_PULLS}::test_asking_for_no_message_brings_one",
         f"{_PULLS}::test_a_filter_without_any_tag_is_refused",
         "tests/both/test_sql92.py::test_a_pull_with_an_expression_that_does_not_compile_gets_everything",
-        "tests/both/test_sql92.py::test_the_client_is_told_whether_its_expression_compiles",
+        "tests/both/test_sql92.py::test_the_client_learns_whether_its_expression_compiles",
     ),
     10: (
         f"{_PULLS}::test_a_held_pull_is_answered_when_a_message_comes",
@@ -292,7 +292,7 @@ FACTS: dict[int, tuple[str, ...]] = {
     14: (f"{_SEQUENCES}::test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded",),
     15: (f"{_REPLAY}::test_the_simulator_answers_as_the_real_broker_did",),
     16: (
-        f"{_OFFSETS}::test_a_new_group_on_a_young_queue_is_told_0_unless_it_says_otherwise",
+        f"{_OFFSETS}::test_a_new_group_on_a_young_queue_gets_0_unless_it_asks_otherwise",
         f"{_FACTS}::test_a_new_group_begins_a_new_topic_at_0_and_has_no_offset_for_its_retry_topic",
     ),
     17: (
@@ -323,13 +323,13 @@ FACTS: dict[int, tuple[str, ...]] = {
     ),
     23: (
         "tests/wire/test_subscription.py::test_a_tag_expression_is_read_as_java_reads_it",
-        "tests/wire/test_subscription.py::test_separators_alone_are_an_option_error_that_names_topic_and_remedy",
+        "tests/wire/test_subscription.py::test_only_separators_are_an_option_error_that_names_topic_and_remedy",
     ),
     24: (
         f"{_SEQUENCES}::test_a_lite_pull_consumer_lives_as_recorded",
         f"tests/{_DEFAULTS_TEST}::test_a_pull_asks_for_as_many_messages_as_the_push_consumer_s",
     ),
-    25: ("tests/client/test_answers.py::test_a_success_is_judged_by_its_code_alone",),
+    25: ("tests/client/test_answers.py::test_a_success_is_judged_only_by_its_code",),
     26: (f"{_FACTS}::test_without_a_timer_wheel_a_topic_is_deleted_and_the_answer_is_an_error",),
 }
 """The 26 facts that the recordings pin down, with the tests that would fail if we behaved otherwise.

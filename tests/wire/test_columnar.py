@@ -124,7 +124,7 @@ def test_regular_messages_take_the_vectorised_path(messages: list[StoredMessage]
     assert rows(vectorised(data)) == expected_rows(decode_messages(data, "b"))
 
 
-def test_tags_with_one_hash_code_are_told_apart() -> None:
+def test_tags_with_one_hash_code_are_distinguished() -> None:
     """A4: "Aa" and "BB" have the same Java hash code."""
     data = encoded(*(stored_message(properties_data=f"TAGS\x01{tag}\x02".encode()) for tag in ("Aa", "BB")))
 

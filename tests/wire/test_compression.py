@@ -39,7 +39,7 @@ def test_bodies_survive_compression(body: bytes, compression_type: CompressionTy
 @pytest.mark.parametrize(
     ("compression_type", "flags"), [(TYPES[0], 0x101), (TYPES[1], 0x201), (TYPES[2], 0x301)]
 )
-def test_the_type_is_told_in_the_sys_flag(compression_type: CompressionType, flags: int) -> None:
+def test_the_type_is_in_the_sys_flag(compression_type: CompressionType, flags: int) -> None:
     """G2: compression."""
     assert compress(BODY, compression_type)[1] == flags
 
@@ -50,12 +50,12 @@ def test_zlib_is_the_type_with_and_without_type_bits(sys_flag: int) -> None:
 
 
 @pytest.mark.parametrize("sys_flag", [0, 0x100, 0x200, 0x300, 0x700, 0x3E])
-def test_a_body_without_the_compressed_bit_is_left_alone(sys_flag: int) -> None:
+def test_a_body_without_the_compressed_bit_stays_as_it_is(sys_flag: int) -> None:
     assert decompress(BODY, sys_flag) is BODY
 
 
 @pytest.mark.parametrize("sys_flag", [0x1, 0x101, 0x201, 0x301, 0x701])
-def test_an_empty_body_is_left_alone(sys_flag: int) -> None:
+def test_an_empty_body_stays_as_it_is(sys_flag: int) -> None:
     assert decompress(b"", sys_flag) == b""
 
 
@@ -211,7 +211,7 @@ def test_frames_without_content_are_bounded(flags: int, empty: bytes) -> None:
         decompress(empty * 65_537, flags)
 
 
-def test_frames_that_do_not_tell_their_size_are_read() -> None:
+def test_frames_without_their_size_are_read() -> None:
     compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     unsized = compressor.compress(BODY) + compressor.flush()
 
@@ -230,7 +230,7 @@ def test_a_body_may_expand_beyond_a_frame_but_not_without_bound(compression_type
         decompress(bomb, flags)
 
 
-def test_a_bomb_that_does_not_tell_its_size_is_refused_as_well() -> None:
+def test_a_bomb_without_its_size_is_refused_as_well() -> None:
     compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     bomb = compressor.compress(bytes(MAX_BODY_BYTES + 1)) + compressor.flush()
 

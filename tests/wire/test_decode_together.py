@@ -61,7 +61,7 @@ def assert_as_alone(groups: list[list[bytes]], views: Sequence[Sequence[PulledBo
     ),
     st.integers(0, 20),
 )
-def test_every_group_is_what_it_is_alone(shapes: list[list[tuple[int, int]]], gap: int) -> None:
+def test_every_group_is_the_same_beside_others(shapes: list[list[tuple[int, int]]], gap: int) -> None:
     """D1: whatever the lengths, and wherever the bodies are."""
     groups = [
         [body_of(100 * number, count, size) for number, (count, size) in enumerate(shape)] for shape in shapes
@@ -111,7 +111,7 @@ def test_inner_batches_and_empty_bodies_are_taken_apart() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 40, 90])
-def test_a_group_that_is_cut_fails_alone(cut: int) -> None:
+def test_a_group_that_is_cut_fails_by_itself(cut: int) -> None:
     """D1: the others' messages are there."""
     groups = [[body_of(0, 3)], [body_of(0, 4)[:-cut]], [body_of(0, 5)]]
 
@@ -137,7 +137,7 @@ def test_a_message_that_leads_out_of_its_body_is_refused() -> None:
 
 def test_a_batch_does_not_refer_to_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A1: the buffer can be received into again at once."""
-    monkeypatch.setattr(columnar._Decoder, "decode_alone", None)  # all of it in place
+    monkeypatch.setattr(columnar._Decoder, "decode_one", None)  # all of it in place
     buffer = bytearray(body_of(0, 40))
     expected = decode_columns(bytes(buffer), "b")
 

@@ -88,7 +88,7 @@ def test_the_bodies_of_a_large_cluster_are_read() -> None:
     assert len(decode_consumer_list(f'{{"consumerIdList":[{clients}]}}'.encode())) == 50_000
 
 
-def test_telling_that_a_value_is_wrong_costs_no_memory() -> None:
+def test_the_error_of_a_wrong_value_costs_no_memory() -> None:
     """A1: the text alone would be four times the value."""
     value = "\x7f" * 1_000_000
     assert peak_of(lambda _: short_repr([value]), b"") < 10_000

@@ -96,7 +96,7 @@ def test_a_host_that_is_no_ip_address_and_port_is_refused(host: str) -> None:
         encode_host(host)
 
 
-def test_a_wrong_id_of_any_length_is_told_in_a_short_sentence() -> None:
+def test_a_wrong_id_of_any_length_is_reported_in_a_short_sentence() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         decode_offset_message_id("\U0001f600" * 100_000)
     assert len(str(caught.value)) < 1000

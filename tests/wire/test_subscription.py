@@ -39,7 +39,7 @@ def test_a_tag_expression_is_read_as_java_reads_it(case: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("expression", [*(c["expr"] for c in EXPRESSIONS if "error" in c), "||||", "||||||"])
-def test_separators_alone_are_an_option_error_that_names_topic_and_remedy(expression: str) -> None:
+def test_only_separators_are_an_option_error_that_names_topic_and_remedy(expression: str) -> None:
     with pytest.raises(OptionError, match=r"topic TopicT: tag expression '\|+' names no tag; use '\*'"):
         subscribe(expression)
 

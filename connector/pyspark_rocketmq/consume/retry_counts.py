@@ -63,7 +63,7 @@ def to_text(spans: Sequence[RetrySpan], next_offset: int, times: int) -> str:
     If there are very many spans, the last ones are left out: their messages are delivered more often, and
     none is given up early.
     """
-    if tuple(spans) == _first_alone(next_offset, times):
+    if tuple(spans) == _only_first(next_offset, times):
         return ""
     return json.dumps(spans[:MOST_SPANS], separators=(",", ":"))
 
@@ -79,8 +79,8 @@ def spans_from(state: QueueState) -> tuple[RetrySpan, ...]:
             return tuple(RetrySpan(*map(int, span)) for span in json.loads(state.retry_counts))
         except (ValueError, TypeError, OverflowError, RecursionError):
             raise DamagedOffsets("put_back", state.retry_counts) from None
-    return _first_alone(state.next_offset, state.reconsume_times)
+    return _only_first(state.next_offset, state.reconsume_times)
 
 
-def _first_alone(next_offset: int, times: int) -> tuple[RetrySpan, ...]:
+def _only_first(next_offset: int, times: int) -> tuple[RetrySpan, ...]:
     return (RetrySpan(next_offset, next_offset + 1, times),) if times else ()

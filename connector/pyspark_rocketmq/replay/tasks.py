@@ -328,20 +328,20 @@ class TargetQueue:
 
     def _outcome(self, messages: Sequence[Message]) -> SendResult | RocketMQError:
         if len(messages) == 1 and not self._takes_batches:
-            return self._outcome_alone(messages[0])
+            return self._single_outcome(messages[0])
         body = encode_batch(messages)
         if len(messages) == 1 and len(body) > MAX_MESSAGE_BYTES:
-            return self._outcome_alone(messages[0])
+            return self._single_outcome(messages[0])
         outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
         batch = EncodedBatch(queue=self._sending.target, body=body)
         self._producer.send_encoded(batch, outcomes.put)
         outcome = next_outcome(outcomes, self._send_timeout_s)
         if len(messages) == 1 and isinstance(outcome, RocketMQError) and is_too_large(outcome):
             # A batch of one message has no room for a broker's largest message, nor for a compressed one.
-            return self._outcome_alone(messages[0], most=0)
+            return self._single_outcome(messages[0], most=0)
         return outcome
 
-    def _outcome_alone(
+    def _single_outcome(
         self, message: Message, *, most: int = MAX_MESSAGE_BYTES
     ) -> SendResult | RocketMQError:
         outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()

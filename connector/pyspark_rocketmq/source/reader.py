@@ -271,7 +271,7 @@ class _RangeReader:
         self._pulls, self._pull_ms = 0, 0.0
         self._stopped: EndReason | None = None
         """FULL, UNDECODABLE or ANOTHER_LOG if the range ends after the last message read."""
-        self._is_pulled_anew = False
+        self._is_pulled_again = False
         """Whether the rest of these chunks is dropped, because the start of the next message is unknown."""
         self._before = partition.witnesses.before
         """The consumed message before the range, until its place has been pulled."""
@@ -316,14 +316,14 @@ class _RangeReader:
     def begin(self, window: RangeWindow) -> None:
         """Read from ``window`` from now on."""
         self._window = window
-        self._is_pulled_anew = False
+        self._is_pulled_again = False
 
     def pieces(self, fetched: _Decoded) -> Iterator[ReadPiece]:
         """Yield the next messages, and after the last ones the end of a group's range."""
         if isinstance(fetched.messages, RocketMQError):
             raise fetched.messages
         for decoded in fetched.messages:
-            if self._is_pulled_anew or self._stopped is not None:
+            if self._is_pulled_again or self._stopped is not None:
                 break
             if isinstance(decoded, Undecodable):
                 decoded = self._kept(decoded)  # noqa: PLW2901 - its row in its place
@@ -340,7 +340,7 @@ class _RangeReader:
         self._pulls += self._window.answers
         self._pull_ms += self._window.answered_after_s * 1000
         is_read = self._expected >= self.partition.planned.end
-        if self._is_pulled_anew and not is_read and not isinstance(failure, QueueReset):
+        if self._is_pulled_again and not is_read and not isinstance(failure, QueueReset):
             return
         self.is_done = True
         end, reason = self._end(failure)
@@ -374,7 +374,7 @@ class _RangeReader:
         )
         if undecodable.stored is None and self._before is not None:
             # This may be the message before the range, which does not have to be decoded.
-            self._pull_anew()
+            self._pull_again()
             return row.slice(0, 0)
         if offsets.stop <= expected or queue_offset >= planned.end:
             return row.slice(0, 0)
@@ -395,13 +395,13 @@ class _RangeReader:
         )
         self._unexplained = offsets
         if undecodable.stored is None:
-            self._pull_anew()
+            self._pull_again()
         return row
 
-    def _pull_anew(self) -> None:
+    def _pull_again(self) -> None:
         """Pull again from the range's next message; the message before the range is no longer compared."""
         self._before = None
-        self._is_pulled_anew = True
+        self._is_pulled_again = True
         self._window.stop()
 
     def _of_same_log(self, messages: pa.RecordBatch, before: LastMessage) -> pa.RecordBatch:
@@ -451,7 +451,7 @@ class _RangeReader:
             return planned.end, EndReason.WHOLE
         if self._stopped is not None:
             reason = self._stopped
-        elif failure is not None and not self._is_pulled_anew and not self._may_end_early(failure):
+        elif failure is not None and not self._is_pulled_again and not self._may_end_early(failure):
             raise failure
         else:
             reason = _reason_of(failure)

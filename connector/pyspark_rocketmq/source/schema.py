@@ -99,7 +99,7 @@ class RangeEnd:
         return ConsumeMetrics(pulled=self.rows, pulls=self.pulls, pull_ms=self.pull_ms)
 
     @property
-    def told_with_messages(self) -> dict[str, str]:
+    def described_by_messages(self) -> dict[str, str]:
         """The properties that a consumer adds to the range's messages: the bounds of their queue.
 
         Source: ``PullAPIWrapper.processPullResult``.

@@ -218,7 +218,7 @@ def test_a_table_that_has_such_names_already_takes_rows_as_before(path: Path) ->
     assert DeltaTable(path).to_pyarrow_table().sort_by("queueOffset")["order id"].to_pylist() == ["x", "y"]
 
 
-def test_a_folder_that_cannot_be_made_is_told_as_the_sink_s(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_as_the_sink_s(tmp_path: Path) -> None:
     """H7: what is wrong is the sink's place, and no offset."""
     file = tmp_path / "file"
     file.write_text("x")

@@ -245,7 +245,7 @@ def test_a_restore_while_a_batch_runs_is_noticed(
         pytest.param("REPLACE TABLE {name} ({columns}) USING delta", id="replaced", marks=pytest.mark.long),
     ],
 )
-def test_a_table_made_anew_under_its_name_is_noticed(spark: SparkSession, name: str, made_anew: str) -> None:
+def test_a_table_made_again_under_its_name_is_noticed(spark: SparkSession, name: str, made_anew: str) -> None:
     """J7: in the middle of a batch, by the query that runs, and by the next one."""
     make_table(spark, name)
     sink = prepared(name)
@@ -381,7 +381,7 @@ def test_rows_wait_in_a_folder_for_staging(spark: SparkSession, name: str, tmp_p
     assert [file.name for file in staged.iterdir()] == ["new.parquet"]
 
 
-def test_what_cannot_be_a_sink_is_told(spark: SparkSession, name: str, tmp_path: Path) -> None:
+def test_what_cannot_be_a_sink_is_reported(spark: SparkSession, name: str, tmp_path: Path) -> None:
     """J5."""
     spark.sql(f"CREATE TABLE {name} (a INT) USING parquet")
     with pytest.raises(OptionError, match="a table of format parquet, not of Delta"):

@@ -182,10 +182,10 @@ def added(actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ([], False),
     ],
 )
-def test_a_commit_that_may_have_changed_more_than_files_is_told(
+def test_a_commit_that_may_have_changed_more_than_files_is_reported(
     path: Path, action: dict[str, Any], keeps: bool
 ) -> None:
-    """J3: the table is opened anew by delta-rs then."""
+    """J3: the table is opened again by delta-rs then."""
     prepared(path)
     version = commit_by_hand(path, action)
 
@@ -213,7 +213,7 @@ def test_a_feature_that_a_commit_of_others_switches_on_is_noticed(path: Path) ->
 # ------------------------------------------------------------------------------------------ which is the newest
 
 
-def test_a_handle_that_was_idle_for_long_opens_the_table_anew(
+def test_a_handle_that_was_idle_for_long_opens_the_table_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """J3: by then its log may have been cleaned up."""
@@ -273,7 +273,7 @@ def test_a_commit_that_was_cleaned_up_is_not_made_again(path: Path) -> None:
     assert len(steps_of(DeltaTable(path).to_pyarrow_table())) == 4
 
 
-def test_after_very_many_commits_of_others_the_table_is_opened_anew(
+def test_after_very_many_commits_of_others_the_table_is_opened_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyspark_rocketmq.delta.snapshot._MOST_FOLLOWED", 3)

@@ -217,7 +217,7 @@ def test_a_commit_that_slipped_past_a_restore_does_not_hide_it(meanwhile: int) -
     assert slipped.look() is Member(log, "a").look() is None
 
 
-def test_what_came_between_a_look_and_its_commit_is_not_told_for_ever() -> None:
+def test_what_came_between_a_look_and_its_commit_is_not_reported_for_ever() -> None:
     """A commit says it of another one only while a RESTORE may be between."""
     log = Log()
     slow, busy = Member(log, "a"), Member(log, "b")

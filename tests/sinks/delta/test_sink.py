@@ -696,7 +696,7 @@ def prepared_without_evolution(path: Path) -> DeltaSink:
     return made
 
 
-def test_a_merge_leaves_columns_alone_that_its_rows_do_not_have(path: Path) -> None:
+def test_a_merge_keeps_columns_that_its_rows_do_not_have(path: Path) -> None:
     """H6: another query's column keeps its values."""
     keys = ("step",)
     run_batch(evolving(path, WITH_AMOUNT, merge_keys=keys), {Q0: 1}, with_amount(Q0, 0, 1, "paid"))

@@ -70,7 +70,7 @@ def test_a_file_that_a_mount_shows_late_is_waited_for(path: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("commits", [1, 3, 9], ids=["fewer", "as many", "more"])
-def test_a_table_that_was_made_anew_is_noticed_however_many_commits_it_has(
+def test_a_table_that_was_made_again_is_noticed_however_many_commits_it_has(
     path: Path, tmp_path: Path, commits: int
 ) -> None:
     """H7: a batch reads the new table's watermarks,
@@ -111,7 +111,7 @@ def test_a_commit_that_another_writer_has_overwritten_is_noticed(
     assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 2}
 
 
-def test_a_table_that_is_deleted_is_not_made_anew_by_a_batch(path: Path) -> None:
+def test_a_table_that_is_deleted_is_not_made_again_by_a_batch(path: Path) -> None:
     """H7"""
     sink = sink_at(path)
     run_batch(sink, {Q0: 1}, rows(Q0, 0, 1))

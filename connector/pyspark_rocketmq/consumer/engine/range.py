@@ -172,7 +172,7 @@ def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:
             continue
         offsets = [np.zeros(0, np.int64), *(rows.column("queueOffset").to_numpy() for rows in read)]
         messages = ArrivedMessages(
-            read, piece.planned.queue, np.concatenate(offsets), piece.told_with_messages
+            read, piece.planned.queue, np.concatenate(offsets), piece.described_by_messages
         )
         yield ArrivedRange(piece, messages, sum(each.nbytes for each in read))
         read = []

@@ -233,7 +233,7 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
         name: list(chain.from_iterable(chunk[name].tolist() for chunk in gathered))
         for name in LISTENER_COLUMNS
     }
-    if told := end.told_with_messages:
+    if told := end.described_by_messages:
         for properties in columns["properties"]:
             # The marker row has none.
             if properties is not None:

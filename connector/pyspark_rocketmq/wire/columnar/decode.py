@@ -197,7 +197,7 @@ def decode_together(
     decoder = _decoder(broker_name, tags, columns, properties)
     together = decoder.decode_together(groups)
     if together is None:
-        return list(map(decoder.decode_alone, groups))
+        return list(map(decoder.decode_one, groups))
     return list(map(decoder.filtered, together))
 
 
@@ -275,7 +275,7 @@ def _decoder(
 
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """Decodes for one call; only :meth:`filtered` and :meth:`decode_alone` leave out other tags."""
+    """Decodes for one call; only :meth:`filtered` and :meth:`decode_one` leave out other tags."""
 
     broker_name: str
     tags: frozenset[str] | None
@@ -312,7 +312,7 @@ class _Decoder:
         bounds = [rows_before[bodies] for bodies in accumulate(map(len, groups), initial=0)]
         return [batch.slice(at, end - at) for at, end in pairwise(bounds)]
 
-    def decode_alone(self, bodies: Sequence[PulledBody]) -> pa.RecordBatch | RocketMQError:
+    def decode_one(self, bodies: Sequence[PulledBody]) -> pa.RecordBatch | RocketMQError:
         """Return the filtered batch, or the error."""
         data = b"".join(bodies)
         try:
