@@ -95,7 +95,7 @@ def test_what_would_fail_at_the_server_is_refused_before_the_start(
     changed: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """J3: in words of what Spark Connect does."""
-    monkeypatch.setattr(batch_function, "TELLS_TRIGGER", False)
+    monkeypatch.setattr(batch_function, "SPARK_PASSES_TRIGGER", False)
 
     with pytest.raises(OptionError, match=told):
         check_over_connect(parts(tmp_path, **changed))

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.part import QueueAck
-from pyspark_rocketmq.consumer.engine.state import crossed_ranges
+from pyspark_rocketmq.consumer.engine.state import ranges_from_rows
 from pyspark_rocketmq.consumer.message_table import TableEngine
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -59,7 +59,7 @@ def together(*batches: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def passed(*batches: pa.RecordBatch) -> tuple[list[tuple[Any, ...]], list[QueueAck]]:
-    rows = pa.Table.from_batches(list(TableEngine(SCHEMA).rows(crossed_ranges(batches)))).to_pylist()
+    rows = pa.Table.from_batches(list(TableEngine(SCHEMA).rows(ranges_from_rows(batches)))).to_pylist()
     data = [
         (row["queueId"], row["queueOffset"], row["body"], row["keys"]) for row in rows if row["ack"] is None
     ]

@@ -167,7 +167,7 @@ def test_the_state_engine_is_refused_where_spark_and_arrow_do_not_fit(
     *, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row J4: naming the versions that do."""
-    monkeypatch.setattr(state, "FAILS", fails)
+    monkeypatch.setattr(state, "STATE_ENGINE_BROKEN", fails)
 
     problems = problems_of(orderly_engine="state")
 

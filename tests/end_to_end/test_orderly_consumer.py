@@ -36,7 +36,7 @@ from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.spark.version import TELLS_TRIGGER
+from pyspark_rocketmq.spark.version import SPARK_PASSES_TRIGGER
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.docs.pages import blocks
 from tests.helpers.administrator import Administrator
@@ -176,8 +176,8 @@ def test_ordered_messages_reach_the_table_once_and_in_order(
     assert max(one.planned for one in told) <= 300
     for at, one in enumerate(told, start=1):
         assert one.planned == one.read == one.acknowledged == one.rows
-        behind = 500 - sum(earlier.planned for earlier in told[:at]) if TELLS_TRIGGER else None
-        assert (one.lag, one.lag_s is not None) == (behind, TELLS_TRIGGER), (
+        behind = 500 - sum(earlier.planned for earlier in told[:at]) if SPARK_PASSES_TRIGGER else None
+        assert (one.lag, one.lag_s is not None) == (behind, SPARK_PASSES_TRIGGER), (
             "Spark 4.2 tells what brokers hold"
         )
     report = check_sink(consumption.sink, expected)

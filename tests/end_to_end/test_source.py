@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.spark.version import TELLS_TRIGGER
+from pyspark_rocketmq.spark.version import SPARK_PASSES_TRIGGER
 from tests.helpers.cluster import LONG_ON_REAL, REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import STEPS, produce_orders
 from tests.helpers.sending import patient_producer
@@ -153,6 +153,8 @@ def test_a_stream_goes_on_after_a_restart_where_it_stopped(
         assert rows.select("brokerName", "queueId", "queueOffset").distinct().count() == rows.count()
         return rows.count()
 
-    assert [run() for _ in range(1 if TELLS_TRIGGER else 3)] == ([200] if TELLS_TRIGGER else [70, 140, 200])
+    assert [run() for _ in range(1 if SPARK_PASSES_TRIGGER else 3)] == (
+        [200] if SPARK_PASSES_TRIGGER else [70, 140, 200]
+    )
     produce_orders(cluster.name_servers, topic, 10, first=40)
     assert run() == 250

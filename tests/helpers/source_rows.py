@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_rocketmq.consumer.engine.state import crossed_ranges
+from pyspark_rocketmq.consumer.engine.state import ranges_from_rows
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.source.marker_rows import end_from_json, marker_row
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd, ReadPiece
@@ -48,7 +48,7 @@ def batches_of(rows: Sequence[Row], size: int) -> list[pa.RecordBatch]:
 
 def pieces_of(rows: Sequence[Row], size: int) -> Iterator[ReadPiece]:
     """Return the rows as an engine gets them."""
-    return crossed_ranges(batches_of(rows, size))
+    return ranges_from_rows(batches_of(rows, size))
 
 
 def end_of(marker: pa.RecordBatch) -> RangeEnd:

@@ -12,7 +12,7 @@ import pytest
 from pyspark_rocketmq.errors import OptionError, StorageNotShared
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared, normal_place
+from pyspark_rocketmq.sinks.shared_storage import check_not_nested, check_shared, normal_place
 
 
 @pytest.mark.parametrize("other", ["x/../lake", "./lake", "lake/", "link"])
@@ -58,7 +58,7 @@ def test_a_uri_with_a_single_slash_is_no_folder_of_that_name(tmp_path: Path) -> 
 def test_tables_in_one_place_or_within_each_other_are_refused(sink: str, store: str, problem: str) -> None:
     """H8: VACUUM of the outer one, which the offset table does by itself, removes the inner one's files."""
     with pytest.raises(OptionError, match=rf"sink='{sink}' and offset_store='{store}' {problem}"):
-        check_apart({"sink": sink, "offset_store": store})
+        check_not_nested({"sink": sink, "offset_store": store})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_tables_in_one_place_or_within_each_other_are_refused(sink: str, store: 
     ],
 )
 def test_tables_beside_each_other_or_in_a_hidden_folder_are_taken(sink: str, store: str) -> None:
-    check_apart({"sink": sink, "offset_store": store})
+    check_not_nested({"sink": sink, "offset_store": store})
 
 
 class Session:

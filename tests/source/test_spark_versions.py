@@ -9,7 +9,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from pyspark_rocketmq.consumer.engine.state import cuts_by_floats
+from pyspark_rocketmq.consumer.engine.state import slices_arrow_by_float
 from pyspark_rocketmq.hub.planner_end import PlannerControl
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source import readers
@@ -85,7 +85,7 @@ def test_a_drain_reads_what_was_there_at_its_start_and_reports_its_end(
 
 
 @pytest.mark.parametrize(
-    ("tells_trigger", "options", "warned"),
+    ("passes_trigger", "options", "warned"),
     [
         (
             False,
@@ -97,7 +97,7 @@ def test_a_drain_reads_what_was_there_at_its_start_and_reports_its_end(
     ],
 )
 def test_limits_are_warned_of_where_spark_ends_a_stream_after_one_micro_batch(
-    tells_trigger: bool,
+    passes_trigger: bool,
     options: dict[str, str],
     warned: str | None,
     *,
@@ -106,7 +106,7 @@ def test_limits_are_warned_of_where_spark_ends_a_stream_after_one_micro_batch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Rows H4, J4: ``availableNow`` would read a part and end without a word."""
-    monkeypatch.setattr(readers, "TELLS_TRIGGER", tells_trigger)
+    monkeypatch.setattr(readers, "SPARK_PASSES_TRIGGER", passes_trigger)
 
     old_stream(topics, topics.make(3), **options).next_offsets()
 
@@ -136,4 +136,4 @@ def test_limits_are_warned_of_where_spark_ends_a_stream_after_one_micro_batch(
 )
 def test_each_spark_is_known_whose_state_needs_an_arrow_that_takes_floats(spark: str, *, fails: bool) -> None:
     """Row J4: ``orderlyEngine=state``."""
-    assert cuts_by_floats(spark) is fails
+    assert slices_arrow_by_float(spark) is fails

@@ -72,7 +72,7 @@ def test_archives_of_modules_are_read_again_only_where_they_changed(
 
     monkeypatch.setattr(zipimport.zipimporter, "invalidate_caches", counted)
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda _: object()))
-    monkeypatch.setattr(version, "TELLS_TRIGGER", False)
+    monkeypatch.setattr(version, "SPARK_PASSES_TRIGGER", False)
     assert list(freeze_gc_after(iter([1]))) == [1]
 
     importlib.invalidate_caches()
@@ -91,7 +91,7 @@ def test_newer_sparks_forget_nothing_so_archives_are_left_as_they_are(
 ) -> None:
     _archive(tmp_path / "some.zip", 1, "in_some_archive")
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda _: object()))
-    monkeypatch.setattr(version, "TELLS_TRIGGER", True)
+    monkeypatch.setattr(version, "SPARK_PASSES_TRIGGER", True)
     finder = zipimport.zipimporter(str(tmp_path / "some.zip"))
     monkeypatch.setattr(sys, "path_importer_cache", {"archive": finder})
 

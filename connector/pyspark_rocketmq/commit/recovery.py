@@ -12,7 +12,7 @@ from pyspark_rocketmq.errors import OffsetError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import CLAIMED, OffsetRow, OffsetStore
 from pyspark_rocketmq.sinks.base import CountsRows, Sink
-from pyspark_rocketmq.sinks.multi import Route, one_sink, single_sinks
+from pyspark_rocketmq.sinks.multi import Route, as_single_sink, single_sinks
 from pyspark_rocketmq.sinks.standing import (
     Lost,
     ahead_of,
@@ -121,7 +121,7 @@ def reset_to_sink(
     rows = store.read(consumer_group)
     generations = {queue: row.generation for queue, row in rows.items()}
     targets: dict[MessageQueue, int] = {}
-    for each in single_sinks(one_sink(sink)):
+    for each in single_sinks(as_single_sink(sink)):
         for lost in lost_by(rows, each.standings(consumer_group, generations)):
             problem = None if beside_rows else rows_problem(each, consumer_group, lost)
             if problem is not None:

@@ -42,7 +42,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.shared_storage import Look
 from pyspark_rocketmq.spark.session import driver_address
-from pyspark_rocketmq.spark.version import TELLS_TRIGGER
+from pyspark_rocketmq.spark.version import SPARK_PASSES_TRIGGER
 
 _LOOKS: Final = 8
 """Number of tasks that look for a folder: the number of executors is not known."""
@@ -178,7 +178,7 @@ def check_over_connect(parts: CommitterParts, known_problems: Sequence[str] = ()
         OptionError: With all such settings, those in ``known_problems`` first.
     """
     problems = [*known_problems]
-    if parts.drains and not TELLS_TRIGGER:
+    if parts.drains and not SPARK_PASSES_TRIGGER:
         problems.append(
             "trigger availableNow is not possible: Spark before 4.2 does not report it to a Python source; "
             "use a processingTime trigger, or Spark 4.2 or newer"

@@ -25,7 +25,7 @@ from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink
-from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared
+from pyspark_rocketmq.sinks.shared_storage import check_not_nested, check_shared
 from pyspark_rocketmq.source.first_contact import check_topics
 from pyspark_rocketmq.spark.session import is_classic
 from pyspark_rocketmq.spark.version import arrow_schema
@@ -58,7 +58,7 @@ def check_and_prepare(
         RocketMQError: If the query cannot run; see ``PushConsumer.start``.
     """
     tables = _tables(sink, store)
-    check_apart(tables)
+    check_not_nested(tables)
     # Check before anything is made that would be left behind.
     key = offset_key(options)
     check_topics(options, lambda topic: _brokers_of(topic, key, store))
@@ -73,7 +73,7 @@ def check_and_prepare(
         note_sink_ahead(store, sink, key)
         # By now the folders of tables named in a catalog are known.
         found = _tables(sink, store)
-        check_apart(found)
+        check_not_nested(found)
         check(spark, {name: path for name, path in found.items() if path not in tables.values()})
 
 

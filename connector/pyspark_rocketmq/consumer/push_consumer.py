@@ -66,7 +66,7 @@ from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS
 from pyspark_rocketmq.options.read import READ_DEFAULTS, ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind
 from pyspark_rocketmq.sinks.base import Sink
-from pyspark_rocketmq.sinks.multi import Route, one_sink
+from pyspark_rocketmq.sinks.multi import Route, as_single_sink
 from pyspark_rocketmq.source.checkpoint import check_checkpoint, clear_unwritten_plan
 from pyspark_rocketmq.source.ranges import tickets_alone
 from pyspark_rocketmq.spark.session import (
@@ -80,14 +80,14 @@ from pyspark_rocketmq.spark.session import (
     stoppable,
     task_slots,
 )
-from pyspark_rocketmq.spark.version import TELLS_TRIGGER, arrow_schema
+from pyspark_rocketmq.spark.version import SPARK_PASSES_TRIGGER, arrow_schema
 
 logger = logging.getLogger(__name__)
 
 _QUERY_ID_TIMEOUT_S: Final = 60.0
 
 
-class _Wanted(NamedTuple):
+class _StartRequest(NamedTuple):
     """The query that a call of :meth:`PushConsumer.start` asks for."""
 
     sink: Sink | None
@@ -277,10 +277,12 @@ class PushConsumer:
         check_speculation(spark)
         register(spark)
         if sink is not None:
-            sink = one_sink(sink)
+            sink = as_single_sink(sink)
             use_session(sink, spark)
         every_second = {"processingTime": "1 second"}
-        wanted = _Wanted(sink, str(checkpoint), every_second if trigger is None else trigger, query_name)
+        wanted = _StartRequest(
+            sink, str(checkpoint), every_second if trigger is None else trigger, query_name
+        )
         store = self._store(ReadOptions.parse(options))
         if storage := renewed_storage(store):
             options |= {"storageSecrets": json.dumps(storage)}
@@ -289,7 +291,7 @@ class PushConsumer:
         return self._start_at_server(spark, options, store, wanted)
 
     def _start_here(
-        self, spark: SparkSession, options: dict[str, str], store: OffsetStore, wanted: _Wanted
+        self, spark: SparkSession, options: dict[str, str], store: OffsetStore, wanted: _StartRequest
     ) -> StreamingQuery:
         """Start a query whose batches are committed by this process."""
         parsed = ReadOptions.parse(options)
@@ -299,7 +301,7 @@ class PushConsumer:
             options |= {"hubSecret": hub.secret}
         query_id: Future[str] = Future()
         trigger = wanted.trigger
-        if wanted.drains and not TELLS_TRIGGER:
+        if wanted.drains and not SPARK_PASSES_TRIGGER:
             options, trigger = _drained_by(hub, options)
         try:
             messages = spark.readStream.format("rocketmq").options(**options).load()
@@ -324,7 +326,7 @@ class PushConsumer:
         return query
 
     def _start_at_server(
-        self, spark: SparkSession, options: dict[str, str], store: OffsetStore, wanted: _Wanted
+        self, spark: SparkSession, options: dict[str, str], store: OffsetStore, wanted: _StartRequest
     ) -> StreamingQuery:
         """Start a query of Spark Connect, whose batches are committed by a process of the server."""
         parsed = ReadOptions.parse(options)

@@ -29,7 +29,7 @@ class QueryCollector(Collector):
         """Yield all metrics. Ages are computed now, so that they grow while a query hangs."""
         states = list(self._monitor.queries().values())
         yield from self._of_queries(states)
-        yield from self._of_queues(states)
+        yield from self._queue_metrics(states)
 
     def _of_queries(self, states: list[QueryState]) -> Iterator[Metric]:
         batches = _counter("batches", "Micro-batches.", _QUERY)
@@ -44,7 +44,7 @@ class QueryCollector(Collector):
             ended.add_metric(labels, state.latest.at_s)
         yield from (batches, rows, seconds, ended)
 
-    def _of_queues(self, states: list[QueryState]) -> Iterator[Metric]:
+    def _queue_metrics(self, states: list[QueryState]) -> Iterator[Metric]:
         now_s = self._monitor.now_s()
         lag = _gauge("lag_messages", "Messages stored and not yet consumed.", _QUEUE)
         lag_s = _gauge("lag_seconds", "For how long the queue's next message has waited.", _QUEUE)

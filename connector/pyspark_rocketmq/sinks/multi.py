@@ -147,7 +147,7 @@ class MultiSink:
         return _MultiBatch(begun, filters)
 
 
-def one_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
+def as_single_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
     """Return one sink for all that was passed to a query.
 
     Raises:

@@ -44,7 +44,7 @@ def normal_place(path: str) -> str:
     return f"{scheme}://{posixpath.normpath(rest)}"
 
 
-def check_apart(places: Mapping[str, str]) -> None:
+def check_not_nested(places: Mapping[str, str]) -> None:
     """Refuse tables at the same place, and a table within another one whose VACUUM would remove its files.
 
     Args:

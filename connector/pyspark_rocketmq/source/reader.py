@@ -225,7 +225,7 @@ def _decode(partitions: Sequence[QueuePartition], together: Sequence[FetchedChun
             key = partition.planned.queue.broker_name, partition.subscription
             alike.setdefault(key, {})[index] = [chunk.body for chunk in chunks]
     for (broker_name, _), bodies in alike.items():
-        wanted = _what_to_decode(partitions[next(iter(bodies))])
+        wanted = _decode_args(partitions[next(iter(bodies))])
         decoded = decode_together(list(bodies.values()), broker_name, **wanted)
         for (index, of_range), found in zip(bodies.items(), decoded, strict=True):
             if isinstance(found, RemoteProtocolError):
@@ -237,7 +237,7 @@ def _decode(partitions: Sequence[QueuePartition], together: Sequence[FetchedChun
     ]
 
 
-class _Wanted(TypedDict):
+class _DecodeArgs(TypedDict):
     """Arguments of decoding."""
 
     tags: frozenset[str] | None
@@ -245,7 +245,7 @@ class _Wanted(TypedDict):
     properties: tuple[str, ...]
 
 
-def _what_to_decode(partition: QueuePartition) -> _Wanted:
+def _decode_args(partition: QueuePartition) -> _DecodeArgs:
     tags: frozenset[str] = frozenset()
     if not partition.is_sql92:
         topic = partition.planned.queue.topic
@@ -254,7 +254,7 @@ def _what_to_decode(partition: QueuePartition) -> _Wanted:
     if columns is not None and _QUEUE_OFFSET not in columns:
         # Needed to follow the range; :meth:`_RangeReader._in_columns` removes it.
         columns = (_QUEUE_OFFSET, *columns)
-    return _Wanted(tags=tags or None, columns=columns, properties=partition.settings.property_columns)
+    return _DecodeArgs(tags=tags or None, columns=columns, properties=partition.settings.property_columns)
 
 
 class _RangeReader:
@@ -363,7 +363,7 @@ class _RangeReader:
                 the reader is not a group's.
         """
         partition, expected = self.partition, self._expected
-        planned, wanted = partition.planned, _what_to_decode(partition)
+        planned, wanted = partition.planned, _decode_args(partition)
         offsets = undecodable.queue_offsets(expected, planned.end, is_filtered=partition.is_filtered)
         # An inner batch may begin before the offset pulled from.
         queue_offset = max(offsets.start, expected)

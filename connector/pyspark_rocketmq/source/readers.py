@@ -52,7 +52,7 @@ from pyspark_rocketmq.source.ranges import (
 from pyspark_rocketmq.source.reader import freeze_gc_after, read_queue
 from pyspark_rocketmq.source.start_positions import OptionPositions
 from pyspark_rocketmq.spark.version import (
-    TELLS_TRIGGER,
+    SPARK_PASSES_TRIGGER,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
@@ -144,7 +144,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         pool = process_pool(ConnectionSettings.of(self._options))
         view = ClusterView(self._options, pool, clock)
         progress = self._progress(pool, clock)
-        if not TELLS_TRIGGER:
+        if not SPARK_PASSES_TRIGGER:
             _warn_of_limits(self._options)
         sizes = None
         if self._options.max_bytes_per_trigger is not None:

@@ -20,7 +20,7 @@ from pyspark.sql import datasource
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, StructType
 
-TELLS_TRIGGER: Final = find_spec("pyspark.sql.streaming.datasource") is not None
+SPARK_PASSES_TRIGGER: Final = find_spec("pyspark.sql.streaming.datasource") is not None
 _STREAMS_TAKE_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
 
 
@@ -29,7 +29,7 @@ HAS_DELTA: Final = tuple(map(int, pyspark.__version__.split(".")[:2])) <= (4, 2)
 NEWEST_DELTA: Final = (4, 4)
 """Newest release of Delta Lake, made for Spark 4.2."""
 
-if TYPE_CHECKING or TELLS_TRIGGER:
+if TYPE_CHECKING or SPARK_PASSES_TRIGGER:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadLimit,
@@ -67,7 +67,7 @@ def arrow_schema(columns: StructType) -> pa.Schema:
     return to_arrow_schema(columns, **_IN_UTC)
 
 
-class _OfArchive:
+class _ArchiveStamp:
     """Replacement for a finder's ``invalidate_caches``: read the archive's directory only if it changed."""
 
     def __init__(self, finder: zipimporter) -> None:
@@ -92,15 +92,15 @@ def keep_archives() -> None:
 
     Spark before 4.2 drops them before every task; reading that of pyspark again takes 0.1 s of a core.
     """
-    for finder in () if TELLS_TRIGGER else list(sys.path_importer_cache.values()):
+    for finder in () if SPARK_PASSES_TRIGGER else list(sys.path_importer_cache.values()):
         if isinstance(finder, zipimporter) and "invalidate_caches" not in vars(finder):
-            vars(finder)["invalidate_caches"] = _OfArchive(finder)
+            vars(finder)["invalidate_caches"] = _ArchiveStamp(finder)
 
 
 __all__ = [
     "HAS_DELTA",
     "NEWEST_DELTA",
-    "TELLS_TRIGGER",
+    "SPARK_PASSES_TRIGGER",
     "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
     "ReadLimit",

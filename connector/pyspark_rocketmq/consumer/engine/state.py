@@ -65,7 +65,7 @@ NOT_OVER_CONNECT: Final = (
 """Why this engine is refused in a session of Spark Connect."""
 
 
-def cuts_by_floats(spark: str) -> bool:
+def slices_arrow_by_float(spark: str) -> bool:
     """Whether ``applyInPandasWithState`` of this version slices Arrow data by a float.
 
     From 4.2 on the offset stays an integer; 4.0.5 and 4.1.4 turn it into one again.
@@ -80,13 +80,13 @@ def _arrow_takes_floats() -> bool:
     return False
 
 
-FAILS: Final = cuts_by_floats(pyspark.__version__) and not _arrow_takes_floats()
+STATE_ENGINE_BROKEN: Final = slices_arrow_by_float(pyspark.__version__) and not _arrow_takes_floats()
 """Whether ``applyInPandasWithState`` always fails with this Spark and the pyarrow of this process."""
 
 
 def spark_problem() -> str | None:
     """Return why this engine cannot run with the Spark and the pyarrow of this process; None if it can."""
-    if not FAILS:
+    if not STATE_ENGINE_BROKEN:
         return None
     return (
         f"orderly_engine='state' does not work on Spark {pyspark.__version__} with pyarrow "
@@ -164,7 +164,7 @@ class _InSpark:
 
     @without_frames
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for consumed in self._engine(crossed_ranges(batches)):
+        for consumed in self._engine(ranges_from_rows(batches)):
             yield from spark_batches(consumed)
 
 
@@ -228,7 +228,7 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
         raise wrong_markers(queue, f"{is_marker.sum()} came")
     text = next(chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered))
     end = end_from_json(queue, text)
-    check_crossed(end, offsets)
+    check_complete(end, offsets)
     columns = {
         name: list(chain.from_iterable(chunk[name].tolist() for chunk in gathered))
         for name in LISTENER_COLUMNS
@@ -252,7 +252,7 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             yield batch.slice(start, stop - start)
 
 
-def check_crossed(end: RangeEnd, offsets: npt.NDArray[np.int64]) -> None:
+def check_complete(end: RangeEnd, offsets: npt.NDArray[np.int64]) -> None:
     """Check that a range whose rows have crossed Spark is complete.
 
     Args:
@@ -293,7 +293,7 @@ def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
     )
 
 
-def crossed_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
+def ranges_from_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
     """Yield the ranges in rows that have crossed Spark, each as soon as its marker row has come.
 
     Raises:
@@ -333,7 +333,7 @@ class _Gathering:
         if not is_whole:
             return None
         end = end_from_json(self.queue, rows.column("plannedRange")[-1].as_py())
-        check_crossed(end, np.concatenate(self._offsets))
+        check_complete(end, np.concatenate(self._offsets))
         return end
 
 

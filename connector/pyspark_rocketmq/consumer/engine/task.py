@@ -268,7 +268,7 @@ class BatchTask:
         could_ask: bool | None = None
         if self._engine is None:
             named = (each.rename_columns(self._names) for each in batches)
-            finished = self._written(map(_taken_apart, named), None)
+            finished = self._written(map(_split_acks, named), None)
         else:
             tickets = list(tickets_in(batches))
             instructions = self._ask(tickets)
@@ -290,7 +290,7 @@ class BatchTask:
         return ask_driver(self._terms, partition, epochs, tasks=tickets[0].tasks)
 
     def _written(
-        self, brought: Iterable[Consumed | _Crossed], instructions: TaskControl | None
+        self, brought: Iterable[Consumed | _RowsAndAcks], instructions: TaskControl | None
     ) -> list[Part]:
         parts = TaskParts(self._writer, instructions)
         try:
@@ -318,19 +318,19 @@ def _read(tickets: Iterable[Ticket], instructions: TaskControl | None) -> Iterat
         yield from read_ranges(begun)
 
 
-class _Crossed(NamedTuple):
+class _RowsAndAcks(NamedTuple):
     """Rows and acks that have crossed Spark between the engine and the sink's writer."""
 
     data: pa.RecordBatch
     acks: list[QueueAck]
 
 
-def _taken_apart(batch: pa.RecordBatch) -> _Crossed:
+def _split_acks(batch: pa.RecordBatch) -> _RowsAndAcks:
     """Separate data rows and acks of an engine whose rows cross Spark."""
     acks = batch.column(ACK_COLUMN)
     data = batch.drop_columns([ACK_COLUMN])
     if acks.null_count == len(acks):
-        return _Crossed(data, [])
-    return _Crossed(
+        return _RowsAndAcks(data, [])
+    return _RowsAndAcks(
         data.filter(acks.is_null()), [QueueAck.from_json(text) for text in acks.drop_null().to_pylist()]
     )
