@@ -69,11 +69,11 @@ def renew_in_children(one: Renewed) -> None:
 
 
 def _renew_all() -> None:
-    for one in list(_renewed):
+    for connection in list(_renewed):
         try:
-            one.renew()
+            connection.renew()
         except Exception:
-            logger.exception("not renewed after a fork: %r", one)
+            logger.exception("not renewed after a fork: %r", connection)
 
 
 os.register_at_fork(after_in_child=_renew_all)

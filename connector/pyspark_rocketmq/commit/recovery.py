@@ -121,9 +121,9 @@ def reset_to_sink(
     rows = store.read(consumer_group)
     generations = {queue: row.generation for queue, row in rows.items()}
     targets: dict[MessageQueue, int] = {}
-    for each in single_sinks(as_single_sink(sink)):
-        for lost in lost_by(rows, each.standings(consumer_group, generations)):
-            problem = None if beside_rows else rows_problem(each, consumer_group, lost)
+    for single in single_sinks(as_single_sink(sink)):
+        for lost in lost_by(rows, single.standings(consumer_group, generations)):
+            problem = None if beside_rows else rows_problem(single, consumer_group, lost)
             if problem is not None:
                 raise SinkConflict(problem)
             for queue, target in lost.targets.items():

@@ -105,10 +105,10 @@ class CallSlots(Generic[RunT]):
 
     def _is_another_first(self, run: RunT, held: int) -> bool:
         has_come_later = True
-        for each in self.waiting:
-            if each == run:
+        for waiting in self.waiting:
+            if waiting == run:
                 has_come_later = False
-            elif self._held[each] < held + has_come_later:
+            elif self._held[waiting] < held + has_come_later:
                 return True
         return False
 

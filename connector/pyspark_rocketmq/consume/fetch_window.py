@@ -420,12 +420,12 @@ class FetchWindow:
         self.ranges = tuple(
             RangeWindow(
                 index,
-                each,
-                segment=max(_FILTERED_SEGMENT if each.is_filtered else 1, each.settings.pull_batch_size),
+                window,
+                segment=max(_FILTERED_SEGMENT if window.is_filtered else 1, window.settings.pull_batch_size),
                 depth=depth,
                 log=log,
             )
-            for index, each in enumerate(ranges)
+            for index, window in enumerate(ranges)
         )
         """All ranges, in the order given."""
         self._open = deque(self.ranges)
@@ -461,38 +461,40 @@ class FetchWindow:
         self.in_flight -= 1
         if isinstance(outcome, PullResult) and len(outcome.body) > self._largest_answer:
             self._largest_answer = len(outcome.body)
-        each = self.ranges[task.range_index]
-        if not each.is_over:
-            each.answered(task, outcome, now_s)
+        window = self.ranges[task.range_index]
+        if not window.is_over:
+            window.answered(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """Note that a pull failed; see :meth:`RangeWindow.lost`."""
         self.in_flight -= 1
-        each = self.ranges[task.range_index]
-        if not each.is_over:
-            each.lost(task, error, now_s)
+        window = self.ranges[task.range_index]
+        if not window.is_over:
+            window.lost(task, error, now_s)
 
     def settle(self, now_s: float) -> None:
         """Act on the errors since the last call, once all answers that arrived together are reported."""
-        for each in self._open:
-            each.settle(now_s)
+        for window in self._open:
+            window.settle(now_s)
 
     def shortest_pause_s(self, now_s: float) -> float | None:
         """Return the seconds until the first pausing range goes on; None if none pauses."""
-        return min((pause_s for each in self._open if (pause_s := each.pause_left_s(now_s))), default=None)
+        return min(
+            (pause_s for window in self._open if (pause_s := window.pause_left_s(now_s))), default=None
+        )
 
     def stand_still(self) -> None:
         """Fail all open ranges; see :meth:`RangeWindow.stand_still`."""
-        for each in self._open:
-            each.stand_still()
+        for window in self._open:
+            window.stand_still()
 
     def is_ready(self) -> bool:
         """Return whether there is enough to hand out."""
         takeable = 0
-        for each in self._open:
-            if each.is_over:
+        for window in self._open:
+            if window.is_over:
                 return True
-            takeable += each.segments.takeable_bytes
+            takeable += window.segments.takeable_bytes
         return takeable > 0 and (
             takeable >= self._batch_bytes
             or not self.in_flight
@@ -503,31 +505,31 @@ class FetchWindow:
         """Return the next chunks of all ranges: decoding them together is cheapest and frees all buffers."""
         # Read ``is_over`` once for each range: another thread may stop a range at any moment, and its last
         # chunks must be marked as the last.
-        asked = [(each, each.is_over) for each in self._open]
-        ready = [(each, is_over) for each, is_over in asked if is_over or each.segments.takeable_bytes]
-        for each, is_over in ready:
+        asked = [(window, window.is_over) for window in self._open]
+        ready = [(window, is_over) for window, is_over in asked if is_over or window.segments.takeable_bytes]
+        for window, is_over in ready:
             if is_over:
-                self._open.remove(each)
+                self._open.remove(window)
         return [
-            FetchedChunks(each.index, each.take(), is_over, each.failure if is_over else None)
-            for each, is_over in ready
+            FetchedChunks(window.index, window.take(), is_over, window.failure if is_over else None)
+            for window, is_over in ready
         ]
 
     def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
         """Replace every body not yet taken with ``keep(body)``, which has the same bytes."""
-        for each in self._open:
-            each.segments.move(keep)
+        for window in self._open:
+            window.segments.move(keep)
 
     def _bytes_left(self) -> int:
-        return self._max_bytes - sum([each.segments.buffered_bytes for each in self._open])
+        return self._max_bytes - sum([window.segments.buffered_bytes for window in self._open])
 
     def _fair_tasks(self, asking: Sequence[RangeWindow], room: int, now_s: float) -> list[PullTask]:
         share = max(1, self._depth // max(1, len(asking)))
         tasks: list[PullTask] = []
-        for each in asking:
-            at_most = min(share - each.segments.in_flight, room - len(tasks))
+        for window in asking:
+            at_most = min(share - window.segments.in_flight, room - len(tasks))
             if at_most > 0:
-                tasks += each.tasks(at_most, now_s)
+                tasks += window.tasks(at_most, now_s)
         # Let each range come first at some time.
         self._open.rotate(-1)
         return tasks

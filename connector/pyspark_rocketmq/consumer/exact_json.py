@@ -127,8 +127,12 @@ def _wider(kind: DataType) -> DataType:
 
 def _narrowed(value: Column, schema: StructType) -> Column:
     columns = [
-        (value[each.name] if each.dataType == wider.dataType else value[each.name].try_cast(each.dataType))
-        for each, wider in zip(schema.fields, _wider_fields(schema), strict=True)
+        (
+            value[field.name]
+            if field.dataType == wider.dataType
+            else value[field.name].try_cast(field.dataType)
+        )
+        for field, wider in zip(schema.fields, _wider_fields(schema), strict=True)
     ]
     return sf.struct(*(column.alias(name) for column, name in zip(columns, schema.fieldNames(), strict=True)))
 

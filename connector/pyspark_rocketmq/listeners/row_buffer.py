@@ -103,11 +103,11 @@ class SpillFile:
 
     def drop(self, rows: Sequence[Emitted]) -> None:
         """Reuse the space of ``rows`` if they are the last ones."""
-        for each in reversed(rows):
-            if isinstance(each, SpilledRows):
+        for row in reversed(rows):
+            if isinstance(row, SpilledRows):
                 with self._guard:
-                    if each.end == self._end:
-                        self._end = each.begin
+                    if row.end == self._end:
+                        self._end = row.begin
 
     def _opened(self) -> IO[bytes]:
         if (file := self._file) is not None:
@@ -206,18 +206,18 @@ class RowBuffer:
 def spill(emitted: Sequence[Emitted], columns: RowColumns, file: SpillFile) -> list[Emitted]:
     """Write all rows to the file."""
     spilled: list[Emitted] = []
-    for each in _in_batches(emitted, columns):
-        if isinstance(each, pa.RecordBatch):
-            spilled += map(file.write, _slices(each))
+    for batch in _in_batches(emitted, columns):
+        if isinstance(batch, pa.RecordBatch):
+            spilled += map(file.write, _slices(batch))
         else:
-            spilled.append(each)
+            spilled.append(batch)
     return spilled
 
 
 def size_of(emitted: Sequence[Emitted]) -> int:
     """Return the approximate memory of a call's rows."""
-    in_tuples = sum(sum(map(_size_of, each)) for each in emitted if isinstance(each, tuple))
-    in_batches: int = sum(each.nbytes for each in emitted if isinstance(each, pa.RecordBatch))
+    in_tuples = sum(sum(map(_size_of, rows)) for rows in emitted if isinstance(rows, tuple))
+    in_batches: int = sum(rows.nbytes for rows in emitted if isinstance(rows, pa.RecordBatch))
     return in_tuples + in_batches
 
 
@@ -225,8 +225,8 @@ def batches_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.R
     """Yield the rows, which have ``columns``, in batches of a few MiB."""
     gathered: list[pa.RecordBatch] = []
     count = nbytes = 0
-    for each in _in_batches(emitted, columns):
-        rows = each if isinstance(each, pa.RecordBatch) else each.read()
+    for piece in _in_batches(emitted, columns):
+        rows = piece if isinstance(piece, pa.RecordBatch) else piece.read()
         for batch in _slices(rows):
             gathered.append(batch)
             count, nbytes = count + batch.num_rows, nbytes + batch.nbytes

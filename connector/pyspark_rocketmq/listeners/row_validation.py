@@ -400,6 +400,7 @@ def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
     parts = [(given.field(at), wanted.field(at)) for at in range(wanted.num_fields)]
     is_struct = pa.types.is_struct(wanted)
     return all(
-        (not is_struct or one.name == other.name) and _may_become(one.type, other.type)
-        for one, other in parts
+        (not is_struct or given_field.name == wanted_field.name)
+        and _may_become(given_field.type, wanted_field.type)
+        for given_field, wanted_field in parts
     )

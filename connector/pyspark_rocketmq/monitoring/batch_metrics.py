@@ -130,10 +130,13 @@ class BatchMetrics:
     def with_stored_times(self, stored_at_s: Mapping[MessageQueue, float]) -> BatchMetrics:
         """Return the metrics with the given times at which queues' next messages were stored."""
         queues = tuple(
-            replace(one, lag=one.lag._replace(next_stored_at_s=stored_at_s.get(one.queue)))
-            if one.lag
-            else one
-            for one in self.queues
+            replace(
+                queue_metrics,
+                lag=queue_metrics.lag._replace(next_stored_at_s=stored_at_s.get(queue_metrics.queue)),
+            )
+            if queue_metrics.lag
+            else queue_metrics
+            for queue_metrics in self.queues
         )
         return replace(self, queues=queues)
 

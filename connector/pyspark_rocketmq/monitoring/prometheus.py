@@ -58,16 +58,16 @@ class QueryCollector(Collector):
         retried = _counter("retried_deliveries", "Deliveries given back by the listener.", _QUEUE)
         dead = _counter("dead_letters", "Messages given up.", _QUEUE)
         for state in states:
-            for one in state.latest.queues:
-                topic, broker_name, queue_id = one.queue
+            for metrics in state.latest.queues:
+                topic, broker_name, queue_id = metrics.queue
                 labels = [state.latest.query, topic, broker_name, str(queue_id)]
                 values = [
-                    (lag, one.lag.messages if one.lag else None),
-                    (lag_s, one.lag.seconds(now_s) if one.lag else None),
-                    (suspended, one.is_suspended(now_s)),
-                    (times, one.reconsume_times),
-                    (planned, one.planned),
-                    (read, one.read),
+                    (lag, metrics.lag.messages if metrics.lag else None),
+                    (lag_s, metrics.lag.seconds(now_s) if metrics.lag else None),
+                    (suspended, metrics.is_suspended(now_s)),
+                    (times, metrics.reconsume_times),
+                    (planned, metrics.planned),
+                    (read, metrics.read),
                 ]
                 for family, value in values:
                     if value is not None:

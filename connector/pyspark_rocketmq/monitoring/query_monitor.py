@@ -108,12 +108,12 @@ class QueryState:
     def after(self, metrics: BatchMetrics) -> QueryState:
         """Return the state with one more batch."""
         totals = dict(self.queues)
-        for one in metrics.queues:
-            before = totals.get(one.queue, QueueTotals())
-            totals[one.queue] = QueueTotals(
-                before.acknowledged + one.acknowledged,
-                before.retried + one.retried,
-                before.dead_letters + one.dead_letters,
+        for queue_metrics in metrics.queues:
+            before = totals.get(queue_metrics.queue, QueueTotals())
+            totals[queue_metrics.queue] = QueueTotals(
+                before.acknowledged + queue_metrics.acknowledged,
+                before.retried + queue_metrics.retried,
+                before.dead_letters + queue_metrics.dead_letters,
             )
         return QueryState(
             latest=metrics,

@@ -112,8 +112,8 @@ class Sending:
 def without(planned: Iterable[QueueRange], done: Iterable[QueueRange]) -> list[QueueRange]:
     """Return ``planned`` without the ranges ``done``, which may overlap; in order."""
     done_of = defaultdict(list)
-    for one in done:
-        done_of[one.queue].append((one.start, one.end))
+    for done_range in done:
+        done_of[done_range.queue].append((done_range.start, done_range.end))
     left: list[QueueRange] = []
     for whole in planned:
         start = whole.start
@@ -136,7 +136,7 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     Raises:
         OptionError: If there would be more than ``MAX_STEPS``; this is checked before any is made.
     """
-    total = sum(one.count for one in ranges)
+    total = sum(part.count for part in ranges)
     if total > most * MAX_STEPS:
         problem = (
             f"offsets_per_step={most} would make more than {MAX_STEPS} steps of {total} offsets; raise it, "
@@ -144,22 +144,22 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
         )
         raise OptionError((problem,), where="replay")
     by_queue = defaultdict(list)
-    for one in ranges:
-        by_queue[one.queue].append(one)
+    for part in ranges:
+        by_queue[part.queue].append(part)
     steps: list[list[QueueRange]] = []
     for layer in zip_longest(*by_queue.values()):
-        parts = [one for one in layer if one is not None and one.count]
-        count = -(-sum(one.count for one in parts) // most)
+        parts = [part for part in layer if part is not None and part.count]
+        count = -(-sum(part.count for part in parts) // most)
         for number in range(count):
             cut = (
                 replace(
-                    one.starting_at(one.start + one.count * number // count),
-                    end=one.start + one.count * (number + 1) // count,
+                    part.starting_at(part.start + part.count * number // count),
+                    end=part.start + part.count * (number + 1) // count,
                 )
-                for one in parts
+                for part in parts
             )
             # If all queues are rounded in the same way, nothing may be left for a step.
-            if step := [one for one in cut if one.count]:
+            if step := [part for part in cut if part.count]:
                 steps.append(step)
     return steps
 

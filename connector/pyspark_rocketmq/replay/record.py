@@ -108,18 +108,18 @@ class ReplayRecord:
         rows = [
             (
                 self._target,
-                self._expression_of(one.source.queue.topic),
-                *one.source.queue,
-                one.source.start,
-                one.source.end,
+                self._expression_of(sending.source.queue.topic),
+                *sending.source.queue,
+                sending.source.start,
+                sending.source.end,
                 state,
-                one.run,
-                one.target.broker_name,
-                one.target.queue_id,
-                one.target_offset,
+                sending.run,
+                sending.target.broker_name,
+                sending.target.queue_id,
+                sending.target_offset,
                 now,
             )
-            for one in sendings
+            for sending in sendings
         ]
         columns = [
             pa.array(column, field.type)
@@ -128,7 +128,7 @@ class ReplayRecord:
 
         def attempt(failure: Exception | None) -> None:
             if failure is not None:
-                stored = {_identity(one) for found, one in self._rows() if found == state}
+                stored = {_identity(sending) for found, sending in self._rows() if found == state}
                 if stored.issuperset(map(_identity, sendings)):
                     return
             self._storage.renew()

@@ -245,16 +245,16 @@ class Replay:
         # Until then, a task of the failed run may still send, and its last request may be on its way.
         time.sleep(_TASKS_END_S + self._options.request_timeout_ms / 1000)
         by_target: dict[MessageQueue, list[Sending]] = {}
-        for one in unfinished:
-            by_target.setdefault(one.target, []).append(one)
+        for sending in unfinished:
+            by_target.setdefault(sending.target, []).append(sending)
         ended: list[Sending] = []
         for target, sendings in by_target.items():
-            begin = min(one.target_offset for one in sendings)
+            begin = min(sending.target_offset for sending in sendings)
             bounds, highest = read_tail(targets.partition(target), sendings, begin)
-            for one, offset in zip(sendings, highest, strict=True):
+            for sending, offset in zip(sendings, highest, strict=True):
                 fails = self._options.fail_on_data_loss
-                until = one.stored_until(offset, bounds, fail_on_data_loss=fails)
-                ended.append(replace(one, source=replace(one.source, end=until)))
+                until = sending.stored_until(offset, bounds, fail_on_data_loss=fails)
+                ended.append(replace(sending, source=replace(sending.source, end=until)))
         recorded.finish(ended)
 
     def _run(

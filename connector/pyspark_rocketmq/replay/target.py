@@ -98,11 +98,11 @@ class TargetTopic:
         Raises:
             RocketMQError: If a broker does not answer.
         """
-        targets = [target_queue(one.queue, self._queues) for one in sources]
+        targets = [target_queue(source.queue, self._queues) for source in sources]
         ends = {target: self._brokers.max_offset(self._address(target), target) for target in set(targets)}
         return [
-            Sending(run=run, source=one, target=target, target_offset=ends[target])
-            for one, target in zip(sources, targets, strict=True)
+            Sending(run=run, source=source, target=target, target_offset=ends[target])
+            for source, target in zip(sources, targets, strict=True)
         ]
 
     def partition(self, target: MessageQueue) -> QueuePartition:

@@ -189,9 +189,9 @@ def records_of(
 
 def _farthest(queue: MessageQueue, generation: int, standings: Sequence[SinkStanding]) -> SinkRecord | None:
     found = [
-        SinkRecord(generation, each.watermarks[queue], each.newest.get(queue, ""))
-        for each in standings
-        if each.watermarks.get(queue)
+        SinkRecord(generation, standing.watermarks[queue], standing.newest.get(queue, ""))
+        for standing in standings
+        if standing.watermarks.get(queue)
     ]
     return max(found, key=lambda record: (record.next_offset, record.last_message != ""), default=None)
 

@@ -313,9 +313,10 @@ class ClusterView:
         missing = known
         if snapshot is not None:
             missing = [
-                each
-                for each in known
-                if each.queue not in snapshot.bounds and each.queue.broker_name not in snapshot.unreachable
+                queue_range
+                for queue_range in known
+                if queue_range.queue not in snapshot.bounds
+                and queue_range.queue.broker_name not in snapshot.unreachable
             ]
         found = self._vanished.look(missing)
         if self._matching is not None:

@@ -164,7 +164,7 @@ def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessa
             error,
         )
         return None
-    for one in messages:
-        if offset in offsets_of(one):
-            return LastMessage(offset, one.store_timestamp, one.commit_log_offset)
+    for message in messages:
+        if offset in offsets_of(message):
+            return LastMessage(offset, message.store_timestamp, message.commit_log_offset)
     return None

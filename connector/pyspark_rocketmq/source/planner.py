@@ -156,10 +156,10 @@ class MicroBatchPlanner:
         """Return consumed messages, by which tasks check the logs of :meth:`runnable` ranges."""
         bounds = self.newest()
         found: dict[MessageQueue, Witnesses] = {}
-        for each in planned:
-            known = bounds.get(each.queue)
+        for queue_range in planned:
+            known = bounds.get(queue_range.queue)
             first = 0 if known is None else known.min_offset
-            found[each.queue] = self._progress.witnesses(each, first)
+            found[queue_range.queue] = self._progress.witnesses(queue_range, first)
         return found
 
     def listener_ms(self, queue: MessageQueue) -> float | None:
@@ -497,9 +497,9 @@ def _with_slaves_that_have(planned: Collection[QueueRange], snapshot: Snapshot) 
         return snapshot
     bounds = snapshot.slave_bounds
     lacking = {
-        each.queue.broker_name
-        for each in planned
-        if each.queue not in bounds or not has_range(bounds[each.queue], each)
+        queue_range.queue.broker_name
+        for queue_range in planned
+        if queue_range.queue not in bounds or not has_range(bounds[queue_range.queue], queue_range)
     }
     slaves = {name: address for name, address in snapshot.slaves.items() if name not in lacking}
     return replace(snapshot, slaves=slaves)

@@ -196,9 +196,9 @@ def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, 
     try:
         # map() decodes them, so that no variable here keeps a view of a receive buffer.
         for together in map(partial(_decode, partitions), fetched):
-            for each in together:
-                reader = readers[each.range_index]
-                for piece in reader.pieces(each):
+            for chunks in together:
+                reader = readers[chunks.range_index]
+                for piece in reader.pieces(chunks):
                     yield reader.partition, piece
     finally:
         # Not left to the garbage collector: a connection with unread answers must not be kept.

@@ -457,10 +457,10 @@ def from_json(kind: type[T], owner: JsonObject) -> T:
 def to_json(value: object) -> dict[str, object]:
     """Return a dataclass of :func:`member` fields as a map in alphabetical order, without None values."""
     written = {}
-    for each in _members(type(value)):
-        item = getattr(value, each.attribute)
+    for entry in _members(type(value)):
+        item = getattr(value, entry.attribute)
         if item is not None:
-            written[each.java_name] = item if each.write is None else each.write(item)
+            written[entry.java_name] = item if entry.write is None else entry.write(item)
     return written
 
 

@@ -294,13 +294,13 @@ class BatchTask:
     ) -> list[Part]:
         parts = TaskParts(self._writer, instructions)
         try:
-            for each in brought:
-                if isinstance(each, Consumed):
-                    parts.add(each)
+            for result in brought:
+                if isinstance(result, Consumed):
+                    parts.add(result)
                 else:
-                    parts.add_rows([each.data], each.acks)
+                    parts.add_rows([result.data], result.acks)
                 # Release it before the next range is consumed.
-                del each
+                del result
             return parts.finish()
         except BaseException:
             parts.abandon()
@@ -311,9 +311,9 @@ def _read(tickets: Iterable[Ticket], instructions: TaskControl | None) -> Iterat
     """Read the tickets' ranges in order, without those given up by then."""
     for ticket in tickets:
         begun = [
-            each
-            for each in ticket.partitions
-            if instructions is None or instructions.begins(each.planned.queue)
+            partition
+            for partition in ticket.partitions
+            if instructions is None or instructions.begins(partition.planned.queue)
         ]
         yield from read_ranges(begun)
 
