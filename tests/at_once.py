@@ -115,7 +115,7 @@ class Line:
         if self._ends.is_set():
             return
         with subprocess.Popen(command, env=environment, stdout=stdout) as self._running:  # type: ignore[call-overload]
-            # Told to end while it was started.
+            # Asked to end while it was started.
             if self._ends.is_set():
                 self._running.terminate()
             self._codes.append(self._running.wait())

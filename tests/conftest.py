@@ -42,7 +42,7 @@ hypothesis.settings.load_profile("shared-machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Told to end, the run ends as by Ctrl-C: fixtures stop the processes they started.
+    # Asked to end, the run ends as by Ctrl-C: fixtures stop the processes they started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     is_part = TAKEN_FOLDER in os.environ
     if is_part:

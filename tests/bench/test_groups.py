@@ -30,7 +30,7 @@ def test_a_member_in_a_process_of_its_own_takes_its_share() -> None:
         topic = cluster.create_topic(queues=4)
         stayer = join(cluster.name_servers, topic, "stayer")
         try:
-            wait_until(lambda: plannable(stayer) == 4, reason="all queues of a member alone")
+            wait_until(lambda: plannable(stayer) == 4, reason="all queues of a single member")
             with member_process(cluster.name_servers, topic, "victim"):
                 wait_until(lambda: plannable(stayer) == 2, reason="half of the queues of one of two")
         finally:

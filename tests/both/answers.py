@@ -19,7 +19,7 @@ from pyspark_rocketmq.wire.requests.topics import decode_topic_stats
 _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
 _ANY_VALUE = frozenset({"msgId", "transactionId", "batchUniqId", "recallHandle", "timestamp"})
-"""Ext fields that name a commit log offset, a moment or a random id: compared by presence alone."""
+"""Ext fields that name a commit log offset, a moment or a random id: compared only by presence."""
 
 
 def essence(request: RemotingCommand, answer: RemotingCommand) -> dict[str, Any]:

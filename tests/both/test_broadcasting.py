@@ -1,5 +1,5 @@
 """Broadcasting: every instance plans every queue, keeps its own progress,
-and leaves the broker's offsets alone.
+and does not touch the broker's offsets.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def test_broadcasting_neither_locks_queues_nor_stores_offsets_at_the_broker(
 def test_a_second_query_of_one_instance_is_refused_while_the_first_lives(
     options: Given, start: Start, pool: ChannelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H8, B3: brokers tell that it lives, whatever connection asks;
+    """H8, B3: brokers show that it lives, whatever connection asks;
     it is free as soon as the first has left.
     """
     monkeypatch.setattr(queue_claims, "_STOP_S", 0.0)

@@ -145,7 +145,7 @@ class OurRun(StoredTrace):
         await_readable(self._client, self.address, queue, end)
 
     def show(self) -> None:
-        """Tell the broker of the group, as a member does; it makes the retry topic."""
+        """Register the group at the broker, as a member does; it makes the retry topic."""
         subscriptions = tuple(
             build_subscription(topic, "*", sub_version=1) for topic in (self.topic, retry_topic(self.group))
         )

@@ -73,7 +73,7 @@ def test_all_queues_arrive_each_in_order(ranges: list[QueuePartition]) -> None:
 
 
 def test_a_filter_leaves_the_matching_messages_of_each_queue(ranges: list[QueuePartition]) -> None:
-    """A4: the broker scans on; nextBeginOffset alone says how far."""
+    """A4: the broker scans on; only nextBeginOffset says how far."""
     filtered = [replace(each, subscription="tens") for each in ranges]
 
     assert read(filtered) == {queue_id: list(range(0, PER_QUEUE, 10)) for queue_id in range(QUEUES)}

@@ -101,7 +101,7 @@ def test_a_member_whose_connection_ends_is_gone_at_once(
 def test_members_are_notified_of_every_change_and_of_nothing_else(
     client: BrokerClient, other: BrokerClient, address: str, group: str, pushes: SimpleQueue[RemotingCommand]
 ) -> None:
-    """B1: code 40 at a member's coming and going; an unchanged heartbeat tells nobody."""
+    """B1: code 40 at a member's coming and going; an unchanged heartbeat notifies nobody."""
     client.heartbeat(address, beat(group, "client-1"))
     own = pushes.get(timeout=ANSWER_S)
     client.heartbeat(address, beat(group, "client-1"))

@@ -1,5 +1,5 @@
 """Two clients on one broker, one with JSON headers and one with binary ones:
-the broker cannot tell them apart.
+the broker cannot distinguish them.
 
 Our client writes JSON, because a broker of version 5 answers in JSON whatever it was asked in.
 Here everything it can ask for is put into the other form, too.

@@ -153,7 +153,7 @@ def test_bounds_of_a_queue_are_its_first_and_one_past_its_last_offset(
 def test_a_topic_s_statistics_name_every_queue_of_the_broker_asked(
     cluster: ClusterUnderTest, client: BrokerClient
 ) -> None:
-    """F2: a broker speaks for itself alone."""
+    """F2: a broker speaks only for itself."""
     topic = cluster.create_topic(queues=3)
 
     for name, address in cluster.broker_addresses.items():
@@ -165,7 +165,7 @@ def test_a_topic_s_statistics_name_every_queue_of_the_broker_asked(
 def test_an_unknown_topic_has_bounds_0_but_no_statistics(
     client: BrokerClient, address: str, queue: MessageQueue
 ) -> None:
-    """F3: code 30 does not tell an unknown topic from an empty one; code 202 does."""
+    """F3: code 30 does not distinguish an unknown topic and an empty one; code 202 does."""
     unknown = queue._replace(topic="no-such-topic")
 
     assert client.max_offset(address, unknown) == 0

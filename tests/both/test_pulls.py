@@ -263,7 +263,7 @@ def test_a_held_pull_is_answered_when_a_message_comes(
 def test_held_pulls_with_a_filter_bring_the_matching_message_only(
     client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
 ) -> None:
-    """A4: others do not wake a held pull; one that was not held yet tells of them as passed by."""
+    """A4: others do not wake a held pull; one that was not held yet reports them as passed by."""
     results: SimpleQueue[Any] = SimpleQueue()
     held = request(group, queue, subscription="red", sys_flag=_HELD, suspend_timeout_millis=_LONG_MILLIS)
     client.pull_async(address, held, results.put)

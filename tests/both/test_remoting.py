@@ -198,7 +198,7 @@ def test_a_channel_pool_connects_again_after_a_broker_was_away(
     address = cluster.broker_addresses["broker-b"]
     before = pool.get(address, soon)
     cluster.stop_broker("broker-b")
-    # Its own thread is told by the system.
+    # The system notifies its own thread.
     wait_until(lambda: not before.is_open, reason="the end of the connection")
     cluster.start_broker("broker-b")
     later = Deadline.after(SystemClock(), ANSWER_S)

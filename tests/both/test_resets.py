@@ -59,7 +59,7 @@ def reset(broker: Channel, queue: MessageQueue, group: str, soon: Deadline, has_
 def test_one_pull_after_a_reset_is_answered_as_if_its_offset_had_moved(
     client: BrokerClient, address: str, queue: MessageQueue, group: str
 ) -> None:
-    """F5: useServerSideResetOffset, RocketMQ's default; the bounds tell that nothing is lost."""
+    """F5: useServerSideResetOffset, RocketMQ's default; the bounds show that nothing is lost."""
     request = PullRequest(consumer_group=group, queue=queue, queue_offset=8)
 
     first = client.pull(address, request)
@@ -95,7 +95,7 @@ def test_a_groups_range_ends_at_a_reset_and_says_where_to_go_on(
     *before, told = read_queue(of_group)
     *after, told_nothing = read_queue(of_group)
 
-    # Several pulls are in flight, and any of them may be the one that is told.
+    # Several pulls are in flight, and any of them may be the one that is reported.
     seen = offsets_in(before)
     assert seen == list(range(8, 8 + len(seen)))
     assert end_of(told).planned == replace(of_group.planned, end=8 + len(seen))

@@ -37,7 +37,7 @@ ROWS = 60
 
 @pytest.fixture
 def topic(cluster: ClusterUnderTest) -> str:
-    """Two queues, on broker-b alone, while both brokers make topics by themselves."""
+    """Two queues, only on broker-b, while both brokers make topics by themselves."""
     return cluster.create_topic(queues=2, brokers=["broker-b"])
 
 

@@ -1,4 +1,4 @@
-"""A secured cluster, real and simulated: who is let in, who is not, and what they are told."""
+"""A secured cluster, real and simulated: who is let in, who is not, and the error that they get."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_user_who_cannot_authenticate_has_no_permission(
 
 
 def test_a_user_may_do_what_he_has_rights_for_and_nothing_else(secured: SecuredCluster) -> None:
-    """A5: authorization; a right he lacks is told apart from a missing offset."""
+    """A5: authorization; a right he lacks is distinguished from a missing offset."""
     other = MessageQueue(TOPIC, "broker-a", 2)
     error = outcome(
         secured.address,

@@ -143,7 +143,7 @@ def test_only_a_message_that_matches_wakes_a_held_pull(
 ) -> None:
     """B4 with SQL92: the first message passes by, the second ends the wait.
 
-    A broker that looks into the queue between the two sends holds nothing and tells of the first as
+    A broker that looks into the queue between the two sends holds nothing and reports the first as
     passed by (PULL_RETRY_IMMEDIATELY). So the next pair is tried.
     """
     for number in range(TRIES_TO_BE_HELD):
@@ -193,7 +193,7 @@ def test_a_read_brings_what_its_condition_matches(
 def test_a_group_subscribes_by_a_condition(
     cluster: ClusterUnderTest, client: BrokerClient, address: str, queue: MessageQueue, group: str
 ) -> None:
-    """sqlFilter, A3: its heartbeats tell the brokers, which show it to administrators."""
+    """sqlFilter, A3: its heartbeats have it for the brokers, which show it to administrators."""
     options = {
         "nameServers": cluster.name_servers,
         "subscriptions": json.dumps({queue.topic: {"sql": "amount > 10"}}),

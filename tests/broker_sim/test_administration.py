@@ -271,7 +271,7 @@ def test_a_reset_to_now_is_the_end_of_each_queue(broker: Broker) -> None:
 
 @pytest.fixture
 def pushing(broker: Broker) -> Broker:
-    """A broker that tells the members at once."""
+    """A broker that notifies the members at once."""
     _configure(broker, "useServerSideResetOffset=false\n")
     return broker
 
@@ -345,7 +345,7 @@ def test_members_that_broadcast_are_not_notified_of_each_other(broker: Broker) -
 
 
 def test_a_group_may_be_configured_not_to_be_notified(broker: Broker) -> None:
-    """notifyConsumerIdsChangedEnable; a connection that breaks is told all the same, as in Java."""
+    """notifyConsumerIdsChangedEnable; a connection that breaks is notified all the same, as in Java."""
     broker.state.groups.put(
         SubscriptionGroupConfig(group_name=GROUP, notify_consumer_ids_changed_enable=False)
     )

@@ -85,7 +85,7 @@ def test_a_member_that_goes_is_not_waited_for(broker: Broker) -> None:
 
 
 def test_an_answer_of_somebody_else_does_not_count(broker: Broker) -> None:
-    """The number alone says nothing: each connection has its own."""
+    """The number by itself says nothing: each connection has its own."""
     (push,) = _ask(broker, _INFO)
     assert broker.handle(OTHER_PEER, push.command.response(0)) == []
 

@@ -56,7 +56,7 @@ def test_a_broker_can_answer_in_the_form_of_the_request(clock: FakeClock) -> Non
 
 
 def test_the_broker_sends_requests_of_its_own_on_the_clients_connection(client: RawClient) -> None:
-    """A1: answers and pushes are told apart by flag bit 0."""
+    """A1: answers and pushes are distinguished by flag bit 0."""
     client.send(heartbeat("c1"))
     answer, push = client.receive(), client.receive()
     assert (answer.is_response, answer.code) == (True, ResponseCode.SUCCESS)

@@ -50,7 +50,7 @@ def _list() -> RemotingCommand:
 
 
 def _notified(outgoing: list[Outgoing]) -> list[int]:
-    """Connections that were told to rebalance, all of them oneway."""
+    """Connections that were asked to rebalance, all of them oneway."""
     pushes = [each for each in outgoing if not each.command.is_response]
     assert all(each.command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED for each in pushes)
     assert all(each.command.is_oneway for each in pushes)

@@ -105,7 +105,7 @@ def test_the_broker_filters_by_tag_hash_and_passes_what_does_not_match(broker: B
 
 
 def test_tags_with_the_same_hash_pass_the_broker(broker: Broker) -> None:
-    """A4: only the client can tell "Aa" from "BB"; their hash codes are equal."""
+    """A4: only the client can distinguish "Aa" and "BB"; their hash codes are equal."""
     broker.put(_QUEUE, [message(b"wanted", "Aa"), message(b"lookalike", "BB")])
     assert _bodies(ask(broker, pull(0, subscription="Aa"))) == [b"wanted", b"lookalike"]
 

@@ -267,7 +267,7 @@ def test_one_of_several_replicas_takes_over(clock: FakeClock) -> None:
 
 
 def test_the_client_follows_a_faulty_slave_no_further(cluster: SimCluster, client: _Client) -> None:
-    """A fault may be meant for a replica alone."""
+    """A fault may be meant only for a replica."""
     _put(cluster, 1)
     cluster.faults.add("answer-code", on=11, response_code=2, where="broker-a:1")
     assert client.pull(cluster.broker_addresses["broker-a"], 0).status is PullStatus.FOUND
@@ -302,7 +302,7 @@ def test_sends_go_only_to_the_master(cluster: SimCluster, client: _Client) -> No
 
 
 def test_a_reset_is_kept_only_by_its_master(cluster: SimCluster, master: RawClient, slave: RawClient) -> None:
-    """F5: a slave takes none (``AdminBrokerProcessor.resetOffset``) and tells none that its master took."""
+    """F5: a slave takes none (``AdminBrokerProcessor.resetOffset``) and reports none that its master took."""
     _put(cluster, 3)
     assert master.call(pull(0)).code == ResponseCode.SUCCESS  # makes the group
     wanted = {

@@ -139,7 +139,7 @@ _LOCK = dumps_java(
 )
 def test_requests_need_what_5_3_3_asks_for(command: RemotingCommand, needs: list[Need]) -> None:
     """A5: PUB on the topic to send; SUB on topic and group to consume;
-    the group alone for its retry topic.
+    only the group for its retry topic.
     """
     assert needs_of(command) == needs
 

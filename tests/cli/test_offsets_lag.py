@@ -124,7 +124,7 @@ def test_a_member_s_lag_lock_and_epoch_are_shown(
     for queue in report["queues"]:
         assert (queue["nextOffset"], queue["brokerMaxOffset"], queue["lag"]) == (4, MESSAGES, MESSAGES - 4)
         assert (queue["heldBy"], queue["claimedBy"], queue["epoch"]) == (member_id, member_id, 1)
-        # Told to a tenth.
+        # Shown to a tenth.
         assert 0 <= queue["lockAgeSeconds"] <= time.time() - began_s + 0.1
         assert queue["lagSeconds"] >= 0
 

@@ -1,5 +1,5 @@
 """Job ``replay``, in this process and on the run's Spark session: where its settings lead,
-and what it tells.
+and what it shows.
 """
 
 from __future__ import annotations

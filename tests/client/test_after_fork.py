@@ -247,7 +247,7 @@ def test_a_child_takes_no_line_that_its_parent_keeps(server: ScriptedServer) -> 
 
 @pytest.mark.sim
 def test_a_child_is_a_member_of_its_own_in_its_producer_group() -> None:
-    """G8, G2: it tells brokers of itself, and takes nothing of the parent's with it when it closes."""
+    """G8, G2: it registers at brokers, and takes nothing of the parent's with it when it closes."""
     with (
         SimCluster() as cluster,
         TransactionProducer(

@@ -83,7 +83,7 @@ def test_answers_in_any_order_reach_their_requests() -> None:
 
 
 def test_a_servers_request_with_our_opaque_is_no_answer() -> None:
-    """A1: the response bit decides, never the opaque alone."""
+    """A1: the response bit decides, never only the opaque."""
 
     def ask_back_first(peer: Peer, request: RemotingCommand) -> None:
         peer.send(
@@ -405,7 +405,7 @@ def test_a_slow_handler_delays_no_answer() -> None:
 def test_requests_that_wait_for_a_slow_handler_are_bounded(
     size: int, taken: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A1: in number and in memory; the rest is told that this client is busy, and the channel goes on."""
+    """A1: in number and in memory; the rest is answered that this client is busy, and the channel goes on."""
     may_finish = threading.Event()
     handled: list[int] = []
 

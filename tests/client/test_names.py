@@ -122,7 +122,7 @@ def test_answers_name_topics_and_groups_without_it(answering: ScriptedServer, po
 def test_name_servers_are_asked_for_the_full_name(
     answering: ScriptedServer, pool: ChannelPool, soon: Deadline
 ) -> None:
-    """A2, A6: and list the topics of the namespace alone."""
+    """A2, A6: and list only the topics of the namespace."""
     names = NameServerClient((answering.address,), pool, SystemClock(), PATIENCE_S, namespace="shop")
 
     assert names.route("orders", soon).subscribe_queues("orders")[0].topic == "orders"

@@ -33,7 +33,7 @@ FOUND = {"nextBeginOffset": "32", "minOffset": "0", "maxOffset": "64", "suggestW
 
 
 class Broker:
-    """A transport whose other end is the test: it keeps what was sent and gives what it was told to."""
+    """A transport whose other end is the test: it keeps what was sent and gives what it was set to."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.address = ADDRESS
@@ -247,7 +247,7 @@ def test_garbage_ends_in_a_protocol_error(broker: Broker, line: PullConnection[P
 
 
 def test_unexpected_frames_are_ignored(broker: Broker, line: PullConnection[PullRequest]) -> None:
-    """The opaque alone does not make an answer: the broker numbers its own requests."""
+    """The opaque by itself does not make an answer: the broker numbers its own requests."""
     line.send([pull(0)])
     request = broker.requests()[0]
     broker.give(

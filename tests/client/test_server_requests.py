@@ -1,4 +1,4 @@
-"""Requests from the broker: what the member is told, and what the broker is answered."""
+"""Requests from the broker: what reaches the member, and what the broker is answered."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OTHER_GROUP = "not-ours"
 
 
 class Member(ClientRemotingProcessor):
-    """Notes what it is told and answers what Java answered in the recording; of one group it is no member."""
+    """Notes what it gets and answers what Java answered in the recording; of one group it is no member."""
 
     def __init__(self, namespace: str | None = None) -> None:
         store = MemoryOffsetStore("requests", clock=SystemClock())
@@ -259,7 +259,7 @@ def test_a_member_that_is_slow_holds_up_no_answer_of_ours(
 def test_a_listener_that_is_slow_holds_up_no_news_of_the_broker(
     server: ScriptedServer, broker: Peer, channel: Channel, member: Member
 ) -> None:
-    """D12, B1: members that come and go, and resets, are told while it works; one message after another."""
+    """D12, B1: members that come and go, and resets, are reported while it works; one message after another."""
     member.may_go_on.clear()
     for _ in range(2):
         broker.send(recorded_request(68))

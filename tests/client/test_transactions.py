@@ -140,7 +140,7 @@ def test_every_broker_of_a_topic_that_was_sent_to_may_ask(cluster: SimCluster) -
 def test_only_the_broker_that_takes_the_message_is_needed(
     cluster: SimCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """G2, G3: one that cannot be reached is told of the member later."""
+    """G2, G3: one that cannot be reached gets the member later."""
     cluster.create_topic("paid", queues=1)
     cluster.refuse_connections("broker-b")
 

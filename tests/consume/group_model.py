@@ -97,7 +97,7 @@ class GroupModel:
             faults: How many crashes, pauses, lost requests and lost answers may happen.
             stops: How many members may stop in good order.
             starts: How often one that crashed or stopped may come back, as a new process of the same name.
-            needs_locks: False for a group of concurrent consumers, which have the store's claims alone.
+            needs_locks: False for a group of concurrent consumers, which have only the store's claims.
         """
         self.needs_locks = needs_locks
         self.now_s = 1000.0
@@ -199,7 +199,7 @@ class GroupModel:
     def _crash(self, name: str, member: _Member, _lost: str) -> None:
         self.faults_left -= 1
         member.is_alive = False
-        # The connection breaks; the others are told, its locks stay.
+        # The connection breaks; the others are notified, its locks stay.
         self._leave(name)
 
     def _pass_time(self, seconds: float) -> None:

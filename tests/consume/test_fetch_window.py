@@ -312,7 +312,7 @@ class ModelBroker:
         return self._answer(task, bounds)
 
     def _slaves_answer(self, task: PullTask, bounds: range, luck: float) -> PullResult:
-        """Also 20 for an offset that is not there, or that is not read yet; the remark tells."""
+        """Also 20 for an offset that is not there, or that is not read yet; the remark shows it."""
         if luck < 0.3:
             return PullResult(PullStatus.NO_MATCHED_MSG, task.queue_offset + 5, bounds.start, bounds.stop)
         answer = self._answer(task, bounds)

@@ -537,7 +537,7 @@ class TestOtherModels:
 
     def test_broadcasting_takes_every_queue_whoever_else_is_there(self) -> None:
         """B3, D9: no locks; heartbeats go on, so that the group can be seen,
-        and members that differ be told.
+        and members that differ be reported.
         """
         driver = Driver(needs_locks=False, is_broadcast=True)
 

@@ -47,9 +47,9 @@ from pyspark_rocketmq.model import QueueState
         "somebody went far back",
         "a Java member went on",
         "nothing was ever shown",
-        "a reset that the broker was not told of",
+        "a reset that the broker did not get",
         "a reset, and a member that did not see it",
-        "a reset that the broker was told of, and another one",
+        "a reset that the broker got, and another one",
         "an earlier release's row, before it",
         "an earlier release's row, behind it",
         "an earlier release's reset",
@@ -112,7 +112,7 @@ def test_without_an_answer_the_first_and_the_newest_stay() -> None:
 
 @given(st.none() | st.lists(st.integers(0, 2**63 - 1)).map(tuple))
 def test_mirrored_offsets_survive_their_text_form(shown: Shown | None) -> None:
-    """F5: and a row in which nothing was is told from one that was never looked at."""
+    """F5: and a row in which nothing was is distinguished from one that was never looked at."""
     assert from_text(to_text(shown)) == shown
 
 
@@ -138,7 +138,7 @@ def test_each_claim_goes_on_where_the_last_one_to_move_the_group_has_left_it(
             at_broker = truth = at_broker + offset
         else:
             begins_at = resolve_start_offset(stored, shown, at_broker, was_reset=False)
-            # The one thing that cannot be told: somebody has put there just what this side had shown before.
+            # The one thing that cannot be found out: somebody has put there just what this side had shown before.
             assert begins_at == truth or at_broker in shown
             shown = seen(since(shown, at_broker), at_broker)
             stored = truth = begins_at + offset

@@ -1,4 +1,4 @@
-"""How often something that happens again is told."""
+"""How often something that happens again is reported."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_no_offset_is_dropped_or_read_twice(
 
 @pytest.mark.parametrize("counts", [(1 << 62,), (MAX_PARTS, 1), (5, (1 << 63) - 101)])
 def test_more_parts_than_a_driver_can_hold_are_refused_before_they_are_made(counts: tuple[int, ...]) -> None:
-    """H9: a broker may tell any offset."""
+    """H9: a broker may report any offset."""
     with pytest.raises(
         OptionError, match=r"'maxRecordsPerPartition=1' would make \d+ tasks.*queue=\d alone .*raise it"
     ):

@@ -69,7 +69,7 @@ def test_the_function_is_pickled_and_makes_its_committer_at_the_first_batch(tmp_
 
 
 def test_a_query_that_has_ended_commits_nothing(tmp_path: Path) -> None:
-    """H1: its id is not known any more, by which a batch that comes again is told from another."""
+    """H1: its id is not known any more, by which a batch that comes again is distinguished from another."""
     ended: Any = SimpleNamespace(sparkSession=SimpleNamespace(streams=SimpleNamespace(active=[])))
 
     with pytest.raises(RocketMQError, match="has no query of the name 'q' any more"):

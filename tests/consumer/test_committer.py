@@ -249,7 +249,7 @@ def test_a_reset_that_the_broker_reported_is_made_after_the_batch_is_committed(
     assert batch.done == ["evaluate", "data", "offsets", "mirror", "listener"]
     row = batch.store.row
     assert (row.next_offset, row.epoch, row.state.suspended_until_s, row.was_reset) == (2, 2, None, True)
-    # The planner tells the broker of the reset; the batch's offset would undo it.
+    # The planner reports the reset to the broker; the batch's offset would undo it.
     assert batch.mirrored == []
     assert f"offset reset by an operator group={GROUP} {QUEUE} target=2" in caplog.text
 
@@ -299,7 +299,7 @@ def test_a_reset_of_somebody_elses_queue_is_reported_and_not_made(
 def test_a_reset_is_made_although_another_queue_has_moved_and_the_batch_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """F5: the broker tells of it once."""
+    """F5: the broker reports it once."""
     other = QUEUE._replace(queue_id=QUEUE.queue_id + 1)
     batch = Batch(monkeypatch, ACK, replace(ACK, queue=other, reset_to=2))
     batch.store.claim(GROUP, "me", {other: 5})
@@ -316,7 +316,7 @@ def test_a_reset_is_made_although_another_queue_has_moved_and_the_batch_is_dropp
 def test_a_failed_batch_reports_the_reset_that_is_lost_with_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
 ) -> None:
-    """F5: the broker tells of it once, so that the next run of the batch knows nothing of it."""
+    """F5: the broker reports it once, so that the next run of the batch knows nothing of it."""
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise OffsetCommitConflict("another writer")
@@ -441,7 +441,7 @@ def test_a_sink_behind_the_offsets_ends_the_query_before_anything_is_consumed(
 def test_a_sink_in_which_no_batch_can_begin_is_looked_at_for_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch, at: int, said: str
 ) -> None:
-    """H7: its table was deleted or replaced under the query; the ways forward are told at once."""
+    """H7: its table was deleted or replaced under the query; the ways forward are named at once."""
     batch = Batch(monkeypatch, ACK)
     batch.commit_it()
     batch.watermark, batch.begin_error = at, SchemaError("no table")
@@ -453,7 +453,7 @@ def test_a_sink_in_which_no_batch_can_begin_is_looked_at_for_what_it_lacks(
 
 
 def test_a_store_that_is_put_back_between_two_batches_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H2: to what the planner saw last, so that only who has stored since can tell."""
+    """H2: to what the planner saw last, so that only who has stored since can know."""
     batch = Batch(monkeypatch, ACK)
     earlier = batch.store.read(GROUP)
     batch.commit_it()
@@ -509,7 +509,7 @@ def test_a_refused_commit_is_reported_and_logged(
 def test_a_batch_listener_that_raises_is_logged_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Everything is committed by then, and the other listeners are told too."""
+    """Everything is committed by then, and the other listeners are notified too."""
     batch = Batch(monkeypatch, ACK)
 
     def fail(report: BatchReport) -> None:

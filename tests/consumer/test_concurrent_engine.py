@@ -288,7 +288,7 @@ def test_an_error_in_one_queue_begins_no_further_call_of_the_others() -> None:
 
 
 class LeavesOne(RangeInstructions):
-    """Gives one queue up when told to, and takes what it has brought."""
+    """Gives one queue up when asked to, and takes what it has brought."""
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id

@@ -548,7 +548,7 @@ class OneHangs(ListenerWorkers):
         self._clock = clock
         self._most = calls - 1
         self._ended: deque[int] = deque()
-        """Settled where they ended, or told of."""
+        """Settled where they ended, or reported."""
 
     def call(self, number: int, invoke: Callable[[], Any]) -> None:
         def noted(is_settled: bool) -> bool:
@@ -625,7 +625,7 @@ def test_a_hanging_call_is_given_up_in_time(kind: str) -> None:
 
 
 class CountedThreads(ThreadWorkers):
-    """Tells when a call has ended, with all that comes of it in its thread."""
+    """Shows when a call has ended, with all that comes of it in its thread."""
 
     def __init__(self, most_calls: int) -> None:
         super().__init__(DaemonThreads("calls", most_calls))
@@ -693,7 +693,7 @@ def test_an_error_after_a_call_has_ended_fails_the_run() -> None:
 
 
 def test_the_listeners_loop_waits_no_longer_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E1: epoll alone would round each wait up to a whole millisecond."""
+    """E1: epoll by itself would round each wait up to a whole millisecond."""
     waits: list[float] = []
 
     def noted(*files: Any) -> Any:

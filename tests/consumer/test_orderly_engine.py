@@ -165,7 +165,7 @@ def test_a_range_of_which_a_filter_left_nothing_has_only_its_marker(gather: Gath
 
 @in_both_engines
 def test_a_range_without_its_marker_row_is_refused(gather: Gather) -> None:
-    """D1: what else is missing nobody could tell."""
+    """D1: what else is missing nobody could know."""
     with pytest.raises(RocketMQError, match=r"exactly one marker row, at its end, but "):
         gather([*map(row_of, MESSAGES)], 7)
 
@@ -310,7 +310,7 @@ class Store:
 
 
 def read_rows(planned: QueueRange, reset_to: int | None) -> list[Row]:
-    """A range as it was read: to the end it reached, and with what the broker told meanwhile."""
+    """A range as it was read: to the end it reached, and with what the broker reported meanwhile."""
     *messages, _ = rows_of(planned)
     return [
         *messages,

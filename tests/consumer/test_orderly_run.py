@@ -206,7 +206,7 @@ def test_a_queue_waits_from_the_moment_on_at_which_its_listener_failed() -> None
 
 
 def test_rows_of_a_rolled_back_transaction_are_not_there_when_the_same_run_goes_on() -> None:
-    """D4: everything accumulated is delivered again, and its rows are those of the second time alone."""
+    """D4: everything accumulated is delivered again, and its rows are only those of the second time."""
     seen: list[int] = []
 
     def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:

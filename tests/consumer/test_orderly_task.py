@@ -468,7 +468,7 @@ class OtherTasks(RangeInstructions):
 
 
 def test_a_suspended_queue_is_delivered_again_while_other_tasks_of_the_batch_are_at_work() -> None:
-    """D3: though it is alone in its task."""
+    """D3: though it is the only one in its task."""
     instructions = OtherTasks()
     task = Task(lambda message, context: suspended_once(message, 10, context))
     brought = task.run([range_of(OTHER, 2), range_of(THIRD)], instructions)

@@ -224,7 +224,7 @@ def test_while_rows_are_written_nothing_is_cut_but_at_once_after() -> None:
 
 
 def test_a_queue_that_was_taken_away_while_it_was_written_is_handed_over() -> None:
-    """B5: who was told then did not find it among what has ended."""
+    """B5: who was notified then did not find it among what has ended."""
     instructions = Instructions()
     instructions.kept = lambda queues: True  # type: ignore[method-assign]
     parts = parts_of(instructions)

@@ -105,7 +105,7 @@ def session(*readable: str) -> Any:
 def test_spark_s_writer_uses_the_address_at_which_spark_finds_the_table(
     readable: list[str], found: str | None
 ) -> None:
-    """J5: no setting tells, and open-source Spark knows S3 by another name."""
+    """J5: no setting shows it, and open-source Spark knows S3 by another name."""
     assert spark_address(session(*readable), "s3://bucket/orders") == found
 
 

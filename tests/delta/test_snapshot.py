@@ -32,7 +32,7 @@ def commit(path: Path, times: int = 1) -> None:
     ("age_s", "commits", "may"), [(3_599.0, 0, False), (1.0, 1, True), (3_601.0, 0, True)]
 )
 def test_a_newer_commit_is_looked_for_by_its_file(path: Path, age_s: float, commits: int, may: bool) -> None:
-    """F1, J3: whoever is told that there is none does not read the log."""
+    """F1, J3: whoever learns that there is none does not read the log."""
     clock = FakeClock()
     handle = TableSnapshot(DeltaTable(path), clock=clock)
     commit(path, commits)

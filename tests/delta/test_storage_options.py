@@ -71,7 +71,7 @@ def test_a_folder_here_needs_no_options() -> None:
 
 
 def test_the_environment_says_what_the_options_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """J1: of the kind of storage alone; a role's or a file's name is each process's own."""
+    """J1: only of the kind of storage; a role's or a file's name is each process's own."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of the environment")
     monkeypatch.setenv("AWS_REGION", "us")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/token")
@@ -391,7 +391,7 @@ def test_hadoop_s_settings_are_storage_options(
 def test_a_credential_of_hadoop_s_that_delta_rs_gets_not_is_warned_of(
     uri: str, name: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """J1: by its name alone."""
+    """J1: only by its name."""
     settings = {f"spark.hadoop.{name}": text, "fs.s3a.endpoint.region": "eu"}
 
     assert SECRET not in json.dumps(storage_options_of_spark(settings, uri))

@@ -1,4 +1,4 @@
-"""``docs/groups.md`` tells the intervals as the code has them."""
+"""``docs/groups.md`` has the intervals as the code has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``docs/semantics.md`` tells the truth: its tests and modules exist,
+"""``docs/semantics.md`` is true: its tests and modules exist,
 no rule that a test names is left out.
 """
 

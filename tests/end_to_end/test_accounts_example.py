@@ -26,7 +26,7 @@ _EACH = 40
 
 
 class DyingAccounts(AccountsInDatabase):
-    """Kills its worker (-9, as far as anybody can tell) once,
+    """Kills its worker (-9, as far as anybody can see) once,
     after the database has the payments and nobody knows.
     """
 

@@ -23,7 +23,7 @@ _COLUMNS = ("topic", "brokerName", "queueId", "queueOffset", "order_id", "step")
 
 
 def found_after_kills(cluster: Backend, work: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the driver tells; each message is in the table once, and in order, beside rows of another writer."""
+    """The driver's output; each message is in the table once, and in order, beside rows of another writer."""
     topic = ClusterUnderTest(cluster, "sim").create_topic(queues=2)
     expected = produce_orders(cluster.name_servers, topic, 60)
     config = {

@@ -37,7 +37,7 @@ def test_a_sink_whose_messages_were_delivered_in_order_is_clean(tmp_path: Path) 
 
 
 def test_a_delivery_out_of_order_is_found_although_the_table_has_every_row(tmp_path: Path) -> None:
-    """D1: offsets and steps agree with each other; only the moments of delivery tell."""
+    """D1: offsets and steps agree with each other; only the moments of delivery differ."""
     moments = list(range(len(ROWS)))
     random.Random(7).shuffle(moments)
 

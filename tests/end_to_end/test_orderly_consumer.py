@@ -161,7 +161,7 @@ def test_ordered_messages_reach_the_table_once_and_in_order(
     """D1, D2, F1, A4, B5: the whole path from a broker to a Delta table,
     and how far behind it is on the way.
     """
-    # A broker that is only late tells the time of a message as well.
+    # A broker that is only late reports the time of a message as well.
     monkeypatch.setattr("pyspark_rocketmq.monitoring.query_monitor._TIMEOUT_S", PATIENCE_S)
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 100)
     told: list[BatchMetrics] = []

@@ -161,7 +161,7 @@ def test_a_run_that_ends_between_sending_and_recording_is_taken_up_and_nothing_c
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """H3: the target tells what is stored of the step; where a step itself is cut short,
+    """H3: the target shows what is stored of the step; where a step itself is cut short,
     see tests/both/test_resend_ranges.py.
     """
     copy = cluster.create_topic(queues=2, brokers=["broker-a"])

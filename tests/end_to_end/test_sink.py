@@ -182,7 +182,7 @@ def test_messages_are_appended_and_no_other_save_mode_is_taken(
 def test_the_same_write_again_has_the_same_message_ids(
     spark: SparkSession, cluster: ClusterUnderTest
 ) -> None:
-    """H6: with a writeId the reader tells what it has; without one, each write is one of its own."""
+    """H6: with a writeId the reader recognises what it has; without one, each write is one of its own."""
     topic = cluster.create_topic(queues=2, brokers=["broker-a"])
     rows = spark.range(0, 40, 1, 2).select(sf.col("id").cast("string").alias("body"))
 

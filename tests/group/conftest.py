@@ -95,7 +95,7 @@ def await_plannable(member: RunningMember, queues: Collection[MessageQueue]) -> 
 
 
 def await_listed(member: RunningMember, address: str) -> None:
-    """Wait until the broker lists this member alone: it hears of who comes and goes by itself."""
+    """Wait until the broker lists only this member: it hears of who comes and goes by itself."""
 
     def listed() -> tuple[str, ...]:
         with suppress(BrokerError):
@@ -108,7 +108,7 @@ def await_listed(member: RunningMember, address: str) -> None:
 
 
 def vanish(member: RunningMember) -> None:
-    """End it as a crash of its process does: connections break, nobody is told, no lock is given back."""
+    """End it as a crash of its process does: connections break, nobody is notified, no lock is given back."""
     member._calls.pool.close()
     member.stop(SOON_S)
 

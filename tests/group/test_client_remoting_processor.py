@@ -28,7 +28,7 @@ HELD, OTHERS = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "br
 
 @dataclass
 class Member:
-    """Holds what it is told to hold, since a monotonic second."""
+    """Holds what it is set to hold, since a monotonic second."""
 
     queues: dict[MessageQueue, float]
     notifications: list[None] = field(default_factory=list)
@@ -95,7 +95,7 @@ def test_offsets_are_those_of_the_queues_held(at: Desk) -> None:
 
 
 def test_a_reset_moves_the_queues_held_and_fences_the_batch_under_way(at: Desk) -> None:
-    """F5: every member is told all queues, and each moves its own."""
+    """F5: every member gets all queues, and each moves its own."""
     epoch = at.store.read("progress")[HELD].epoch
 
     at.desk.reset_offsets("g", "orders", {HELD: 1, OTHERS: 1})
@@ -121,7 +121,7 @@ def test_a_reset_of_something_else_changes_nothing(
 
 
 def test_running_info_has_queues_locks_and_offsets(at: Desk) -> None:
-    """B5, C2: the lock's moment is told on the wall clock."""
+    """B5, C2: the lock's moment is shown on the wall clock."""
     info = at.desk.running_info("g")
 
     assert info is not None

@@ -28,7 +28,7 @@ def options(**given: str) -> ReadOptions:
 
 
 def told(**given: str) -> ConsumerData:
-    """What a member tells brokers of itself."""
+    """What brokers get of a member."""
     clock = FakeClock()
     member = join_group(options(**given), "me", MemoryOffsetStore("told", clock=clock), clock)
     member.stop(0.0)

@@ -69,7 +69,7 @@ def test_the_first_member_gets_every_queue_locked(cluster: ClusterUnderTest, mem
 
 
 def test_a_concurrent_member_locks_nothing(cluster: ClusterUnderTest, members: Members) -> None:
-    """E1, C1: Java locks in orderly mode alone; brokers would give anybody the locks."""
+    """E1, C1: Java locks only in orderly mode; brokers would give anybody the locks."""
     topic = cluster.create_topic(queues=2)
     member = members.join(cluster.name_servers, topic, "one", consumeOrderly="false")
 
@@ -98,7 +98,7 @@ def test_concurrent_members_share_the_queues_and_take_over_at_once(
 def test_a_second_member_gets_its_share_at_once_and_keeps_it(
     cluster: ClusterUnderTest, members: Members
 ) -> None:
-    """B1, B5: brokers tell the first one of the second, so nobody waits for the next rebalance in 20 s."""
+    """B1, B5: brokers notify the first one of the second, so nobody waits for the next rebalance in 20 s."""
     topic = cluster.create_topic(queues=2)
     one = members.join(cluster.name_servers, topic, "one")
     await_plannable(one, queues_of(cluster, topic))
@@ -134,7 +134,7 @@ def test_queues_of_a_batch_under_way_are_kept_until_it_is_over(
 def test_a_member_that_stops_gives_its_queues_to_the_others(
     cluster: ClusterUnderTest, members: Members
 ) -> None:
-    """B7: unlocked and unregistered; the others are told, and need not wait for a lock to expire."""
+    """B7: unlocked and unregistered; the others are notified, and need not wait for a lock to expire."""
     topic = cluster.create_topic(queues=2)
     one = members.join(cluster.name_servers, topic, "one")
     two = members.join(cluster.name_servers, topic, "two")

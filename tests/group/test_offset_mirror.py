@@ -33,7 +33,7 @@ _CONNECTOR = Path(__file__).parent.parent.parent / "connector"
 
 
 class Brokers:
-    """Two brokers that note the offsets they are sent, and answer as told."""
+    """Two brokers that note the offsets they are sent, and answer as set."""
 
     def __init__(self, cluster: ScriptedCluster) -> None:
         self.cluster = cluster
@@ -153,7 +153,7 @@ def test_nothing_runs_when_all_is_shown(brokers: Brokers, mirror: OffsetMirror) 
 def test_offsets_that_a_broker_refused_are_sent_again_later(
     brokers: Brokers, store: MemoryOffsetStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F1: told once, and sent until it is taken."""
+    """F1: given once, and sent until it is taken."""
     brokers.codes["broker-a"] = ResponseCode.SYSTEM_BUSY
     mirror = mirror_of(brokers, store, again_after_s=0.01)
 

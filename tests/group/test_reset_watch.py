@@ -12,7 +12,7 @@ from tests.source.test_planner import A0, A1, Planning
 
 
 class FakeWatch:
-    """Notes what it is to ask for; a test says what was told."""
+    """Notes what it is to ask for; a test says what was reported."""
 
     def __init__(self) -> None:
         self.told: dict[MessageQueue, int] = {}
@@ -28,7 +28,7 @@ class FakeWatch:
 
 
 def test_queues_with_nothing_new_are_watched() -> None:
-    """F5: who reads a queue is told anyway."""
+    """F5: who reads a queue is notified anyway."""
     watch = FakeWatch()
     planning = Planning({A0: (0, 5), A1: (0, 3)}, group=True, reset_watch=watch)
     planning.next()
@@ -57,7 +57,7 @@ def test_a_reset_that_was_reported_is_planned_at_once_under_a_new_epoch() -> Non
 
 
 def test_a_reset_of_a_queue_that_was_lost_meanwhile_is_stored_for_its_next_owner() -> None:
-    """F5: the broker tells of it once, and an operator means the group."""
+    """F5: the broker reports it once, and an operator means the group."""
     watch = FakeWatch()
     planning = Planning({A0: (0, 5)}, group=True, reset_watch=watch)
     planning.next()
@@ -82,7 +82,7 @@ def test_a_reset_that_could_not_be_stored_is_stored_with_the_next_plan(
 def test_a_reset_that_could_not_be_stored_before_its_queue_was_lost_is_not_followed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F5: the new owner may have been told of a later one."""
+    """F5: the new owner may have got a later one."""
     planning = _told_while_the_storage_is_away(monkeypatch)
     planning.ownership.taken.add(A0)
 
@@ -92,7 +92,7 @@ def test_a_reset_that_could_not_be_stored_before_its_queue_was_lost_is_not_follo
 
 
 def _told_while_the_storage_is_away(monkeypatch: pytest.MonkeyPatch) -> Planning:
-    """A0 is at 5, and was told to go back to 2."""
+    """A0 is at 5, and was reset to 2."""
     watch = FakeWatch()
     planning = Planning({A0: (0, 5)}, group=True, reset_watch=watch)
     planning.next()

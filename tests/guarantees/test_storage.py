@@ -33,7 +33,7 @@ def test_a_disk_that_takes_nothing_ends_the_query_and_room_on_it_is_all_that_a_r
     spark: SparkSession, cluster: ClusterUnderTest, disks: dict[str, Disk], tmp_path: Path
 ) -> None:
     """H1: of the sink, the offset table and the checkpoint, full or read-only;
-    the error tells the disk's own.
+    the error contains the disk's own.
     """
     consumption = Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=1), "direct")
     expected = dict(produce_orders(cluster.name_servers, consumption.topic, 20))

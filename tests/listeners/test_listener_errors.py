@@ -1,4 +1,4 @@
-"""What a process tells of the errors of its listener."""
+"""What a process logs of the errors of its listener."""
 
 from __future__ import annotations
 

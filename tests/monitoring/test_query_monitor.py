@@ -62,7 +62,7 @@ def told(monitor: QueryMonitor) -> list[BatchMetrics]:
 def test_a_batch_is_shown_with_what_its_consumer_reported(
     monitor: QueryMonitor, told: list[BatchMetrics]
 ) -> None:
-    """B5: Spark tells of it after the consumer did."""
+    """B5: Spark reports it after the consumer did."""
     monitor.batch_committed(
         report(acks=[ack(Q0, next_offset=4, consumed=4, failed=1)], rows=[offset_row(Q0, 4)])
     )
@@ -153,7 +153,7 @@ def test_how_long_the_next_message_has_waited_is_asked_of_its_broker(
     cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B5: the same question as job ``offsets lag`` asks; a queue that is not behind costs none."""
-    # Metrics do without what a broker tells late; here it is waited for.
+    # Metrics do without what a broker reports late; here it is waited for.
     monkeypatch.setattr(stored_times, "_TIMEOUT_S", PATIENCE_S)
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     queue = MessageQueue(topic, "broker-a", 0)

@@ -4,7 +4,7 @@
 
 Of KIND ``google`` it translates: delta-rs speaks the storage's XML API, the emulator most of its JSON API.
 
-A process of its own, because delta-rs does not let other threads run while it waits for storage. Told what to
+A process of its own, because delta-rs does not let other threads run while it waits for storage. Given what to
 do at ``/-/faults``.
 """
 

@@ -102,7 +102,7 @@ class Emulator(Closing):
         self._gate.send_signal(signal.SIGSTOP if is_held else signal.SIGCONT)
 
     def behave(self, *faults: dict[str, Any], accepted: list[str] | None = None) -> None:
-        """From now on take these access keys alone (None: any), and fail as told; forget what was seen.
+        """From now on take only these access keys (None: any), and fail as set; forget what was seen.
 
         A fault has ``where``, a pattern of ``METHOD PATH``, how many ``times``, and an error's ``status`` and
         ``code``, or ``delay_s``, after which it is answered; else the request is done and its answer lost.
@@ -191,7 +191,7 @@ class AzureServer(Emulator):
         program = self._packages / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
         place = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
         node = require_program("node", "install Node.js 20 or later")
-        # It knows no version of the protocol that is younger than itself, and would tell its makers of itself.
+        # It knows no version of the protocol that is younger than itself, and would report to its makers.
         quiet = ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
         return self._run([node, str(program), *place, *quiet])
 

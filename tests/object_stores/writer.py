@@ -108,7 +108,7 @@ class Writer:
     def _maintain(self, rounds: int, optimize: Callable[[DeltaTable], object]) -> None:
         """Each may be refused because of another commit; goes on until the log has one of each by anybody.
 
-        VACUUM removes at once what OPTIMIZE has replaced; what nobody has committed yet it leaves alone.
+        VACUUM removes at once what OPTIMIZE has replaced; what nobody has committed yet it does not touch.
         """
         log = LogFiles(self._uri, StorageOptions(self._options))
         deadline_s = time.monotonic() + _PATIENCE_S

@@ -540,7 +540,7 @@ class OffsetStoreConformance(PositionConformance):
         assert store.claim(GROUP, "client-1", {Q0: 0})[Q0].next_offset == 40
 
     def test_a_row_is_marked_as_reset_until_a_batch_moves_it(self, store: OffsetStore) -> None:
-        """F5: through claims too; a reset must be told from where a member has come to."""
+        """F5: through claims too; a reset must be distinguished from where a member has come to."""
         assert not store.claim(GROUP, "client-1", {Q0: 0})[Q0].was_reset
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
         assert not store.read(GROUP)[Q0].was_reset

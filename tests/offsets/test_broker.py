@@ -71,7 +71,7 @@ def test_unchanged_offsets_are_not_sent(brokers: Brokers, store: BrokerOffsetSto
 
 
 def test_a_claim_is_remembered_where_it_was_made(store: BrokerOffsetStore, brokers: Brokers) -> None:
-    """The planner asks whether a queue is still its own; brokers cannot tell."""
+    """The planner asks whether a queue is still its own; brokers cannot know."""
     store.claim(GROUP, "one", {Q0: 0})
 
     assert store.read(GROUP)[Q0].owner == "one"

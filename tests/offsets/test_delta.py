@@ -217,7 +217,7 @@ def test_files_left_by_a_killed_writer_are_ignored(path: Path, left_over: str) -
 
 
 class FailingWrites:
-    """Stands for ``write_deltalake``: fails as told, with or without having stored the commit first."""
+    """Stands for ``write_deltalake``: fails as set, with or without having stored the commit first."""
 
     def __init__(self, *, failures: int, stores_first: bool = False) -> None:
         self._failures = failures

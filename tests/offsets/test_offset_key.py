@@ -19,7 +19,7 @@ from pyspark_rocketmq.offsets.store import OffsetKey
 )
 def test_a_stored_name_has_namespace_group_and_instance(text: str, name: OffsetKey) -> None:
     """A6, B3: groups of one name in two namespaces may share a store;
-    each broadcasting instance stands alone.
+    each broadcasting instance stands by itself.
     """
     assert OffsetKey.parse(text) == name
     assert str(name) == text

@@ -1,4 +1,4 @@
-"""A store that was put back to an earlier state is told from every change that the rules allow."""
+"""A store that was put back to an earlier state is distinguished from every change that the rules allow."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ ONLY_IN_ONE = {
     "allocateMessageQueueStrategy": {"allocateMessageQueueStrategy": "consistentHash"},
     "instanceName": {"instanceName": "i"},
 }
-"""How an option of streams alone, or of batches alone, is given."""
+"""How an option only of streams, or only of batches, is given."""
 
 
 def test_an_option_is_refused_where_it_is_not_used() -> None:

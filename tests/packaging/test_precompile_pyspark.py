@@ -30,7 +30,7 @@ def archive(tmp_path: Path) -> Iterator[Path]:
 
 
 def install(packages: Path, name: str, source: str, *, compiled: str) -> None:
-    """A module whose compiled form says something else than its source, to tell which was imported."""
+    """A module whose compiled form says something else than its source, to show which was imported."""
     module = packages / f"{name}.py"
     module.parent.mkdir(exist_ok=True)
     module.write_text(compiled)

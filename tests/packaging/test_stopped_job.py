@@ -1,4 +1,4 @@
-"""Job ``consume`` is told to end while its listener is at work."""
+"""Job ``consume`` is asked to end while its listener is at work."""
 
 from __future__ import annotations
 

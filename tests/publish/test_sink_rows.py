@@ -390,7 +390,7 @@ def numbers(batch: SendBatch) -> list[int]:
 def test_every_row_is_in_one_request_and_in_order(
     rows: list[tuple[Any, int, bool]], most: int, compression: str
 ) -> None:
-    """G1, G2: by destination; requests are as small as they must be, delayed messages alone, bodies whole."""
+    """G1, G2: by destination; requests are as small as they must be, delayed messages by themselves, bodies whole."""
     builder = BatchBuilder(
         options(batchSize=most, batchBytes=2_000, compressionType=compression, compressOverBytes=30)
     )

@@ -52,7 +52,7 @@ class RealCluster(Closing):
     """One name server and ``brokers`` masters named ``broker-a``, ``broker-b`` …
 
     Use it as a context manager. Topics and groups are created automatically, as by default in RocketMQ. With
-    ``security`` brokers serve only whom they know; name servers serve all, with and without TLS. With
+    ``security`` brokers serve only users they know; name servers serve all, with and without TLS. With
     ``forgetful_s`` brokers forget locks and members after that many seconds instead of 60 and 120.
 
     Raises:
@@ -153,7 +153,7 @@ class RealCluster(Closing):
                 self._await_broker(name)
 
     def mqadmin(self, *arguments: str) -> str:
-        """Output of RocketMQ's admin tool, to which the name server is told; takes about 1.5 s.
+        """Output of RocketMQ's admin tool, which gets the name server; takes about 1.5 s.
 
         Raises:
             HarnessError: If the tool ended with a code other than 0.

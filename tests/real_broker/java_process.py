@@ -55,7 +55,7 @@ class JavaProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                # Ctrl-C goes to the test run alone; the run then stops its processes in order.
+                # Ctrl-C goes only to the test run; the run then stops its processes in order.
                 start_new_session=True,
             )
 

@@ -167,7 +167,7 @@ def test_an_attempt_that_lost_an_answer_sends_nothing_behind_another() -> None:
 
 
 def test_permanent_errors_surface() -> None:
-    """H3: a message that brokers do not take, or a look that cannot tell."""
+    """H3: a message that brokers do not take, or a look that cannot show it."""
     clock = FakeClock()
 
     def refuse(messages: Sequence[Message]) -> Never:

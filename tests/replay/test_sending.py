@@ -31,7 +31,7 @@ SENDING = Sending(run="r1", source=QueueRange.between(A0, 100, 200), target=COPY
 def test_only_messages_of_the_run_and_the_range_count(
     replayed_by: str | None, replayed_from: str | None, offset: int | None
 ) -> None:
-    """H3: other writers, other replays of the same messages and other steps tell nothing."""
+    """H3: other writers, other replays of the same messages and other steps show nothing."""
     assert SENDING.offset_of(replayed_by, replayed_from) == offset
 
 

@@ -94,7 +94,7 @@ def test_an_answer_that_never_ends_is_a_timeout(sent: int) -> None:
 @pytest.mark.parametrize("sent", [0, 1, 4, 7, 8, 20, -1])
 @pytest.mark.parametrize("is_reset", [True, False], ids=["reset", "end"])
 def test_a_connection_that_ends_in_any_phase_fails_every_caller(sent: int, is_reset: bool) -> None:
-    """A1: in the length, in the header, in the body; all who wait are told at once."""
+    """A1: in the length, in the header, in the body; all who wait get it at once."""
 
     def begin(peer: Peer, request: RemotingCommand) -> None:
         requests.put(request)

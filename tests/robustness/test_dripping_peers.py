@@ -64,7 +64,7 @@ def dripping(peer: Peer, request: RemotingCommand) -> None:
 
 def test_a_caller_of_a_dripping_server_waits_until_his_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A1: each byte is a sign of life, and none is an answer;
-    whoever waits without a thread is told as well.
+    whoever waits without a thread gets it as well.
     """
     monkeypatch.setattr(channels, "RECEIVE_TICK_S", WAIT_S / 4)
     outcomes: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()

@@ -305,7 +305,7 @@ class DatabaseConformance(SinkConformance):
         )
 
     def test_two_sinks_with_one_table_of_watermarks_are_refused(self, database: Database) -> None:
-        """H8: each connects by a function of its own, so that only the table can tell."""
+        """H8: each connects by a function of its own, so that only the table can show it."""
         sinks = MultiSink(
             [
                 sink_on(database),
@@ -332,7 +332,7 @@ class DatabaseConformance(SinkConformance):
         assert stored_in(database) == stored_in(database, "copies") == [(0, 0, "created"), (0, 1, "created")]
 
     def test_another_sinks_attempt_is_not_taken_for_its_own(self, database: Database) -> None:
-        """H7: the same queue, the same offsets, the same group; whose commit it was is told by its id."""
+        """H7: the same queue, the same offsets, the same group; whose commit it was is shown by its id."""
         lost = Faults()
         one = sink_on(database, connect=lambda: FailingConnection(database.connect(), lost))
         one.prepare(SCHEMA)

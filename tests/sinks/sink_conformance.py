@@ -63,7 +63,7 @@ def run(
 
 class SinkConformance:
     """Subclasses have the fixtures ``sink``, prepared for ``SCHEMA``, and ``stored``,
-    which tells what it holds.
+    which shows what it holds.
     """
 
     @pytest.fixture

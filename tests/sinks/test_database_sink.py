@@ -29,7 +29,7 @@ from tests.sinks.sink_conformance import SCHEMA, rows, run, with_newest, written
 
 
 class SqliteFile:
-    """The file, and connections that fail as told."""
+    """The file, and connections that fail as set."""
 
     placeholder = "?"
 
@@ -194,7 +194,7 @@ def test_a_column_that_changes_what_is_put_into_it_is_refused(database: SqliteFi
 
 
 def test_a_database_that_takes_small_and_capital_letters_for_one_costs_no_rows(database: SqliteFile) -> None:
-    """H7: as MySQL's usual collation does; what it cannot tell apart it refuses,
+    """H7: as MySQL's usual collation does; what it cannot distinguish it refuses,
     and nothing is taken for written.
     """
     execute(
@@ -221,7 +221,7 @@ def test_no_secret_of_a_connection_is_shown(database: SqliteFile) -> None:
 
 
 def test_a_commit_whose_answer_was_lost_is_not_made_twice(sink: DatabaseSink, database: SqliteFile) -> None:
-    """H1: the watermarks tell what became of it; the first commit of a queue and a later one."""
+    """H1: the watermarks show what became of it; the first commit of a queue and a later one."""
     for start in (0, 2):
         database.after_commit = [OSError("connection reset")]
 
@@ -232,7 +232,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(sink: DatabaseSink, da
 
 
 def test_rows_and_watermarks_are_one_transaction(database: SqliteFile) -> None:
-    """H1: the function of the user's fails after its first row; tried again, then told."""
+    """H1: the function of the user's fails after its first row; tried again, then reported."""
     tries: list[int] = []
 
     def fails(cursor: sqlite3.Cursor, new: pa.Table) -> None:

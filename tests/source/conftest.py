@@ -38,7 +38,7 @@ class Topics:
         return name
 
     def put(self, topic: str, queue_id: int, count: int) -> None:
-        """Add messages whose body, property ``number`` and tag tell their queue offset."""
+        """Add messages whose body, property ``number`` and tag contain their queue offset."""
         queue = MessageQueue(topic, "broker-a", queue_id)
         first = self.sim.bounds(queue).max_offset
         self.sim.put(queue, [message(topic, number) for number in range(first, first + count)])
@@ -56,7 +56,7 @@ class Topics:
         return {"nameServers": self.sim.name_servers} | PATIENT | given | dict(options)
 
     def stream(self, topic: str | None, **options: str) -> StreamUnderTest:
-        """A stream from the earliest offset, unless told otherwise."""
+        """A stream from the earliest offset, unless set otherwise."""
         given = {} if topic is None else {"topic": topic}
         begin = {} if any(key.startswith("starting") for key in options) else {"startingOffsets": "earliest"}
         return StreamUnderTest(nameServers=self.sim.name_servers, **PATIENT | given | begin | options)

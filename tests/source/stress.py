@@ -72,7 +72,7 @@ class World:
         try:
             while not self.is_over.wait(self.rng.uniform(0, _LONGEST_PAUSE_S)):
                 self.step()
-        except BaseException as failure:  # noqa: BLE001 - told at the end
+        except BaseException as failure:  # noqa: BLE001 - reported at the end
             self.failure = failure
 
     def step(self) -> None:

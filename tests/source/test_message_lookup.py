@@ -1,4 +1,4 @@
-"""Looks at single messages: brokers at once, and what they tell besides is not lost."""
+"""Looks at single messages: brokers at once, and what they report besides is not lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OneBroker(ScriptedServer):
     def __init__(self) -> None:
         super().__init__(self._answer)
         self.resets: dict[int, int] = {}
-        """Targets by queue id, told once."""
+        """Targets by queue id, given once."""
         self.refuses = False
         self.refused_queue: int | None = None
         self.before_answer: Callable[[], object] = lambda: None

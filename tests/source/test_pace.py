@@ -1,4 +1,4 @@
-"""How much is read at once, from whom and how soon."""
+"""How much is read at once, from which broker and how soon."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def test_no_more_is_asked_for_than_may_be_held(topics: Topics) -> None:
 
 
 def test_messages_are_pulled_from_the_broker_that_the_option_names() -> None:
-    """readFrom: a replica without being told to, and the master for what the replica lacks;
-    else the master alone.
+    """readFrom: a replica without being asked to, and the master for what the replica lacks;
+    else only the master.
     """
     with SimCluster(brokers=1, replicas=1) as sim:
         sim.set_replica_lag("broker-a", 5)

@@ -174,7 +174,7 @@ class Planning:
         return self.view.starting_positions(snapshot, queues, self._default_start)
 
     def restart(self) -> None:
-        """As a query does that was stopped; with what it knows of the checkpoint alone."""
+        """As a query does that was stopped; with only what it knows of the checkpoint."""
         watch = self._message_lookup
         generations = None if watch is None else CheckpointGenerations(watch, fail_on_data_loss=self._fails)
         self.planner = self._planner_of(generations)

@@ -236,7 +236,7 @@ def test_a_beginning_does_not_ask_again_for_offsets_that_the_claim_has_just_read
 
 
 def test_a_group_begins_each_new_topic_where_the_options_say() -> None:
-    """F2: offsets at the brokers are asked for and told by topic;
+    """F2: offsets at the brokers are asked for and set by topic;
     a subscription added later begins by the options.
     """
     payments = MessageQueue("payments", "broker-a", 0)
@@ -270,7 +270,7 @@ def test_what_another_member_consumed_meanwhile_is_not_planned_again() -> None:
 
 
 def test_a_queue_that_no_batch_of_ours_moved_goes_on_where_the_other_member_came() -> None:
-    """C3: a claim alone is no operator's word."""
+    """C3: a claim by itself is no operator's word."""
     brokers = FakeBrokerOffsets()
     planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
     planning.next()
@@ -361,7 +361,7 @@ def test_a_reset_that_a_java_member_followed_is_not_undone() -> None:
 
 
 def test_a_second_reset_while_the_group_is_away_is_followed_too() -> None:
-    """F5: the first one was told to the broker, so what it has now came later."""
+    """F5: the first one was shown to the broker, so what it has now came later."""
     brokers = FakeBrokerOffsets()
     planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
     planning.next()
@@ -400,7 +400,7 @@ def test_a_reset_stands_although_the_broker_still_knows_a_later_offset() -> None
 
     assert planning.next() == [(A0, 2, 10)]
     planning.commit(A0, 3)
-    # The mirror has told nobody of the 3.
+    # The mirror has shown the 3 to nobody.
     handed_over(planning, A0)
     assert planning.next() == [(A0, 3, 10)]
 
@@ -453,7 +453,7 @@ def test_brokers_are_asked_only_at_a_claim() -> None:
 
 @pytest.mark.parametrize("at_broker", [1, 99], ids=["deleted", "not there"])
 def test_an_offset_outside_the_queue_goes_the_way_of_every_gap(at_broker: int) -> None:
-    """F4: skipped to the earliest, or to the end, and told."""
+    """F4: skipped to the earliest, or to the end, and reported."""
     brokers = FakeBrokerOffsets({A0: at_broker})
     planning = Planning({A0: (4, 10)}, group=True, broker_offsets=brokers, failOnDataLoss="false")
 

@@ -32,7 +32,7 @@ class FakeLog(MessageLookup):
         self.stored: dict[MessageQueue, list[int]] = {}
         self.first: dict[MessageQueue, int] = {}
         self.reset_to: dict[MessageQueue, int] = {}
-        """Known to the broker, which forgets it when it tells it."""
+        """Known to the broker, which forgets it when it reports it."""
         self.told: dict[MessageQueue, int] = {}
         self.failure: RocketMQError | None = None
         """Error of each queue that is looked at, behind the resets that come with it."""
@@ -166,7 +166,7 @@ def test_a_topic_made_again_before_the_group_consumed_anything_is_found_too() ->
 
 
 def test_a_group_that_consumed_nothing_reports_the_loss() -> None:
-    """F4: loud unless told otherwise."""
+    """F4: loud unless set otherwise."""
     scenario = Scenario({A0: [1, 2, 3]}, start=LATEST)
     assert scenario.next() is None
     scenario.restart()
@@ -272,7 +272,7 @@ def test_a_reset_in_a_topic_made_again_begins_a_life_where_the_operator_wants_it
 def test_with_fail_on_data_loss_the_query_ends_and_nothing_is_changed(
     count: int, error: type[Exception]
 ) -> None:
-    """F4: loud unless told otherwise."""
+    """F4: loud unless set otherwise."""
     scenario = Scenario({A0: [1, 2, 3, 4]})
     scenario.consume_all()
     scenario.restart()
@@ -360,7 +360,7 @@ def test_a_broadcasting_instance_knows_its_own_generation_whose_plan_failed(fail
 
 
 def test_a_reset_that_is_reported_with_the_look_is_followed() -> None:
-    """F5: the broker tells it once, with whatever pull of the group comes next."""
+    """F5: the broker reports it once, with whatever pull of the group comes next."""
     scenario = Scenario({A0: [1, 2, 3]})
     scenario.consume_all()
     scenario.restart()
@@ -404,7 +404,7 @@ def test_a_queue_is_planned_only_once_it_was_looked_at_since_its_last_reset(coun
 
 
 def test_a_reset_that_was_reported_before_the_look_failed_is_followed() -> None:
-    """F5: one broker has told it, another did not answer; none of them tells it again."""
+    """F5: one broker has reported it, another did not answer; none of them reports it again."""
     scenario = Scenario({A0: [1, 2, 3], B0: [1]})
     scenario.consume_all()
     scenario.restart()

@@ -43,7 +43,7 @@ QUEUE = MessageQueue("orders", "broker-a", 3)
 
 
 def stored(queue_offset: int, text: bytes | None = None) -> bytes:
-    """A message whose body is its offset, or else the text, compressed; its tag tells odd from even."""
+    """A message whose body is its offset, or else the text, compressed; its tag distinguishes odd and even."""
     body, sys_flag = str(queue_offset).encode(), 0
     if text is not None:
         body, sys_flag = compress(text, CompressionType.ZSTD)
@@ -615,7 +615,7 @@ def test_the_end_of_a_range_has_the_time_of_its_pulls(partition: QueuePartition)
     metrics = end_of(marker).metrics
     assert metrics.pulled == 50
     assert 1 <= metrics.pulls <= 50
-    # Several are under way at once; told to a tenth.
+    # Several are under way at once; shown to a tenth.
     assert 0 < metrics.pull_ms < metrics.pulls * all_ms + 0.1
 
 
@@ -773,7 +773,7 @@ def test_rows_of_ranges_that_are_read_at_once_come_one_range_after_the_other(
 def test_ranges_that_are_read_at_once_have_their_share_of_memory(
     partition: QueuePartition, max_bytes: int, last: int
 ) -> None:
-    """D13: at least 8 MiB, but no more than one alone may have; bodies are of two bytes here."""
+    """D13: at least 8 MiB, but no more than a single one may have; bodies are of two bytes here."""
     ranges = [
         changed(
             partition,

@@ -303,7 +303,7 @@ def test_a_reset_that_the_broker_stored_is_no_gap(
 def test_a_reset_ends_a_groups_range_where_it_was_reached(
     server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
-    """F5: what came before is consumed, and the target told; nothing of it is tried again."""
+    """F5: what came before is consumed, and the target notified; nothing of it is tried again."""
 
     def reset_at_40(peer: Peer, request: RemotingCommand) -> None:
         (answer_reset if request.ext_fields["queueOffset"] == "40" else answer_pull)(peer, request)

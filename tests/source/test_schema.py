@@ -103,7 +103,7 @@ def stored(topic: str, properties: str = "") -> bytes:
 
 @pytest.mark.parametrize("namespace", ["", "shop"])
 def test_a_message_of_the_retry_topic_names_the_topic_it_was_sent_to_first(namespace: str) -> None:
-    """E3: row and queue stay those of the retry topic, and the origin is told without its namespace (A6)."""
+    """E3: row and queue stay those of the retry topic, and the origin is shown without its namespace (A6)."""
     before = f"{namespace}%" if namespace else ""
     topics = (f"RETRY_TOPIC\x01{before}{name}\x02" for name in ("orders", "payments"))
     body = b"".join(stored("%RETRY%g", properties) for properties in (*topics, "TAGS\x01a\x02"))
@@ -118,7 +118,7 @@ def test_a_message_of_the_retry_topic_names_the_topic_it_was_sent_to_first(names
 
 
 def test_a_message_of_another_topic_has_no_origin_whatever_its_properties_say() -> None:
-    """E3: ``resetRetryAndNamespace`` looks at messages of the group's retry topic alone."""
+    """E3: ``resetRetryAndNamespace`` looks at only messages of the group's retry topic."""
     body = stored("orders", "RETRY_TOPIC\x01payments\x02")
 
     (row,) = spark_rows(with_origin_topics(decode_columns(body, "broker-a", tags=None), "")).to_pylist()

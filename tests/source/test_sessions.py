@@ -30,7 +30,7 @@ def session(*, with_copies: bool) -> Any:
 
 @pytest.mark.parametrize("with_copies", [True, False])
 def test_settings_of_the_context_s_start_count_and_not_later_ones(with_copies: bool) -> None:
-    """D1, G6: ``getOrCreate`` changes the session's copy alone, and no task looks at that."""
+    """D1, G6: ``getOrCreate`` changes only the session's copy, and no task looks at that."""
     classic = create_autospec(SparkSession, instance=True)
     classic.sparkContext.getConf.return_value = {"spark.speculation": str(with_copies).lower()}
     classic.conf = {"spark.speculation": str(not with_copies).lower()}

@@ -84,7 +84,7 @@ def test_a_queue_that_appears_at_a_slave_begins_when_its_master_is_back() -> Non
 
 
 def test_a_group_claims_no_queue_while_its_master_is_down() -> None:
-    """C3, L3: a Java member may have consumed it meanwhile, which the master alone knows."""
+    """C3, L3: a Java member may have consumed it meanwhile, which only the master knows."""
     planning = Planning({A0: (0, 5)}, group=True)
     planning.next()
     planning.commit(A0, 5)
@@ -98,7 +98,7 @@ def test_a_group_claims_no_queue_while_its_master_is_down() -> None:
 
 
 def test_a_reset_is_not_followed_to_a_slave() -> None:
-    """F5, L3: the master is told of it before anything is consumed from there."""
+    """F5, L3: the master gets it before anything is consumed from there."""
     planning = Planning({A0: (0, 5)}, group=True)
     planning.next()
     planning.commit(A0, 5)
@@ -393,7 +393,7 @@ def test_a_filter_that_matches_nothing_is_read_to_the_slaves_end(sim: SimCluster
 def test_a_promoted_slave_without_the_tail_is_recognised_behind_a_slave_that_was_read(
     sim: SimCluster,
 ) -> None:
-    """F4, L3: what the slave had was read and is there; what the master alone had, and was read, is lost."""
+    """F4, L3: what the slave had was read and is there; what only the master had, and was read, is lost."""
     topics = Topics(sim)
     topic = topics.make(5)
     stream = topics.stream(topic, routeRefreshMs="1")

@@ -24,7 +24,7 @@ def topics_read(topics: Topics, pattern: str) -> list[str]:
 
 
 def test_a_pattern_matches_whole_names(topics: Topics, caplog: pytest.LogCaptureFixture) -> None:
-    """topicPattern; one that matches nothing is told of."""
+    """topicPattern; one that matches nothing is reported."""
     wanted = [topics.make(1, topic=name) for name in ("pat-orders", "pat-payments")]
     topics.make(1, topic="pat-orders-old")
     topics.make(1, topic="not-pat-orders")

@@ -160,7 +160,7 @@ def test_an_undecodable_message_beyond_the_range_is_ignored(partition: QueuePart
 
 
 def test_one_that_is_not_subscribed_to_is_left_out(partition: QueuePartition, log: Log) -> None:
-    """L7: the broker filters by hash codes alone."""
+    """L7: the broker filters only by hash codes."""
     log.damage = bad_bodies(21)
 
     assert read(replace(partition, subscription="even"))[0] == list(range(10, 60, 2))

@@ -108,7 +108,7 @@ def test_rows_without_keys_go_to_a_new_topic_at_once_where_brokers_make_topics(
 
 def test_all_tasks_of_a_write_go_by_what_the_driver_has_seen(cluster: ScriptedCluster) -> None:
     """G7: also one that begins while the name server does not know the topic,
-    or tells of some of its brokers only.
+    or reports only some of its brokers.
     """
     options = write_options(nameServers=cluster.name_server.address, requestTimeoutMs="60000")
     seen = seen_routes(options)
@@ -265,7 +265,7 @@ def test_a_less_durable_send_is_no_failure_if_the_option_allows_it(
 
 
 class Unhurried(FaultTable):
-    """To whom no answer is slow."""
+    """A client for which no answer is slow."""
 
     def note(self, broker_name: str, latency_ms: float, outcome: SendOutcome) -> None:
         super().note(broker_name, 0.0, outcome)
@@ -274,7 +274,7 @@ class Unhurried(FaultTable):
 def test_a_failed_broker_is_avoided_if_the_option_is_set(
     cluster: ScriptedCluster, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """sendLatencyFaultEnable: asked once, it is left alone; no time passes here,
+    """sendLatencyFaultEnable: asked once, it is not asked again; no time passes here,
     in which it would be asked again.
     """
     monkeypatch.setattr(sink_task, "FaultTable", lambda _: Unhurried(clock))

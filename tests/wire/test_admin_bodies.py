@@ -47,7 +47,7 @@ def test_java_s_bodies_come_back_byte_for_byte(
 
 
 def test_a_group_s_connections_show_who_subscribes_to_what() -> None:
-    """A3: members of one group with different subscriptions can be told from this."""
+    """A3: members of one group with different subscriptions can be found by this."""
     connection = decode_body(ConsumerConnection, recorded_command(51, is_response=True).body)
 
     assert [client.client_id for client in connection.connections] == ["127.0.0.1@i-order"]

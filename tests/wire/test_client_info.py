@@ -1,4 +1,4 @@
-"""What clients tell of themselves, against the bytes of Java's clients."""
+"""Client information, against the bytes of Java's clients."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ JAVA = {
     "LZ4, the second cut": (1, lz4_frame(b"a") + lz4_frame(b"bbbbbb")[:-3], None),
     "LZ4, a skippable frame cut": (1, lz4_frame(b"a") + skippable(9)[:-3], None),
     "Zstandard, two frames": (2, zstd_frame(b"a") + zstd_frame(b"b"), b"ab"),
-    "Zstandard, two that do not tell their size": (2, streamed(b"a") + streamed(b"b"), b"ab"),
+    "Zstandard, two without their size": (2, streamed(b"a") + streamed(b"b"), b"ab"),
     "Zstandard, one of each": (2, streamed(b"a") + zstd_frame(b"b") + streamed(b"c"), b"abc"),
     "Zstandard, a skippable frame first": (2, skippable(5) + zstd_frame(b"a"), b"a"),
     "Zstandard, skippable frames": (
@@ -221,7 +221,7 @@ def test_frames_without_their_size_are_read() -> None:
 
 @pytest.mark.parametrize("compression_type", TYPES)
 def test_a_body_may_expand_beyond_a_frame_but_not_without_bound(compression_type: CompressionType) -> None:
-    """A4, H9: Java's producers may be told to send more than 16 MiB."""
+    """A4, H9: Java's producers may be set to send more than 16 MiB."""
     largest, flags = compress(bytes(MAX_BODY_BYTES), compression_type)
     assert len(decompress(largest, flags)) == MAX_BODY_BYTES
 

@@ -101,7 +101,7 @@ def test_a_broker_is_called_at_the_address_of_its_route(case: dict[str, Any]) ->
     "case", NUMBERS["ClientConfig_buildMQClientId"], ids=lambda case: case["buildMQClientId"]
 )
 def test_a_client_id_is_any_text_with_the_host_before_the_first_at_sign(case: dict[str, Any]) -> None:
-    """B1: members are told apart by the whole text; nothing else of it is read."""
+    """B1: members are distinguished by the whole text; nothing else of it is read."""
     host, at, rest = case["buildMQClientId"].partition("@")
 
     assert (host, at) == (case.get("clientIP", "10.0.0.1"), "@")

@@ -1,4 +1,4 @@
-"""Hostile JSON: bounded memory for what is read, and for telling that it is wrong."""
+"""Hostile JSON: bounded memory for what is read, and for the error that it is wrong."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_bodies_of_a_large_cluster_are_read() -> None:
 
 
 def test_the_error_of_a_wrong_value_costs_no_memory() -> None:
-    """A1: the text alone would be four times the value."""
+    """A1: the text by itself would be four times the value."""
     value = "\x7f" * 1_000_000
     assert peak_of(lambda _: short_repr([value]), b"") < 10_000
 
@@ -97,7 +97,7 @@ def test_the_error_of_a_wrong_value_costs_no_memory() -> None:
 @pytest.mark.parametrize("name", ["code", "remark", "extFields"])
 @pytest.mark.parametrize("depth", [50, 900, 940, 960, 980, 990, 100_000])
 def test_a_header_nested_as_deeply_as_can_be_read_is_refused(name: str, depth: int) -> None:
-    """A1: telling that a value is wrong must not fail where reading it did not."""
+    """A1: the error of a wrong value must not fail where reading it did not."""
     header = b'{"code":0,"opaque":0,"%s":%s}' % (name.encode(), b"[" * depth + b"]" * depth)
     with pytest.raises(RemoteProtocolError):
         decode_header(header)

@@ -90,7 +90,7 @@ def test_the_columns_of_one_that_is_kept_are_those_asked_for() -> None:
 
 
 def test_one_that_is_not_subscribed_to_is_left_out() -> None:
-    """L7: brokers filter by hash code alone."""
+    """L7: brokers filter only by hash code."""
     bad = stored_message(body=b"nonsense", sys_flag=0x201, properties_data=b"TAGS\x01other\x02")
     good = stored_message(properties_data=b"TAGS\x01mine\x02")
 
@@ -168,7 +168,7 @@ def test_messages_begin_where_sizes_say() -> None:
 def test_both_decoders_find_the_same_messages_undecodable(
     messages: list[tuple[StoredMessage, bool]], in_pieces: bool
 ) -> None:
-    """L7, A4: what is decoded in turn is what each message alone is, scalar and as columns."""
+    """L7, A4: what is decoded in turn is what each message is by itself, scalar and as columns."""
     parts = [encode_stored_message(message) for message, _ in messages]
     for part in parts:
         assert_same_reaction(part)

@@ -175,7 +175,7 @@ def test_a_missing_table_is_made_and_belongs_to_the_catalog(
 
 
 def test_a_restore_is_noticed_and_followed(spark: SparkSession, name: str) -> None:
-    """J7, H7: by the name alone."""
+    """J7, H7: only by the name."""
     make_table(spark, name)
     sink = prepared(name)
     for end in (1, 2, 3):

@@ -136,7 +136,7 @@ def test_a_new_sink_object_finds_the_watermarks(sink: DeltaSink, path: Path) -> 
 def test_watermarks_survive_optimize_and_a_checkpoint_without_the_old_log(
     sink: DeltaSink, path: Path
 ) -> None:
-    """H2: other writers and log cleanup leave them alone."""
+    """H2: other writers and log cleanup do not touch them."""
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
     DeltaTable(path).optimize.compact()
