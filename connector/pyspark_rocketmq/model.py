@@ -6,12 +6,20 @@ Names are RocketMQ's in Python case; the name of an offset always shows what it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Final, NamedTuple, NewType, Self
+from typing import Any, Final, NamedTuple, NewType, Self
 
 from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.stored_values import (
+    NO_MESSAGES,
+    NO_RETRIES,
+    RememberedMessages,
+    RetryCounts,
+    RetrySpan,
+    spans_of_first,
+)
 
 BrokerAddress = NewType("BrokerAddress", str)
 """``host:port``; IPv6 hosts in brackets."""
@@ -311,14 +319,42 @@ class QueueState(NamedTuple):
     """Number of times the listener gave back the message at ``next_offset``."""
     suspended_until_s: float | None = None
     """Wall-clock second before which the queue is not planned."""
-    retry_counts: str = ""
-    """Numbers of times it gave back messages from ``next_offset`` on, as text of ``consume.retry_counts``;
-    empty if ``reconsume_times`` is sufficient. The next owner continues counting from them; a reset clears
-    them."""
-    last_message: str = ""
-    """The newest message consumed, as text of ``consume.generations``: in a row the newest of this generation
-    and some before it, in an ack or a commit the newest of the batch. Before any was consumed, the last one
-    that the start of the generation skipped. Empty if there was none."""
+    retry_counts: RetryCounts = NO_RETRIES
+    """Numbers of times it gave back messages from ``next_offset`` on; empty if ``reconsume_times`` is
+    sufficient. The next owner continues counting from them; a reset clears them."""
+    last_message: RememberedMessages = NO_MESSAGES
+    """The newest message consumed: in a row the newest of this generation and some before it, in an ack or a
+    commit the newest of the batch. Before any was consumed, the last one that the start of the generation
+    skipped. Empty if there was none."""
+
+    @property
+    def facts(self) -> tuple[int, int, int, float | None, str, str]:
+        """The state in a form that JSON can hold."""
+        return (*self[:4], self.retry_counts.to_text(), self.last_message.to_text())
+
+    @classmethod
+    def from_facts(cls, facts: Sequence[Any]) -> Self:
+        """Build a state from its :attr:`facts`, whether they went through JSON or not."""
+        next_offset, epoch, times, suspended_until_s, retries, messages = facts
+        return cls(
+            next_offset,
+            epoch,
+            times,
+            suspended_until_s,
+            RetryCounts.from_text(retries),
+            RememberedMessages.from_text(messages),
+        )
+
+    @property
+    def retry_spans(self) -> tuple[RetrySpan, ...]:
+        """How often messages from ``next_offset`` on were given back.
+
+        Raises:
+            DamagedOffsets: If the stored text of ``retry_counts`` cannot be read.
+        """
+        if self.retry_counts:
+            return self.retry_counts.spans
+        return spans_of_first(self.next_offset, self.reconsume_times)
 
     @property
     def is_on_trial(self) -> bool:

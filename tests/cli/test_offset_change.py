@@ -49,7 +49,7 @@ from pyspark_rocketmq.sinks.delta.rules import NUMBER, WATERMARKS, SinkCommit, a
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.table import SinkTable
 from pyspark_rocketmq.sinks.multi import MultiSink
-from pyspark_rocketmq.sinks.standing import SinkStanding, remembered_text
+from pyspark_rocketmq.sinks.standing import SinkStanding, recorded_sinks
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.retries import but_retries
 from tests.helpers.sending import patient_producer
@@ -539,7 +539,7 @@ class Lossy:
         rows = shop.store.claim(GROUP, "", dict.fromkeys(passed, 0))
         commits = [
             QueueCommit(
-                queue=queue, state=QueueState(offset, rows[queue].epoch), sinks=remembered_text(standings)
+                queue=queue, state=QueueState(offset, rows[queue].epoch), sinks=recorded_sinks(standings)
             )
             for queue, offset in passed.items()
         ]
@@ -645,7 +645,7 @@ def test_a_sink_s_place_says_nothing_of_the_broker_s_log(lossy: Lossy) -> None:
     lossy.shop.do(accept_gap)
 
     rows = lossy.shop.store.read(GROUP).values()
-    assert all(row.was_reset and not row.was_reset_by_operator and row.sinks == "" for row in rows)
+    assert all(row.was_reset and not row.was_reset_by_operator and row.sinks.to_text() == "" for row in rows)
 
 
 def test_from_python_a_sink_s_place_says_nothing_of_the_broker_s_log_either(lossy: Lossy) -> None:

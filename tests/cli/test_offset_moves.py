@@ -26,6 +26,7 @@ from pyspark_rocketmq.cli.offsets.moves import (
 )
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.store import OffsetRow
+from tests.helpers import stored_texts
 
 A0, A1, B0 = (MessageQueue("orders", broker, queue) for broker, queue in (("a", 0), ("a", 1), ("b", 0)))
 RETRY = MessageQueue("%RETRY%etl", "a", 0)
@@ -135,7 +136,7 @@ def test_a_queue_that_is_there_without_its_sink_is_moved_again_with_it() -> None
 
 def test_a_queue_that_stays_is_moved_where_it_is_to_forget_its_sink() -> None:
     """H7: if it knows one."""
-    rows = {A0: row(A0, 5)._replace(sinks='{"/lake": "1"}'), A1: row(A1, 5)}
+    rows = {A0: row(A0, 5)._replace(sinks=stored_texts.sinks('{"/lake": "1"}')), A1: row(A1, 5)}
 
     [move] = moves_to(dict.fromkeys(rows, 5), rows, {}, forgets_sinks=True)
 
@@ -159,7 +160,7 @@ def test_a_target_whose_messages_are_gone_is_moved_to_the_first_there_is() -> No
 def test_a_queue_that_stays_is_not_moved_over_messages_that_are_gone() -> None:
     """H7: their loss is the query's to report."""
     target = {A0: 5}
-    rows = {A0: row(A0, 5)._replace(sinks='{"/lake/orders": "1"}')}
+    rows = {A0: row(A0, 5)._replace(sinks=stored_texts.sinks('{"/lake/orders": "1"}'))}
 
     [move] = moves_to(target, rows, {A0: bounds(12, 30)}, forgets_sinks=True, staying=target)
     assert (move.target, move.moved) == (5, 0)

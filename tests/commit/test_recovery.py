@@ -13,7 +13,8 @@ from pyspark_rocketmq.model import ConsumeFromWhere, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.standing import remembered_text
+from pyspark_rocketmq.sinks.standing import recorded_sinks
+from pyspark_rocketmq.stored_values import RememberedMessages
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run
 from tests.sinks.sink_conformance import SCHEMA, rows, with_newest
@@ -106,7 +107,7 @@ def test_a_store_restored_while_no_member_was_running_is_reported(
 ) -> None:
     """H2: messages are consumed again, and nobody would know why."""
     row = store.claim(GROUP, "one", {Q0: 0})[Q0]
-    remembered = remembered_text(sink.standings(GROUP, {Q0: 0}))
+    remembered = recorded_sinks(sink.standings(GROUP, {Q0: 0}))
     commit = QueueCommit(queue=Q0, state=QueueState(2, row.epoch), sinks=remembered)
     store.commit(GROUP, [commit], query_id="q", batch_id=1)
 
@@ -124,7 +125,7 @@ def test_a_group_whose_offsets_were_lost_remembers_the_newest_messages_of_its_si
 
     seed_offsets_from_sink(store, sink, GROUP)
 
-    found = {queue: row.state.last_message for queue, row in store.read(GROUP).items()}
+    found = {queue: row.state.last_message.to_text() for queue, row in store.read(GROUP).items()}
     assert found == {Q0: "[6,1006,384]", Q1: "[1,0,-1]"}
 
 
@@ -145,7 +146,7 @@ def test_a_kill_while_offsets_are_made_from_the_sink_hides_no_newest_message(
     note_sink_ahead(store, sink, GROUP)
 
     found = store.read(GROUP)
-    assert {queue: row.state.last_message for queue, row in found.items()} == {
+    assert {queue: row.state.last_message.to_text() for queue, row in found.items()} == {
         Q0: "[6,1006,384]",
         Q1: "[1,0,-1]",
     }
@@ -156,8 +157,8 @@ def test_a_kill_while_offsets_are_made_from_the_sink_hides_no_newest_message(
 def consumed(store: DeltaOffsetStore, sink: DeltaSink, next_offset: int, last_message: str) -> int:
     """Queue 0 as after a batch; its epoch."""
     row = store.claim(GROUP, "one", {Q0: 0})[Q0]
-    remembered = remembered_text(sink.standings(GROUP, {Q0: 0}))
-    state = QueueState(next_offset, row.epoch, last_message=last_message)
+    remembered = recorded_sinks(sink.standings(GROUP, {Q0: 0}))
+    state = QueueState(next_offset, row.epoch, last_message=RememberedMessages.from_text(last_message))
     store.commit(GROUP, [QueueCommit(queue=Q0, state=state, sinks=remembered)], query_id="q", batch_id=1)
     return row.epoch
 
@@ -174,7 +175,7 @@ def test_after_a_kill_between_data_and_offsets_the_sinks_newest_message_is_looke
     note_sink_ahead(store, sink, GROUP)
 
     assert (row.next_offset, row.epoch) == (5, epoch + 1)
-    assert row.state.last_message == "[6,1006,384,4,1004,256]"
+    assert row.state.last_message.to_text() == "[6,1006,384,4,1004,256]"
     assert store.read(GROUP)[Q0] == row
 
 
@@ -200,4 +201,4 @@ def test_offsets_put_back_to_an_earlier_generation_go_on_in_the_sinks(
     note_sink_ahead(store, sink, GROUP)
 
     row = store.read(GROUP)[Q0]
-    assert (row.generation, row.next_offset, row.state.last_message) == (1, 3, "[2,5002,900]")
+    assert (row.generation, row.next_offset, row.state.last_message.to_text()) == (1, 3, "[2,5002,900]")

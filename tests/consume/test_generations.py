@@ -11,19 +11,16 @@ from hypothesis import strategies as st
 from pyspark_rocketmq.consume.generations import (
     NO_BOUNDARIES,
     Boundaries,
-    LastMessage,
     LogChange,
     NextGeneration,
     Standing,
     find_change,
-    newer,
     next_generation,
-    remembered,
-    unknown_message,
     witnesses,
 )
 from pyspark_rocketmq.errors import DamagedOffsets
 from pyspark_rocketmq.model import QueueBounds
+from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 
 LAST = LastMessage(99, 5_000, 12_345)
 
@@ -90,10 +87,10 @@ def test_of_a_slave_with_a_late_clock_only_messages_that_surely_are_old_are_pass
 
 def test_what_only_an_old_sink_has_is_known_to_be_lost_where_the_queue_ends_before_it() -> None:
     """H10: and where it does not, the messages before it decide."""
-    assert change_in(OLD[:50], (unknown_message(60), OLD[40]))[0] == LogChange(41, is_certain=False)
-    assert change_in(OLD[:70], (unknown_message(60), OLD[40]))[0] is None
+    assert change_in(OLD[:50], (LastMessage.unknown(60), OLD[40]))[0] == LogChange(41, is_certain=False)
+    assert change_in(OLD[:70], (LastMessage.unknown(60), OLD[40]))[0] is None
     again = [at(offset, 9_000 + offset, 7_000 + offset) for offset in range(70)]
-    assert change_in(again, (unknown_message(60), OLD[40]))[0] == LogChange(0)
+    assert change_in(again, (LastMessage.unknown(60), OLD[40]))[0] == LogChange(0)
 
 
 def test_a_search_takes_few_looks() -> None:
@@ -169,38 +166,39 @@ def test_the_next_generation_begins_with_the_change_or_where_somebody_wants_it(
 
 def test_messages_are_kept_as_text() -> None:
     """F4"""
-    assert LastMessage.from_text(LAST.to_text()) == LAST
-    assert remembered(newer(OLD[3].to_text(), LAST.to_text())) == (LAST, OLD[3])
-    assert LastMessage.from_text("") is None
+    both = RememberedMessages.of(OLD[3]).with_newest_of(RememberedMessages.of(LAST))
+    assert both.to_text() == "[99,5000,12345,3,1003,30]"
+    assert RememberedMessages.from_text(both.to_text()).messages == both.messages == (LAST, OLD[3])
+    assert RememberedMessages.from_text("").newest is None
 
 
 @pytest.mark.parametrize("text", ["[1,2]", "[]", "{}", "[1,2,3,4]", "1", '["a",1,2]'])
 def test_a_damaged_text_is_refused(text: str) -> None:
     """F4, H9"""
     with pytest.raises(DamagedOffsets):
-        remembered(text)
+        assert RememberedMessages.from_text(text).messages
 
 
 def test_the_newest_message_is_remembered_however_far_a_group_went_back() -> None:
     """F4, F5: else the end of the log could be lost unnoticed behind the place it went back to."""
-    older = LastMessage(7, 100, 5).to_text()
+    last, older = RememberedMessages.of(LAST), RememberedMessages.of(LastMessage(7, 100, 5))
 
-    assert remembered(newer(LAST.to_text(), older)) == (LAST, LastMessage(7, 100, 5))
-    assert newer("", older) == newer(older, "") == older
-    assert newer("", "") == ""
-    assert newer(LAST.to_text(), unknown_message(99).to_text()) == LAST.to_text()
+    assert last.with_newest_of(older).messages == (LAST, LastMessage(7, 100, 5))
+    assert NO_MESSAGES.with_newest_of(older) == older.with_newest_of(NO_MESSAGES) == older
+    assert NO_MESSAGES.with_newest_of(NO_MESSAGES) == NO_MESSAGES
+    assert last.with_newest_of(RememberedMessages.of(LastMessage.unknown(99))) == last
 
 
 @given(st.lists(st.integers(1, 50), min_size=3, max_size=300))
 def test_of_many_messages_the_newest_one_before_it_and_a_far_one_are_remembered(steps: list[int]) -> None:
     """F4"""
-    text, offset, offsets = "", 0, []
+    known, offset, offsets = NO_MESSAGES, 0, []
     for step in steps:
         offset += step
         offsets.append(offset)
-        text = newer(text, at(offset, offset).to_text())
+        known = known.with_newest_of(RememberedMessages.of(at(offset, offset)))
 
-    newest, before, far = (message.queue_offset for message in remembered(text))
+    newest, before, far = (message.queue_offset for message in known.messages)
 
     assert [newest, before] == [offsets[-1], offsets[-2]]
     assert far in offsets[:-2]
@@ -224,19 +222,17 @@ def test_the_nearest_message_before_a_range_is_pulled_again(
     start: int, first: int, pulled: int | None
 ) -> None:
     """F4: unless it has expired, or a filter has passed over too many since."""
-    text = ""
-    for offset in (7, 50, 99):
-        text = newer(text, at(offset, offset).to_text())
+    known = [at(offset, offset) for offset in (99, 50, 7)]
 
-    message = witnesses(text, start, first=first).before
+    message = witnesses(known, start, first=first).before
 
     assert (None if message is None else message.queue_offset) == pulled
 
 
 def test_a_message_of_which_only_the_offset_is_known_is_not_pulled_again() -> None:
     """F4: no other one could differ from it."""
-    assert witnesses(unknown_message(9).to_text(), 10, first=0) == (None, None)
-    assert witnesses("", 10, first=0) == (None, None)
+    assert witnesses([LastMessage.unknown(9)], 10, first=0) == (None, None)
+    assert witnesses((), 10, first=0) == (None, None)
 
 
 @pytest.mark.parametrize(("start", "before", "ahead"), [(0, None, 50), (50, None, 50), (51, 50, None)])
@@ -244,9 +240,9 @@ def test_of_an_ending_generation_only_messages_before_its_end_are_witnesses(
     start: int, before: int | None, ahead: int | None
 ) -> None:
     """F4: others have the places from there on."""
-    text = newer(at(50, 50).to_text(), at(99, 99).to_text())
+    known = (at(99, 99), at(50, 50))
 
-    found = witnesses(text, start, first=0, end=60)
+    found = witnesses(known, start, first=0, end=60)
 
     assert [None if each is None else each.queue_offset for each in found] == [before, ahead]
 
@@ -266,12 +262,13 @@ def test_a_position_belongs_to_the_newest_generation_that_begins_at_or_below_it(
     position: int, count: int, behind: list[int], ahead: int | None
 ) -> None:
     """F4, F5: the next one begins again at the first boundary above it."""
-    boundaries = NO_BOUNDARIES.begun(3, "first").begun(8, "second")
+    first, second = RememberedMessages.of(OLD[3]), RememberedMessages.of(OLD[8])
+    boundaries = NO_BOUNDARIES.begun(3, first).begun(8, second)
 
-    back, left, text = boundaries.back_to(position)
+    back, left, messages = boundaries.back_to(position)
 
     assert (back, [at for at, _ in left.behind], left.ahead) == (count, behind, ahead)
-    assert text == {0: None, 1: "second", 2: "first"}[count]
+    assert messages == {0: None, 1: second, 2: first}[count]
     assert Boundaries.from_text(left.to_text()) == left
 
 
@@ -279,14 +276,14 @@ def test_a_position_belongs_to_the_newest_generation_that_begins_at_or_below_it(
 def test_damaged_boundaries_are_refused(text: str) -> None:
     """F4"""
     with pytest.raises(DamagedOffsets):
-        Boundaries.from_text(text)
+        assert Boundaries.from_text(text).behind
 
 
 @pytest.mark.parametrize(("start", "ahead"), [(0, 99), (51, 99), (99, 99), (100, None)])
 def test_the_newest_message_is_looked_at_where_a_group_is_before_it(start: int, ahead: int | None) -> None:
     """F4, F5: it was set back, or its sink is ahead of it."""
-    text = newer(at(50, 50).to_text(), at(99, 99).to_text())
+    known = (at(99, 99), at(50, 50))
 
-    message = witnesses(text, start, first=0).ahead
+    message = witnesses(known, start, first=0).ahead
 
     assert (None if message is None else message.queue_offset) == ahead

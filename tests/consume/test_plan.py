@@ -12,6 +12,7 @@ from pyspark_rocketmq.consume.planning import Had, Plan, ReadLimits, plan_ranges
 from pyspark_rocketmq.consume.positions import EVERY_BROKER, OffsetGap, latest_at, stored_by
 from pyspark_rocketmq.errors import DataLoss
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
+from tests.helpers import stored_texts
 
 NO_LIMITS = ReadLimits()
 NOW_S = 1000.0
@@ -50,8 +51,11 @@ def spans(made: Plan) -> dict[int, tuple[int, int]]:
 
 
 def test_a_queue_is_read_from_its_stored_offset_to_the_brokers_end() -> None:
-    stored = QueueState(20, epoch=3, reconsume_times=2, retry_counts="[[20,22,2]]")
-    made = plan({0: (5, 90)}, {0: stored._replace(suspended_until_s=NOW_S - 1, last_message="[19,1,1]")})
+    stored = QueueState(20, epoch=3, reconsume_times=2, retry_counts=stored_texts.retries("[[20,22,2]]"))
+    made = plan(
+        {0: (5, 90)},
+        {0: stored._replace(suspended_until_s=NOW_S - 1, last_message=stored_texts.messages("[19,1,1]"))},
+    )
 
     assert made.ranges == (QueueRange(queue(0), stored, 90),)
     assert made.gaps == ()

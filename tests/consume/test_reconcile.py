@@ -6,20 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.generations import LastMessage
-from pyspark_rocketmq.consume.metrics import lately
-from pyspark_rocketmq.consume.positions import (
-    MOST_SHOWN,
-    Shown,
-    from_text,
-    resolve_start_offset,
-    seen,
-    since,
-    to_text,
-)
-from pyspark_rocketmq.consume.retry_counts import spans_from
+from pyspark_rocketmq.consume.metrics import NO_METRICS, MetricsSnapshot
+from pyspark_rocketmq.consume.positions import MOST_SHOWN, NEVER_SHOWN, ShownOffsets, resolve_start_offset
 from pyspark_rocketmq.errors import DamagedOffsets
 from pyspark_rocketmq.model import QueueState
+from pyspark_rocketmq.stored_values import RememberedMessages, RetryCounts
+
+
+def shown_of(*offsets: int) -> ShownOffsets:
+    return ShownOffsets(offsets)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +51,11 @@ from pyspark_rocketmq.model import QueueState
     ],
 )
 def test_where_a_claimed_queue_goes_on(
-    stored: int, shown: Shown | None, at_broker: int | None, was_reset: bool, expected: int
+    stored: int, shown: tuple[int, ...] | None, at_broker: int | None, was_reset: bool, expected: int
 ) -> None:
     """C3, F5: where somebody else has put the group, if anybody has; else where the store is."""
-    assert resolve_start_offset(stored, shown, at_broker, was_reset=was_reset) == expected
+    known = NEVER_SHOWN if shown is None else ShownOffsets(shown)
+    assert resolve_start_offset(stored, known, at_broker, was_reset=was_reset) == expected
 
 
 DAMAGED = ["{", "nonsense", "12", '["x"]', "[null]", "[Infinity]", '{"a": 1}', "[" * 100_000]
@@ -69,9 +65,9 @@ DAMAGED = ["{", "nonsense", "12", '["x"]', "[null]", "[Infinity]", '{"a": 1}', "
 def test_a_text_that_somebody_has_changed_is_reported_with_its_column(text: str) -> None:
     """H9, H2: of a table that people write into as well."""
     for column, read in (
-        ("shown", from_text),
-        ("last_message", LastMessage.from_text),
-        ("put_back", lambda text: spans_from(QueueState(5, retry_counts=text))),
+        ("shown", lambda text: ShownOffsets.from_text(text).offsets),
+        ("last_message", lambda text: RememberedMessages.from_text(text).newest),
+        ("put_back", lambda text: QueueState(5, retry_counts=RetryCounts.from_text(text)).retry_spans),
     ):
         with pytest.raises(
             DamagedOffsets, match=rf"in {column}, which cannot be read.* {column} of that row to NULL"
@@ -85,35 +81,40 @@ def test_a_text_that_somebody_has_changed_is_reported_with_its_column(text: str)
 )
 def test_figures_that_somebody_has_changed_are_none(text: str) -> None:
     """H9, D11: nothing goes by them, and the next batch writes new ones."""
-    assert lately(text, 5.0) == lately("", 5.0)
+    assert MetricsSnapshot.from_text(text).as_of(5.0) == NO_METRICS.as_of(5.0)
 
 
 def test_broker_may_hold_the_last_confirmed_offset_or_any_later_one() -> None:
     """F5"""
-    assert since((10, 20, 30), 20) == (20, 30)
-    assert since((10, 20, 30), 25) == since((10, 20, 30), None) == (10, 20, 30)
-    assert since(None, 10) == ()
+    shown = shown_of(10, 20, 30)
+
+    assert shown.since(20) == shown_of(20, 30)
+    assert shown.since(25) == shown.since(None) == shown
+    assert NEVER_SHOWN.since(10) == shown_of()
 
 
 def test_an_offset_seen_again_becomes_the_newest() -> None:
     """F5: a group that goes back and forth."""
-    assert seen((10, 20), 10, None) == (20, 10)
-    assert seen(None, 5) == (5,)
+    assert shown_of(10, 20).followed_by(10, None) == shown_of(20, 10)
+    assert NEVER_SHOWN.followed_by(5) == shown_of(5)
 
 
 def test_without_an_answer_the_first_and_the_newest_stay() -> None:
     """F5: a broker that takes nothing for long; what it had before is what it has."""
-    shown: Shown = ()
+    shown = shown_of()
     for offset in range(100):
-        shown = seen(shown, offset)
+        shown = shown.followed_by(offset)
 
-    assert shown == (0, *range(101 - MOST_SHOWN, 100))
+    assert shown == shown_of(0, *range(101 - MOST_SHOWN, 100))
 
 
 @given(st.none() | st.lists(st.integers(0, 2**63 - 1)).map(tuple))
-def test_mirrored_offsets_survive_their_text_form(shown: Shown | None) -> None:
+def test_mirrored_offsets_survive_their_text_form(offsets: tuple[int, ...] | None) -> None:
     """F5: and a row in which nothing was is distinguished from one that was never looked at."""
-    assert from_text(to_text(shown)) == shown
+    shown = ShownOffsets(offsets)
+    again = ShownOffsets.from_text(shown.to_text())
+
+    assert (again.offsets, again.is_known) == (offsets or (), offsets is not None)
 
 
 _EVENTS = st.lists(
@@ -128,7 +129,7 @@ def test_each_claim_goes_on_where_the_last_one_to_move_the_group_has_left_it(
     """B5, F5: Spark members whose last word may be lost on its way, Java members,
     and operators at the broker.
     """
-    stored, shown = 0, seen((), 0)
+    stored, shown = 0, shown_of(0)
     at_broker = truth = 0
     for who, offset, arrives in [*events, ("spark", 0, True)]:
         if who == "operator":
@@ -140,9 +141,9 @@ def test_each_claim_goes_on_where_the_last_one_to_move_the_group_has_left_it(
             begins_at = resolve_start_offset(stored, shown, at_broker, was_reset=False)
             # The one thing that cannot be found out: somebody has put there just what this side had shown before.
             assert begins_at == truth or at_broker in shown
-            shown = seen(since(shown, at_broker), at_broker)
+            shown = shown.since(at_broker).followed_by(at_broker)
             stored = truth = begins_at + offset
-            shown = seen(shown, stored)
+            shown = shown.followed_by(stored)
             if arrives:
                 at_broker = stored
-                shown = since(shown, stored)
+                shown = shown.since(stored)

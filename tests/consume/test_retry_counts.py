@@ -5,16 +5,9 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.retry_counts import (
-    MOST_SPANS,
-    RetrySpan,
-    from_offset,
-    spans_from,
-    spans_of,
-    times_by_index,
-    to_text,
-)
+from pyspark_rocketmq.consume.retry_counts import from_offset, spans_of, times_by_index
 from pyspark_rocketmq.model import QueueState
+from pyspark_rocketmq.stored_values import MOST_SPANS, RetryCounts, RetrySpan
 
 _OFFSETS = st.lists(st.integers(0, 60), unique=True, min_size=1).map(sorted)
 
@@ -29,10 +22,10 @@ def test_spans_give_each_message_its_count_back(offsets: list[int], data: st.Dat
     )
 
     first = times.get(0, 0)
-    text = to_text(spans_of(times, offsets.__getitem__), offsets[0], first)
-    spans = spans_from(QueueState(offsets[0], reconsume_times=first, retry_counts=text))
+    text = RetryCounts.of(spans_of(times, offsets.__getitem__), offsets[0], first).to_text()
+    state = QueueState(offsets[0], reconsume_times=first, retry_counts=RetryCounts.from_text(text))
 
-    assert times_by_index(spans, lambda offset: bisect_left(offsets, offset)) == times
+    assert times_by_index(state.retry_spans, lambda offset: bisect_left(offsets, offset)) == times
 
 
 def test_a_batch_put_back_together_is_one_span() -> None:
@@ -45,19 +38,19 @@ def test_a_batch_put_back_together_is_one_span() -> None:
 
 def test_a_count_of_only_the_next_message_needs_no_text() -> None:
     """D6: the row has a column for it."""
-    assert to_text((), 10, 0) == ""
-    assert to_text((RetrySpan(10, 11, 2),), 10, 2) == ""
-    assert to_text((RetrySpan(10, 12, 2),), 10, 2) == "[[10,12,2]]"
-    assert spans_from(QueueState(10, reconsume_times=2)) == (RetrySpan(10, 11, 2),)
+    assert RetryCounts.of((), 10, 0).to_text() == ""
+    assert RetryCounts.of((RetrySpan(10, 11, 2),), 10, 2).to_text() == ""
+    assert RetryCounts.of((RetrySpan(10, 12, 2),), 10, 2).to_text() == "[[10,12,2]]"
+    assert QueueState(10, reconsume_times=2).retry_spans == (RetrySpan(10, 11, 2),)
 
 
 def test_a_text_of_counts_is_bounded() -> None:
     """D6: the messages next in turn keep theirs."""
     spans = tuple(RetrySpan(at, at + 1, at % 2 + 1) for at in range(2 * MOST_SPANS))
 
-    text = to_text(spans, 0, 1)
+    counts = RetryCounts.from_text(RetryCounts.of(spans, 0, 1).to_text())
 
-    assert spans_from(QueueState(0, reconsume_times=1, retry_counts=text)) == spans[:MOST_SPANS]
+    assert QueueState(0, reconsume_times=1, retry_counts=counts).retry_spans == spans[:MOST_SPANS]
 
 
 def test_spans_can_be_cut_at_an_offset() -> None:

@@ -6,7 +6,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics, lately, status_of
+from pyspark_rocketmq.consume.metrics import NO_METRICS, ConsumeMetrics, RecentMetrics, status_of
 from pyspark_rocketmq.wire.requests.client_info import ConsumeStatus
 from tests.helpers.approx import about
 
@@ -16,13 +16,13 @@ START_S = 1_700_000_000.0
 def test_rates_are_those_of_the_last_minute_and_failures_those_of_the_last_hour() -> None:
     """D11: as ``ConsumerStatsManager.consumeStatus`` has them; 10 messages/s of one queue, 5/s of another."""
     recent: RecentMetrics[str] = RecentMetrics(START_S)
-    texts = {}
+    snapshots = {}
     for second in range(1, 301):
         for queue, ok in (("a", 10), ("b", 5)):
             batch = ConsumeMetrics(ok, 1, 2, 8.0, 2 * ok, 1, 3.0)
-            texts[queue] = recent.add(queue, batch, START_S + second)
+            snapshots[queue] = recent.add(queue, batch, START_S + second)
 
-    status = status_of(texts.values(), START_S + 300)
+    status = status_of(snapshots.values(), START_S + 300)
 
     # The last of these seconds begins a bucket, so that the window has 61 batches in 60 s.
     assert status == ConsumeStatus(
@@ -37,25 +37,27 @@ def test_rates_are_those_of_the_last_minute_and_failures_those_of_the_last_hour(
 
 def test_a_rate_of_a_consumer_that_began_a_moment_ago_is_over_ten_seconds_at_least() -> None:
     """D11: one batch of a backlog says nothing of a rate."""
-    text = RecentMetrics[str](START_S).add("a", ConsumeMetrics(ok=1000, calls=10, call_ms=5.0), START_S + 0.1)
+    snapshot = RecentMetrics[str](START_S).add(
+        "a", ConsumeMetrics(ok=1000, calls=10, call_ms=5.0), START_S + 0.1
+    )
 
-    assert status_of([text], START_S + 0.1).consume_ok_tps == 100.0
-    assert status_of([text], START_S + 20.1).consume_ok_tps == about(1000 / 20.1)
+    assert status_of([snapshot], START_S + 0.1).consume_ok_tps == 100.0
+    assert status_of([snapshot], START_S + 20.1).consume_ok_tps == about(1000 / 20.1)
 
 
 def test_rates_end_after_a_minute_and_counts_after_an_hour() -> None:
     """D11: a consumer that stands still shows zeros, and how long its calls took."""
-    text = RecentMetrics[str](START_S).add("a", ConsumeMetrics(10, 2, 4, 40.0, 12, 3, 6.0), START_S + 30)
+    snapshot = RecentMetrics[str](START_S).add("a", ConsumeMetrics(10, 2, 4, 40.0, 12, 3, 6.0), START_S + 30)
 
-    later = status_of([text], START_S + 30 + 61)
+    later = status_of([snapshot], START_S + 30 + 61)
     assert (later.consume_ok_tps, later.pull_tps, later.pull_rt) == (0.0, 0.0, 0.0)
     assert (later.consume_rt, later.consume_failed_msgs) == (10.0, 2)
-    assert status_of([text], START_S + 30 + 3601) == ConsumeStatus()
+    assert status_of([snapshot], START_S + 30 + 3601) == ConsumeStatus()
 
 
 def test_a_row_without_figures_is_a_consumer_that_did_nothing() -> None:
     """D11"""
-    assert status_of(["", ""], START_S) == ConsumeStatus()
+    assert status_of([NO_METRICS, NO_METRICS], START_S) == ConsumeStatus()
     assert status_of([], START_S) == ConsumeStatus()
 
 
@@ -64,15 +66,16 @@ def test_a_clock_that_was_put_back_leaves_no_figures_of_the_future() -> None:
     recent: RecentMetrics[str] = RecentMetrics(START_S)
     recent.add("a", ConsumeMetrics(ok=1_000_000), START_S + 7200)
 
-    text = recent.add("a", ConsumeMetrics(ok=5), START_S + 20)
+    snapshot = recent.add("a", ConsumeMetrics(ok=5), START_S + 20)
 
-    assert lately(text, START_S + 20).minute.ok == 5
-    assert lately(text, START_S + 20).hour.ok == 5
+    assert snapshot.as_of(START_S + 20).minute.ok == 5
+    assert snapshot.as_of(START_S + 20).hour.ok == 5
 
 
 def test_the_text_is_short() -> None:
     """D11, F1: every commit of the group writes it for each queue."""
-    text = RecentMetrics[str](START_S).add("a", ConsumeMetrics(10, 2, 4, 40.25, 12, 3, 6.0), START_S + 30)
+    snapshot = RecentMetrics[str](START_S).add("a", ConsumeMetrics(10, 2, 4, 40.25, 12, 3, 6.0), START_S + 30)
+    text = snapshot.to_text()
 
     assert json.loads(text) == {
         "at": START_S + 30,
@@ -92,7 +95,7 @@ def test_a_window_has_what_happened_in_it_and_nothing_older(seed: int) -> None:
     for _ in range(draw.randint(1, 60)):
         now_s += draw.choice([0.0, 0.3, 4.0, 11.0, 70.0, 700.0]) * draw.random()
         done.append((now_s, draw.randint(0, 9)))
-        found = lately(recent.add(1, ConsumeMetrics(ok=done[-1][1]), now_s), now_s)
+        found = recent.add(1, ConsumeMetrics(ok=done[-1][1]), now_s).as_of(now_s)
         for metrics, window_s, bucket_s in ((found.minute, 60, 10), (found.hour, 3600, 600)):
             surely = sum(ok for at_s, ok in done if now_s - at_s < window_s)
             at_most = sum(ok for at_s, ok in done if now_s - at_s <= window_s + bucket_s)

@@ -31,6 +31,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, Passed, QueueCommit
 from pyspark_rocketmq.sinks.standing import SinkStanding
+from tests.helpers import stored_texts
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE
 
@@ -38,7 +39,9 @@ GROUP = "order-etl"
 FILE = WrittenFile(path="a.parquet", size=10, num_records=7, stats_json="{}", partition_values={})
 ACK = QueueAck(
     queue=QUEUE,
-    state=QueueState(7, 1, reconsume_times=2, suspended_until_s=1_500.0, retry_counts="[[7,9,2]]"),
+    state=QueueState(
+        7, 1, reconsume_times=2, suspended_until_s=1_500.0, retry_counts=stored_texts.retries("[[7,9,2]]")
+    ),
     start=0,
     consumed=7,
     failed=1,
@@ -158,7 +161,7 @@ def test_data_come_before_offsets_and_listeners_last(monkeypatch: pytest.MonkeyP
     assert batch.done == ["evaluate", "data", "offsets", "listener"]
     row = batch.store.row
     assert (row.next_offset, row.state.reconsume_times, row.state.suspended_until_s) == (7, 2, 1_500.0)
-    assert row.state.retry_counts == "[[7,9,2]]"
+    assert row.state.retry_counts.to_text() == "[[7,9,2]]"
     status = status_of([row.statistics], time.time())
     assert (status.consume_rt, status.pull_rt, status.consume_failed_msgs) == (20.0, 1.5, 1)
     assert status.consume_ok_tps == pytest.approx(0.7)
@@ -388,7 +391,7 @@ def test_a_batch_whose_rows_another_consumer_wrote_is_planned_again_at_once(
 
     assert batch.done == ["evaluate"]
     assert (batch.store.row.next_offset, batch.store.row.epoch) == (0, epoch + 1)
-    assert batch.store.row.state.last_message == "[6,1006,384]"
+    assert batch.store.row.state.last_message.to_text() == "[6,1006,384]"
 
 
 @pytest.mark.parametrize("newest", ["[6,1006,384]", ""], ids=["known", "of an earlier release"])
@@ -405,7 +408,7 @@ def test_a_batch_is_dropped_whose_sink_has_messages_that_nobody_looked_at(
 
     assert batch.done == ["evaluate"]
     assert (batch.store.row.next_offset, batch.store.row.epoch) == (0, epoch + 1)
-    assert batch.store.row.state.last_message == (newest or "[6,0,-1]")
+    assert batch.store.row.state.last_message.to_text() == (newest or "[6,0,-1]")
     assert "the sink is ahead of the offsets" in caplog.text
 
 
@@ -415,7 +418,9 @@ def test_a_batch_is_committed_when_the_newest_message_of_the_sink_was_looked_at(
     """F4, H10: the rows that the sink has are left out."""
     batch = Batch(monkeypatch, ACK)
     batch.watermark, batch.newest = 6, "[5,1005,320]"
-    batch.store.note_passed(GROUP, {QUEUE: Passed(batch.store.row.epoch, batch.newest)})
+    batch.store.note_passed(
+        GROUP, {QUEUE: Passed(batch.store.row.epoch, stored_texts.messages(batch.newest))}
+    )
 
     batch.commit_it()
 
@@ -428,7 +433,7 @@ def test_a_sink_behind_the_offsets_ends_the_query_before_anything_is_consumed(
     """H7: restored or failed over while the query runs."""
     batch = Batch(monkeypatch, ACK)
     batch.commit_it()
-    assert batch.store.row.sinks == '{"/lake/orders": "table-1"}'
+    assert batch.store.row.sinks.to_text() == '{"/lake/orders": "table-1"}'
     batch.watermark = 5
 
     with pytest.raises(SinkSetBack, match="the sink is at 5, the group at 7"):
@@ -472,7 +477,7 @@ def test_without_a_sink_rows_remember_none(monkeypatch: pytest.MonkeyPatch) -> N
 
     batch.commit_it(with_sink=False)
 
-    assert batch.store.row.sinks == ""
+    assert batch.store.row.sinks.to_text() == ""
 
 
 def test_a_store_that_fails_is_the_batchs_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange, QueueState
+from pyspark_rocketmq.stored_values import NO_RETRIES
 from tests.helpers.messages import QUEUE, message_at
 
 STEPS = int(os.environ.get("ORDERLY_STEPS", "30000"))
@@ -91,7 +92,7 @@ class Episode:
         self.offsets = sorted(draw.sample(range(self.end), draw.randint(1, self.end)))
         self.most = draw.choice([-1, 0, 1, 2, 5])
         self.failures = draw.choice([0.05, 0.3, 0.6])
-        self.start, self.times, self.retry_counts = 0, 0, ""
+        self.start, self.times, self.retry_counts = 0, 0, NO_RETRIES
         self.model = Reference(self.offsets, self.most)
         self.now_s = 0.0
 

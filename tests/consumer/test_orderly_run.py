@@ -22,6 +22,7 @@ from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import EndReason
+from tests.helpers import stored_texts
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
@@ -438,7 +439,7 @@ def test_a_failure_behind_uncommitted_messages_is_counted_for_the_message_that_f
     run.consume()
 
     assert (run.ack().state.next_offset, run.ack().state.reconsume_times) == (10, 0)
-    assert run.ack().state.retry_counts == "[[12,13,1]]"
+    assert run.ack().state.retry_counts.to_text() == "[[12,13,1]]"
 
     seen: list[tuple[int, int]] = []
 
@@ -776,9 +777,13 @@ def test_messages_put_back_behind_a_shortened_range_stay_known() -> None:
     run = run_of(
         failing_at(12),
         offsets=range(10, 15),
-        planned=QueueRange(QUEUE, QueueState(10, epoch=3, reconsume_times=2, retry_counts="[[10,20,2]]"), 15),
+        planned=QueueRange(
+            QUEUE,
+            QueueState(10, epoch=3, reconsume_times=2, retry_counts=stored_texts.retries("[[10,20,2]]")),
+            15,
+        ),
     )
     run.consume()
 
     assert (run.ack().state.next_offset, run.ack().state.reconsume_times) == (12, 3)
-    assert json.loads(run.ack().state.retry_counts) == [[12, 13, 3], [13, 15, 2], [15, 20, 2]]
+    assert json.loads(run.ack().state.retry_counts.to_text()) == [[12, 13, 3], [13, 15, 2], [15, 20, 2]]

@@ -130,9 +130,9 @@ def test_the_store_gets_what_has_arrived_when_nothing_new_comes(
     if is_flushed:
         mirror.flush(0.1)
 
-    wait_until(lambda: store.read(GROUP)[A0].shown == "[7]", reason="The note in the store")
+    wait_until(lambda: store.read(GROUP)[A0].shown.to_text() == "[7]", reason="The note in the store")
 
-    assert store.read(GROUP)[B0].shown == "[1,0,7]"
+    assert store.read(GROUP)[B0].shown.to_text() == "[1,0,7]"
     assert (mirror.arrived(A0), mirror.arrived(B0)) == (7, None)
 
 

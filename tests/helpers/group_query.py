@@ -7,7 +7,6 @@ from typing import Any
 
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.listeners.messages import messages_of
@@ -24,6 +23,7 @@ from pyspark_rocketmq.source.ranges import Offset, partitions_of
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd
 from pyspark_rocketmq.source.start_positions import OptionPositions
+from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 from tests.helpers.source_rows import end_of
 from tests.helpers.wait import wait_until
 
@@ -73,7 +73,7 @@ class GroupQuery:
                 state=QueueState(
                     end.planned.end,
                     end.planned.state.epoch,
-                    last_message=_text_of(messages[-1]) if messages else "",
+                    last_message=_remembered(messages[-1]) if messages else NO_MESSAGES,
                 ),
                 is_shown=True,
             )
@@ -109,11 +109,11 @@ class GroupQuery:
         return messages, end_of(marker)
 
 
-def _text_of(message: MessageExt) -> str:
+def _remembered(message: MessageExt) -> RememberedMessages:
     # Spark's rows have times.
     stored: Any = message.store_timestamp
     stored_ms = round(stored.timestamp() * 1000)
-    return LastMessage(message.queue_offset, stored_ms, message.commit_log_offset).to_text()
+    return RememberedMessages.of(LastMessage(message.queue_offset, stored_ms, message.commit_log_offset))
 
 
 def await_consumed(query: GroupQuery, count: int) -> list[tuple[MessageQueue, MessageExt]]:

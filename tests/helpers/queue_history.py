@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pyspark_rocketmq.commit.recovery import check_sink, note_sink_ahead, seed_offsets_from_sink
-from pyspark_rocketmq.consume.generations import LastMessage, remembered, shows_another_log
+from pyspark_rocketmq.consume.generations import shows_another_log
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consume.planning import ReadLimits, plan_ranges
 from pyspark_rocketmq.consumer import commit as commit_module
@@ -34,6 +34,7 @@ from pyspark_rocketmq.sinks.base import QueueGeneration, newest_generations
 from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 from pyspark_rocketmq.source.progress import GroupProgress
+from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.ownership import OneMember
 from tests.source.test_planner import A0, FakeView
@@ -342,7 +343,9 @@ class History:
         end, is_another_log = self._read_to(planned, min(planned.end, planned.start + count))
         messages = [(offset, self.log.at(offset)) for offset in range(planned.start, end)]
         newest = (
-            "" if end == planned.start else (self.log.last_message(end - 1) or LastMessage(0, 0, 0)).to_text()
+            NO_MESSAGES
+            if end == planned.start
+            else RememberedMessages.of(self.log.last_message(end - 1) or LastMessage(0, 0, 0))
         )
         state = QueueState(end, planned.state.epoch, last_message=newest)
         ack = QueueAck(
@@ -415,14 +418,14 @@ class History:
 
         All may have expired, or a reset to the queue's first message may have nothing before it.
         """
-        if not any(each.is_known for each in remembered(row.state.last_message)):
+        if not any(each.is_known for each in row.state.last_message.messages):
             return False
         was_put_there = row.was_reset_by_operator or row.was_followed
         return not was_put_there or row.next_offset > self.log.first
 
     def _shown(self) -> list[int]:
         rows = self.store.read(GROUP)
-        return eval(rows[A0].shown or "[]") if A0 in rows else []
+        return list(rows[A0].shown.offsets) if A0 in rows else []
 
     def _clock_back(self, count: int) -> None:
         self.log.set_clock_back(count * 100)

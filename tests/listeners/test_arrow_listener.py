@@ -48,6 +48,7 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, spark_schema
 from tests.docs.pages import blocks
+from tests.helpers import stored_texts
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import pieces_of, rows_of
 
@@ -329,7 +330,7 @@ def test_a_concurrent_batch_has_the_attempts_of_messages_that_could_not_go_back(
         rows = pa.RecordBatch.from_arrays(columns, names=["queueOffset", "size"])
         return ConsumeConcurrentlyStatus.CONSUME_SUCCESS, rows
 
-    given_back = PLANNED.state._replace(reconsume_times=2, retry_counts="[[10,12,2]]")
+    given_back = PLANNED.state._replace(reconsume_times=2, retry_counts=stored_texts.retries("[[10,12,2]]"))
     rows, _ = concurrently(listener, replace(PLANNED, state=given_back))
 
     assert [(at, times) for at, _, times in rows][:4] == [(10, 2), (11, 2), (12, 0), (13, 0)]

@@ -24,13 +24,16 @@ from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.event_loop import is_async, run_on_loop
 from pyspark_rocketmq.listeners.forms import ListenerContext, form_of
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageModel, QueueRange, QueueState
+from tests.helpers import stored_texts
 from tests.helpers.messages import QUEUE
 from tests.helpers.source_rows import pieces_of, rows_of
 from tests.helpers.wait import PATIENCE_S
 
 SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 OUTPUT = StructType().add("name", "string")
-PLANNED = QueueRange(QUEUE, QueueState(10, epoch=4, reconsume_times=1, retry_counts="[[10,12,1]]"), 16)
+PLANNED = QueueRange(
+    QUEUE, QueueState(10, epoch=4, reconsume_times=1, retry_counts=stored_texts.retries("[[10,12,1]]")), 16
+)
 Context = ConsumeConcurrentlyContext
 
 

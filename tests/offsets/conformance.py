@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.consume.generations import Boundaries
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
@@ -30,6 +29,7 @@ from pyspark_rocketmq.offsets.store import (
     QueueCommit,
     SinkRecord,
 )
+from tests.helpers import stored_texts
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.store_workers import claim_and_commit
 
@@ -196,20 +196,31 @@ class OffsetStoreConformance(PositionConformance):
         """D6, F5: the next owner goes on counting; figures are each owner's own (D11)."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
         failed = [
-            committed(queue, 5, reconsume_times=2, retry_counts="[[5,9,2]]", statistics="{}")
+            committed(
+                queue,
+                5,
+                reconsume_times=2,
+                retry_counts=stored_texts.retries("[[5,9,2]]"),
+                statistics=stored_texts.speed("{}"),
+            )
             for queue in (Q0, Q1)
         ]
         store.commit(GROUP, failed, query_id="q", batch_id=3)
-        assert store.read(GROUP)[Q0].statistics == "{}"
+        assert store.read(GROUP)[Q0].statistics.to_text() == "{}"
 
         store.claim(GROUP, "client-2", {Q0: 0})
         store.reset(GROUP, {Q1: 5})
 
         rows = store.read(GROUP)
-        assert (rows[Q0].state.retry_counts, rows[Q0].statistics) == ("[[5,9,2]]", "")
-        assert rows[Q1].state.retry_counts == ""
-        store.commit(GROUP, [committed(Q0, 5, epoch=2, retry_counts="[[5,9,3]]")], query_id="q", batch_id=4)
-        assert store.read(GROUP)[Q0].state.retry_counts == "[[5,9,3]]"
+        assert (rows[Q0].state.retry_counts.to_text(), rows[Q0].statistics.to_text()) == ("[[5,9,2]]", "")
+        assert rows[Q1].state.retry_counts.to_text() == ""
+        store.commit(
+            GROUP,
+            [committed(Q0, 5, epoch=2, retry_counts=stored_texts.retries("[[5,9,3]]"))],
+            query_id="q",
+            batch_id=4,
+        )
+        assert store.read(GROUP)[Q0].state.retry_counts.to_text() == "[[5,9,3]]"
 
     def test_a_queue_keeps_its_generation(self, store: OffsetStore) -> None:
         """F4: a lost store gets it from the sink; nothing but offsets that begin again changes it."""
@@ -230,11 +241,11 @@ class OffsetStoreConformance(PositionConformance):
             5,
             reconsume_times=2,
             suspended_until_s=START_S + 9,
-            retry_counts="[[5,9,2]]",
-            last_message="[4,1,1]",
+            retry_counts=stored_texts.retries("[[5,9,2]]"),
+            last_message=stored_texts.messages("[4,1,1]"),
         )
         store.commit(GROUP, [failed], query_id="q", batch_id=3)
-        assert store.read(GROUP)[Q0].state.last_message == "[4,1,1]"
+        assert store.read(GROUP)[Q0].state.last_message.to_text() == "[4,1,1]"
 
         begun = store.begin_generations(GROUP, {Q0: NewGeneration(1, 2), Q1: NewGeneration(1, 2)})
 
@@ -242,8 +253,8 @@ class OffsetStoreConformance(PositionConformance):
         row = begun[Q0]
         assert (row.next_offset, row.epoch, row.generation, row.owner) == (2, 2, 1, "client-1")
         assert (
-            row.state.last_message,
-            row.state.retry_counts,
+            row.state.last_message.to_text(),
+            row.state.retry_counts.to_text(),
             row.state.reconsume_times,
             row.state.suspended_until_s,
         ) == (
@@ -269,50 +280,62 @@ class OffsetStoreConformance(PositionConformance):
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
         store.commit(
             GROUP,
-            [committed(Q0, 9, last_message="[8,1,1]"), committed(Q1, 9, last_message="[8,1,1]")],
+            [
+                committed(Q0, 9, last_message=stored_texts.messages("[8,1,1]")),
+                committed(Q1, 9, last_message=stored_texts.messages("[8,1,1]")),
+            ],
             query_id="q",
             batch_id=1,
         )
         store.begin_generations(GROUP, {Q0: NewGeneration(1, 7, 5), Q1: NewGeneration(1, 5)})
-        store.commit(GROUP, [committed(Q1, 6, epoch=2, last_message="[5,2,2]")], query_id="q", batch_id=2)
+        store.commit(
+            GROUP,
+            [committed(Q1, 6, epoch=2, last_message=stored_texts.messages("[5,2,2]"))],
+            query_id="q",
+            batch_id=2,
+        )
 
         above = store.reset(GROUP, {Q0: 6})
         below = store.reset(GROUP, {Q0: 3, Q1: 3})
 
-        assert (above[Q0].generation, above[Q0].state.last_message) == (1, "")
-        assert (below[Q0].generation, below[Q0].state.last_message) == (0, "[8,1,1]")
-        assert Boundaries.from_text(below[Q0].boundaries) == Boundaries(ahead=5)
-        assert (below[Q1].generation, below[Q1].state.last_message) == (1, "[5,2,2]")
+        assert (above[Q0].generation, above[Q0].state.last_message.to_text()) == (1, "")
+        assert (below[Q0].generation, below[Q0].state.last_message.to_text()) == (0, "[8,1,1]")
+        assert below[Q0].boundaries.to_text() == "[[],5]"
+        assert (below[Q1].generation, below[Q1].state.last_message.to_text()) == (1, "[5,2,2]")
         again = store.begin_generations(GROUP, {Q0: NewGeneration(4, 5)})
-        assert (again[Q0].generation, Boundaries.from_text(again[Q0].boundaries).ahead) == (1, None)
+        assert (again[Q0].generation, again[Q0].boundaries.ahead) == (1, None)
 
     def test_a_position_put_below_a_generation_at_the_broker_belongs_to_the_one_before(
         self, store: OffsetStore
     ) -> None:
         """F4, F5: it is followed there, and not taken for one of the new log."""
         store.claim(GROUP, "client-1", {Q0: 0}, at_brokers={Q0: 0})
-        store.commit(GROUP, [committed(Q0, 9, last_message="[8,1,1]")], query_id="q", batch_id=1)
+        store.commit(
+            GROUP, [committed(Q0, 9, last_message=stored_texts.messages("[8,1,1]"))], query_id="q", batch_id=1
+        )
         store.begin_generations(GROUP, {Q0: NewGeneration(1, 5)})
         store.claim(GROUP, "client-1", {Q0: 0}, at_brokers={Q0: 5})
 
         row = store.claim(GROUP, "client-1", {Q0: 0}, at_brokers={Q0: 2})[Q0]
 
         assert (row.next_offset, row.generation, row.was_followed) == (2, 0, False)
-        assert Boundaries.from_text(row.boundaries).ahead == 5
+        assert row.boundaries.ahead == 5
 
     def test_a_sink_with_rows_of_a_generation_brings_a_row_back_that_was_set_before_it(
         self, store: OffsetStore
     ) -> None:
         """H1: a kill between data and offsets, then a reset; the position stays."""
         store.claim(GROUP, "client-1", {Q0: 0})
-        store.commit(GROUP, [committed(Q0, 9, last_message="[8,1,1]")], query_id="q", batch_id=1)
+        store.commit(
+            GROUP, [committed(Q0, 9, last_message=stored_texts.messages("[8,1,1]"))], query_id="q", batch_id=1
+        )
         store.begin_generations(GROUP, {Q0: NewGeneration(1, 5)})
         store.reset(GROUP, {Q0: 3})
 
-        row = store.note_sinks(GROUP, {Q0: SinkRecord(1, 7, "[6,2,2]")})[Q0]
+        row = store.note_sinks(GROUP, {Q0: SinkRecord(1, 7, stored_texts.messages("[6,2,2]"))})[Q0]
 
-        assert (row.next_offset, row.generation, row.epoch, row.boundaries) == (3, 1, 4, "")
-        assert row.state.last_message == "[6,2,2]"
+        assert (row.next_offset, row.generation, row.epoch, row.boundaries.to_text()) == (3, 1, 4, "")
+        assert row.state.last_message.to_text() == "[6,2,2]"
 
     def test_a_reset_under_an_epoch_moves_no_queue_of_another_one(self, store: OffsetStore) -> None:
         """C5, F4: a member's own, for messages that are gone."""
@@ -327,13 +350,20 @@ class OffsetStoreConformance(PositionConformance):
     def test_the_newest_message_consumed_is_remembered(self, store: OffsetStore) -> None:
         """F4: through claims and resets of one generation."""
         store.claim(GROUP, "client-1", {Q0: 0})
-        store.commit(GROUP, [committed(Q0, 5, last_message="[4,1,1]")], query_id="q", batch_id=1)
+        store.commit(
+            GROUP, [committed(Q0, 5, last_message=stored_texts.messages("[4,1,1]"))], query_id="q", batch_id=1
+        )
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=2)
         store.reset(GROUP, {Q0: 1})
         store.claim(GROUP, "client-2", {Q0: 0})
-        store.commit(GROUP, [committed(Q0, 3, epoch=3, last_message="[2,1,1]")], query_id="q", batch_id=3)
+        store.commit(
+            GROUP,
+            [committed(Q0, 3, epoch=3, last_message=stored_texts.messages("[2,1,1]"))],
+            query_id="q",
+            batch_id=3,
+        )
 
-        assert store.read(GROUP)[Q0].state.last_message == "[4,1,1,2,1,1]"
+        assert store.read(GROUP)[Q0].state.last_message.to_text() == "[4,1,1,2,1,1]"
 
     def test_the_last_message_passed_over_is_remembered_until_one_is_consumed(
         self, store: OffsetStore
@@ -342,30 +372,40 @@ class OffsetStoreConformance(PositionConformance):
         before = store.claim(GROUP, "client-1", {Q0: 5, Q1: 5})
 
         store.note_passed(
-            GROUP, {Q0: Passed(1, "[4,1,1]"), Q1: Passed(2, "[4,1,1]"), Q2: Passed(1, "[4,1,1]")}
+            GROUP,
+            {
+                Q0: Passed(1, stored_texts.messages("[4,1,1]")),
+                Q1: Passed(2, stored_texts.messages("[4,1,1]")),
+                Q2: Passed(1, stored_texts.messages("[4,1,1]")),
+            },
         )
 
-        noted = before[Q0].state._replace(last_message="[4,1,1]")
+        noted = before[Q0].state._replace(last_message=stored_texts.messages("[4,1,1]"))
         assert store.read(GROUP) == {**before, Q0: before[Q0]._replace(state=noted)}
-        store.commit(GROUP, [committed(Q0, 6, last_message="[5,2,2]")], query_id="q", batch_id=1)
-        store.note_passed(GROUP, {Q0: Passed(1, "[5,3,3]")})
-        assert store.read(GROUP)[Q0].state.last_message == "[5,2,2,4,1,1]"
-        store.note_passed(GROUP, {Q0: Passed(1, "[2,1,1]")})
-        assert store.read(GROUP)[Q0].state.last_message == "[5,2,2,4,1,1,2,1,1]"
+        store.commit(
+            GROUP, [committed(Q0, 6, last_message=stored_texts.messages("[5,2,2]"))], query_id="q", batch_id=1
+        )
+        store.note_passed(GROUP, {Q0: Passed(1, stored_texts.messages("[5,3,3]"))})
+        assert store.read(GROUP)[Q0].state.last_message.to_text() == "[5,2,2,4,1,1]"
+        store.note_passed(GROUP, {Q0: Passed(1, stored_texts.messages("[2,1,1]"))})
+        assert store.read(GROUP)[Q0].state.last_message.to_text() == "[5,2,2,4,1,1,2,1,1]"
 
     def test_what_only_a_sink_has_is_remembered_under_a_new_epoch(self, store: OffsetStore) -> None:
         """H10: it was killed between data and offsets; what the row knows already changes nothing."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
         store.commit(
             GROUP,
-            [committed(Q0, 5, last_message="[4,1,1]"), committed(Q1, 5, last_message="[4,1,1]")],
+            [
+                committed(Q0, 5, last_message=stored_texts.messages("[4,1,1]")),
+                committed(Q1, 5, last_message=stored_texts.messages("[4,1,1]")),
+            ],
             query_id="q",
             batch_id=1,
         )
         records = {
-            Q0: SinkRecord(0, 8, "[6,2,2]"),
-            Q1: SinkRecord(0, 8, "[4,1,1]"),
-            Q2: SinkRecord(0, 8, "[6,2,2]"),
+            Q0: SinkRecord(0, 8, stored_texts.messages("[6,2,2]")),
+            Q1: SinkRecord(0, 8, stored_texts.messages("[4,1,1]")),
+            Q2: SinkRecord(0, 8, stored_texts.messages("[6,2,2]")),
         }
 
         noted = store.note_sinks(GROUP, records)
@@ -373,37 +413,39 @@ class OffsetStoreConformance(PositionConformance):
         assert list(noted) == [Q0]
         assert store.read(GROUP)[Q0] == noted[Q0]
         assert (noted[Q0].epoch, noted[Q0].next_offset) == (2, 5)
-        assert noted[Q0].state.last_message == "[6,2,2,4,1,1]"
+        assert noted[Q0].state.last_message.to_text() == "[6,2,2,4,1,1]"
         assert store.note_sinks(GROUP, records) == {}
-        unknown = store.note_sinks(GROUP, {Q1: SinkRecord(0, 8, "")})[Q1]
-        assert unknown.state.last_message == "[7,0,-1,4,1,1]"
+        unknown = store.note_sinks(GROUP, {Q1: SinkRecord(0, 8, stored_texts.messages(""))})[Q1]
+        assert unknown.state.last_message.to_text() == "[7,0,-1,4,1,1]"
 
     def test_a_row_goes_on_in_the_later_generation_of_its_sink(self, store: OffsetStore) -> None:
         """H10: a store that was put back to an earlier state; never to an earlier generation."""
         store.claim(GROUP, "client-1", {Q0: 0})
-        store.commit(GROUP, [committed(Q0, 5, last_message="[4,1,1]")], query_id="q", batch_id=1)
+        store.commit(
+            GROUP, [committed(Q0, 5, last_message=stored_texts.messages("[4,1,1]"))], query_id="q", batch_id=1
+        )
 
-        noted = store.note_sinks(GROUP, {Q0: SinkRecord(2, 3, "[2,9,9]")})[Q0]
+        noted = store.note_sinks(GROUP, {Q0: SinkRecord(2, 3, stored_texts.messages("[2,9,9]"))})[Q0]
 
         assert (noted.generation, noted.next_offset, noted.epoch) == (2, 3, 2)
-        assert (noted.state.last_message, noted.sinks) == ("[2,9,9]", "")
-        assert store.note_sinks(GROUP, {Q0: SinkRecord(1, 9, "[8,9,9]")}) == {}
+        assert (noted.state.last_message.to_text(), noted.sinks.to_text()) == ("[2,9,9]", "")
+        assert store.note_sinks(GROUP, {Q0: SinkRecord(1, 9, stored_texts.messages("[8,9,9]"))}) == {}
 
     def test_the_mirrored_offset_is_stored_with_the_offset(self, store: OffsetStore) -> None:
         """F5: before it is sent; what cannot be there any more is forgotten."""
         store.claim(GROUP, "client-1", {Q0: 3, Q1: 0}, at_brokers={Q0: 3})
-        assert [store.read(GROUP)[queue].shown for queue in (Q0, Q1)] == ["[3]", "[0]"]
+        assert [store.read(GROUP)[queue].shown.to_text() for queue in (Q0, Q1)] == ["[3]", "[0]"]
 
         for batch_id, (next_offset, arrived) in enumerate([(5, None), (7, None), (9, 7)]):
             commit = committed(Q0, next_offset, is_shown=True, arrived=arrived)
             store.commit(GROUP, [commit], query_id="q", batch_id=batch_id)
 
-        assert store.read(GROUP)[Q0].shown == "[7,9]"
+        assert store.read(GROUP)[Q0].shown.to_text() == "[7,9]"
         store.note_arrivals(GROUP, {Q0: 9, Q1: 77, Q2: 1})
-        assert [store.read(GROUP)[queue].shown for queue in (Q0, Q1)] == ["[9]", "[0]"]
-        assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9})[Q0].shown == "[9]"
+        assert [store.read(GROUP)[queue].shown.to_text() for queue in (Q0, Q1)] == ["[9]", "[0]"]
+        assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9})[Q0].shown.to_text() == "[9]"
         moved = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0]
-        assert (moved.next_offset, moved.shown, moved.batch_id) == (4, "[9,4]", FOLLOWED)
+        assert (moved.next_offset, moved.shown.to_text(), moved.batch_id) == (4, "[9,4]", FOLLOWED)
         assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0].next_offset == 4
 
     def test_an_offset_that_another_member_of_this_side_has_overtaken_is_not_followed(
@@ -418,18 +460,22 @@ class OffsetStoreConformance(PositionConformance):
 
         claimed = store.claim(GROUP, "c", {Q0: 0}, at_brokers=asked_before, rows_before=read_before)[Q0]
 
-        assert (claimed.next_offset, claimed.shown, claimed.batch_id) == (30, "[20,30]", 1)
+        assert (claimed.next_offset, claimed.shown.to_text(), claimed.batch_id) == (30, "[20,30]", 1)
         again = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9}, rows_before=read_before)[Q0]
-        assert (again.next_offset, again.shown) == (9, "[20,30,9]")
+        assert (again.next_offset, again.shown.to_text()) == (9, "[20,30,9]")
 
     def test_only_figures_are_not_stored(self, store: OffsetStore) -> None:
         """D11: a batch that runs again changes nothing."""
         store.claim(GROUP, "client-1", {Q0: 0})
-        store.commit(GROUP, [committed(Q0, 5, statistics="first")], query_id="q", batch_id=3)
+        store.commit(
+            GROUP, [committed(Q0, 5, statistics=stored_texts.speed("first"))], query_id="q", batch_id=3
+        )
 
-        store.commit(GROUP, [committed(Q0, 5, statistics="second")], query_id="q", batch_id=3)
+        store.commit(
+            GROUP, [committed(Q0, 5, statistics=stored_texts.speed("second"))], query_id="q", batch_id=3
+        )
 
-        assert store.read(GROUP)[Q0].statistics == "first"
+        assert store.read(GROUP)[Q0].statistics.to_text() == "first"
 
     def test_a_commit_under_the_stored_epoch_is_accepted(self, store: OffsetStore, clock: FakeClock) -> None:
         """F1: what a batch achieved is in the store when commit returns."""
@@ -584,7 +630,11 @@ class OffsetStoreConformance(PositionConformance):
         """H2: nothing but the storage is needed to go on."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 3})
         suspended = committed(
-            Q0, 8, reconsume_times=1, suspended_until_s=START_S + 3, retry_counts="[[8,9,1]]"
+            Q0,
+            8,
+            reconsume_times=1,
+            suspended_until_s=START_S + 3,
+            retry_counts=stored_texts.retries("[[8,9,1]]"),
         )
         store.commit(GROUP, [suspended], query_id="q", batch_id=4)
 

@@ -30,6 +30,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.delta_rows import NEWEST_VERSION, SCHEMA, VERSION_PROPERTY
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetStore, SinkRecord
+from tests.helpers import stored_texts
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.conformance import (
     GROUP,
@@ -420,7 +421,7 @@ def test_a_table_of_an_earlier_release_is_read_as_it_is(path: Path) -> None:
 
     row = DeltaOffsetStore(path).read(GROUP)[Q0]
 
-    assert (row.next_offset, row.state.retry_counts, row.statistics) == (11, "", "")
+    assert (row.next_offset, row.state.retry_counts.to_text(), row.statistics.to_text()) == (11, "", "")
     assert version(path) == before
 
 
@@ -430,11 +431,16 @@ def test_the_first_change_brings_a_table_to_the_newest_form(path: Path) -> None:
     store = DeltaOffsetStore(path)
 
     store.claim(GROUP, "client-1", {Q0: 0})
-    store.commit(GROUP, [committed(Q0, 12, epoch=2, retry_counts="[[12,13,1]]")], query_id="q", batch_id=1)
+    store.commit(
+        GROUP,
+        [committed(Q0, 12, epoch=2, retry_counts=stored_texts.retries("[[12,13,1]]"))],
+        query_id="q",
+        batch_id=1,
+    )
 
     assert pa.schema(DeltaTable(path).schema().to_arrow()) == SCHEMA
     assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == str(NEWEST_VERSION)
-    assert DeltaOffsetStore(path).read(GROUP)[Q0].state.retry_counts == "[[12,13,1]]"
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].state.retry_counts.to_text() == "[[12,13,1]]"
 
 
 def test_an_upgrade_that_was_killed_half_way_is_finished(path: Path) -> None:
@@ -485,8 +491,10 @@ def test_an_earlier_release_does_not_go_on_with_rows_that_it_would_misread(
     former = DeltaOffsetStore(path)
     epoch = former.claim(GROUP, "former", {Q0: 0})[Q0].epoch
     monkeypatch.undo()
-    record = SinkRecord(generation=0, next_offset=6, last_message="")
-    assert DeltaOffsetStore(path).note_sinks(GROUP, {Q0: record})[Q0].state.last_message == "[5,0,-1]"
+    record = SinkRecord(generation=0, next_offset=6, last_message=stored_texts.messages(""))
+    assert (
+        DeltaOffsetStore(path).note_sinks(GROUP, {Q0: record})[Q0].state.last_message.to_text() == "[5,0,-1]"
+    )
     monkeypatch.setattr(delta_rows, "NEWEST_VERSION", 4)
     monkeypatch.setattr(delta_module, "NEWEST_VERSION", 4)
 

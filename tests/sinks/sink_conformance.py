@@ -16,7 +16,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.base import QueueGeneration, Sink, SinkBatch, note_newest
-from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
+from pyspark_rocketmq.sinks.standing import check_has_all, recorded_sinks
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, TaskRows, batch_of, write_rows
 
@@ -205,7 +205,7 @@ class SinkConformance:
         standings = sink.begin(GROUP, {Q0: 0, Q1: 0}).standings
         store = MemoryOffsetStore("ahead", clock=FakeClock())
         [row] = store.claim(GROUP, "me", {queue: 0}).values()
-        passed = QueueCommit(queue=queue, state=QueueState(9, row.epoch), sinks=remembered_text(standings))
+        passed = QueueCommit(queue=queue, state=QueueState(9, row.epoch), sinks=recorded_sinks(standings))
         store.commit(GROUP, [passed], query_id="q", batch_id=1)
 
         with pytest.raises(SinkSetBack, match=f"the sink is at {2 if queue == Q0 else 0}, the group at 9"):

@@ -13,9 +13,10 @@ from pyspark_rocketmq.sinks.standing import (
     check_has_all,
     forgotten_by,
     lost_by,
-    remembered_text,
+    recorded_sinks,
     strangers,
 )
+from tests.helpers import stored_texts
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 
 LAKE = SinkStanding("/lake/orders", "table-1", {Q0: 9, Q1: 4}, "/lake/orders")
@@ -25,7 +26,7 @@ STORE = "delta:/lake/_offsets"
 
 def row(queue: MessageQueue, next_offset: int, *sinks: SinkStanding, batch_id: int = 3) -> OffsetRow:
     return new_row(GROUP, queue, next_offset)._replace(
-        state=QueueState(next_offset, 1), batch_id=batch_id, sinks=remembered_text(sinks)
+        state=QueueState(next_offset, 1), batch_id=batch_id, sinks=recorded_sinks(sinks)
     )
 
 
@@ -52,8 +53,8 @@ def test_a_sink_at_or_ahead_of_a_row_lacks_nothing(at: int) -> None:
         row(Q0, 99, batch_id=RESET),
         row(Q0, 99, DATABASE),
         row(Q0, 99, LAKE._replace(name="/lake/other", identity="table-2")),
-        row(Q0, 99)._replace(sinks="no JSON"),
-        row(Q0, 99)._replace(sinks="[1]"),
+        row(Q0, 99)._replace(sinks=stored_texts.sinks("no JSON")),
+        row(Q0, 99)._replace(sinks=stored_texts.sinks("[1]")),
     ],
     ids=["without a sink", "reset", "another kind", "another table", "damaged", "another form"],
 )

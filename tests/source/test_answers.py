@@ -15,7 +15,6 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.answers import Reaction, Use, reaction
-from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.errors import BrokerError, DataLoss, RocketMQError, RowNotSent
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
@@ -30,6 +29,7 @@ from pyspark_rocketmq.source.progress import GroupProgress
 from pyspark_rocketmq.source.ranges import Offset, QueuePartition, offset_to_plan
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.source.start_positions import OptionPositions
+from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.responses import error_of
@@ -135,7 +135,7 @@ class Group:
         found = self.lookup.look({self.queue: end - 1}, {"broker-a": self.address})[self.queue]
         assert isinstance(found, Found)
         assert isinstance(found.message, LastMessage)
-        state = QueueState(end, self._epoch(), last_message=found.message.to_text())
+        state = QueueState(end, self._epoch(), last_message=RememberedMessages.of(found.message))
         self.store.commit("g", [QueueCommit(queue=self.queue, state=state)], query_id="q", batch_id=1)
 
     def _epoch(self) -> int:

@@ -9,12 +9,12 @@ import pytest
 
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
 from pyspark_rocketmq.errors import RocketMQError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.message_lookup import MessageLookup
+from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.ranges import offset_to_plan, plan_to_offset
+from pyspark_rocketmq.stored_values import RetryCounts
+from tests.helpers import stored_texts
 
 QUEUES = st.builds(
     MessageQueue, st.sampled_from(["orders", "%RETRY%g"]), st.sampled_from(["a", "b"]), st.integers(0, 20)
@@ -29,7 +31,11 @@ RANGES = st.dictionaries(
 ).map(
     lambda plan: tuple(
         QueueRange(
-            queue, QueueState(start, epoch=epoch, reconsume_times=times, retry_counts=put_back), start + count
+            queue,
+            QueueState(
+                start, epoch=epoch, reconsume_times=times, retry_counts=RetryCounts.from_text(put_back)
+            ),
+            start + count,
         )
         for queue, (start, count, epoch, times, put_back) in sorted(plan.items())
     )
@@ -106,7 +112,7 @@ def many(count: int, seed: int = 7) -> list[QueueRange]:
                 (start := 10**9 + chance.randrange(10**6)),
                 epoch=chance.randrange(1, 4),
                 reconsume_times=(times := int(chance.random() < 0.01)),
-                retry_counts=f"[[{start},{start + 3},1]]" if times else "",
+                retry_counts=stored_texts.retries(f"[[{start},{start + 3},1]]" if times else ""),
             ),
             start + chance.randrange(1000),
         )

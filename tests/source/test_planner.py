@@ -7,7 +7,6 @@ from typing import Any, Never
 import pytest
 
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics
 from pyspark_rocketmq.consume.planning import REST_S
 from pyspark_rocketmq.errors import (
@@ -38,6 +37,8 @@ from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress
 from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan
 from pyspark_rocketmq.source.topic_changes import Vanished
+from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
+from tests.helpers import stored_texts
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.ownership import OneMember
 
@@ -321,7 +322,11 @@ def test_a_suspended_queue_is_planned_when_it_is_due_and_others_do_not_wait() ->
     planning.next()
     planning.commit(A1, 10)
     planning.commit(
-        A0, 4, suspended_until_s=planning.clock.now_s() + 2, reconsume_times=1, retry_counts="[[4,9,1]]"
+        A0,
+        4,
+        suspended_until_s=planning.clock.now_s() + 2,
+        reconsume_times=1,
+        retry_counts=stored_texts.retries("[[4,9,1]]"),
     )
 
     planning.view.bounds[A1] = (0, 12)
@@ -331,7 +336,7 @@ def test_a_suspended_queue_is_planned_when_it_is_due_and_others_do_not_wait() ->
     planning.clock.advance(2)
     assert planning.next() == [(A0, 4, 10)]
     [planned] = offset_to_plan(planning.offset)[1]
-    assert (planned.state.reconsume_times, planned.state.retry_counts) == (1, "[[4,9,1]]")
+    assert (planned.state.reconsume_times, planned.state.retry_counts.to_text()) == (1, "[[4,9,1]]")
 
 
 def test_how_long_a_listener_has_a_message_is_known_from_what_was_counted() -> None:
@@ -582,7 +587,7 @@ def test_a_drain_does_not_end_after_a_batch_that_was_dropped_under_its_epoch() -
     planning = Planning({A0: (0, 4)}, group=True)
     planning.planner.prepare_available_now()
     planning.next()
-    newest = LastMessage(1, 1001, 64).to_text()
+    newest = RememberedMessages.of(LastMessage(1, 1001, 64))
     assert planning.store.note_sinks("g", {A0: SinkRecord(0, 2, newest)})
 
     assert planning.next() == [(A0, 0, 4)]
@@ -932,7 +937,7 @@ def test_a_broadcasting_instance_goes_on_whose_sink_was_ahead() -> None:
     """H8, H10: a batch of its earlier run was held up before its commit."""
     planning = Planning({A0: (0, 4)}, group=True, is_sole_owner=True)
     planning.next()
-    newest = LastMessage(1, 1001, 64).to_text()
+    newest = RememberedMessages.of(LastMessage(1, 1001, 64))
     assert planning.store.note_sinks("g", {A0: SinkRecord(0, 2, newest)})
 
     assert planning.next() == [(A0, 0, 4)]

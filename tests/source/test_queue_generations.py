@@ -7,7 +7,6 @@ from typing import Any, Never
 
 import pytest
 
-from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.errors import (
     ConnectFailed,
     DataLoss,
@@ -21,6 +20,8 @@ from pyspark_rocketmq.offsets.rules import Change
 from pyspark_rocketmq.offsets.store import CLAIMED, SinkRecord
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
+from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
+from tests.helpers import stored_texts
 from tests.source.test_planner import A0, A1, B0, Planning
 from tests.source.test_queue_claims import FakeBrokerOffsets, handed_over
 
@@ -107,7 +108,9 @@ class Scenario:
     def consume(self, queue: MessageQueue, next_offset: int) -> None:
         last = self.log.message(queue, next_offset - 1)
         assert last is not None
-        assert self.planning.commit(queue, next_offset, last_message=last.to_text(), is_shown=True)
+        assert self.planning.commit(
+            queue, next_offset, last_message=RememberedMessages.of(last), is_shown=True
+        )
         self.brokers.offsets[queue] = next_offset
         self.planning.store.note_arrivals("g", {queue: next_offset})
 
@@ -232,7 +235,7 @@ def test_the_end_of_a_log_that_a_filter_had_passed_over_may_be_lost_too() -> Non
     """F4, A4: whatever comes behind the last message consumed was not consumed."""
     scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
     scenario.next()
-    scenario.planning.commit(A0, 6, last_message=LastMessage(1, 2, 0).to_text())
+    scenario.planning.commit(A0, 6, last_message=RememberedMessages.of(LastMessage(1, 2, 0)))
     scenario.restart()
     scenario.log.stored[A0] = [1, 2, 3, 100]
 
@@ -341,7 +344,7 @@ def test_a_broadcasting_instance_knows_its_own_generation_whose_plan_failed(fail
     planning.next()
     last = log.message(A0, 2)
     assert last is not None
-    planning.commit(A0, 3, last_message=last.to_text())
+    planning.commit(A0, 3, last_message=RememberedMessages.of(last))
     planning.store.reset("g", {A1: 1})
     log.stored |= {A0: [100, 101], A1: [4, 5]}
     planning.view.bounds |= {A0: (0, 2), A1: (0, 2)}
@@ -537,7 +540,7 @@ def test_an_answer_that_an_earlier_release_has_followed_in_vain_is_one() -> None
     scenario.log.stored[A0] = [100 + at for at in range(9)]
     store = scenario.planning.store
     store.reset("g", {A0: 0})
-    row = store.read("g")[A0]._replace(batch_id=CLAIMED, shown="[0]")
+    row = store.read("g")[A0]._replace(batch_id=CLAIMED, shown=stored_texts.shown("[0]"))
     store._change("g", lambda rows: Change({**rows, A0: row}, None), "")
     scenario.brokers.offsets[A0] = 0
 
@@ -551,7 +554,9 @@ def test_a_position_that_a_sink_has_set_is_nobodys_answer(last: str) -> None:
     scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]})
     store = scenario.planning.store
     store.claim("g", "", {A0: 6})
-    store.note_sinks("g", {A0: SinkRecord(generation=0, next_offset=6, last_message=last)})
+    store.note_sinks(
+        "g", {A0: SinkRecord(generation=0, next_offset=6, last_message=RememberedMessages.from_text(last))}
+    )
     scenario.log.stored[A0] = [100 + at for at in range(9)] if last else [100, 101]
 
     with pytest.raises(DataLoss):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
-from pyspark_rocketmq.consume.generations import LastMessage, Witnesses
+from pyspark_rocketmq.consume.generations import Witnesses
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
@@ -27,6 +27,7 @@ from pyspark_rocketmq.source.marker_rows import spark_rows
 from pyspark_rocketmq.source.ranges import MOST_COUNTED, QueuePartition, Ticket, tasks_of, ticket_rows
 from pyspark_rocketmq.source.reader import gaps_before, read_queue, read_queues, read_ranges, read_tickets
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd
+from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire import compression
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA

@@ -9,6 +9,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.marker_rows import end_from_json, marker_row, spark_rows
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, EndReason, RangeEnd, with_origin_topics
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
+from tests.helpers import stored_texts
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.stored_messages import decode_columns, encode_stored_message
 
@@ -59,7 +60,7 @@ def test_a_marker_row_has_the_bounds_that_messages_get_as_properties(
 
 def test_a_marker_row_brings_back_how_often_messages_were_given_back() -> None:
     """D6"""
-    planned = replace(PLANNED, state=PLANNED.state._replace(retry_counts="[[12,15,1]]"))
+    planned = replace(PLANNED, state=PLANNED.state._replace(retry_counts=stored_texts.retries("[[12,15,1]]")))
     (row,) = marker_row(RangeEnd(planned=planned, rows=8)).to_pylist()
 
     assert end_from_json(QUEUE, row["plannedRange"]).planned == planned

@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.generations import remembered
 from pyspark_rocketmq.consume.metrics import RecentMetrics
 from pyspark_rocketmq.consume.part import Part, QueueAck, merged
 from pyspark_rocketmq.errors import RocketMQError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
+from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS, RecordedSinks
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.sinks.base import RowWriter, Sink, SinkBatch, note_newest
-from pyspark_rocketmq.sinks.standing import ahead_of, check_has_all, remembered_text
+from pyspark_rocketmq.sinks.standing import ahead_of, check_has_all, recorded_sinks
+from pyspark_rocketmq.stored_values import RememberedMessages
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +97,9 @@ class OpenBatch:
         return None if self.sink is None else self.sink.writer
 
     @property
-    def sinks(self) -> str:
+    def sinks(self) -> RecordedSinks:
         """Text about the batch's sinks for the offset rows."""
-        return "" if self.sink is None else remembered_text(self.sink.batch.standings)
+        return NO_SINKS if self.sink is None else recorded_sinks(self.sink.batch.standings)
 
 
 class PartCommitter:
@@ -221,7 +222,7 @@ class PartCommitter:
         self._notify(report)
         return shown
 
-    def _commit_of(self, ack: QueueAck, sinks: str, now_s: float) -> QueueCommit:
+    def _commit_of(self, ack: QueueAck, sinks: RecordedSinks, now_s: float) -> QueueCommit:
         return QueueCommit(
             queue=ack.queue,
             state=ack.state,
@@ -273,7 +274,7 @@ class PartCommitter:
         written = tuple(map(sink.writer.written, whole.written))
         try:
             ends = {ack.queue: ack.state.next_offset for ack in whole.acks}
-            note_newest(sink.batch, {ack.queue: self._newest_message(ack) for ack in whole.acks})
+            note_newest(sink.batch, {ack.queue: self._newest_message(ack).to_text() for ack in whole.acks})
             return whole, sink.batch.commit(written, ends)
         except SinkMoved as error:
             # A query was held up between that check and its commit: a former owner, which wrote the same
@@ -284,16 +285,14 @@ class PartCommitter:
             self._look_at_sink(whole.acks)
             return merged(()), None
 
-    def _newest_message(self, ack: QueueAck) -> str:
+    def _newest_message(self, ack: QueueAck) -> RememberedMessages:
         """Return the newest message below the end of a queue's part; the row's if a filter left none."""
         row = self._rows.get(ack.queue)
         if ack.state.last_message or row is None:
             return ack.state.last_message
-        below = (
-            each for each in remembered(row.state.last_message) if each.queue_offset < ack.state.next_offset
-        )
-        newest = next(below, None)
-        return "" if newest is None else newest.to_text()
+        remembered = row.state.last_message.messages
+        below = (each for each in remembered if each.queue_offset < ack.state.next_offset)
+        return RememberedMessages.of(next(below, None))
 
     def _drop(self, part: Part, moved: frozenset[MessageQueue]) -> None:
         for queue in sorted(moved.intersection(ack.queue for ack in part.acks)):

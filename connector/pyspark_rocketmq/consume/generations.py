@@ -28,116 +28,20 @@ after it, and compares (:func:`witnesses`).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
-from pyspark_rocketmq.errors import DamagedOffsets
 from pyspark_rocketmq.model import QueueBounds
+from pyspark_rocketmq.stored_values import (
+    LastMessage,
+    RememberedMessages,
+    StoredValue,
+    compact_json,
+    read_json,
+)
 
-_MOST_REMEMBERED: Final = 3
-_FAR: Final = 64
-"""Largest ratio of distances to the newest message: the oldest remembered one's to the next one's."""
 _MOST_PULLED_AGAIN: Final = 800
 """Most offsets before a range that are pulled again; with a filter, a pull scans at least as many."""
-
-
-class LastMessage(NamedTuple):
-    """A message consumed in a generation, or the one that is in its place now."""
-
-    queue_offset: int
-    store_timestamp: int
-    """Milliseconds since the epoch, by the clock of the broker that stored the message."""
-    commit_log_offset: int
-    """Where the message begins in its broker's log; -1 if only the queue offset is known."""
-
-    def to_text(self) -> str:
-        """Return the text that an offset row stores."""
-        return _to_text((self,))
-
-    @classmethod
-    def from_text(cls, text: str) -> LastMessage | None:
-        """Return the newest message in a text; None for an empty text.
-
-        Raises:
-            DamagedOffsets: If the text cannot be read.
-        """
-        return next(iter(remembered(text)), None)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the message can be distinguished from another one at its offset."""
-        return self.commit_log_offset >= 0
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the queue was once seen to end before it."""
-        return self.store_timestamp < 0
-
-
-def unknown_message(queue_offset: int) -> LastMessage:
-    """Return a message of which an old sink has only the offset."""
-    return LastMessage(queue_offset, 0, -1)
-
-
-def lost_message(queue_offset: int) -> LastMessage:
-    """Return such a message after the queue was seen to end before it: the queue may grow again."""
-    return LastMessage(queue_offset, -1, -1)
-
-
-def remembered(text: str) -> tuple[LastMessage, ...]:
-    """Return the messages that a row remembers, newest first.
-
-    Raises:
-        DamagedOffsets: If the text cannot be read.
-    """
-    if not text:
-        return ()
-    try:
-        numbers = list(map(int, json.loads(text)))
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise DamagedOffsets("last_message", text) from None
-    if not numbers or len(numbers) % 3:
-        raise DamagedOffsets("last_message", text)
-    return tuple(LastMessage(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
-
-
-def newer(one: str, other: str) -> str:
-    """Return the text with the messages of ``one`` and the newest of ``other``, of the same generation.
-
-    The newest message of ``one`` stays in it even if ``other`` is older.
-    """
-    known, found = remembered(one), remembered(other)
-    if not found:
-        return one
-    if not known:
-        return _to_text(found[:1])
-    newest = found[0]
-    if newest == known[0]:
-        return one
-    if newest.queue_offset < known[0].queue_offset:
-        others = [each for each in known[1:] if each.queue_offset != newest.queue_offset]
-        kept = sorted((newest, *others[: _MOST_REMEMBERED - 2]), reverse=True)
-        return _to_text((known[0], *kept))
-    if newest.queue_offset == known[0].queue_offset:
-        return _to_text((newest, *known[1:])) if newest.is_known or newest.is_lost else one
-    return _to_text(_thinned((newest, *known)))
-
-
-def with_passed(text: str, passed: str) -> str:
-    """Return the text that remembers the newest message of ``text``, all of ``passed``, and others that fit.
-
-    These are of the same generation: the message before a position, the last one before the generation's end.
-    """
-    known, found = remembered(text), remembered(passed)
-    if not known or not found or found[0].queue_offset >= known[0].queue_offset:
-        for message in reversed(found):
-            text = newer(text, message.to_text())
-        return text
-    places = {each.queue_offset for each in found}
-    others = [each for each in known[1:] if each.queue_offset not in places]
-    kept = (*found, *others)[: _MOST_REMEMBERED - 1]
-    return _to_text((known[0], *sorted(kept, reverse=True)))
 
 
 class Witnesses(NamedTuple):
@@ -158,11 +62,13 @@ def shows_another_log(ahead: LastMessage, found: LastMessage | None, bounds: Que
     return ahead.queue_offset >= bounds.max_offset or found not in {None, ahead}
 
 
-def witnesses(text: str, start: int, *, first: int, end: int | None = None) -> Witnesses:
+def witnesses(
+    messages: Iterable[LastMessage], start: int, *, first: int, end: int | None = None
+) -> Witnesses:
     """Return the witnesses for a range.
 
     Args:
-        text: Text of the queue's row.
+        messages: The messages that the queue's row remembers.
         start: Where the range begins.
         first: The queue's smallest offset.
         end: Where the generation ends, if that is known: others have the places from there on.
@@ -170,7 +76,7 @@ def witnesses(text: str, start: int, *, first: int, end: int | None = None) -> W
     lowest = max(first, start - _MOST_PULLED_AGAIN)
     known = [
         each
-        for each in remembered(text)
+        for each in messages
         if each.is_known and lowest <= each.queue_offset and (end is None or each.queue_offset < end)
     ]
     before = max((each for each in known if each.queue_offset < start), default=None)
@@ -178,77 +84,81 @@ def witnesses(text: str, start: int, *, first: int, end: int | None = None) -> W
     return Witnesses(before, newest if newest is not None and newest.queue_offset >= start else None)
 
 
-class Boundaries(NamedTuple):
+class Meetings(NamedTuple):
+    """The offsets of :class:`Boundaries`."""
+
+    behind: tuple[tuple[int, RememberedMessages], ...] = ()
+    """Offset at which the row's generation began, and the messages of the one before; then those of earlier
+    ones."""
+    ahead: int | None = None
+    """Offset at which the next generation begins again, once the position was set back below it."""
+
+
+class Boundaries(StoredValue[Meetings]):
     """Offsets where generations of a queue meet, while nothing is consumed in the newest one.
 
     A position that is set back below them belongs to an earlier generation: its messages were consumed there,
     and sinks have their rows under that number.
+
+    Text: JSON ``[[[offset, text of the messages], …], ahead]``.
+
+    Raises:
+        DamagedOffsets: By every property and method, if the stored text cannot be read.
     """
 
-    behind: tuple[tuple[int, str], ...] = ()
-    """Offset at which the row's generation began, and text of the one before; then those of earlier ones."""
-    ahead: int | None = None
-    """Offset at which the next generation begins again, once the position was set back below it."""
+    __slots__ = ()
 
-    def begun(self, at: int, text: str) -> Boundaries:
-        """Return the boundaries of the next generation, which begins ``at``; ``text`` is the row's."""
-        return Boundaries(((at, text), *self.behind))
+    @property
+    def behind(self) -> tuple[tuple[int, RememberedMessages], ...]:
+        """See :class:`Meetings`."""
+        return self._read().behind
 
-    def back_to(self, position: int) -> tuple[int, Boundaries, str | None]:
-        """Return how many generations a position is behind, the boundaries and the row's text there.
+    @property
+    def ahead(self) -> int | None:
+        """See :class:`Meetings`."""
+        return self._read().ahead
 
-        The text is None where the generation stays the same.
+    def begun(self, at: int, messages: RememberedMessages) -> Boundaries:
+        """Return the boundaries of the next generation, which begins ``at``; ``messages`` are the row's."""
+        return Boundaries(Meetings(((at, messages), *self.behind)))
+
+    def consumed_in(self) -> Boundaries:
+        """Return the boundaries once a message of the newest generation is consumed."""
+        return Boundaries(self._read()._replace(behind=())) if self.behind else self
+
+    def back_to(self, position: int) -> tuple[int, Boundaries, RememberedMessages | None]:
+        """Return how many generations a position is behind, the boundaries and the row's messages there.
+
+        The messages are None where the generation stays the same.
         """
-        passed = [at for at, _ in self.behind]
+        behind = self.behind
+        passed = [at for at, _ in behind]
         count = next((number for number, at in enumerate(passed) if position >= at), len(passed))
         if not count:
             return 0, self, None
         ahead = min((*passed[:count], *([] if self.ahead is None else [self.ahead])))
-        return count, Boundaries(self.behind[count:], ahead), self.behind[count - 1][1]
+        return count, Boundaries(Meetings(behind[count:], ahead)), behind[count - 1][1]
 
-    def to_text(self) -> str:
-        """The text that an offset row keeps; empty without a boundary."""
-        return "" if self == NO_BOUNDARIES else json.dumps(self, separators=(",", ":"))
+    @staticmethod
+    def _encode(facts: Meetings) -> str:
+        if facts == Meetings():
+            return ""
+        return compact_json([[(at, messages.to_text()) for at, messages in facts.behind], facts.ahead])
 
-    @classmethod
-    def from_text(cls, text: str) -> Boundaries:
-        """Read :meth:`to_text`.
+    @staticmethod
+    def _decode(text: str) -> Meetings:
+        return read_json(text, "boundaries", _meetings) if text else Meetings()
 
-        Raises:
-            DamagedOffsets: If it is no such text.
-        """
-        if not text:
-            return NO_BOUNDARIES
-        try:
-            behind, ahead = json.loads(text)
-            return cls(
-                tuple((int(at), str(before)) for at, before in behind), None if ahead is None else int(ahead)
-            )
-        except (ValueError, TypeError, OverflowError, RecursionError):
-            raise DamagedOffsets("boundaries", text) from None
+
+def _meetings(found: Any) -> Meetings:
+    behind, ahead = found
+    return Meetings(
+        tuple((int(at), RememberedMessages.from_text(str(text))) for at, text in behind),
+        None if ahead is None else int(ahead),
+    )
 
 
 NO_BOUNDARIES: Final = Boundaries()
-
-
-def is_loss(text: str) -> bool:
-    """Return whether a text contains a message that is known to be lost."""
-    return any(message.is_lost for message in remembered(text))
-
-
-def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
-    """Keep the newest message, the one before it, and one that is far from both."""
-    if len(messages) <= _MOST_REMEMBERED:
-        return messages
-    newest, before, next_one, oldest = messages
-    distance = newest.queue_offset - next_one.queue_offset
-    is_far = newest.queue_offset - oldest.queue_offset > _FAR * distance
-    return newest, before, next_one if is_far else oldest
-
-
-def _to_text(messages: Sequence[LastMessage]) -> str:
-    numbers = [number for message in messages for number in message]
-    return json.dumps(numbers, separators=(",", ":"))
 
 
 class LogChange(NamedTuple):

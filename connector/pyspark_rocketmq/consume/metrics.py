@@ -4,22 +4,22 @@ Sums over the last minute and hour, as Java's clients keep them (row D11). Java 
 and every 10 min and subtracts the oldest of seven samples from the newest. Here sums are kept for each 10 s
 and each 10 min, which gives the same numbers without a timer.
 
-The metrics travel as text in the offset store's rows, because the group's member, which is asked for them,
-and the code that commits batches run in different processes. Shape: ``{"at": 1700000000.5, "seconds": [60.5,
-1800.0], "minute": [12, 1, …], "hour": [640, 3, …]}``: when they were written, how long minute and hour had
-been watched, and the sums in the order of :class:`ConsumeMetrics`.
+The metrics travel in the offset store's rows, because the group's member, which is asked for them, and the
+code that commits batches run in different processes.
 
 Source: RocketMQ 5.3.3 ``ConsumerStatsManager``, ``common/stats/StatsItem``.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterable
 from functools import reduce
+from math import inf
 from operator import add
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from pyspark_rocketmq.errors import DamagedOffsets
+from pyspark_rocketmq.stored_values import StoredValue, compact_json, read_json
 from pyspark_rocketmq.wire.requests.client_info import ConsumeStatus
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -82,13 +82,75 @@ class ConsumeMetrics(NamedTuple):
         return ConsumeMetrics(*map(add, self, other))
 
 
-class Lately(NamedTuple):
-    """Recent sums, as of one moment."""
+class RecentSums(NamedTuple):
+    """Sums of the last minute and hour, as of one moment."""
 
     minute: ConsumeMetrics
     hour: ConsumeMetrics
     minute_s: float
     """How long the minute's metrics were gathered: at least ten seconds."""
+
+
+class Watched(NamedTuple):
+    """The facts of :class:`MetricsSnapshot`."""
+
+    at: float
+    """Wall-clock second at which the sums were made."""
+    seconds: tuple[float, float]
+    """How long the minute and the hour had been watched."""
+    minute: ConsumeMetrics
+    hour: ConsumeMetrics
+
+
+_NOTHING: Final = Watched(-inf, (0.0, 0.0), ConsumeMetrics(), ConsumeMetrics())
+
+
+class MetricsSnapshot(StoredValue[Watched]):
+    """Sums of the last minute and hour as of the moment at which they were stored.
+
+    Text: ``{"at": 1700000000.5, "seconds": [60.5, 1800.0], "minute": [12, 1, …], "hour": [640, 3, …]}``. A
+    text that cannot be read counts as empty: the next batch writes a new one.
+    """
+
+    __slots__ = ()
+
+    def as_of(self, now_s: float) -> RecentSums:
+        """Return the recent metrics: the minute counts for a minute, the hour for an hour."""
+        watched = self._read()
+        if watched is _NOTHING:
+            return RecentSums(watched.minute, watched.hour, _MINUTE_BUCKET_S)
+        age_s = max(0.0, now_s - watched.at)
+        return RecentSums(
+            watched.minute if age_s < 60 else ConsumeMetrics(),
+            watched.hour if age_s < 3600 else ConsumeMetrics(),
+            max(_MINUTE_BUCKET_S, watched.seconds[0] + age_s),
+        )
+
+    @staticmethod
+    def _encode(facts: Watched) -> str:
+        return compact_json(facts._asdict())
+
+    @staticmethod
+    def _decode(text: str) -> Watched:
+        try:
+            return read_json(text, "statistics", _watched) if text else _NOTHING
+        except DamagedOffsets:
+            return _NOTHING
+
+
+NO_METRICS: Final = MetricsSnapshot()
+
+
+def _watched(found: Any) -> Watched:
+    try:
+        minute_s, hour_s = found["seconds"]
+        at, *_ = numbers = (found["at"], minute_s, hour_s)
+        minute, hour = ConsumeMetrics(*found["minute"]), ConsumeMetrics(*found["hour"])
+    except LookupError as error:
+        raise ValueError(str(error)) from None
+    if not all(isinstance(number, int | float) for number in (*numbers, *minute, *hour)):
+        raise TypeError(f"{found!r:.80} has something that is no number")
+    return Watched(at, (minute_s, hour_s), minute, hour)
 
 
 class RecentMetrics(Generic[KeyT]):
@@ -98,52 +160,23 @@ class RecentMetrics(Generic[KeyT]):
         self._began_s = began_s
         self._windows: dict[KeyT, tuple[_Window, _Window]] = {}
 
-    def add(self, key: KeyT, metrics: ConsumeMetrics, now_s: float) -> str:
-        """Add ``metrics``; return the key's text as of ``now_s``."""
+    def add(self, key: KeyT, metrics: ConsumeMetrics, now_s: float) -> MetricsSnapshot:
+        """Add ``metrics``; return the key's sums as of ``now_s``."""
         windows = self._windows.get(key)
         if windows is None:
             windows = self._windows[key] = _Window(_MINUTE_BUCKET_S), _Window(_HOUR_BUCKET_S)
         for window in windows:
             window.add(metrics, now_s)
-        minute, hour = ([round(number, 1) for number in window.total()] for window in windows)
-        text = {
-            "at": round(now_s, 3),
-            "seconds": [round(min(window.span_s(now_s), now_s - self._began_s), 1) for window in windows],
-            "minute": minute,
-            "hour": hour,
-        }
-        return json.dumps(text, separators=(",", ":"))
+        minute, hour = (
+            ConsumeMetrics._make([round(number, 1) for number in window.total()]) for window in windows
+        )
+        minute_s, hour_s = (round(min(window.span_s(now_s), now_s - self._began_s), 1) for window in windows)
+        return MetricsSnapshot(Watched(round(now_s, 3), (minute_s, hour_s), minute, hour))
 
 
-def lately(text: str, now_s: float) -> Lately:
-    """Read the recent metrics from a text; its minute counts for a minute, its hour for an hour.
-
-    A text that cannot be read counts as empty: the next batch writes a new one.
-    """
-    try:
-        facts = json.loads(text) if text else None
-        if facts is not None:
-            age_s = max(0.0, now_s - facts["at"])
-            return Lately(
-                _metrics_of(facts["minute"]) if age_s < 60 else ConsumeMetrics(),
-                _metrics_of(facts["hour"]) if age_s < 3600 else ConsumeMetrics(),
-                max(_MINUTE_BUCKET_S, facts["seconds"][0] + age_s),
-            )
-    except (ValueError, TypeError, LookupError, RecursionError):
-        """Something else has changed the text."""
-    return Lately(ConsumeMetrics(), ConsumeMetrics(), _MINUTE_BUCKET_S)
-
-
-def _metrics_of(numbers: list[Any]) -> ConsumeMetrics:
-    metrics = ConsumeMetrics(*numbers)
-    if not all(isinstance(number, int | float) for number in metrics):
-        raise TypeError
-    return metrics
-
-
-def status_of(texts: Iterable[str], now_s: float) -> ConsumeStatus:
-    """Return one topic's status from the texts of its queues (``ConsumerStatsManager.consumeStatus``)."""
-    queues = [lately(text, now_s) for text in texts]
+def status_of(snapshots: Iterable[MetricsSnapshot], now_s: float) -> ConsumeStatus:
+    """Return one topic's status from the metrics of its queues (``ConsumerStatsManager.consumeStatus``)."""
+    queues = [snapshot.as_of(now_s) for snapshot in snapshots]
     minute = _sum(each.minute for each in queues)
     hour = _sum(each.hour for each in queues)
     called = minute if minute.calls else hour

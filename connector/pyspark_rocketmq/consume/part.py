@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
@@ -55,18 +55,27 @@ class QueueAck:
 
     def to_json(self) -> str:
         """Return one line of text; floats keep all their digits."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(self.facts, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read a text of :meth:`to_json`."""
-        return cls.from_dict(json.loads(text))
+        return cls.from_facts(json.loads(text))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The ack in a form that JSON can hold."""
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"state": self.state.facts}
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
-        """Build an ack from the result of ``dataclasses.asdict``, whether it went through JSON or not."""
-        tuples = {"queue": MessageQueue, "state": QueueState, "metrics": ConsumeMetrics}
-        return cls(**{**facts, **{name: kind(*facts[name]) for name, kind in tuples.items()}})
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """Build an ack from its :attr:`facts`, whether they went through JSON or not."""
+        values = {
+            "queue": MessageQueue(*facts["queue"]),
+            "state": QueueState.from_facts(facts["state"]),
+            "metrics": ConsumeMetrics(*facts["metrics"]),
+        }
+        return cls(**{**facts, **values})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +103,7 @@ class Part:
         return {
             "id": self.id,
             "written": list(self.written),
-            "acks": [asdict(ack) for ack in self.acks],
+            "acks": [ack.facts for ack in self.acks],
             "emitted": self.emitted,
             "left_out": self.left_out,
         }
@@ -105,7 +114,7 @@ class Part:
         return cls(
             id=str(facts["id"]),
             written=tuple(facts["written"]),
-            acks=tuple(map(QueueAck.from_dict, facts["acks"])),
+            acks=tuple(map(QueueAck.from_facts, facts["acks"])),
             emitted=int(facts["emitted"]),
             left_out=int(facts["left_out"]),
         )

@@ -45,6 +45,7 @@ from pyspark_rocketmq.consume.orderly import LONGEST_SUSPEND_MILLIS
 from pyspark_rocketmq.consume.positions import OffsetGap
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
+from pyspark_rocketmq.stored_values import NO_MESSAGES
 
 LONGEST_LEFT_OUT_S: Final = 120.0
 """Longest time that a ready queue may be in no plan (``ProcessQueue.PULL_MAX_IDLE_TIME``)."""
@@ -341,7 +342,7 @@ class _Planner:
         ranges: list[QueueRange] = []
         held_up: list[QueueRange] = []
         for (queue, progress, readable), length in zip(self.candidates, self._lengths(), strict=True):
-            begun = progress._replace(suspended_until_s=None, last_message="")
+            begun = progress._replace(suspended_until_s=None, last_message=NO_MESSAGES)
             planned = QueueRange(queue, begun, progress.next_offset + length)
             had = self.had.get(queue)
             if had is None or length > had.offsets or not had.rests:

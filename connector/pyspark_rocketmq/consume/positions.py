@@ -15,15 +15,15 @@ last one that is known to have arrived, and those after it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from pyspark_rocketmq.errors import DamagedOffsets, DataLoss, LogTailLost, MessagesExpired
+from pyspark_rocketmq.errors import DataLoss, LogTailLost, MessagesExpired
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
+from pyspark_rocketmq.stored_values import StoredValue, compact_json, read_json
 
 StoredBy = Mapping[str, int]
 """Latest store time (milliseconds) of the messages that a plan has passed, by broker name, each by its own
@@ -36,8 +36,60 @@ MOST_SHOWN: Final = 16
 _FORGOTTEN_S: Final = 15.0
 """How much of its latest offset changes a crashed broker loses at most: it stores offsets every 5 s
 (``flushConsumerOffsetInterval``)."""
-Shown = tuple[int, ...]
-"""Offsets that this side has sent to the broker, or seen there; oldest first."""
+
+
+class ShownOffsets(StoredValue[tuple[int, ...]]):
+    """Offsets that this side has sent to a queue's broker, or seen there.
+
+    Text: a JSON list, oldest first; empty if the broker was never asked, as in a row of an earlier release.
+    """
+
+    __slots__ = ()
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The offsets, oldest first.
+
+        Raises:
+            DamagedOffsets: If the stored text cannot be read.
+        """
+        return self._read()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the broker was ever asked."""
+        return bool(self)
+
+    def __contains__(self, offset: int | None) -> bool:
+        return offset in self.offsets
+
+    def followed_by(self, *offsets: int | None) -> ShownOffsets:
+        """Add the ``offsets`` that the broker has or is about to get; leave out None."""
+        known = list(self.offsets)
+        for offset in offsets:
+            if offset is not None:
+                known = [each for each in known if each != offset] + [offset]
+        return ShownOffsets(
+            tuple(known if len(known) <= MOST_SHOWN else [known[0], *known[1 - MOST_SHOWN :]])
+        )
+
+    def since(self, arrived: int | None) -> ShownOffsets:
+        """Remove the offsets that the broker cannot have any more once ``arrived`` is there."""
+        known = self.offsets
+        if arrived in known:
+            return ShownOffsets(known[known.index(arrived) :])
+        return self if self.is_known else ShownOffsets(())
+
+    @staticmethod
+    def _encode(facts: tuple[int, ...]) -> str:
+        return compact_json(facts)
+
+    @staticmethod
+    def _decode(text: str) -> tuple[int, ...]:
+        return read_json(text, "shown", lambda found: tuple(map(int, found))) if text else ()
+
+
+NEVER_SHOWN: Final = ShownOffsets()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,56 +280,21 @@ def timed_positions(
     )
 
 
-def resolve_start_offset(stored: int, shown: Shown | None, at_broker: int | None, *, was_reset: bool) -> int:
+def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None, *, was_reset: bool) -> int:
     """Return the next offset to consume.
 
     Args:
         stored: The offset store's offset.
-        shown: Offsets that this side has sent to the broker, or seen there; None in a row of an earlier
-            release.
+        shown: Offsets that this side has sent to the broker, or seen there.
         at_broker: The broker's offset; None if it has none. Do not pass None for an error.
         was_reset: Whether the last change of the row was an operator's.
     """
-    if at_broker is None or (was_reset and stored not in (shown or ())):
+    if at_broker is None or (was_reset and stored not in shown):
         return stored
-    if shown is None:
-        # Like that release: the larger offset is the later one, whoever consumed it.
+    if not shown.is_known:
+        # Like an earlier release: the larger offset is the later one, whoever consumed it.
         return max(stored, at_broker)
     return stored if at_broker in shown else at_broker
-
-
-def seen(shown: Shown | None, *offsets: int | None) -> Shown:
-    """Return ``shown`` followed by the ``offsets`` that the broker has or is about to get."""
-    known = list(shown or ())
-    for offset in offsets:
-        if offset is not None:
-            known = [each for each in known if each != offset] + [offset]
-    return tuple(known if len(known) <= MOST_SHOWN else [known[0], *known[1 - MOST_SHOWN :]])
-
-
-def since(shown: Shown | None, arrived: int | None) -> Shown:
-    """Return ``shown`` without the offsets that the broker cannot have any more once ``arrived`` is there."""
-    known = shown or ()
-    return known[known.index(arrived) :] if arrived in known else known
-
-
-def to_text(shown: Iterable[int] | None) -> str:
-    """Return the text that an offset row stores; empty for None."""
-    return "" if shown is None else json.dumps(list(shown), separators=(",", ":"))
-
-
-def from_text(text: str) -> Shown | None:
-    """Read a text of :func:`to_text`.
-
-    Raises:
-        DamagedOffsets: If the text cannot be read.
-    """
-    if not text:
-        return None
-    try:
-        return tuple(map(int, json.loads(text)))
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise DamagedOffsets("shown", text) from None
 
 
 class PassedOffsets:

@@ -6,25 +6,9 @@ batch is given back together, so spans need only a few numbers, which state and 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
 
-from pyspark_rocketmq.errors import DamagedOffsets
-from pyspark_rocketmq.model import QueueState
-
-MOST_SPANS: Final = 1000
-"""Most spans in a text; every commit of the group writes it again. A few are usual: batches stay together."""
-
-
-class RetrySpan(NamedTuple):
-    """A span of a queue whose messages were given back equally often."""
-
-    start: int
-    """First queue offset of the span."""
-    end: int
-    """End of the span, exclusive."""
-    times: int
+from pyspark_rocketmq.stored_values import RetrySpan
 
 
 def times_by_index(spans: Iterable[RetrySpan], first_at: Callable[[int], int]) -> dict[int, int]:
@@ -55,32 +39,3 @@ def from_offset(spans: Iterable[RetrySpan], queue_offset: int) -> tuple[RetrySpa
     return tuple(
         span._replace(start=max(span.start, queue_offset)) for span in spans if span.end > queue_offset
     )
-
-
-def to_text(spans: Sequence[RetrySpan], next_offset: int, times: int) -> str:
-    """Return the spans as short text, empty if only the message at ``next_offset`` was given back, ``times``.
-
-    If there are very many spans, the last ones are left out: their messages are delivered more often, and
-    none is given up early.
-    """
-    if tuple(spans) == _only_first(next_offset, times):
-        return ""
-    return json.dumps(spans[:MOST_SPANS], separators=(",", ":"))
-
-
-def spans_from(state: QueueState) -> tuple[RetrySpan, ...]:
-    """Return the spans of a queue's state: the reverse of :func:`to_text`.
-
-    Raises:
-        DamagedOffsets: If ``retry_counts`` cannot be read.
-    """
-    if state.retry_counts:
-        try:
-            return tuple(RetrySpan(*map(int, span)) for span in json.loads(state.retry_counts))
-        except (ValueError, TypeError, OverflowError, RecursionError):
-            raise DamagedOffsets("put_back", state.retry_counts) from None
-    return _only_first(state.next_offset, state.reconsume_times)
-
-
-def _only_first(next_offset: int, times: int) -> tuple[RetrySpan, ...]:
-    return (RetrySpan(next_offset, next_offset + 1, times),) if times else ()

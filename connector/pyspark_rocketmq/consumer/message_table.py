@@ -32,6 +32,7 @@ from pyspark_rocketmq.model import QueueState
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
 from pyspark_rocketmq.source.reader import read_tickets
 from pyspark_rocketmq.source.schema import RangeEnd, ReadPiece, spark_schema
+from pyspark_rocketmq.stored_values import NO_MESSAGES, RememberedMessages
 
 Decode = Callable[[Column], Column]
 """Turns a binary body into a struct; null, or nulls in all fields, if the body cannot be decoded."""
@@ -161,11 +162,11 @@ class TableEngine:
 
     def rows(self, pieces: Iterable[ReadPiece]) -> Iterator[pa.RecordBatch]:
         """Yield messages as rows, and after each range its ack row."""
-        last = ""
+        last = NO_MESSAGES
         for piece in pieces:
             if isinstance(piece, RangeEnd):
                 yield self._ack_row(piece, last)
-                last = ""
+                last = NO_MESSAGES
             else:
                 last = last_message(piece, piece.num_rows - 1)
                 yield self._data_rows(piece)
@@ -176,7 +177,7 @@ class TableEngine:
         kept = [messages.column(name) if name in messages.schema.names else nulls for name in self._names]
         return pa.RecordBatch.from_arrays([*kept, nulls], schema=self._columns.schema)
 
-    def _ack_row(self, end: RangeEnd, last: str) -> pa.RecordBatch:
+    def _ack_row(self, end: RangeEnd, last: RememberedMessages) -> pa.RecordBatch:
         planned = end.planned
         # As in the engines, the queue of a range whose broker was away may continue at once.
         brought_nothing = planned.count == 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.metrics import status_of
+from pyspark_rocketmq.consume.metrics import MetricsSnapshot, status_of
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.group.member import RunningMember
@@ -243,10 +243,10 @@ class ClientRemotingProcessor:
 
     def _statuses(self, rows: Iterable[OffsetRow]) -> dict[str, ConsumeStatus]:
         """Return statistics by topic, of the batches that this member's query has committed (D11)."""
-        texts: dict[str, list[str]] = {topic: [] for topic in self._options.all_subscribed()}
+        snapshots: dict[str, list[MetricsSnapshot]] = {topic: [] for topic in self._options.all_subscribed()}
         for row in rows:
-            texts.setdefault(row.queue.topic, []).append(row.statistics)
-        return {topic: status_of(written, self._clock.now_s()) for topic, written in texts.items()}
+            snapshots.setdefault(row.queue.topic, []).append(row.statistics)
+        return {topic: status_of(found, self._clock.now_s()) for topic, found in snapshots.items()}
 
     def _held(self) -> dict[MessageQueue, int]:
         """Return the held queues, with the wall-clock millisecond of each lock's last renewal."""

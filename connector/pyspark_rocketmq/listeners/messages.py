@@ -21,6 +21,7 @@ from pyspark_rocketmq.model import (
     is_retry_topic,
 )
 from pyspark_rocketmq.spark.stored_messages import message_in
+from pyspark_rocketmq.stored_values import RememberedMessages
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 
 _TIMES = frozenset({"bornTimestamp", "storeTimestamp"})
@@ -174,7 +175,7 @@ class ArrivedMessages(Sequence[MessageExt]):
             delivered = delivered.set_column(place, delivered.schema.field(place), times)
         return ArrowMessages(delivered, self._queue, self.queue_offsets[start:stop], self._extra)
 
-    def last_message(self, index: int) -> str:
+    def last_message(self, index: int) -> RememberedMessages:
         """Return :func:`last_message` for the message at ``index``."""
         number = bisect_right(self._ends, index)
         batch = self._batches[number]
@@ -228,10 +229,9 @@ def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
-def last_message(batch: pa.RecordBatch, row: int) -> str:
-    """Return the text about the newest message for an ack; empty if its columns were not read."""
-    message = message_in(batch, row)
-    return "" if message is None else message.to_text()
+def last_message(batch: pa.RecordBatch, row: int) -> RememberedMessages:
+    """Return the newest message for an ack; empty if its columns were not read."""
+    return RememberedMessages.of(message_in(batch, row))
 
 
 def _messages(rows: pa.RecordBatch, queue: MessageQueue, extra: Mapping[str, str]) -> list[MessageExt]:

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueState
-from pyspark_rocketmq.offsets.store import STORED_FIELDS, OffsetRow
+from pyspark_rocketmq.offsets.store import STORED_FIELDS, OffsetRow, StoredKind
+from pyspark_rocketmq.stored_values import StoredValue
 
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
 NEWEST_VERSION: Final = 5
@@ -116,6 +117,8 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
     for field in STORED_FIELDS:
         path = f"state.{field.name}" if field.name in QueueState._fields else field.name
         values = list(map(attrgetter(path), ordered))
+        if field.kind is not None:
+            values = [value.to_text() for value in values]
         if field.type == "timestamp":
             values = list(map(_to_us, values))
         elif field.type == "string" and field.since > 1:
@@ -142,7 +145,8 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         if field.type == "timestamp":
             found = list(map(_to_s, found))
         # Rows inserted by SQL may leave columns out.
-        values[field.name] = _without_null(found, field.default)
+        complete = _without_null(found, field.default)
+        values[field.name] = complete if field.kind is None else _to_values(complete, field.kind)
     values["state"] = map(QueueState, *(values[name] for name in QueueState._fields))
     rows = map(OffsetRow, *(values[name] for name in OffsetRow._fields))
     return dict(zip(queues, rows, strict=True))
@@ -154,6 +158,12 @@ def _to_array(values: list[Any], arrow_type: pa.DataType) -> pa.Array:
 
 def _without_null(values: list[Any], default: object) -> list[Any]:
     return [default if value is None else value for value in values] if None in values else values
+
+
+def _to_values(texts: list[str], kind: StoredKind) -> list[StoredValue[Any]]:
+    """Return a value for each text; one for all rows with the same text."""
+    values = {text: kind.from_text(text) for text in set(texts)}
+    return [values[text] for text in texts]
 
 
 def _reading_type(arrow_type: pa.DataType) -> pa.DataType:

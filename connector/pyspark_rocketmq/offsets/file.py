@@ -57,13 +57,13 @@ _KINDS: Final = {"string": (str,), "integer": (int,), "long": (int,), "timestamp
 _KEPT: Final = tuple(
     (
         camel_case(field.column),
-        field.name,
+        field,
         (*_KINDS[field.type], NoneType) if field.name == "suspended_until_s" else _KINDS[field.type],
     )
     for field in STORED_FIELDS
     if field.name != "next_offset"
 )
-"""Key in ``rows``, field of the row or its state, and the types that its value may have."""
+"""Key in ``rows``, field of the row or its state, and the types that its stored value may have."""
 
 _BAK: Final = f"{_NAME}.bak"
 _LOCK_TIMEOUT_S: Final = 10.0
@@ -85,7 +85,7 @@ def encode_rows(rows: Iterable[OffsetRow]) -> bytes:
 
 
 def _kept_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: values[name] for key, name, _ in _KEPT}
+    return {key: field.to_plain(values[field.name]) for key, field, _ in _KEPT}
 
 
 def decode_rows(content: bytes, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
@@ -113,14 +113,14 @@ def _row(consumer_group: str, queue: MessageQueue, next_offset: int, kept: JsonO
     if next_offset < 0:
         raise RemoteProtocolError(f"{_NAME}: next offset {next_offset} of {queue} is negative.")
     values: dict[str, Any] = {}
-    for key, name, kinds in _KEPT:
+    for key, field, kinds in _KEPT:
         if kept is not None and key in kept.members:
-            values[name] = kept.members[key]
-            if type(values[name]) not in kinds:
+            plain = kept.members[key]
+            if type(plain) not in kinds:
                 raise RemoteProtocolError(
-                    f"{_NAME}: {key} of {queue} is {peer_text(repr(values[name]))}; that is no "
-                    f"{kinds[0].__name__}."
+                    f"{_NAME}: {key} of {queue} is {peer_text(repr(plain))}; that is no {kinds[0].__name__}."
                 )
+            values[field.name] = field.from_plain(plain)
     state = {name: values.pop(name) for name in QueueState._fields if name in values}
     return new_row(consumer_group, queue, next_offset)._replace(
         state=QueueState(next_offset, **state), **values

@@ -15,18 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.generations import (
-    Boundaries,
-    LastMessage,
-    is_loss,
-    newer,
-    unknown_message,
-    with_passed,
-)
-from pyspark_rocketmq.consume.positions import from_text, resolve_start_offset, seen, since, to_text
+from pyspark_rocketmq.consume.generations import NO_BOUNDARIES
+from pyspark_rocketmq.consume.metrics import NO_METRICS
+from pyspark_rocketmq.consume.positions import ShownOffsets, resolve_start_offset
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.history import RESET_ACTION
+from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS
 from pyspark_rocketmq.offsets.store import (
     CLAIMED,
     FIRST_GENERATIONS,
@@ -42,6 +37,7 @@ from pyspark_rocketmq.offsets.store import (
     QueueCommit,
     SinkRecord,
 )
+from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 
 Rows = Mapping[MessageQueue, OffsetRow]
 ResultT = TypeVar("ResultT")
@@ -79,7 +75,7 @@ def apply_claim(
         if row is None:
             row = new_row(consumer_group, queue, start)._replace(generation=generations.get(queue, 0))
             if at_brokers is not None:
-                row = row._replace(shown=to_text(seen((), at_brokers.get(queue), start)))
+                row = row._replace(shown=ShownOffsets(()).followed_by(at_brokers.get(queue), start))
         elif at_brokers is not None:
             row = _following(row, at_brokers.get(queue), rows_before.get(queue))
         claimed[queue] = _claimed(row, owner, now_s)
@@ -153,17 +149,17 @@ def apply_begin_generations(
 
 def _begun(row: OffsetRow, new: NewGeneration, now_s: float) -> OffsetRow:
     boundary = new.next_offset if new.boundary is None else new.boundary
-    boundaries = Boundaries.from_text(row.boundaries).begun(boundary, row.state.last_message)
+    boundaries = row.boundaries.begun(boundary, row.state.last_message)
     # Its own boundaries are those of before, which do not take it back.
-    moved = _reset(row._replace(boundaries=""), new.next_offset, now_s, SKIPPED)
-    moved = moved._replace(generation=row.generation + 1, boundaries=boundaries.to_text())
-    return _with(moved, last_message="")
+    moved = _reset(row._replace(boundaries=NO_BOUNDARIES), new.next_offset, now_s, SKIPPED)
+    moved = moved._replace(generation=row.generation + 1, boundaries=boundaries)
+    return _with(moved, last_message=NO_MESSAGES)
 
 
 def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[None]:
     """Forget the offsets sent to brokers before the ones that the brokers are known to have stored."""
     known = {
-        queue: before[queue]._replace(shown=to_text(since(from_text(before[queue].shown), offset)))
+        queue: before[queue]._replace(shown=before[queue].shown.since(offset))
         for queue, offset in arrived.items()
         if queue in before and before[queue].shown
     }
@@ -176,23 +172,15 @@ def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[
     A lost message, and one below the newest that a row remembers, do not depend on that.
     """
     known = {
-        queue: _with(row, last_message=with_passed(row.state.last_message, each.last_message))
+        queue: _with(row, last_message=row.state.last_message.with_passed(each.last_message))
         for queue, each in passed.items()
         if (row := before.get(queue)) is not None
         and row.epoch == each.epoch
         and (
-            row.was_moved
-            or is_loss(each.last_message)
-            or _is_behind(each.last_message, row.state.last_message)
+            row.was_moved or each.last_message.has_loss or each.last_message.is_behind(row.state.last_message)
         )
     }
     return Change({**before, **known}, None)
-
-
-def _is_behind(known: str, newest: str) -> bool:
-    """Whether all messages that a row remembers are at lower offsets than another message."""
-    last, found = LastMessage.from_text(known), LastMessage.from_text(newest)
-    return found is not None and (last is None or last.queue_offset < found.queue_offset)
 
 
 def apply_sink_records(
@@ -208,20 +196,22 @@ def apply_sink_records(
 
 
 def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
-    newest = record.last_message or unknown_message(record.next_offset - 1).to_text()
+    newest = record.last_message or RememberedMessages.of(LastMessage.unknown(record.next_offset - 1))
     if record.generation < row.generation:
         return row
-    if record.generation > row.generation and Boundaries.from_text(row.boundaries).ahead is not None:
+    if record.generation > row.generation and row.boundaries.ahead is not None:
         # It was set back from there: what it is to consume again is in this sink already.
-        again = row._replace(generation=record.generation, boundaries="", updated_at_s=_whole_us(now_s))
+        again = row._replace(
+            generation=record.generation, boundaries=NO_BOUNDARIES, updated_at_s=_whole_us(now_s)
+        )
         return _with(again, epoch=row.epoch + 1, last_message=newest)
     if record.generation > row.generation:
-        moved = _moved(row._replace(boundaries=""), record.next_offset, NOTED)
+        moved = _moved(row._replace(boundaries=NO_BOUNDARIES), record.next_offset, NOTED)
         moved = moved._replace(generation=record.generation)
         return _with(moved, epoch=row.epoch + 1, last_message=newest)._replace(updated_at_s=_whole_us(now_s))
-    if not _is_behind(row.state.last_message, newest):
+    if not row.state.last_message.is_behind(newest):
         return row
-    merged = newer(row.state.last_message, newest)
+    merged = row.state.last_message.with_newest_of(newest)
     row = _consumed_in(row)
     if row.was_reset or row.was_followed:
         # The group has consumed from that position, so it no longer means that the log was replaced.
@@ -250,15 +240,13 @@ def _with(row: OffsetRow, **changes: Any) -> OffsetRow:
 
 def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) -> OffsetRow:
     """Move the row to where somebody else has put the queue at its broker since."""
-    shown = from_text(row.shown)
-    was_shown = from_text(before.shown) if before is not None else None
-    if was_shown and at_broker in was_shown and at_broker not in (shown or ()):
+    if before is not None and at_broker in before.shown and at_broker not in row.shown:
         # The broker was queried before a later offset of our own had arrived.
         return row
-    next_offset = resolve_start_offset(row.next_offset, shown, at_broker, was_reset=row.was_reset)
+    next_offset = resolve_start_offset(row.next_offset, row.shown, at_broker, was_reset=row.was_reset)
     # ``QueueClaims`` writes a reset to the broker before it plans anything.
-    written = row.next_offset if row.was_reset or shown is None else None
-    row = row._replace(shown=to_text(seen(since(shown, at_broker), at_broker, written)))
+    written = row.next_offset if row.was_reset or not row.shown.is_known else None
+    row = row._replace(shown=row.shown.since(at_broker).followed_by(at_broker, written))
     if next_offset == row.next_offset:
         return row
     return _moved(row, next_offset, FOLLOWED)
@@ -266,23 +254,27 @@ def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) 
 
 def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
     """Return the row at another offset, in its generation, without what only holds for the previous one."""
-    count, boundaries, text = Boundaries.from_text(row.boundaries).back_to(next_offset)
-    state = QueueState(next_offset, row.epoch, last_message=row.state.last_message if text is None else text)
-    if text is not None and batch_id == FOLLOWED:
+    count, boundaries, messages = row.boundaries.back_to(next_offset)
+    state = QueueState(
+        next_offset, row.epoch, last_message=row.state.last_message if messages is None else messages
+    )
+    if messages is not None and batch_id == FOLLOWED:
         # Whoever put it there meant the messages before the boundary, so it is no offset of an old log.
         batch_id = SKIPPED
     return row._replace(
         state=state,
         query_id="",
         batch_id=batch_id,
-        sinks="",
+        sinks=NO_SINKS,
         generation=row.generation - count,
-        boundaries=boundaries.to_text() if count else row.boundaries,
+        boundaries=boundaries,
     )
 
 
 def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
-    return _with(row, epoch=row.epoch + 1)._replace(owner=owner, updated_at_s=_whole_us(now_s), statistics="")
+    return _with(row, epoch=row.epoch + 1)._replace(
+        owner=owner, updated_at_s=_whole_us(now_s), statistics=NO_METRICS
+    )
 
 
 def _reset(row: OffsetRow, target: int, now_s: float, batch_id: int = RESET) -> OffsetRow:
@@ -306,13 +298,13 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
     last_message = row.state.last_message
     if state.suspended_until_s is not None:
         state = state._replace(suspended_until_s=_whole_us(state.suspended_until_s))
-    is_to_be_shown = commit.is_shown and state.next_offset not in (from_text(row.shown) or ())
+    is_to_be_shown = commit.is_shown and state.next_offset not in row.shown
     if state._replace(last_message=last_message) == row.state and not is_to_be_shown:
         return row
     if state.next_offset > row.next_offset:
         row = _consumed_in(row)
     return row._replace(
-        state=state._replace(last_message=newer(last_message, state.last_message)),
+        state=state._replace(last_message=last_message.with_newest_of(state.last_message)),
         query_id=query_id,
         batch_id=batch_id,
         updated_at_s=_whole_us(now_s),
@@ -324,14 +316,13 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
 
 def _consumed_in(row: OffsetRow) -> OffsetRow:
     """The row once a message of its generation is consumed: sinks have a watermark in it from now on."""
-    boundaries = Boundaries.from_text(row.boundaries)
-    return row._replace(boundaries=boundaries._replace(behind=()).to_text()) if boundaries.behind else row
+    return row._replace(boundaries=row.boundaries.consumed_in()) if row.boundaries.behind else row
 
 
-def _shown_with(row: OffsetRow, commit: QueueCommit) -> str:
+def _shown_with(row: OffsetRow, commit: QueueCommit) -> ShownOffsets:
     if not commit.is_shown:
         return row.shown
-    return to_text(seen(since(from_text(row.shown), commit.arrived), commit.state.next_offset))
+    return row.shown.since(commit.arrived).followed_by(commit.state.next_offset)
 
 
 def _check_commit(consumer_group: str, commit: QueueCommit) -> None:

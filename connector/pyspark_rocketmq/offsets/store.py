@@ -19,13 +19,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
+from pyspark_rocketmq.consume.generations import NO_BOUNDARIES, Boundaries
+from pyspark_rocketmq.consume.metrics import NO_METRICS, MetricsSnapshot
+from pyspark_rocketmq.consume.positions import NEVER_SHOWN, ShownOffsets
 from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS, RecordedSinks
+from pyspark_rocketmq.stored_values import RememberedMessages, RetryCounts, StoredValue
 from pyspark_rocketmq.wire.namespace import with_namespace
 
 _BEFORE_INSTANCE = "@"
 _AFTER_NAMESPACE = "%"
+
+StoredKind = type[StoredValue[Any]]
 
 RESET = -1
 """``batch_id`` of a row that no batch has moved since an operator made or reset it."""
@@ -85,19 +92,17 @@ class OffsetRow(NamedTuple):
     if a sink has set it."""
     updated_at_s: float
     """Wall-clock seconds; like all seconds of a row, whole microseconds."""
-    statistics: str = ""
-    """Recent speed of the owner, as JSON in the form of ``consume.metrics``. A claim clears it."""
+    statistics: MetricsSnapshot = NO_METRICS
+    """Recent speed of the owner. A claim clears it."""
     generation: int = 0
     """Generation of the queue's offsets, from 0; incremented only when they start again."""
-    shown: str = ""
-    """Offsets of ours that the queue's broker may have, in the form of ``consume.positions``; empty if the
-    broker was never queried."""
-    sinks: str = ""
-    """Sinks of the batch that last moved the row, as JSON in the form of ``sinks.standing``. Empty without
-    sinks, and after a reset or another member of the group has moved the row."""
-    boundaries: str = ""
-    """Offsets where the queue's generations meet, in the form of ``consume.generations.Boundaries``; empty
-    once a message of the newest one is consumed."""
+    shown: ShownOffsets = NEVER_SHOWN
+    """Offsets of ours that the queue's broker may have; empty if the broker was never queried."""
+    sinks: RecordedSinks = NO_SINKS
+    """Sinks of the batch that last moved the row. Empty without sinks, and after a reset or another member of
+    the group has moved the row."""
+    boundaries: Boundaries = NO_BOUNDARIES
+    """Offsets where the queue's generations meet; empty once a message of the newest one is consumed."""
 
     @property
     def next_offset(self) -> int:
@@ -158,6 +163,16 @@ class StoredField(NamedTuple):
     """Version of the Delta table that added the column; columns added later than version 1 may be null."""
     in_plan: str = ""
     """Key in Spark's offsets and in marker rows; empty if the field is not part of them."""
+    kind: StoredKind | None = None
+    """Class of a value that is stored as text; None for a value that is stored as it is."""
+
+    def to_plain(self, value: Any) -> Any:
+        """Return the text or number that stores ``value``."""
+        return value if self.kind is None else value.to_text()
+
+    def from_plain(self, plain: Any) -> Any:
+        """Return the value stored as ``plain``."""
+        return plain if self.kind is None else self.kind.from_text(plain)
 
 
 STORED_FIELDS: Final = (
@@ -169,17 +184,17 @@ STORED_FIELDS: Final = (
     StoredField("query_id", "query_id", "string", ""),
     StoredField("batch_id", "batch_id", "long", RESET),
     StoredField("updated_at_s", "updated_at", "timestamp", 0.0),
-    StoredField("retry_counts", "put_back", "string", "", since=3, in_plan="putBack"),
-    StoredField("statistics", "statistics", "string", "", since=3),
+    StoredField("retry_counts", "put_back", "string", "", since=3, in_plan="putBack", kind=RetryCounts),
+    StoredField("statistics", "statistics", "string", "", since=3, kind=MetricsSnapshot),
     StoredField("generation", "generation", "integer", 0, since=4),
-    StoredField("last_message", "last_message", "string", "", since=4),
-    StoredField("shown", "shown", "string", "", since=4),
-    StoredField("sinks", "sinks", "string", "", since=4),
-    StoredField("boundaries", "boundaries", "string", "", since=5),
+    StoredField("last_message", "last_message", "string", "", since=4, kind=RememberedMessages),
+    StoredField("shown", "shown", "string", "", since=4, kind=ShownOffsets),
+    StoredField("sinks", "sinks", "string", "", since=4, kind=RecordedSinks),
+    StoredField("boundaries", "boundaries", "string", "", since=5, kind=Boundaries),
 )
 """Stored fields in the order of the Delta table's columns, which follow those of group and queue."""
-PLAN_KEYS: Final = {field.name: field.in_plan for field in STORED_FIELDS if field.in_plan}
-"""Fields of a queue's state that are part of a plan, with their keys."""
+PLAN_FIELDS: Final = tuple(field for field in STORED_FIELDS if field.in_plan)
+"""Fields of a queue's state that are part of a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,13 +204,13 @@ class QueueCommit:
     queue: MessageQueue
     state: QueueState
     """State for the next range, whoever consumes it; its epoch is the one the batch was planned under."""
-    statistics: str = ""
+    statistics: MetricsSnapshot = NO_METRICS
     """Statistics after this batch; a commit that changes nothing else does not store them."""
     is_shown: bool = False
     """Whether ``next_offset`` will be written to the queue's broker."""
     arrived: int | None = None
     """Last offset that the queue's broker is known to have."""
-    sinks: str = ""
+    sinks: RecordedSinks = NO_SINKS
     """Sinks that have the batch's rows; see ``OffsetRow.sinks``."""
 
 
@@ -216,8 +231,8 @@ class SinkRecord(NamedTuple):
     """Generation of the queue in the sink."""
     next_offset: int
     """The sink's watermark."""
-    last_message: str
-    """Newest message below the watermark, in the form of ``consume.generations``; empty if not kept."""
+    last_message: RememberedMessages
+    """Newest message below the watermark; empty if the sink does not store it."""
 
 
 class Passed(NamedTuple):
@@ -225,8 +240,7 @@ class Passed(NamedTuple):
 
     epoch: int
     """Epoch stored when the queue was inspected."""
-    last_message: str
-    """Text in the form of ``consume.generations``."""
+    last_message: RememberedMessages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,17 +9,16 @@ that another member of the group had reached.  Its gap is intended.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.recorded_sinks import RecordedSinks
 from pyspark_rocketmq.offsets.store import OffsetRow, SinkRecord
+from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 
 _SHOWN_QUEUES = 5
 
@@ -39,7 +38,7 @@ class SinkStanding(NamedTuple):
     path: str = ""
     """Path for commands; empty if the sink is not a Delta table with a path."""
     newest: Mapping[MessageQueue, str] = MappingProxyType({})
-    """The newest message below each of these watermarks, as text of ``consume.generations``.
+    """The newest message below each of these watermarks, as text of ``RememberedMessages``.
 
     Missing where the sink stores none; empty in the standings of a ``SinkBatch``.
     """
@@ -52,7 +51,7 @@ def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> S
     below = {
         queue: text
         for queue, text in newest.items()
-        if (message := LastMessage.from_text(text)) is not None
+        if (message := RememberedMessages.from_text(text).newest) is not None
         and message.queue_offset < standing.watermarks.get(queue, 0)
     }
     return standing._replace(newest=below)
@@ -82,7 +81,7 @@ class Lost(NamedTuple):
     @property
     def is_one_of_several(self) -> bool:
         """Whether these offset rows name other sinks, too."""
-        return any(len(_parsed(row.sinks)) > 1 for row in self.behind.values())
+        return any(len(row.sinks.identities) > 1 for row in self.behind.values())
 
     @property
     def targets(self) -> dict[MessageQueue, int]:
@@ -90,14 +89,14 @@ class Lost(NamedTuple):
         return {queue: self.standing.watermarks.get(queue, 0) for queue in self.behind}
 
 
-def remembered_text(standings: Iterable[SinkStanding]) -> str:
-    """Return the sinks of a batch as an offset row stores them: JSON, empty if there are none."""
+def recorded_sinks(standings: Iterable[SinkStanding]) -> RecordedSinks:
+    """Return the sinks of a batch as an offset row records them."""
     known: dict[str, str] = {}
     for standing in standings:
         # Two databases may have tables with the same name.
         name = standing.name if standing.name not in known else f"{standing.name} {standing.identity}"
         known[name] = standing.identity or ""
-    return json.dumps(known, sort_keys=True) if known else ""
+    return RecordedSinks(known)
 
 
 def check_has_all(
@@ -125,7 +124,7 @@ def lost_by(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStan
         behind: dict[MessageQueue, OffsetRow] = {}
         remembered = ""
         for queue, row in rows.items():
-            known = _identity_in(row.sinks, standing)
+            known = row.sinks.identity_of(standing.name, standing.identity)
             if known is None:
                 continue
             is_another = bool(known and standing.identity) and known != standing.identity
@@ -147,7 +146,7 @@ def forgotten_by(
     """
     forgotten = {}
     for queue, row in rows.items():
-        known = (each for each in standings if _identity_in(row.sinks, each) is not None)
+        known = (each for each in standings if row.sinks.identity_of(each.name, each.identity) is not None)
         farthest = max((each.watermarks.get(queue, 0) for each in known), default=0)
         if farthest > row.next_offset:
             forgotten[queue] = farthest - row.next_offset
@@ -165,10 +164,8 @@ def ahead_of(
         farthest = _farthest(queue, row.generation, standings)
         if farthest is None:
             continue
-        known = LastMessage.from_text(row.state.last_message)
-        newest = LastMessage.from_text(farthest.last_message)
-        place = farthest.next_offset - 1 if newest is None else newest.queue_offset
-        if known is None or known.queue_offset < place:
+        newest = farthest.last_message or RememberedMessages.of(LastMessage.unknown(farthest.next_offset - 1))
+        if row.state.last_message.is_behind(newest):
             records[queue] = farthest
     return records
 
@@ -182,18 +179,20 @@ def records_of(
     records = {}
     for queue, offset in watermarks.items():
         farthest = _farthest(queue, generations[queue], standings)
-        newest = "" if farthest is None else farthest.last_message
+        newest = NO_MESSAGES if farthest is None else farthest.last_message
         records[queue] = SinkRecord(generations[queue], offset, newest)
     return records
 
 
 def _farthest(queue: MessageQueue, generation: int, standings: Sequence[SinkStanding]) -> SinkRecord | None:
     found = [
-        SinkRecord(generation, standing.watermarks[queue], standing.newest.get(queue, ""))
-        for standing in standings
-        if standing.watermarks.get(queue)
+        SinkRecord(
+            generation, each.watermarks[queue], RememberedMessages.from_text(each.newest.get(queue, ""))
+        )
+        for each in standings
+        if each.watermarks.get(queue)
     ]
-    return max(found, key=lambda record: (record.next_offset, record.last_message != ""), default=None)
+    return max(found, key=lambda record: (record.next_offset, bool(record.last_message)), default=None)
 
 
 def strangers(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[str]:
@@ -205,7 +204,7 @@ def strangers(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkSt
     return [
         standing.name
         for standing in standings
-        if known and all(_identity_in(text, standing) is None for text in known)
+        if known and all(sinks.identity_of(standing.name, standing.identity) is None for sinks in known)
     ]
 
 
@@ -285,20 +284,3 @@ def _what_is_missing(consumer_group: str, lost: Lost) -> str:
         f"The sink {standing.name} lacks rows of messages that group {consumer_group} has passed; {why}. "
         f"{listed}{more}."
     )
-
-
-def _identity_in(text: str, standing: SinkStanding) -> str | None:
-    """Return the identity of the sink's table in a row's text, also under another name; None if not in it."""
-    known = _parsed(text)
-    if standing.identity and standing.identity in known.values():
-        return standing.identity
-    return known.get(standing.name)
-
-
-@lru_cache(maxsize=64)
-def _parsed(text: str) -> Mapping[str, str]:
-    try:
-        known = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return {str(name): str(identity) for name, identity in known.items()} if isinstance(known, dict) else {}

@@ -10,12 +10,12 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, outcomes_at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.not_now import Rests
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.columnar.decode import offsets_of
 from pyspark_rocketmq.wire.messages import decode_stored_messages
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus

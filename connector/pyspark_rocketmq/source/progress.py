@@ -11,7 +11,6 @@ from typing import ClassVar, Protocol
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses, witnesses
-from pyspark_rocketmq.consume.metrics import lately
 from pyspark_rocketmq.consume.planning import (
     LONGEST_LEFT_OUT_S,
     Had,
@@ -495,7 +494,7 @@ class GroupProgress:
         if row is None:
             return NO_WITNESSES
         end = None if self._generations is None else self._generations.end_of(planned.queue)
-        return witnesses(row.state.last_message, planned.start, first=first, end=end)
+        return witnesses(row.state.last_message.messages, planned.start, first=first, end=end)
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:  # noqa: ARG002
         """Return the queue's stored offset at the last look."""
@@ -507,7 +506,7 @@ class GroupProgress:
         row = self._rows.get(queue)
         if row is None:
             return None
-        recent = lately(row.statistics, self._clock.now_s())
+        recent = row.statistics.as_of(self._clock.now_s())
         metrics = recent.minute if recent.minute.calls else recent.hour
         messages = metrics.ok + metrics.failed
         return metrics.call_ms / messages if messages else None

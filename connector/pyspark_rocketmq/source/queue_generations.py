@@ -12,16 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from pyspark_rocketmq.consume.generations import (
-    Boundaries,
-    LastMessage,
     LogChange,
     NextGeneration,
     Standing,
     find_change,
-    lost_message,
-    newer,
     next_generation,
-    remembered,
 )
 from pyspark_rocketmq.consume.not_now import sorted_out
 from pyspark_rocketmq.consume.positions import StoredBy, latest_at, times_of_waiting
@@ -39,6 +34,7 @@ from pyspark_rocketmq.offsets.rules import apply_passed
 from pyspark_rocketmq.offsets.store import NewGeneration, OffsetRow, OffsetStore, Passed
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
+from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 
 T = TypeVar("T")
 
@@ -82,7 +78,7 @@ class QueueGenerations:
         """
         unknown: dict[str, dict[MessageQueue, LastMessage]] = {}
         for queue, row in rows.items():
-            last = LastMessage.from_text(row.state.last_message)
+            last = row.state.last_message.newest
             if last is not None and not self._is_copied(queue, row, snapshot):
                 unknown.setdefault(queue.broker_name, {})[queue] = last
         for name, wanted in sorted(unknown.items()):
@@ -239,7 +235,11 @@ class QueueGenerations:
             and last.queue_offset >= end
             and all(message.queue_offset != end - 1 for message in standings[queue].messages)
         }
-        texts = {queue: message.to_text() for queue, message in messages.items() if message is not None}
+        passed = {
+            queue: RememberedMessages.of(message)
+            for queue, message in messages.items()
+            if message is not None
+        }
         waiting: dict[MessageQueue, RocketMQError] = {}
         for places in (ahead, ends):
             looked = self._lookup.look(places, snapshot.addresses) if places else {}
@@ -247,15 +247,16 @@ class QueueGenerations:
             waiting |= not_now
             for queue, each in seen.items():
                 if each.message is not None:
-                    texts[queue] = newer(texts.get(queue, ""), each.message.to_text())
-        return {queue: Passed(rows[queue].epoch, text) for queue, text in texts.items()}, waiting
+                    known = passed.get(queue, NO_MESSAGES)
+                    passed[queue] = known.with_newest_of(RememberedMessages.of(each.message))
+        return {queue: Passed(rows[queue].epoch, known) for queue, known in passed.items()}, waiting
 
     def end_of(self, queue: MessageQueue) -> int | None:
         """Return the offset at which a queue's current generation ends; None if no end is known."""
         return self._ends.get(queue)
 
     def _standing(self, row: OffsetRow) -> Standing:
-        standing = Standing(row.next_offset, remembered(row.state.last_message))
+        standing = Standing(row.next_offset, row.state.last_message.messages)
         # A position that was checked before belongs to the earlier log.
         is_known = standing.is_in_place or self._checked.get(row.queue) == row.epoch
         last = standing.last
@@ -291,7 +292,7 @@ class QueueGenerations:
         """
         queue = row.queue
         change = self._change(queue, standing, found, snapshot)
-        ahead = Boundaries.from_text(row.boundaries).ahead
+        ahead = row.boundaries.ahead
         if ahead is not None and (change is None or ahead <= change.offset):
             # Somebody has said once where to go on in this log.
             change = LogChange(ahead)
@@ -304,7 +305,7 @@ class QueueGenerations:
         place = standing.place_to_look_at()
         if not following.is_certain:
             # The queue may have grown past this place by the time an operator resets the group.
-            lost = {queue: Passed(row.epoch, lost_message(place).to_text())}
+            lost = {queue: Passed(row.epoch, RememberedMessages.of(LastMessage.lost(place)))}
             self._store.note_passed(self._group, lost)
             raise LostBehindSink(str(queue), place, found.available)
         if self._fails and standing.next_offset > found.bounds.max_offset:

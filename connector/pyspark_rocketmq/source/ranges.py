@@ -56,6 +56,7 @@ from pyspark_rocketmq.errors import OffsetError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
 from pyspark_rocketmq.source.schema import range_from_json, range_to_json
+from pyspark_rocketmq.stored_values import RetryCounts
 
 MOST_COUNTED = 10_000_000
 """Most rows of a ticket, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may
@@ -299,7 +300,9 @@ def _packed(ranges: Sequence[QueueRange]) -> str:
         brokers.append([topic, broker_name, len(of_broker)])
         ids += [number - before for before, number in zip([0, *of_broker], of_broker, strict=False)]
     states = [planned.state for planned in ranges]
-    retry_counts = {str(at): state.retry_counts for at, state in enumerate(states) if state.retry_counts}
+    retry_counts = {
+        str(at): state.retry_counts.to_text() for at, state in enumerate(states) if state.retry_counts
+    }
     line = json.dumps({"brokers": brokers, "putBack": retry_counts})
     columns = (
         ids,
@@ -333,7 +336,7 @@ def _unpacked(text: str, queues: int) -> Iterable[QueueRange]:
         queue_id = 0
         for index in range(at, at + count):
             queue_id += ids[index]
-            retry_counts = facts["putBack"].get(str(index), "")
+            retry_counts = RetryCounts.from_text(facts["putBack"].get(str(index), ""))
             state = QueueState(starts[index], epochs[index], times[index], retry_counts=retry_counts)
             queue = MessageQueue(topic, broker_name, queue_id)
             yield _checked(QueueRange(queue, state, starts[index] + counts[index]))
@@ -359,7 +362,7 @@ def _checked(planned: QueueRange) -> QueueRange:
     _whole(planned.end, state.next_offset)
     _whole(state.epoch, 0)
     _whole(state.reconsume_times, _LOWEST)
-    _text(state.retry_counts)
+    _text(state.retry_counts.to_text())
     return planned
 
 

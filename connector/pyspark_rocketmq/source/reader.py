@@ -25,7 +25,7 @@ from pyspark import TaskContext
 
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Deadline, SystemClock, call_with_retry
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset, RangeWindow, TailLost
-from pyspark_rocketmq.consume.generations import NO_WITNESSES, LastMessage, shows_another_log
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, shows_another_log
 from pyspark_rocketmq.consume.not_now import waits
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -43,6 +43,7 @@ from pyspark_rocketmq.source.ranges import QueuePartition, Ticket, brokers_of
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece, with_origin_topics
 from pyspark_rocketmq.spark.stored_messages import message_in
 from pyspark_rocketmq.spark.version import keep_archives
+from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, decode_together, row_of
 from pyspark_rocketmq.wire.subscription import build_subscription
 

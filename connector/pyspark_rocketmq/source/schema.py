@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.model import ORIGIN_TOPIC, MessageQueue, QueueRange, QueueState, is_retry_topic
-from pyspark_rocketmq.offsets.store import PLAN_KEYS
+from pyspark_rocketmq.offsets.store import PLAN_FIELDS
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, projected_schema
 from pyspark_rocketmq.wire.namespace import without_namespace
 from pyspark_rocketmq.wire.properties import MAX_OFFSET, MIN_OFFSET, RETRY_TOPIC
@@ -64,14 +64,18 @@ def spark_schema(
 
 def range_to_json(planned: QueueRange) -> dict[str, int | str]:
     """Return a planned range as stored in plans and marker rows; values that are 0 or empty are left out."""
-    state = planned.state._asdict()
-    known = {key: state[name] for name, key in PLAN_KEYS.items() if state[name]}
+    state = planned.state
+    known = {
+        field.in_plan: field.to_plain(value) for field in PLAN_FIELDS if (value := getattr(state, field.name))
+    }
     return {"from": planned.start, "to": planned.end, **known}
 
 
 def range_from_json(queue: MessageQueue, entry: Mapping[str, Any]) -> QueueRange:
     """Return the range in ``entry``, made by :func:`range_to_json`; nothing is checked."""
-    state = {name: entry[key] for name, key in PLAN_KEYS.items() if key in entry}
+    state = {
+        field.name: field.from_plain(entry[field.in_plan]) for field in PLAN_FIELDS if field.in_plan in entry
+    }
     return QueueRange(queue, QueueState(**state), entry["to"])
 
 

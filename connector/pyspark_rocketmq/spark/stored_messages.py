@@ -6,7 +6,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from pyspark_rocketmq.consume.generations import LastMessage
+from pyspark_rocketmq.stored_values import LastMessage
 
 _MICROS_PER_MILLI: Final = 1000
 

@@ -28,7 +28,7 @@ from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.spark_writer import NameTarget
 from pyspark_rocketmq.sinks.multi import MultiSink
-from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
+from pyspark_rocketmq.sinks.standing import check_has_all, recorded_sinks
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run, written_by
@@ -254,7 +254,7 @@ def test_a_table_made_again_under_its_name_is_noticed(spark: SparkSession, name:
     store = MemoryOffsetStore(f"anew {name}", clock=FakeClock())
     [row] = store.claim(GROUP, "me", {Q0: 0}).values()
     state = QueueState(2, row.epoch)
-    passed = QueueCommit(queue=Q0, state=state, sinks=remembered_text(batch.standings))
+    passed = QueueCommit(queue=Q0, state=state, sinks=recorded_sinks(batch.standings))
     store.commit(GROUP, [passed], query_id="q", batch_id=1)
     written = written_by(batch, rows(Q0, 2, 3))
     for statement in made_anew.format(name=name, columns=_COLUMNS).split(";"):

@@ -18,22 +18,20 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.retry_counts import (
     from_offset,
-    spans_from,
     spans_of,
     times_by_index,
-    to_text,
 )
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece
+from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages, RetryCounts
 
 
 class RangeRun:
@@ -50,7 +48,7 @@ class RangeRun:
             if isinstance(messages, ArrivedMessages)
             else [message.queue_offset for message in messages]
         )
-        self._retried = spans_from(planned.state)
+        self._retried = planned.state.retry_spans
         self._file = SpillFile()
         self._rows = RowBuffer(output.rows, self._file)
         """Rows of the range that may reach the sink."""
@@ -95,7 +93,7 @@ class RangeRun:
             self._planned.state.epoch,
             times,
             suspended_until_s,
-            to_text(spans, next_offset, times),
+            RetryCounts.of(spans, next_offset, times),
             self._last_passed(done),
         )
         return QueueAck(
@@ -115,13 +113,15 @@ class RangeRun:
             ),
         )
 
-    def _last_passed(self, done: int) -> str:
+    def _last_passed(self, done: int) -> RememberedMessages:
         if not done:
-            return ""
+            return NO_MESSAGES
         if isinstance(self._messages, ArrivedMessages):
             return self._messages.last_message(done - 1)
         message = self._messages[done - 1]
-        return LastMessage(message.queue_offset, message.store_timestamp, message.commit_log_offset).to_text()
+        return RememberedMessages.of(
+            LastMessage(message.queue_offset, message.store_timestamp, message.commit_log_offset)
+        )
 
     def _stands_still(self, done: int) -> bool:
         return self._offset_at(done) == self._planned.start

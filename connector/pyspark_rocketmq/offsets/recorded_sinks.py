@@ -1,0 +1,56 @@
+"""Sinks that have the rows of a batch, as an offset row records them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark_rocketmq.errors import DamagedOffsets
+from pyspark_rocketmq.stored_values import StoredValue, read_json
+
+
+class RecordedSinks(StoredValue[Mapping[str, str]]):
+    """The sinks of the batch that moved an offset row last.
+
+    Text: a JSON object with the identity of each sink's table by the sink's name; empty without sinks. A text
+    that cannot be read names no sink.
+    """
+
+    __slots__ = ()
+
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """Id of each sink's table, by the sink's name; empty if this kind of sink has no such id."""
+        return self._read()
+
+    def identity_of(self, name: str, identity: str | None) -> str | None:
+        """Return the recorded identity of a sink; None if it is not recorded.
+
+        Args:
+            name: The sink's name.
+            identity: The id that its table has now; it is found under another name, too.
+        """
+        known = self.identities
+        return identity if identity and identity in known.values() else known.get(name)
+
+    @staticmethod
+    def _encode(facts: Mapping[str, str]) -> str:
+        return json.dumps(facts, sort_keys=True) if facts else ""
+
+    @staticmethod
+    def _decode(text: str) -> Mapping[str, str]:
+        try:
+            found = read_json(text, "sinks", _identities) if text else {}
+        except DamagedOffsets:
+            return {}
+        return found
+
+
+NO_SINKS: Final = RecordedSinks()
+
+
+def _identities(found: object) -> dict[str, str]:
+    if not isinstance(found, dict):
+        raise TypeError("no object")
+    return {str(name): str(identity) for name, identity in found.items()}

@@ -1,0 +1,296 @@
+"""Values that stores keep as texts: the messages that a queue's progress remembers, and retry counts.
+
+Each value has one codec. Only the code that stores a value, or sends it to another process, calls the codec;
+all other code uses the value.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+
+from pyspark_rocketmq.errors import DamagedOffsets
+
+FactsT = TypeVar("FactsT")
+
+_MOST_REMEMBERED: Final = 3
+_FAR: Final = 64
+"""Largest ratio of distances to the newest message: the oldest remembered one's to the next one's."""
+MOST_SPANS: Final = 1000
+"""Most spans in a text; every commit of the group writes it again. A few are usual: batches stay together."""
+
+
+class StoredValue(ABC, Generic[FactsT]):
+    """A frozen value that is read from its text at the first use.
+
+    A store reads a thousand rows for a micro-batch, and most of their values are never used. A text that
+    another program has damaged is reported where its value is needed, and is stored again as it was.
+
+    Values with equal texts are equal. A value with an empty text is false.
+    """
+
+    __slots__ = ("_facts", "_text")
+
+    def __init__(self, facts: FactsT | None = None, text: str | None = None) -> None:
+        """Make the value of ``facts``, or of ``text``; without arguments, the empty value."""
+        self._facts = facts
+        self._text = "" if facts is None and text is None else text
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Make the value that :meth:`to_text` has written; it is not read yet."""
+        return cls(None, text)
+
+    def to_text(self) -> str:
+        """Return the text that stores keep; empty for an empty value."""
+        text = self._text
+        if text is None:
+            text = self._text = self._encode(self._read())
+        return text
+
+    def _read(self) -> FactsT:
+        facts = self._facts
+        if facts is None:
+            facts = self._facts = self._decode(self._text or "")
+        return facts
+
+    @staticmethod
+    @abstractmethod
+    def _encode(facts: Any) -> str:
+        """Return the text of ``facts``."""
+
+    @staticmethod
+    @abstractmethod
+    def _decode(text: str) -> Any:
+        """Return the facts in a text.
+
+        Raises:
+            DamagedOffsets: If the text cannot be read.
+        """
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self is other or self.to_text() == other.to_text()
+
+    def __hash__(self) -> int:
+        return hash(self.to_text())
+
+    def __bool__(self) -> bool:
+        return self.to_text() != ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.from_text({self.to_text()!r})"
+
+    def __reduce__(self) -> tuple[Callable[[str], Self], tuple[str]]:
+        return self.from_text, (self.to_text(),)
+
+
+def read_json(text: str, column: str, read: Callable[[Any], FactsT]) -> FactsT:
+    """Return what ``read`` makes of a JSON text in a ``column`` of offset rows.
+
+    Raises:
+        DamagedOffsets: If it is no JSON, or not of that form.
+    """
+    try:
+        return read(json.loads(text))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise DamagedOffsets(column, text) from None
+
+
+def compact_json(value: object) -> str:
+    """Return JSON without spaces."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+class LastMessage(NamedTuple):
+    """A message consumed in a generation, or the one that is in its place now."""
+
+    queue_offset: int
+    store_timestamp: int
+    """Milliseconds since the epoch, by the clock of the broker that stored the message."""
+    commit_log_offset: int
+    """Where the message begins in its broker's log; -1 if only the queue offset is known."""
+
+    @classmethod
+    def unknown(cls, queue_offset: int) -> Self:
+        """Return a message of which an old sink has only the offset."""
+        return cls(queue_offset, 0, -1)
+
+    @classmethod
+    def lost(cls, queue_offset: int) -> Self:
+        """Return such a message after the queue was seen to end before it: the queue may grow again."""
+        return cls(queue_offset, -1, -1)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the message can be distinguished from another one at its offset."""
+        return self.commit_log_offset >= 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the queue was once seen to end before it."""
+        return self.store_timestamp < 0
+
+
+class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
+    """The newest message consumed in a generation of a queue, and a few before it.
+
+    Text: the three numbers of each message in one JSON list, the newest message first.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, *messages: LastMessage | None) -> Self:
+        """Remember the ``messages``, the newest first; nothing for None."""
+        return cls(tuple(message for message in messages if message is not None))
+
+    @property
+    def messages(self) -> tuple[LastMessage, ...]:
+        """The messages, newest first.
+
+        Raises:
+            DamagedOffsets: If the stored text cannot be read.
+        """
+        return self._read()
+
+    @property
+    def newest(self) -> LastMessage | None:
+        """The newest message; None if there is none."""
+        return next(iter(self.messages), None)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether one of the messages is known to be lost."""
+        return any(message.is_lost for message in self.messages)
+
+    def is_behind(self, other: RememberedMessages) -> bool:
+        """Return whether all of these messages are at lower offsets than the newest of ``other``."""
+        last, found = self.newest, other.newest
+        return found is not None and (last is None or last.queue_offset < found.queue_offset)
+
+    def with_newest_of(self, other: RememberedMessages) -> RememberedMessages:
+        """Remember the newest message of ``other``, too, which is of the same generation.
+
+        The newest message stays if the other one is older.
+        """
+        known, newest = self.messages, other.newest
+        if newest is None or (known and newest == known[0]):
+            return self
+        if not known:
+            return RememberedMessages((newest,))
+        if newest.queue_offset < known[0].queue_offset:
+            others = [each for each in known[1:] if each.queue_offset != newest.queue_offset]
+            kept = sorted((newest, *others[: _MOST_REMEMBERED - 2]), reverse=True)
+            return RememberedMessages((known[0], *kept))
+        if newest.queue_offset == known[0].queue_offset:
+            replaces = newest.is_known or newest.is_lost
+            return RememberedMessages((newest, *known[1:])) if replaces else self
+        return RememberedMessages(_thinned((newest, *known)))
+
+    def with_passed(self, passed: RememberedMessages) -> RememberedMessages:
+        """Remember the newest of these messages, all of ``passed``, and others that fit.
+
+        These are of the same generation: the message before a position, the last one before the generation's
+        end.
+        """
+        known, found = self.messages, passed.messages
+        if not known or not found or found[0].queue_offset >= known[0].queue_offset:
+            together = self
+            for message in reversed(found):
+                together = together.with_newest_of(RememberedMessages((message,)))
+            return together
+        places = {each.queue_offset for each in found}
+        others = [each for each in known[1:] if each.queue_offset not in places]
+        kept = (*found, *others)[: _MOST_REMEMBERED - 1]
+        return RememberedMessages((known[0], *sorted(kept, reverse=True)))
+
+    @staticmethod
+    def _encode(facts: tuple[LastMessage, ...]) -> str:
+        return compact_json([number for message in facts for number in message]) if facts else ""
+
+    @staticmethod
+    def _decode(text: str) -> tuple[LastMessage, ...]:
+        if not text:
+            return ()
+        numbers = read_json(text, "last_message", lambda found: list(map(int, found)))
+        if not numbers or len(numbers) % 3:
+            raise DamagedOffsets("last_message", text)
+        return tuple(LastMessage(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
+
+
+NO_MESSAGES: Final = RememberedMessages()
+
+
+def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
+    """Keep the newest message, the one before it, and one that is far from both."""
+    if len(messages) <= _MOST_REMEMBERED:
+        return messages
+    newest, before, next_one, oldest = messages
+    distance = newest.queue_offset - next_one.queue_offset
+    is_far = newest.queue_offset - oldest.queue_offset > _FAR * distance
+    return newest, before, next_one if is_far else oldest
+
+
+class RetrySpan(NamedTuple):
+    """A span of a queue whose messages were given back equally often."""
+
+    start: int
+    """First queue offset of the span."""
+    end: int
+    """End of the span, exclusive."""
+    times: int
+
+
+class RetryCounts(StoredValue[tuple[RetrySpan, ...]]):
+    """How often messages of a queue were given back.
+
+    Text: a JSON list of ``[start, end, times]``.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, spans: Iterable[RetrySpan], next_offset: int, times: int) -> Self:
+        """Return the counts in ``spans``; empty if only the message at ``next_offset`` was given back.
+
+        If there are very many spans, the last ones are left out: their messages are delivered more often, and
+        none is given up early.
+
+        Args:
+            spans: By ascending offset.
+            next_offset: The queue's next offset.
+            times: How often the message there was given back.
+        """
+        known = tuple(spans)
+        return cls() if known == spans_of_first(next_offset, times) else cls(known[:MOST_SPANS])
+
+    @property
+    def spans(self) -> tuple[RetrySpan, ...]:
+        """Spans by ascending offset.
+
+        Raises:
+            DamagedOffsets: If the stored text cannot be read.
+        """
+        return self._read()
+
+    @staticmethod
+    def _encode(facts: tuple[RetrySpan, ...]) -> str:
+        return compact_json(facts)
+
+    @staticmethod
+    def _decode(text: str) -> tuple[RetrySpan, ...]:
+        if not text:
+            return ()
+        return read_json(text, "put_back", lambda found: tuple(RetrySpan(*map(int, span)) for span in found))
+
+
+NO_RETRIES: Final = RetryCounts()
+
+
+def spans_of_first(next_offset: int, times: int) -> tuple[RetrySpan, ...]:
+    """Return the spans if no message but the one at ``next_offset`` was given back."""
+    return (RetrySpan(next_offset, next_offset + 1, times),) if times else ()
