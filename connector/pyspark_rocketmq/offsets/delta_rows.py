@@ -26,7 +26,7 @@ from pyspark_rocketmq.stored_values import StoredValue
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
 NEWEST_VERSION: Final = 5
 """Version 5 has the columns of version 4. Earlier releases must refuse it: they would treat a row that
-remembers several messages (``consume.generations``) as damaged, and a message of which only the offset is
+remembers several messages (``RememberedMessages``) as damaged, and a message of which only the offset is
 known as another message.
 """
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}

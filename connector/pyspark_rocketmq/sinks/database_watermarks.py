@@ -63,7 +63,7 @@ class Watermark(NamedTuple):
 
     @property
     def newest(self) -> str:
-        """The newest message below the offset, as text of ``consume.generations``; empty if it is unknown.
+        """The newest message below the offset, as text of ``RememberedMessages``; empty if it is unknown.
 
         It is unknown if the offset was moved since by a member that stores no messages.
         """

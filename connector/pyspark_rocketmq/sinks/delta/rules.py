@@ -159,7 +159,7 @@ class SinkCommit(NamedTuple):
     commit_id: str
     """Id that no other commit in the log has."""
     newest: Mapping[str, str] = MappingProxyType({})
-    """The newest message below each watermark that moves, as text of ``consume.generations``, by its id.
+    """The newest message below each watermark that moves, as text of ``RememberedMessages``, by its id.
 
     The text is empty if the message known before is still the newest.
     """
@@ -202,7 +202,7 @@ class SinkCommit(NamedTuple):
 
 
 def message_text(numbers: Sequence[int]) -> str:
-    """Return a message, given as numbers, as text of ``consume.generations``."""
+    """Return a message, given as numbers, as text of ``RememberedMessages``."""
     return json.dumps(numbers, separators=(",", ":"))
 
 

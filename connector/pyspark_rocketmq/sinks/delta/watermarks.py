@@ -348,7 +348,7 @@ class QueueProgress(NamedTuple):
     watermarks: Mapping[MessageQueue, int]
     """Next offset of each queue; missing where the table has no rows of it."""
     newest: Mapping[MessageQueue, str]
-    """The newest message below each watermark, as text of ``consume.generations``; missing if unknown."""
+    """The newest message below each watermark, as text of ``RememberedMessages``; missing if unknown."""
     later: frozenset[MessageQueue]
     """Queues with rows of a later generation."""
 
