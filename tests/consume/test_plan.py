@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.planning import Had, Plan, ReadLimits, plan_ranges, share_limit
+from pyspark_rocketmq.consume.planning import Plan, ReadLimits, UncommittedDelivery, plan_ranges, share_limit
 from pyspark_rocketmq.consume.positions import EVERY_BROKER, OffsetGap, latest_at, stored_by
 from pyspark_rocketmq.errors import DataLoss
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
@@ -32,7 +32,7 @@ def plan(
     *,
     limits: ReadLimits = NO_LIMITS,
     caps: dict[int, int] | None = None,
-    had: dict[int, Had] | None = None,
+    uncommitted: dict[int, UncommittedDelivery] | None = None,
     skip_gaps: bool = False,
 ) -> Plan:
     return plan_ranges(
@@ -41,7 +41,7 @@ def plan(
         limits=limits,
         now_s=NOW_S,
         caps=None if caps is None else {queue(i): cap for i, cap in caps.items()},
-        had=None if had is None else {queue(i): count for i, count in had.items()},
+        uncommitted=None if uncommitted is None else {queue(i): count for i, count in uncommitted.items()},
         skip_gaps=skip_gaps,
     )
 
@@ -187,7 +187,7 @@ def test_a_listener_that_committed_nothing_gets_twice_as_much() -> None:
         {0: (0, 1000), 1: (0, 1000), 2: (0, 25)},
         {},
         limits=limits,
-        had={0: Had(90, rests=True), 2: Had(20, rests=False)},
+        uncommitted={0: UncommittedDelivery(90, rests=True), 2: UncommittedDelivery(20, rests=False)},
     )
 
     assert spans(made) == {0: (0, 180), 1: (0, 9), 2: (0, 25)}
@@ -196,7 +196,9 @@ def test_a_listener_that_committed_nothing_gets_twice_as_much() -> None:
 
 def test_a_listener_that_committed_nothing_gets_nothing_before_there_is_more() -> None:
     """D4: it has had these messages, and has answered."""
-    made = plan({0: (0, 25), 1: (0, 25)}, {0: QueueState(5)}, had={0: Had(20, rests=True)})
+    made = plan(
+        {0: (0, 25), 1: (0, 25)}, {0: QueueState(5)}, uncommitted={0: UncommittedDelivery(20, rests=True)}
+    )
 
     assert spans(made) == {1: (0, 25)}
     assert (made.held_up, made.next_due_s) == ((), None)
@@ -205,16 +207,20 @@ def test_a_listener_that_committed_nothing_gets_nothing_before_there_is_more() -
 
 def test_a_listener_that_committed_nothing_gets_the_same_again_after_a_while() -> None:
     """D4: it may commit for another reason, or what it answered may have been lost."""
-    assert spans(plan({0: (0, 25)}, {0: QueueState(5)}, had={0: Had(20, rests=False)})) == {0: (5, 25)}
+    assert spans(
+        plan({0: (0, 25)}, {0: QueueState(5)}, uncommitted={0: UncommittedDelivery(20, rests=False)})
+    ) == {0: (5, 25)}
 
 
 def test_the_threshold_bounds_what_a_listener_may_have_without_a_commit() -> None:
     """D4, D13: as in Java; it is said, because the queue goes on no more."""
     limits = ReadLimits(pull_threshold_for_queue=30)
 
-    assert spans(plan({0: (0, 100)}, {}, limits=limits, had={0: Had(20, rests=True)})) == {0: (0, 30)}
+    assert spans(
+        plan({0: (0, 100)}, {}, limits=limits, uncommitted={0: UncommittedDelivery(20, rests=True)})
+    ) == {0: (0, 30)}
 
-    made = plan({0: (0, 100)}, {}, limits=limits, had={0: Had(30, rests=True)})
+    made = plan({0: (0, 100)}, {}, limits=limits, uncommitted={0: UncommittedDelivery(30, rests=True)})
     assert made.ranges == ()
     assert [(held.queue, held.start, held.end) for held in made.held_up] == [(queue(0), 0, 30)]
     assert made.at_rest == {queue(0)}
@@ -235,7 +241,10 @@ def test_ranges_grow_until_the_listener_can_commit(share: int, needed: int) -> N
     had, delivered = 0, 0
     while had < needed:
         (planned,) = plan(
-            {0: (0, 10_000)}, {}, limits=limits, had={0: Had(had, rests=True)} if had else None
+            {0: (0, 10_000)},
+            {},
+            limits=limits,
+            uncommitted={0: UncommittedDelivery(had, rests=True)} if had else None,
         ).ranges
         had = planned.count
         delivered += had

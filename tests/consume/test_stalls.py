@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_rocketmq.consume.planning import REST_S, Had, StallCounter
+from pyspark_rocketmq.consume.planning import REST_S, StallCounter, UncommittedDelivery
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -15,7 +15,9 @@ def planned_range(start: int, *, count: int = 10, epoch: int = 1) -> QueueRange:
 
 
 def had_after(counter: StallCounter, progress: QueueState) -> int:
-    return counter.had({QUEUE: progress}, NOW_S).get(QUEUE, Had(0, rests=True)).offsets
+    return (
+        counter.uncommitted({QUEUE: progress}, NOW_S).get(QUEUE, UncommittedDelivery(0, rests=True)).offsets
+    )
 
 
 def stalled() -> StallCounter:
@@ -27,7 +29,7 @@ def stalled() -> StallCounter:
 
 
 def test_nothing_planned_yet_is_nothing_had() -> None:
-    assert StallCounter().had({QUEUE: QueueState(5)}, NOW_S) == {}
+    assert StallCounter().uncommitted({QUEUE: QueueState(5)}, NOW_S) == {}
 
 
 def test_a_plan_without_progress_was_had_in_vain() -> None:
@@ -79,7 +81,7 @@ def test_a_queue_that_went_away_is_forgotten() -> None:
     counter = stalled()
     counter.planned([planned_range(5)], NOW_S)
 
-    assert counter.had({OTHER: QueueState(0)}, NOW_S) == {}
+    assert counter.uncommitted({OTHER: QueueState(0)}, NOW_S) == {}
     counter.planned([planned_range(5)], NOW_S)
     assert had_after(counter, QueueState(5, epoch=1)) == 10
 
@@ -90,12 +92,12 @@ def test_a_batch_of_which_another_queue_was_claimed_says_nothing() -> None:
     other = QueueRange.between(OTHER, 0, 3, epoch=1)
     counter.planned([planned_range(5), other], NOW_S)
 
-    assert counter.had({QUEUE: QueueState(5, epoch=1), OTHER: QueueState(0, epoch=2)}, NOW_S) == {}
+    assert counter.uncommitted({QUEUE: QueueState(5, epoch=1), OTHER: QueueState(0, epoch=2)}, NOW_S) == {}
 
 
 def test_a_queue_rests_for_a_minute() -> None:
     counter = stalled()
     progress = {QUEUE: QueueState(5, epoch=1)}
 
-    assert counter.had(progress, NOW_S + REST_S - 1) == {QUEUE: Had(20, rests=True)}
-    assert counter.had(progress, NOW_S + REST_S) == {QUEUE: Had(20, rests=False)}
+    assert counter.uncommitted(progress, NOW_S + REST_S - 1) == {QUEUE: UncommittedDelivery(20, rests=True)}
+    assert counter.uncommitted(progress, NOW_S + REST_S) == {QUEUE: UncommittedDelivery(20, rests=False)}

@@ -29,7 +29,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, Passed, QueueCommit
+from pyspark_rocketmq.offsets.store import CommitResult, LastSkipped, OffsetRow, QueueCommit
 from pyspark_rocketmq.sinks.standing import SinkStanding
 from tests.helpers import stored_texts
 from tests.helpers.fake_clock import FakeClock
@@ -419,7 +419,7 @@ def test_a_batch_is_committed_when_the_newest_message_of_the_sink_was_looked_at(
     batch = Batch(monkeypatch, ACK)
     batch.watermark, batch.newest = 6, "[5,1005,320]"
     batch.store.note_passed(
-        GROUP, {QUEUE: Passed(batch.store.row.epoch, stored_texts.messages(batch.newest))}
+        GROUP, {QUEUE: LastSkipped(batch.store.row.epoch, stored_texts.messages(batch.newest))}
     )
 
     batch.commit_it()

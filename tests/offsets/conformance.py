@@ -22,10 +22,10 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import (
     CLAIMED,
     FOLLOWED,
+    LastSkipped,
     NewGeneration,
     OffsetRow,
     OffsetStore,
-    Passed,
     QueueCommit,
     SinkRecord,
 )
@@ -374,9 +374,9 @@ class OffsetStoreConformance(PositionConformance):
         store.note_passed(
             GROUP,
             {
-                Q0: Passed(1, stored_texts.messages("[4,1,1]")),
-                Q1: Passed(2, stored_texts.messages("[4,1,1]")),
-                Q2: Passed(1, stored_texts.messages("[4,1,1]")),
+                Q0: LastSkipped(1, stored_texts.messages("[4,1,1]")),
+                Q1: LastSkipped(2, stored_texts.messages("[4,1,1]")),
+                Q2: LastSkipped(1, stored_texts.messages("[4,1,1]")),
             },
         )
 
@@ -385,9 +385,9 @@ class OffsetStoreConformance(PositionConformance):
         store.commit(
             GROUP, [committed(Q0, 6, last_message=stored_texts.messages("[5,2,2]"))], query_id="q", batch_id=1
         )
-        store.note_passed(GROUP, {Q0: Passed(1, stored_texts.messages("[5,3,3]"))})
+        store.note_passed(GROUP, {Q0: LastSkipped(1, stored_texts.messages("[5,3,3]"))})
         assert store.read(GROUP)[Q0].state.last_message.to_text() == "[5,2,2,4,1,1]"
-        store.note_passed(GROUP, {Q0: Passed(1, stored_texts.messages("[2,1,1]"))})
+        store.note_passed(GROUP, {Q0: LastSkipped(1, stored_texts.messages("[2,1,1]"))})
         assert store.read(GROUP)[Q0].state.last_message.to_text() == "[5,2,2,4,1,1,2,1,1]"
 
     def test_what_only_a_sink_has_is_remembered_under_a_new_epoch(self, store: OffsetStore) -> None:

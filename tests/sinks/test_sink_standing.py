@@ -11,10 +11,10 @@ from pyspark_rocketmq.offsets.store import RESET, OffsetRow
 from pyspark_rocketmq.sinks.standing import (
     SinkStanding,
     check_has_all,
-    forgotten_by,
-    lost_by,
+    find_gaps,
     recorded_sinks,
-    strangers,
+    replayed_messages,
+    unknown_sinks,
 )
 from tests.helpers import stored_texts
 from tests.helpers.sink_rows import GROUP, Q0, Q1
@@ -43,7 +43,7 @@ def refusal(found: dict[MessageQueue, OffsetRow], *standings: SinkStanding) -> s
 @pytest.mark.parametrize("at", [0, 8, 9])
 def test_a_sink_at_or_ahead_of_a_row_lacks_nothing(at: int) -> None:
     """H7: a batch that was killed before its offsets leaves the sink ahead."""
-    assert not lost_by(rows(row(Q0, at, LAKE)), [LAKE])
+    assert not find_gaps(rows(row(Q0, at, LAKE)), [LAKE])
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_sink_at_or_ahead_of_a_row_lacks_nothing(at: int) -> None:
 )
 def test_a_row_that_was_moved_without_this_sink_may_be_ahead_of_it(found: OffsetRow) -> None:
     """H7: by an operator, another member of the group, or a batch with other sinks."""
-    assert not lost_by(rows(found), [LAKE])
+    assert not find_gaps(rows(found), [LAKE])
 
 
 def test_a_sink_that_has_begun_a_later_generation_lacks_nothing_of_the_one_before() -> None:
@@ -68,14 +68,14 @@ def test_a_sink_that_has_begun_a_later_generation_lacks_nothing_of_the_one_befor
     ahead = LAKE._replace(watermarks={Q0: 2, Q1: 4}, later=frozenset({Q0}))
     found = rows(row(Q0, 9, LAKE), row(Q1, 4, LAKE))
 
-    assert not lost_by(found, [ahead])
-    [lost] = lost_by(found, [ahead._replace(identity="table-2")])
+    assert not find_gaps(found, [ahead])
+    [lost] = find_gaps(found, [ahead._replace(identity="table-2")])
     assert lost.behind.keys() == {Q0, Q1}
 
 
 def test_a_sink_without_a_watermark_lacks_even_the_first_message() -> None:
     """H7"""
-    [lost] = lost_by(rows(row(Q0, 1, LAKE), row(Q1, 0, LAKE)), [LAKE._replace(watermarks={})])
+    [lost] = find_gaps(rows(row(Q0, 1, LAKE), row(Q1, 0, LAKE)), [LAKE._replace(watermarks={})])
 
     assert lost.targets == {Q0: 0}
 
@@ -126,29 +126,29 @@ def test_a_missing_table_is_reported() -> None:
 def test_a_table_is_known_under_another_name_by_its_identity() -> None:
     """H7: a folder that was moved, or mounted elsewhere."""
     moved = LAKE._replace(name="/mnt/orders")
-    assert not lost_by(rows(row(Q0, 9, LAKE)), [moved])
+    assert not find_gaps(rows(row(Q0, 9, LAKE)), [moved])
 
-    assert lost_by(rows(row(Q0, 10, LAKE)), [moved])
+    assert find_gaps(rows(row(Q0, 10, LAKE)), [moved])
 
 
 def test_a_sink_without_identity_is_compared_by_watermark() -> None:
     """H7: one of a user's own."""
     own = SinkStanding("own", "", {Q0: 9})
-    assert not lost_by(rows(row(Q0, 9, own)), [own])
+    assert not find_gaps(rows(row(Q0, 9, own)), [own])
 
-    assert lost_by(rows(row(Q0, 10, own)), [own])
+    assert find_gaps(rows(row(Q0, 10, own)), [own])
 
 
 def test_two_sinks_of_one_name_are_distinguished_by_their_identities() -> None:
     """H7: two databases, each with the table of watermarks that is the default."""
     other = DATABASE._replace(identity="token-2")
     found = rows(row(Q0, 9, DATABASE, other))
-    assert not lost_by(found, [DATABASE, other])
-    assert not lost_by(found, [other, DATABASE])
+    assert not find_gaps(found, [DATABASE, other])
+    assert not find_gaps(found, [other, DATABASE])
 
-    [behind] = lost_by(found, [DATABASE, other._replace(watermarks={Q0: 2})])
+    [behind] = find_gaps(found, [DATABASE, other._replace(watermarks={Q0: 2})])
     assert (behind.standing.identity, behind.is_another) == ("token-2", False)
-    [anew] = lost_by(found, [DATABASE, other._replace(identity="token-3")])
+    [anew] = find_gaps(found, [DATABASE, other._replace(identity="token-3")])
     assert (anew.standing.identity, anew.is_another) == ("token-3", True)
 
 
@@ -156,7 +156,7 @@ def test_each_of_several_sinks_is_judged_by_itself() -> None:
     """H7: the offsets go back to where the one is that lacks most; the others leave out what they have."""
     behind = DATABASE._replace(watermarks={Q0: 2})
 
-    [lost] = lost_by(rows(row(Q0, 9, LAKE, DATABASE)), [LAKE, behind])
+    [lost] = find_gaps(rows(row(Q0, 9, LAKE, DATABASE)), [LAKE, behind])
 
     assert lost.standing is behind
     assert lost.targets == {Q0: 2}
@@ -199,13 +199,13 @@ def test_a_sink_that_no_row_knows_is_a_stranger_where_others_are_known() -> None
     """H7: it begins in the middle, which is said."""
     new = LAKE._replace(name="/lake/new", identity="table-9")
 
-    assert strangers(rows(row(Q0, 9, LAKE), row(Q1, 4)), [new, LAKE]) == ["/lake/new"]
-    assert strangers(rows(row(Q0, 9)), [new]) == []
+    assert unknown_sinks(rows(row(Q0, 9, LAKE), row(Q1, 4)), [new, LAKE]) == ["/lake/new"]
+    assert unknown_sinks(rows(row(Q0, 9)), [new]) == []
 
 
 def test_offsets_that_are_behind_a_sink_are_reported_unless_an_operator_has_moved_them() -> None:
     """H2: as those of an offset store that was put back while nobody was there."""
     ahead = LAKE._replace(watermarks={Q0: 9, Q1: 4})
 
-    assert forgotten_by(rows(row(Q0, 2, ahead), row(Q1, 4, ahead)), [ahead]) == {Q0: 7}
-    assert forgotten_by(rows(row(Q0, 2)), [ahead]) == {}
+    assert replayed_messages(rows(row(Q0, 2, ahead), row(Q1, 4, ahead)), [ahead]) == {Q0: 7}
+    assert replayed_messages(rows(row(Q0, 2)), [ahead]) == {}

@@ -14,14 +14,14 @@ from pyspark_rocketmq.offsets.store import CLAIMED, OffsetRow, OffsetStore
 from pyspark_rocketmq.sinks.base import CountsRows, Sink
 from pyspark_rocketmq.sinks.multi import Route, as_single_sink, single_sinks
 from pyspark_rocketmq.sinks.standing import (
-    Lost,
+    SinkGap,
     ahead_of,
     check_has_all,
-    forgotten_by,
-    lost_by,
+    find_gaps,
     records_of,
+    replayed_messages,
     rows_there_text,
-    strangers,
+    unknown_sinks,
 )
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
         return
     standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
     check_has_all(consumer_group, rows, standings, store=store.spec)
-    forgotten = forgotten_by(rows, standings)
+    forgotten = replayed_messages(rows, standings)
     if forgotten:
         logger.warning(
             "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, whose "
@@ -82,7 +82,7 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
             sum(forgotten.values()),
             store,
         )
-    for name in strangers(rows, standings):
+    for name in unknown_sinks(rows, standings):
         logger.warning(
             "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from "
             "now on. If it shall have what came before, stop the query and reset the group's offsets "
@@ -122,11 +122,11 @@ def reset_to_sink(
     generations = {queue: row.generation for queue, row in rows.items()}
     targets: dict[MessageQueue, int] = {}
     for single in single_sinks(as_single_sink(sink)):
-        for lost in lost_by(rows, single.standings(consumer_group, generations)):
-            problem = None if beside_rows else rows_problem(single, consumer_group, lost)
+        for gap in find_gaps(rows, single.standings(consumer_group, generations)):
+            problem = None if beside_rows else rows_problem(single, consumer_group, gap)
             if problem is not None:
                 raise SinkConflict(problem)
-            for queue, target in lost.targets.items():
+            for queue, target in gap.targets.items():
                 targets[queue] = min(target, targets.get(queue, target))
     if not targets:
         return {}
@@ -141,16 +141,16 @@ def reset_to_sink(
     return targets
 
 
-def rows_problem(sink: Sink, consumer_group: str, lost: Lost) -> str | None:
+def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
     """Return why a group must not go back to where a sink is; None if it may.
 
     Raises:
         OffsetError: If the sink cannot be read.
     """
-    if not lost.may_be_forgotten or not isinstance(sink, CountsRows):
+    if not gap.may_be_forgotten or not isinstance(sink, CountsRows):
         return None
-    count = sink.count_rows(dict.fromkeys(lost.behind, 0))
-    return rows_there_text(consumer_group, lost.standing.path, count) if count else None
+    count = sink.count_rows(dict.fromkeys(gap.behind, 0))
+    return rows_there_text(consumer_group, gap.standing.path, count) if count else None
 
 
 def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None:

@@ -224,7 +224,7 @@ def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
     return [task for _, _, task in tasks]
 
 
-class Had(NamedTuple):
+class UncommittedDelivery(NamedTuple):
     """Messages that a queue's listener received from the queue's next offset on, and did not commit."""
 
     offsets: int
@@ -270,7 +270,7 @@ def plan_ranges(
     limits: ReadLimits,
     now_s: float,
     caps: Mapping[MessageQueue, int] | None = None,
-    had: Mapping[MessageQueue, Had] | None = None,
+    uncommitted: Mapping[MessageQueue, UncommittedDelivery] | None = None,
     skip_gaps: bool = False,
     message_bytes: Callable[[MessageQueue], float] | None = None,
 ) -> Plan:
@@ -287,11 +287,11 @@ def plan_ranges(
         limits: See :class:`ReadLimits`.
         now_s: Seconds since the epoch.
         caps: Exclusive upper ends (``availableNow``); queues missing here are left out.
-        had: Messages that the queues' listeners received without a commit.
+        uncommitted: Messages that the queues' listeners received without a commit.
         skip_gaps: Whether to plan a queue with a gap from the corrected offset (failOnDataLoss=false).
         message_bytes: Returns the approximate size of a queue's messages; needed for a limit in bytes.
     """
-    planner = _Planner(limits, now_s, had or {}, skip_gaps, message_bytes)
+    planner = _Planner(limits, now_s, uncommitted or {}, skip_gaps, message_bytes)
     for queue in sorted(bounds if caps is None else bounds.keys() & caps.keys()):
         planner.add(queue, bounds[queue], progress.get(queue), None if caps is None else caps[queue])
     if caps is not None:
@@ -305,7 +305,7 @@ class _Planner:
 
     limits: ReadLimits
     now_s: float
-    had: Mapping[MessageQueue, Had]
+    uncommitted: Mapping[MessageQueue, UncommittedDelivery]
     skip_gaps: bool
     message_bytes: Callable[[MessageQueue], float] | None
     candidates: list[tuple[MessageQueue, QueueState, int]] = field(default_factory=list)
@@ -344,8 +344,8 @@ class _Planner:
         for (queue, progress, readable), length in zip(self.candidates, self._lengths(), strict=True):
             begun = progress._replace(suspended_until_s=None, last_message=NO_MESSAGES)
             planned = QueueRange(queue, begun, progress.next_offset + length)
-            had = self.had.get(queue)
-            if had is None or length > had.offsets or not had.rests:
+            delivery = self.uncommitted.get(queue)
+            if delivery is None or length > delivery.offsets or not delivery.rests:
                 ranges.append(planned)
                 continue
             self.at_rest.add(queue)
@@ -370,13 +370,13 @@ class _Planner:
         limit = self.limits.max_offsets_per_trigger
         shares = wanted if limit is None else share_limit(wanted, limit)
         shares = self._within_bytes(shares)
-        if not self.had:
+        if not self.uncommitted:
             return shares
         most = inf if threshold is None else threshold
         return [
             share
-            if queue not in self.had
-            else int(min(max(share, 2 * self.had[queue].offsets), length, most))
+            if queue not in self.uncommitted
+            else int(min(max(share, 2 * self.uncommitted[queue].offsets), length, most))
             for (queue, _, length), share in zip(self.candidates, shares, strict=True)
         ]
 
@@ -424,9 +424,9 @@ class StallCounter:
     With autoCommit=false a listener may answer SUCCESS for a whole range and commit nothing. The next plan
     then begins at the same offset, and only a longer range brings the messages after which it commits.
 
-    Call ``had()`` with fresh progress before each plan and ``planned()`` with the ranges that are run after
-    it. A suspension keeps the memory of a queue, since the listener still needs the messages; any move of the
-    queue, or a new epoch, clears it. Times are monotonic seconds.
+    Call ``uncommitted()`` with fresh progress before each plan and ``planned()`` with the ranges that are run
+    after it. A suspension keeps the memory of a queue, since the listener still needs the messages; any move
+    of the queue, or a new epoch, clears it. Times are monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -435,7 +435,9 @@ class StallCounter:
         self._had: dict[MessageQueue, tuple[QueueRange, float]] = {}
         """The range received in full, and when it was planned."""
 
-    def had(self, progress: Mapping[MessageQueue, QueueState], now_s: float) -> Mapping[MessageQueue, Had]:
+    def uncommitted(
+        self, progress: Mapping[MessageQueue, QueueState], now_s: float
+    ) -> Mapping[MessageQueue, UncommittedDelivery]:
         """Return the uncommitted deliveries of each queue, from its next offset on."""
         # If a queue was claimed or reset meanwhile, the whole batch is dropped, whatever listeners answered.
         is_dropped = any(
@@ -452,7 +454,7 @@ class StallCounter:
             if _stands_at(planned, progress.get(queue))
         }
         return {
-            queue: Had(planned.count, rests=now_s - at_s < REST_S)
+            queue: UncommittedDelivery(planned.count, rests=now_s - at_s < REST_S)
             for queue, (planned, at_s) in self._had.items()
         }
 

@@ -297,7 +297,7 @@ def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None
     return stored if at_broker in shown else at_broker
 
 
-class PassedOffsets:
+class RecentOffsets:
     """Positions of queues in the last seconds, as far as this process has seen them.
 
     A broker that has crashed reports one of these offsets again. That is no reset: following it would repeat

@@ -23,9 +23,9 @@ from pyspark_rocketmq.offsets.store import (
     FIRST_GENERATIONS,
     NO_ROWS,
     CommitResult,
+    LastSkipped,
     NewGeneration,
     OffsetRow,
-    Passed,
     QueueCommit,
     SinkRecord,
 )
@@ -142,7 +142,7 @@ class BrokerOffsetStore:
     def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
         """Do nothing: the brokers are the store."""
 
-    def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
+    def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, LastSkipped]) -> None:
         """Do nothing: brokers remember no messages."""
 
     def note_sinks(

@@ -31,9 +31,9 @@ from pyspark_rocketmq.offsets.store import (
     RESET,
     SKIPPED,
     CommitResult,
+    LastSkipped,
     NewGeneration,
     OffsetRow,
-    Passed,
     QueueCommit,
     SinkRecord,
 )
@@ -166,7 +166,7 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
     return Change({**before, **known}, None)
 
 
-def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
+def apply_last_skipped(before: Rows, passed: Mapping[MessageQueue, LastSkipped]) -> Change[None]:
     """Remember the messages before positions, for rows of the same epoch that no batch has moved since.
 
     A lost message, and one below the newest that a row remembers, do not depend on that.
@@ -407,9 +407,9 @@ class RowOffsetStore(ABC):
             consumer_group, lambda rows: apply_arrivals(rows, arrived), "offsets shown to the brokers"
         )
 
-    def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
+    def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, LastSkipped]) -> None:
         """Remember the last message before a queue's beginning; see ``OffsetStore.note_passed``."""
-        self._change(consumer_group, lambda rows: apply_passed(rows, passed), "messages passed over")
+        self._change(consumer_group, lambda rows: apply_last_skipped(rows, passed), "messages passed over")
 
     def note_sinks(
         self, consumer_group: str, records: Mapping[MessageQueue, SinkRecord]

@@ -235,7 +235,7 @@ class SinkRecord(NamedTuple):
     """Newest message below the watermark; empty if the sink does not store it."""
 
 
-class Passed(NamedTuple):
+class LastSkipped(NamedTuple):
     """The last message before a position to which somebody has moved a queue."""
 
     epoch: int
@@ -320,7 +320,7 @@ class OffsetStore(Protocol):
         """
         ...
 
-    def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
+    def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, LastSkipped]) -> None:
         """Remember the last message before positions to which somebody has moved queues; move no queue.
 
         A queue is left out if its stored epoch is different, or if a batch has moved it since.

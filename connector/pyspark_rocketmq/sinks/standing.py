@@ -57,7 +57,7 @@ def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> S
     return standing._replace(newest=below)
 
 
-class Lost(NamedTuple):
+class SinkGap(NamedTuple):
     """The rows that one sink lacks."""
 
     standing: SinkStanding
@@ -112,12 +112,12 @@ def check_has_all(
         SinkSetBack: If so; it names the missing rows and the ways forward.  ``store`` is the offset store's
             ``spec``.
     """
-    lost = lost_by(rows, standings)
-    if lost:
-        raise SinkSetBack(loss_text(consumer_group, lost, store=store))
+    gaps = find_gaps(rows, standings)
+    if gaps:
+        raise SinkSetBack(gap_message(consumer_group, gaps, store=store))
 
 
-def lost_by(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[Lost]:
+def find_gaps(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[SinkGap]:
     """Find the sinks that lack rows of messages below the group's offsets."""
     found = []
     for standing in standings:
@@ -132,11 +132,11 @@ def lost_by(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStan
             if is_another or is_behind:
                 behind[queue], remembered = row, known
         if behind:
-            found.append(Lost(standing, remembered, behind))
+            found.append(SinkGap(standing, remembered, behind))
     return found
 
 
-def forgotten_by(
+def replayed_messages(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, int]:
     """Return how many messages each offset row is behind the sinks that it names, by queue.
@@ -195,7 +195,7 @@ def _farthest(queue: MessageQueue, generation: int, standings: Sequence[SinkStan
     return max(found, key=lambda record: (record.next_offset, bool(record.last_message)), default=None)
 
 
-def strangers(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[str]:
+def unknown_sinks(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[str]:
     """Return the names of sinks that no offset row names although some rows name other sinks.
 
     The tables of these sinks lack the rows of earlier batches.
@@ -208,15 +208,15 @@ def strangers(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkSt
     ]
 
 
-def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
+def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> str:
     """Describe the missing rows and the ways forward."""
     group = f"--option offsetStore={store} --option consumerGroup={consumer_group}"
     at_brokers = f"{group} --option nameServers=HOST:PORT"
-    back = _way_back(lost, at_brokers)
+    back = _way_back(gaps, at_brokers)
     return (
-        " ".join(_what_is_missing(consumer_group, each) for each in lost)
+        " ".join(_what_is_missing(consumer_group, gap) for gap in gaps)
         + " Nothing was consumed since."
-        + "".join(_if_rows_are_there(consumer_group, each) for each in lost if each.may_be_forgotten)
+        + "".join(_if_rows_are_there(consumer_group, gap) for gap in gaps if gap.may_be_forgotten)
         + " If the sink can be put back as it was, do that and start the query "
         "again. Otherwise stop every query of the group and choose one of three: have the messages consumed "
         f"again that the sink lacks, as far as brokers still have them: {back}; start over with an empty "
@@ -226,12 +226,12 @@ def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
     )
 
 
-def _if_rows_are_there(consumer_group: str, lost: Lost) -> str:
+def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
     return (
-        f" First look whether the rows are in {lost.standing.path} all the same: with the table property "
+        f" First look whether the rows are in {gap.standing.path} all the same: with the table property "
         "delta.setTransactionRetentionDuration writers forget watermarks. Then stop every query of the "
         "group, say how far the rows go with "
-        f"DeltaSink({lost.standing.path!r}).rewind({consumer_group!r}, {{queue: highest queueOffset + 1}}) "
+        f"DeltaSink({gap.standing.path!r}).rewind({consumer_group!r}, {{queue: highest queueOffset + 1}}) "
         "for every queue, and start the query again; what follows would double them."
     )
 
@@ -248,32 +248,32 @@ def rows_there_text(consumer_group: str, path: str, count: int) -> str:
     )
 
 
-def _way_back(lost: Sequence[Lost], options: str) -> str:
+def _way_back(gaps: Sequence[SinkGap], options: str) -> str:
     """Return the command that moves the offsets back to where all sinks are."""
     # A reset to only one of several sinks would forget what the others lack.
-    if any(each.is_one_of_several for each in lost):
+    if any(gap.is_one_of_several for gap in gaps):
         return "`rmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python"
-    standing = lost[0].standing
+    standing = gaps[0].standing
     if standing.path and standing.identity is not None:
         return f"`pyspark-rocketmq offsets reset --to sink --sink {standing.path} {options}`"
     return "`rmq.reset_to_sink(store, sink, consumer_group)` in Python"
 
 
-def _what_is_missing(consumer_group: str, lost: Lost) -> str:
-    standing = lost.standing
-    queues = sorted(lost.behind)
+def _what_is_missing(consumer_group: str, gap: SinkGap) -> str:
+    standing = gap.standing
+    queues = sorted(gap.behind)
     listed = "; ".join(
         f"{queue}: the sink is at {standing.watermarks.get(queue, 0)}, the group at "
-        f"{lost.behind[queue].next_offset}"
+        f"{gap.behind[queue].next_offset}"
         for queue in queues[:_SHOWN_QUEUES]
     )
     more = f"; and {len(queues) - _SHOWN_QUEUES} more queues" if len(queues) > _SHOWN_QUEUES else ""
     if standing.identity is None:
         why = "it is not there any more"
-    elif lost.is_another:
+    elif gap.is_another:
         why = (
             f"it is another table (id {standing.identity}) than the one that was written to (id "
-            f"{lost.remembered}): deleted and made again, or replaced"
+            f"{gap.remembered}): deleted and made again, or replaced"
         )
     else:
         why = (

@@ -383,7 +383,7 @@ class MicroBatchPlanner:
             limits=self._limits,
             now_s=self._clock.now_s(),
             caps=self._drain.ends if self._drain.has_begun else None,
-            had=self._progress.had_in_vain(progress),
+            uncommitted=self._progress.uncommitted_deliveries(progress),
             skip_gaps=not self._options.fail_on_data_loss,
             message_bytes=None if self._sizes is None else self._sizes.of,
         )

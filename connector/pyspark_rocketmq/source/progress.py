@@ -13,10 +13,10 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses, witnesses
 from pyspark_rocketmq.consume.planning import (
     LONGEST_LEFT_OUT_S,
-    Had,
     Plan,
     StallCounter,
     StuckQueueDetector,
+    UncommittedDelivery,
 )
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RocketMQError
@@ -72,7 +72,9 @@ class ProgressSource(Protocol):
         """Return the progress of every queue that may be planned now; ``snapshot.bounds_of`` gives bounds."""
         ...
 
-    def had_in_vain(self, progress: Mapping[MessageQueue, QueueState]) -> Mapping[MessageQueue, Had]:
+    def uncommitted_deliveries(
+        self, progress: Mapping[MessageQueue, QueueState]
+    ) -> Mapping[MessageQueue, UncommittedDelivery]:
         """Return the ranges delivered to queues' listeners that have not committed them."""
         ...
 
@@ -149,10 +151,10 @@ class CheckpointProgress:
             queue: QueueState(ends.get(queue, bounds.min_offset)) for queue, bounds in snapshot.bounds.items()
         }
 
-    def had_in_vain(
+    def uncommitted_deliveries(
         self,
         progress: Mapping[MessageQueue, QueueState],  # noqa: ARG002
-    ) -> Mapping[MessageQueue, Had]:
+    ) -> Mapping[MessageQueue, UncommittedDelivery]:
         """Return nothing: every plan moves on."""
         return {}
 
@@ -423,9 +425,11 @@ class GroupProgress:
             if row.epoch > before.epoch + own:
                 raise second_owner(self._group, row.owner)
 
-    def had_in_vain(self, progress: Mapping[MessageQueue, QueueState]) -> Mapping[MessageQueue, Had]:
+    def uncommitted_deliveries(
+        self, progress: Mapping[MessageQueue, QueueState]
+    ) -> Mapping[MessageQueue, UncommittedDelivery]:
         """Return the ranges delivered in full to listeners without autoCommit that have committed nothing."""
-        return self._stalls.had(progress, self._clock.monotonic_s())
+        return self._stalls.uncommitted(progress, self._clock.monotonic_s())
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
         """Return the new ranges; queues with gaps are reset in the store, for a plan under new epochs."""

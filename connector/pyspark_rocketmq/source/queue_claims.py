@@ -11,7 +11,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.beginnings import begin_new_queues
 from pyspark_rocketmq.consume.not_now import sorted_out, waits
-from pyspark_rocketmq.consume.positions import PassedOffsets
+from pyspark_rocketmq.consume.positions import RecentOffsets
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerError, OffsetError, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets
@@ -60,7 +60,7 @@ class QueueClaims:
         self._broker_offsets = broker_offsets
         self._written: dict[MessageQueue, int] = {}
         """The epoch of the last reset written to the queue's broker, by queue."""
-        self._passed = PassedOffsets()
+        self._passed = RecentOffsets()
         self._begun_in_part: set[MessageQueue] = set()
         """Queues whose start by the options may not have reached their brokers."""
 

@@ -30,8 +30,8 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
-from pyspark_rocketmq.offsets.rules import apply_passed
-from pyspark_rocketmq.offsets.store import NewGeneration, OffsetRow, OffsetStore, Passed
+from pyspark_rocketmq.offsets.rules import apply_last_skipped
+from pyspark_rocketmq.offsets.store import LastSkipped, NewGeneration, OffsetRow, OffsetStore
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
@@ -160,7 +160,7 @@ class QueueGenerations:
         begun = self._store.begin_generations(self._group, beginnings) if beginnings else {}
         if passed:
             self._store.note_passed(self._group, passed)
-        noted = apply_passed({queue: rows[queue] for queue in passed}, passed).rows
+        noted = apply_last_skipped({queue: rows[queue] for queue in passed}, passed).rows
         for queue, row in begun.items():
             logger.warning(
                 "offsets begin again, other messages are under them: the sink gets every one from here on "
@@ -212,7 +212,7 @@ class QueueGenerations:
         standings: Mapping[MessageQueue, Standing],
         found: Mapping[MessageQueue, Found],
         snapshot: Snapshot,
-    ) -> tuple[dict[MessageQueue, Passed], dict[MessageQueue, RocketMQError]]:
+    ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
         """Return the messages before the positions to which queues were moved, and why others are unknown.
 
         Where a generation is about to end, also the last message before its end: ranges below it are compared
@@ -249,7 +249,7 @@ class QueueGenerations:
                 if each.message is not None:
                     known = passed.get(queue, NO_MESSAGES)
                     passed[queue] = known.with_newest_of(RememberedMessages.of(each.message))
-        return {queue: Passed(rows[queue].epoch, known) for queue, known in passed.items()}, waiting
+        return {queue: LastSkipped(rows[queue].epoch, known) for queue, known in passed.items()}, waiting
 
     def end_of(self, queue: MessageQueue) -> int | None:
         """Return the offset at which a queue's current generation ends; None if no end is known."""
@@ -305,7 +305,7 @@ class QueueGenerations:
         place = standing.place_to_look_at()
         if not following.is_certain:
             # The queue may have grown past this place by the time an operator resets the group.
-            lost = {queue: Passed(row.epoch, RememberedMessages.of(LastMessage.lost(place)))}
+            lost = {queue: LastSkipped(row.epoch, RememberedMessages.of(LastMessage.lost(place)))}
             self._store.note_passed(self._group, lost)
             raise LostBehindSink(str(queue), place, found.available)
         if self._fails and standing.next_offset > found.bounds.max_offset:

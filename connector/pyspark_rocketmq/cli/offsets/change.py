@@ -57,7 +57,7 @@ from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.sinks.delta.log import opened_log
 from pyspark_rocketmq.sinks.delta.rules import rows_condition
 from pyspark_rocketmq.sinks.delta.watermarks import read_queues
-from pyspark_rocketmq.sinks.standing import lost_by
+from pyspark_rocketmq.sinks.standing import find_gaps
 
 if TYPE_CHECKING:
     from pyspark_rocketmq.sinks.delta.sink import DeltaSink
@@ -103,7 +103,7 @@ class SinkWatermarks:
         self._table()
         queues = {queue: row.generation for queue, row in rows.items()}
         with self._answering():
-            found = lost_by(rows, self._sink().standings(consumer_group, queues))
+            found = find_gaps(rows, self._sink().standings(consumer_group, queues))
         if not found:
             raise JobFailed(
                 f"There is nothing to change: {self._path} lacks nothing of what group {consumer_group} "
