@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from pyspark_rocketmq.errors import DamagedOffsets
@@ -100,9 +101,13 @@ def read_json(text: str, column: str, read: Callable[[Any], FactsT]) -> FactsT:
         raise DamagedOffsets(column, text) from None
 
 
-def compact_json(value: object) -> str:
-    """Return JSON without spaces."""
-    return json.dumps(value, separators=(",", ":"))
+compact_json: Final = json.JSONEncoder(separators=(",", ":")).encode
+"""Returns a value as JSON without spaces; ``json.dumps`` would make an encoder with each call."""
+
+
+def integers_text(numbers: Iterable[int]) -> str:
+    """Return integers as a JSON list without spaces, in a fraction of the encoder's time."""
+    return f"[{','.join(map(str, numbers))}]"
 
 
 class LastMessage(NamedTuple):
@@ -210,7 +215,7 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
 
     @staticmethod
     def _encode(facts: tuple[LastMessage, ...]) -> str:
-        return compact_json([number for message in facts for number in message]) if facts else ""
+        return integers_text(chain.from_iterable(facts)) if facts else ""
 
     @staticmethod
     def _decode(text: str) -> tuple[LastMessage, ...]:
@@ -219,7 +224,7 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
         numbers = read_json(text, "last_message", lambda found: list(map(int, found)))
         if not numbers or len(numbers) % 3:
             raise DamagedOffsets("last_message", text)
-        return tuple(LastMessage(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
+        return tuple([LastMessage(*numbers[at : at + 3]) for at in range(0, len(numbers), 3)])
 
 
 NO_MESSAGES: Final = RememberedMessages()

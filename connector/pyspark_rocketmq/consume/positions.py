@@ -23,7 +23,7 @@ from typing import Final
 from pyspark_rocketmq.errors import DataLoss, LogTailLost, MessagesExpired
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
-from pyspark_rocketmq.stored_values import StoredValue, compact_json, read_json
+from pyspark_rocketmq.stored_values import StoredValue, integers_text, read_json
 
 StoredBy = Mapping[str, int]
 """Latest store time (milliseconds) of the messages that a plan has passed, by broker name, each by its own
@@ -82,7 +82,7 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
 
     @staticmethod
     def _encode(facts: tuple[int, ...]) -> str:
-        return compact_json(facts)
+        return integers_text(facts)
 
     @staticmethod
     def _decode(text: str) -> tuple[int, ...]:
