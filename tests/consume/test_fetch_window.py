@@ -23,6 +23,7 @@ from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.errors import ConnectFailed, MessagesExpired, NoPermission, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
 from tests.helpers.partitions import DEFAULT_SETTINGS, changed
 

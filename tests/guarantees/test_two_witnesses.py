@@ -123,7 +123,7 @@ def test_a_sink_that_keeps_no_messages_is_not_believed_beyond_the_brokers_end(
     history.start()
 
     if killed == "before offsets" and change is _lost_end:
-        # The end of the log has grown past the sink's: nothing tells what came since.
+        # The end of the log has grown past the sink's: nothing shows what came since.
         assert history.store.read(GROUP)[A0].state.last_message.to_text().startswith("[7,0,-1,")
         return
     history.check()
