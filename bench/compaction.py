@@ -31,7 +31,7 @@ _LINKS: Final = 50_000
 _BATCH_ROWS: Final = 100_000
 _WARM_UP: Final = 5
 _METHOD: Final = """\
-Micro-batches of {rows:,} rows of 8 queues by `BatchCommitter` on `local[{cores}]`, one after the other, into a table of {files:,} files of {each} rows each: {seconds:g} s without anything beside, then
+Micro-batches of {rows:,} rows of 8 queues by `BatchRunner` on `local[{cores}]`, one after the other, into a table of {files:,} files of {each} rows each: {seconds:g} s without anything beside, then
 until a thread of the driver has compacted the files as the sink does in the background, then {seconds:g} s without it again; the faster of both counts. {rounds} rounds, each with a new
 table. *Memory*: by how much the driver's Python process was larger at most than before, batches included."""
 

@@ -25,7 +25,7 @@ from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
 from bench.session import CORES, bench_session
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
-from pyspark_rocketmq.consumer.commit import BatchCommitter
+from pyspark_rocketmq.consumer.batch import BatchRunner
 from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, Consumed
 from pyspark_rocketmq.listeners.row_buffer import Emitted
 from pyspark_rocketmq.listeners.row_validation import RowColumns
@@ -46,7 +46,7 @@ Each contestant is given the same function, which makes the rows of a micro-batc
 amount and a text of 64 characters), as an engine does; timed from there until they are committed. Contestants take turns, each with a table of its own: {small_rounds} rounds of the small
 batch after {warm_up} for warming up, then {large_rounds} of the large one after one.
 
-* *ours*: `BatchCommitter` as in a query: watermarks looked up, files written by the tasks, one commit of files and watermarks, one of the
+* *ours*: `BatchRunner` as in a query: watermarks looked up, files written by the tasks, one commit of files and watermarks, one of the
   offsets of {queues} queues. Exactly once.
 * *delta-rs*: `write_deltalake(path, batch.toArrow(), mode="append")`, which knows nothing of a batch that runs again.
 * *format("delta")*: `batch.write.format("delta").mode("append").save(path)`, with the Delta settings of `conf/spark-defaults.conf`.
@@ -198,7 +198,7 @@ class Ours:
     def commit(self, batch: Batch) -> None:
         """Make the rows, commit them and the offsets."""
         self._watch.seconds.clear()
-        committer = BatchCommitter(
+        committer = BatchRunner(
             consumer_group=GROUP,
             store=Timed(self._store, self._watch, commit="offsets"),
             sink=_TimedSink(self._sink, self._watch),

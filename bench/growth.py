@@ -33,7 +33,7 @@ _WARM_UP: Final = 2
 _ENOUGH_S: Final = 20
 _LEAST: Final = 3
 _METHOD: Final = """\
-Micro-batches of {rows} rows a queue by `BatchCommitter`: the job that writes the rows' files, the commit of data and that of offsets. The sink's table has been there before with
+Micro-batches of {rows} rows a queue by `BatchRunner`: the job that writes the rows' files, the commit of data and that of offsets. The sink's table has been there before with
 so many commits of a file each, or so many files in commits of {each:,}, and 8 queues; or it is new, and the batch has so many queues. {rounds} batches of each size
 after {warm_up} for warming up, fewer where they take longer than {enough:g} s. *Before* is an earlier commit in a work tree of its own. One tree after the other, size by size."""
 

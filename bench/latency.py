@@ -27,7 +27,7 @@ from bench.session import CORES
 from bench.streams import Backlog
 from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.part import merged
-from pyspark_rocketmq.consumer.engine.task import BatchTask
+from pyspark_rocketmq.consumer.batch import run_job
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue
@@ -274,7 +274,7 @@ class _RateSink:
         """Write one micro-batch."""
         sink_batch: SinkBatch = self._sink.begin(_RATE_GROUP, {_RATE_QUEUE: 0})
         writer = sink_batch.task_writer()
-        whole = merged([*BatchTask(writer).run(batch).parts.values()])
+        whole = merged([*run_job(batch, writer).parts.values()])
         self._end += whole.emitted
         sink_batch.commit(tuple(map(writer.written, whole.written)), {_RATE_QUEUE: self._end})
         self.committed.append((time.time(), self._end))

@@ -29,7 +29,7 @@ _BATCH_ROWS = 100
 _WARM_UP = 3
 _OPENED = 5
 _METHOD = """\
-Micro-batches of {rows} rows of 8 queues by `BatchCommitter`, as in the benchmark of the Delta sink, {rounds} of each kind in turns after {warm_up} for warming up: into a *new* table, one
+Micro-batches of {rows} rows of 8 queues by `BatchRunner`, as in the benchmark of the Delta sink, {rounds} of each kind in turns after {warm_up} for warming up: into a *new* table, one
 of {commits:,} commits with a file each, and one of {files:,} files in {few} commits. Their commits are as the sink makes them, with a checkpoint of
 the newest; the files are not there. *Data* is the commit of files and watermarks, the rest of a batch is mostly Spark's job. Opening is `DeltaSink.prepare` in a process that
 has opened a small table before, {opened} times: its time, and by how much the process's memory was larger at most."""

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_rocketmq as rmq
 from pyspark_rocketmq.consume.part import Part, merged
-from pyspark_rocketmq.consumer.engine.task import BatchTask
+from pyspark_rocketmq.consumer.batch import run_job
 from pyspark_rocketmq.model import OrderlyEngineKind
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
@@ -53,7 +53,7 @@ class Composed:
         query = (
             rmq.consume_orderly(change(messages), note, "step string", engine=OrderlyEngineKind.DIRECT)
             .writeStream.foreachBatch(
-                lambda batch, _: evaluated.append(merged([*BatchTask(None).run(batch).parts.values()]))
+                lambda batch, _: evaluated.append(merged([*run_job(batch, None).parts.values()]))
             )
             .option("checkpointLocation", str(self._folder / "checkpoint"))
             .trigger(once=True)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import pyspark_rocketmq as rmq
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.consume.part import Part, merged
-from pyspark_rocketmq.consumer.engine.task import BatchTask
+from pyspark_rocketmq.consumer.batch import run_job
 from pyspark_rocketmq.model import Message, OrderlyEngineKind
 from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
@@ -64,7 +64,7 @@ def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_s
     query = (
         rmq.consume_orderly(messages, listener, "step string", engine=OrderlyEngineKind.DIRECT)
         .writeStream.foreachBatch(
-            lambda batch, _: evaluated.append(merged([*BatchTask(None).run(batch).parts.values()]))
+            lambda batch, _: evaluated.append(merged([*run_job(batch, None).parts.values()]))
         )
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)

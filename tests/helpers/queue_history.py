@@ -22,9 +22,8 @@ from pyspark_rocketmq.commit.recovery import check_sink, note_sink_ahead, seed_o
 from pyspark_rocketmq.consume.generations import shows_another_log
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consume.planning import ReadLimits, plan_ranges
-from pyspark_rocketmq.consumer import commit as commit_module
-from pyspark_rocketmq.consumer.commit import BatchCommitter
-from pyspark_rocketmq.consumer.engine.task import Job
+from pyspark_rocketmq.consumer import batch as batch_module
+from pyspark_rocketmq.consumer.batch import BatchRunner, Job
 from pyspark_rocketmq.errors import SinkMoved
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
@@ -290,7 +289,7 @@ class History:
             message_lookup=self.log,
             fail_on_data_loss=False,
         )
-        self.committer = BatchCommitter(
+        self.committer = BatchRunner(
             consumer_group=GROUP,
             store=self.store,
             sink=self.sink,  # type: ignore[arg-type]
@@ -359,7 +358,7 @@ class History:
         )
         rows = tuple({"row": (offset, stored.number)} for offset, stored in messages if stored is not None)
         part = Part(id="part", acks=(ack,), written=rows, emitted=len(rows))
-        self._patch.setattr(commit_module, "BatchTask", lambda *_: _Played(part))
+        self._patch.setattr(batch_module, "run_job", lambda *_: Job({"part": part}, None))
         if kill == "before data":
             raise Killed
         self.store.kill_at = kill
@@ -510,16 +509,6 @@ class History:
         missing = sorted(there - set(self.sink.rows) - self.excused)
         assert not missing, f"missing {missing}"
         assert not twice, f"twice {twice}"
-
-
-@dataclass
-class _Played:
-    """The job of a batch."""
-
-    part: Part
-
-    def run(self, batch: object) -> Job:
-        return Job({"part": self.part}, None)
 
 
 _STEPS = (

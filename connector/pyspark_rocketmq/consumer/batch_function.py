@@ -1,4 +1,4 @@
-"""Makes a consumer's ``foreachBatch`` function in the process where Spark calls it.
+"""Makes a consumer's ``foreachBatch`` function (``batch.BatchRunner``) in the process where Spark calls it.
 
 A classic session calls it in the process that has started the query. Spark Connect pickles it into a process
 of the server, one for each run of the query, where committer and hub are made before the first batch.
@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.commit.pipeline import BatchListener
-from pyspark_rocketmq.consumer.commit import BatchCommitter
+from pyspark_rocketmq.consumer.batch import BatchRunner
 from pyspark_rocketmq.consumer.engine.pickling import why_not_picklable
 from pyspark_rocketmq.consumer.engine.task import Engine
 from pyspark_rocketmq.consumer.failure_summary import FailureSummary, RefusedLetters
@@ -73,7 +73,7 @@ class CommitterParts:
 
     def committer(
         self, store: OffsetStore, query_id: Callable[[], str], hub: DriverControl | None
-    ) -> BatchCommitter:
+    ) -> BatchRunner:
         """Return the function to call for each batch."""
         options, name = self.options, offset_key(self.options)
         is_shown = self.is_mirrored and not isinstance(store, BrokerOffsetStore)
@@ -82,7 +82,7 @@ class CommitterParts:
             options.consumer_group, SystemClock(), tries_for_ever=self.tries_for_ever, drains=self.drains
         )
         refused = [] if hub is None else [RefusedLetters(hub.held_up)]
-        return BatchCommitter(
+        return BatchRunner(
             consumer_group=name,
             store=store,
             sink=self.sink,
@@ -145,15 +145,15 @@ class ServerFunction:
         self._parts = parts
         self._columns = columns
         self._query_name = query_name
-        self._committer: BatchCommitter | None = None
+        self._committer: BatchRunner | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Commit a batch; see ``BatchCommitter``."""
+        """Commit a batch; see ``BatchRunner``."""
         if self._committer is None:
             self._committer = self._made(batch.sparkSession)
         self._committer(batch, batch_id)
 
-    def _made(self, spark: SparkSession) -> BatchCommitter:
+    def _made(self, spark: SparkSession) -> BatchRunner:
         ids = {query.name: str(query.id) for query in spark.streams.active}
         if self._query_name not in ids:
             raise RocketMQError(

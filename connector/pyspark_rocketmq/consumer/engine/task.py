@@ -15,12 +15,11 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
@@ -34,7 +33,8 @@ from pyspark_rocketmq.source.reader import freeze_modules, read_ranges, tickets_
 from pyspark_rocketmq.source.schema import ReadPiece
 
 _RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
-_RESULT_COLUMNS = "parts string, could_ask boolean"
+RESULT_COLUMNS: Final = "parts string, could_ask boolean"
+"""Columns of the row that each task returns."""
 
 
 class GrowingPart:
@@ -220,17 +220,8 @@ class Engine(Protocol):
         ...
 
 
-class Job(NamedTuple):
-    """Result of one evaluation of a micro-batch."""
-
-    parts: Mapping[str, Part]
-    """Parts by their ids; each can be committed or dropped without the others."""
-    could_ask: bool | None
-    """Whether all tasks could reach the driver; None if none had to."""
-
-
 class BatchTask:
-    """The function given to ``mapInArrow``.
+    """The function given to ``mapInArrow``; :mod:`~pyspark_rocketmq.consumer.batch` starts its job.
 
     Without a writer only the listener's side effects are wanted. With an engine the batch holds planned
     ranges (:mod:`~pyspark_rocketmq.source.ranges`), which are also read and consumed here: a message stays in
@@ -239,28 +230,17 @@ class BatchTask:
     """
 
     def __init__(
-        self, writer: RowWriter | None, engine: Engine | None = None, terms: ControlEndpoint | None = None
+        self,
+        writer: RowWriter | None,
+        engine: Engine | None = None,
+        terms: ControlEndpoint | None = None,
+        names: Sequence[str] = (),
     ) -> None:
+        """Prepare; ``names`` are those of columns that have crossed Spark and arrive with other names."""
         self._writer = writer
         self._engine = engine
         self._terms = terms
-        self._names: list[str] = []
-        """Real names of the columns of rows that have crossed Spark, which arrive with other names."""
-
-    def run(self, batch: DataFrame) -> Job:
-        """Evaluate ``batch`` in one job."""
-        parts: dict[str, Part] = {}
-        asked: list[bool] = []
-        if self._engine is None:
-            # mapInArrow looks columns up by name, and reads a dot as access to a field.
-            self._names = batch.columns
-            batch = batch.toDF(*(f"column{at}" for at in range(len(self._names))))
-        for row in batch.mapInArrow(self, _RESULT_COLUMNS).collect():
-            for part in map(Part.from_facts, json.loads(row["parts"])):
-                parts[part.id] = part
-            if row["could_ask"] is not None:
-                asked.append(row["could_ask"])
-        return Job(parts, all(asked) if asked else None)
+        self._names = list(names)
 
     @without_frames
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

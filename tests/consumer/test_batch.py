@@ -15,9 +15,8 @@ import pytest
 from pyspark_rocketmq.commit.pipeline import BatchListener, BatchReport, Mirror
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics, status_of
 from pyspark_rocketmq.consume.part import Part, QueueAck
-from pyspark_rocketmq.consumer import commit as module
-from pyspark_rocketmq.consumer.commit import BatchCommitter
-from pyspark_rocketmq.consumer.engine.task import Job
+from pyspark_rocketmq.consumer import batch as module
+from pyspark_rocketmq.consumer.batch import BatchRunner, Job
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,
@@ -94,9 +93,9 @@ class Batch:
         self.watermark = 0
         self.newest = ""
         self._part = Part(id="part", acks=acks, written=(FILE.to_dict(),), emitted=9, left_out=2)
-        monkeypatch.setattr(module, "BatchTask", lambda writer, engine, terms=None: self)
+        monkeypatch.setattr(module, "run_job", lambda batch, writer, engine, terms=None: self.run())
 
-    def run(self, batch: object) -> Job:
+    def run(self) -> Job:
         self.done.append("evaluate")
         return Job({"part": self._part}, None)
 
@@ -138,7 +137,7 @@ class Batch:
         return 6
 
     def commit_it(self, *others: BatchListener, with_sink: bool = True, mirror: Mirror | None = None) -> None:
-        self.committer = BatchCommitter(
+        self.committer = BatchRunner(
             consumer_group=GROUP,
             store=self.store,
             sink=PlayedSink(self) if with_sink else None,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Runs a micro-batch on the driver: evaluates it once, and has its parts committed.
+"""Runs each micro-batch on the driver: evaluates it once, and has its parts committed.
 
 One Spark job runs source, engine and file writing and returns file names and acks; nothing is evaluated
 twice, because that would call the listener again. Parts that tasks hand over while the job runs, because
@@ -9,23 +9,57 @@ the commit of the batch's end (:mod:`~pyspark_rocketmq.hub.driver_end`). How a p
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.commit.pipeline import BatchListener, Mirror, OpenBatch, PartCommitter
 from pyspark_rocketmq.consume.part import Part
-from pyspark_rocketmq.consumer.engine.task import BatchTask, Engine, Job
+from pyspark_rocketmq.consumer.engine.task import RESULT_COLUMNS, BatchTask, Engine
 from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
+from pyspark_rocketmq.hub.task_end import ControlEndpoint
 from pyspark_rocketmq.offsets.store import OffsetStore
-from pyspark_rocketmq.sinks.base import Sink
+from pyspark_rocketmq.sinks.base import RowWriter, Sink
 
 logger = logging.getLogger(__name__)
 
 
-class BatchCommitter:
+class Job(NamedTuple):
+    """Result of one evaluation of a micro-batch."""
+
+    parts: Mapping[str, Part]
+    """Parts by their ids; each can be committed or dropped without the others."""
+    could_ask: bool | None
+    """Whether all tasks could reach the driver; None if none had to."""
+
+
+def run_job(
+    batch: DataFrame,
+    writer: RowWriter | None,
+    engine: Engine | None = None,
+    terms: ControlEndpoint | None = None,
+) -> Job:
+    """Evaluate ``batch`` in one Spark job; see ``BatchTask`` for the other arguments."""
+    names: Sequence[str] = ()
+    if engine is None:
+        # mapInArrow looks columns up by name, and reads a dot as access to a field.
+        names = batch.columns
+        batch = batch.toDF(*(f"column{at}" for at in range(len(names))))
+    parts: dict[str, Part] = {}
+    asked: list[bool] = []
+    for row in batch.mapInArrow(BatchTask(writer, engine, terms, names), RESULT_COLUMNS).collect():
+        for part in map(Part.from_facts, json.loads(row["parts"])):
+            parts[part.id] = part
+        if row["could_ask"] is not None:
+            asked.append(row["could_ask"])
+    return Job(parts, all(asked) if asked else None)
+
+
+class BatchRunner:
     """The ``foreachBatch`` function of a consumer."""
 
     def __init__(
@@ -90,9 +124,9 @@ class BatchCommitter:
         if self._hub is not None:
             terms = self._hub.begin(open_batch.batch_id, lambda part: self._commit_ahead(part, open_batch))
         if self._hub is None or terms is None:
-            return BatchTask(open_batch.writer, self._engine).run(batch), BatchEnd()
+            return run_job(batch, open_batch.writer, self._engine), BatchEnd()
         try:
-            job = BatchTask(open_batch.writer, self._engine, terms).run(batch)
+            job = run_job(batch, open_batch.writer, self._engine, terms)
         except BaseException:
             self._hub.end(could_ask=None, is_whole=False)
             raise
