@@ -101,7 +101,7 @@ class DriverControl:
             bind_host,
             must_ask=must_ask,
             slots=slots(),
-            commit=self._take,
+            commit=self._queue_commit,
             look=self._is_look_wanted.set,
             storage_options=storage_options,
             drained=self._drained,
@@ -194,7 +194,7 @@ class DriverControl:
 
     # --- threads --------------------------------------------------------------------------------------------
 
-    def _take(self, part: Part) -> None:
+    def _queue_commit(self, part: Part) -> None:
         """Have a part committed; called by the hub's thread."""
         self._work.put(lambda: self._commit_part(part))
 

@@ -1,4 +1,7 @@
-"""A query's hub: the driver's end of the connections of its planner and its tasks."""
+"""The server socket of a query's hub: feeds :class:`HubState` and carries out its actions.
+
+:class:`~pyspark_rocketmq.hub.driver_end.DriverControl` uses it for the driver.
+"""
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ class HubState:
         task = self._task(peer, task_id)
         if task is None:
             return []
-        return [Send(peer, PartTaken(task_id, part.id)), *self._take(part)]
+        return [Send(peer, PartTaken(task_id, part.id)), *self._accept(part)]
 
     def released(self, peer: Hashable, task_id: str, queues: Queues) -> list[Action]:
         """Note that a task has delivered nothing that counts from these queues, and will not."""
@@ -429,14 +429,14 @@ class HubState:
                     actions += self._free({queue})
             elif task.is_done:
                 if task.done is not None and queue in task.done.queues and queue not in self._moved:
-                    actions += self._take(task.done)
+                    actions += self._accept(task.done)
             elif not task.is_lost and queue not in task.asked:
                 task.asked.add(queue)
                 is_dropped = queue in self._moved
                 actions.append(Send(task.peer, GiveUpQueues(task.start.task, frozenset({queue}), is_dropped)))
         return actions
 
-    def _take(self, part: Part) -> list[Action]:
+    def _accept(self, part: Part) -> list[Action]:
         if part.id in self._parts:
             return []
         self._parts.add(part.id)
