@@ -165,11 +165,11 @@ def test_every_answer_with_and_without_accumulated_messages(
     assert machine.retry_counts == retry_counts
     if pause_s is None:
         assert machine.finished is None
-        assert machine.suspended_until_s is None
+        assert machine.goes_on_at_s is None
         assert machine.next_delivery(START_S) == OrderlyDelivery(4, 5)
     else:
         assert machine.finished is OrderlyFinish.SUSPENDED
-        assert machine.suspended_until_s == START_S + pause_s
+        assert machine.goes_on_at_s == START_S + pause_s
         assert machine.next_delivery(START_S + 99) is None
         assert machine.finished is OrderlyFinish.SUSPENDED
 
@@ -207,7 +207,7 @@ def test_the_pause_is_the_contexts_or_the_default_clamped(suspend_millis: int, p
     machine = consumption()
     deliver(machine, SUSPEND, suspend_millis=suspend_millis, now_s=START_S + 3)
 
-    assert machine.suspended_until_s == pytest.approx(START_S + 3 + pause_s)
+    assert machine.goes_on_at_s == pytest.approx(START_S + 3 + pause_s)
 
 
 def test_the_default_pause_is_clamped_too() -> None:
@@ -215,7 +215,7 @@ def test_the_default_pause_is_clamped_too() -> None:
     machine = consumption(suspend_current_queue_time_millis=99_000)
     deliver(machine, SUSPEND)
 
-    assert machine.suspended_until_s == START_S + 30
+    assert machine.goes_on_at_s == START_S + 30
 
 
 def test_each_message_of_a_batch_that_is_put_back_counts_on_and_a_commit_forgets_them() -> None:
@@ -262,7 +262,7 @@ def test_a_message_is_delivered_once_more_than_it_may_be_reconsumed() -> None:
     assert deliver(machine, SUSPEND)[:2] == (ReturnType.FAILED, Effect.SEND_BACK)
 
     assert machine.sent_back([0], START_S).effect is Effect.COMMIT
-    assert (machine.committed, machine.retry_counts, machine.suspended_until_s) == (1, {}, None)
+    assert (machine.committed, machine.retry_counts, machine.goes_on_at_s) == (1, {}, None)
     assert machine.next_delivery(START_S) == OrderlyDelivery(1, 2)
 
 
@@ -312,7 +312,7 @@ def test_a_batch_with_one_message_that_may_be_tried_again_comes_back_as_a_whole(
 
     assert (outcome.effect, outcome.dead_letters) == (Effect.PUT_BACK, ())
     assert (machine.committed, machine.retry_counts) == (0, {0: 2, 1: 2})
-    assert (machine.finished, machine.suspended_until_s) == (OrderlyFinish.SUSPENDED, START_S + 7.5)
+    assert (machine.finished, machine.goes_on_at_s) == (OrderlyFinish.SUSPENDED, START_S + 7.5)
 
 
 @pytest.mark.parametrize(("stored", "retry_counts"), [([], {0: 3, 1: 3}), ([1], {0: 3, 1: 2})])
@@ -325,7 +325,7 @@ def test_a_dead_letter_that_no_broker_stored_keeps_its_queue_suspended(
 
     assert machine.sent_back(stored, START_S).effect is Effect.PUT_BACK
     assert (machine.committed, machine.retry_counts) == (0, retry_counts)
-    assert machine.suspended_until_s == START_S + 1.0
+    assert machine.goes_on_at_s == START_S + 1.0
 
     again = consumption(3, batch=2, retry_counts=machine.retry_counts, max_reconsume_times=2)
     assert deliver(again, SUSPEND).dead_letters == (0, 1)
@@ -428,7 +428,7 @@ def test_a_run_yields_after_sixty_seconds() -> None:
     assert machine.next_delivery(START_S + 60.1) is None
     assert machine.finished is OrderlyFinish.SLICE_USED
     assert machine.committed == 2
-    assert machine.suspended_until_s is None
+    assert machine.goes_on_at_s is None
 
 
 def test_a_late_start_still_delivers_once() -> None:

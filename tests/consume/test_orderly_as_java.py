@@ -90,7 +90,7 @@ class ReplayedQueue:
         assert self.run.finished is not None
         self.retry_counts = {index + self.next_index: times for index, times in self.run.retry_counts.items()}
         self.next_index += self.run.committed
-        self.due_s = self.run.suspended_until_s or 0.0
+        self.due_s = self.run.goes_on_at_s or 0.0
         self.run = None
 
 

@@ -4,7 +4,7 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
 
 1. One delivery at a time, ascending; the next only after the listener answered (D1, D2).
 2. An answer commits, accumulates (autoCommit=false), puts the current batch back, or puts everything not
-   committed back. The two that put back suspend the queue: at ``suspended_until_s`` this run goes on, if its
+   committed back. The two that put back suspend the queue: at ``goes_on_at_s`` this run goes on, if its
    driver is still there; otherwise the queue is planned again from ``committed`` (D3, D4).
 3. An exception, None and anything else that is no status also put back (D5). Every put-back counts one
    reconsumption for each message of the batch; a roll-back does not.
@@ -240,9 +240,9 @@ class OrderlyConsumption:
         self._slice_end_s = started_s + settings.max_time_consume_continuously_s
         self._yield_after_s = inf
         """``_slice_end_s`` once a delivery was made; infinite before, so that a late start makes progress."""
-        self.suspended_until_s: float | None = None
-        """When the queue may go on, by the monotonic clock (an ack uses the wall clock); None unless this run
-        ended suspended."""
+        self.goes_on_at_s: float | None = None
+        """When the queue may go on, by the monotonic clock; None unless this run ended suspended. Its ack has
+        the wall clock's time (``QueueState.suspended_until_s``)."""
         self.finished: OrderlyFinish | None = None
         """Why the run makes no more deliveries; None while it goes on."""
 
@@ -286,7 +286,7 @@ class OrderlyConsumption:
     def go_on(self, now_s: float) -> None:
         """End a suspension that is over: messages put back are delivered again."""
         if self.finished is OrderlyFinish.SUSPENDED:
-            self.finished = self.suspended_until_s = None
+            self.finished = self.goes_on_at_s = None
             self._slice_end_s = now_s + self._settings.max_time_consume_continuously_s
             self._yield_after_s = inf
 
@@ -399,7 +399,7 @@ class OrderlyConsumption:
             }
 
     def _suspend(self, until_s: float) -> None:
-        self.suspended_until_s = until_s
+        self.goes_on_at_s = until_s
         self.finished = OrderlyFinish.SUSPENDED
 
 

@@ -182,7 +182,7 @@ class OrderlyRun(RangeRun):
 
     def pause_s(self) -> float:
         """Return how long the queue stays suspended."""
-        until_s = self._machine.suspended_until_s
+        until_s = self._machine.goes_on_at_s
         return 0.0 if until_s is None else max(0.0, until_s - self._now_s())
 
     def stop(self) -> None:
@@ -209,8 +209,8 @@ class OrderlyRun(RangeRun):
 
     def _suspended_until_s(self) -> float | None:
         machine = self._machine
-        if machine.suspended_until_s is not None or not self._stands_still(machine.committed):
-            return machine.suspended_until_s
+        if machine.goes_on_at_s is not None or not self._stands_still(machine.committed):
+            return machine.goes_on_at_s
         # For the planner, a queue that stands still without a suspension has a listener that received the
         # whole range and waits for more before it commits. Any other queue may go on at once.
         has_had_all = machine.accumulated > 0 and machine.finished is OrderlyFinish.EXHAUSTED
