@@ -195,7 +195,7 @@ def decode_together(
     Bodies that are views of one buffer are not copied together; a batch never refers to them.
     """
     decoder = _decoder(broker_name, tags, columns, properties)
-    together = decoder.decode_together(groups)
+    together = decoder.decode_as_one(groups)
     if together is None:
         return list(map(decoder.decode_one, groups))
     return list(map(decoder.filtered, together))
@@ -289,7 +289,7 @@ class _Decoder:
         schema = self.projection.schema
         return _batch(kept.columns[: len(schema)], schema, len(kept))
 
-    def decode_together(self, groups: Sequence[Sequence[PulledBody]]) -> list[pa.RecordBatch] | None:
+    def decode_as_one(self, groups: Sequence[Sequence[PulledBody]]) -> list[pa.RecordBatch] | None:
         """Return slices of one batch, one for each group; None if any input is irregular or a group is empty.
 
         With several groups it is also None if there is an inner batch.
