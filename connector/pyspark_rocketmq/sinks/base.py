@@ -70,7 +70,7 @@ class QueueGeneration(NamedTuple):
 
 
 def generation_of(transaction_id: str, consumer_group: str) -> QueueGeneration | None:
-    """Return the generation whose watermark has this id (``delta.rules.app_id``); None for other ids."""
+    """Return the generation whose watermark has this id (``sinks.delta.rules.app_id``), or None."""
     prefix = f"rocketmq:{consumer_group}:"
     topic, _, rest = transaction_id.removeprefix(prefix).partition(":")
     broker_name, _, last = rest.rpartition(":")

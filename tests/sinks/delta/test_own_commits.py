@@ -29,9 +29,9 @@ from pyspark_rocketmq.errors import RocketMQError, SinkConflict, SinkMoved, Stor
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.delta.appenders import FileAppender
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
-from pyspark_rocketmq.sinks.delta.log import log_of
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink_log import log_of
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows, steps_of
 

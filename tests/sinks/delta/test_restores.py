@@ -21,10 +21,10 @@ from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.sinks.delta.appenders import FileAppender
-from pyspark_rocketmq.sinks.delta.log import log_of, opened_log
 from pyspark_rocketmq.sinks.delta.restores import LogSummary, summarize_log
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink_log import log_of, opened_log
 from tests.helpers.sink_rows import GROUP, Q0, Q1, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows
 

@@ -27,9 +27,9 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta import spark_writer
 from pyspark_rocketmq.sinks.delta.appenders import FileAppender
-from pyspark_rocketmq.sinks.delta.log import SinkLog, log_of, opened_log
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog, log_of, opened_log
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.sink_conformance import (
     SCHEMA,

@@ -20,9 +20,9 @@ from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration
-from pyspark_rocketmq.sinks.delta.log import opened_log
 from pyspark_rocketmq.sinks.delta.rules import NUMBER, REACHED, WATERMARKS, SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink_log import opened_log
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
 from tests.helpers.sink_rows import GROUP, Q0, Q1, run_batch
 from tests.sinks.sink_conformance import SCHEMA, newest_in, rows, with_newest

@@ -15,8 +15,8 @@ from pyspark_rocketmq.delta.features import TRANSACTION_RETENTION
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import TableForm
 from pyspark_rocketmq.errors import SinkConflict
-from pyspark_rocketmq.sinks.delta.log import SinkLog
 from pyspark_rocketmq.sinks.delta.rules import NUMBER, REACHED, WATERMARKS, SinkCommit, app_id, group_app_id
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.task_files import TaskFolder
 from pyspark_rocketmq.sinks.delta.watermarks import (
     WHOLE,

@@ -22,8 +22,8 @@ from pyspark_rocketmq.errors import SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import moved_by
 from pyspark_rocketmq.sinks.delta.appenders import SinkHandle
-from pyspark_rocketmq.sinks.delta.log import SinkLog
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.table import SinkTable
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, read_progress

@@ -39,8 +39,8 @@ from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, 
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.sinks.delta.appenders import SinkHandle
-from pyspark_rocketmq.sinks.delta.log import SinkLog
 from pyspark_rocketmq.sinks.delta.rules import cannot_take_files
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.spark_writer import (
     NameTarget,
     Session,

@@ -28,8 +28,8 @@ from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.paths import TableName, quoted_name
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
-from pyspark_rocketmq.sinks.delta.log import SinkLog
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, group_app_id
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.watermarks import WHOLE, GroupCommit
 from pyspark_rocketmq.spark.session import living_session
 

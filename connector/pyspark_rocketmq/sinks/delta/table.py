@@ -35,7 +35,6 @@ from pyspark_rocketmq.delta.table import (
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.sinks.delta.appenders import Appender, FileAppender, MergeAppender, SinkHandle
-from pyspark_rocketmq.sinks.delta.log import SinkLog, log_of
 from pyspark_rocketmq.sinks.delta.rules import (
     SinkCommit,
     cannot_take_files,
@@ -43,6 +42,7 @@ from pyspark_rocketmq.sinks.delta.rules import (
     check_columns,
     check_wanted,
 )
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog, log_of
 from pyspark_rocketmq.sinks.delta.spark_writer import (
     PathTarget,
     Session,

@@ -41,7 +41,6 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, newest_generations
-from pyspark_rocketmq.sinks.delta.log import SinkLog
 from pyspark_rocketmq.sinks.delta.rules import (
     CHANGED_SINCE,
     NEWEST,
@@ -57,6 +56,7 @@ from pyspark_rocketmq.sinks.delta.rules import (
     own_metadata,
     superseded,
 )
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 
 logger = logging.getLogger(__name__)
 
