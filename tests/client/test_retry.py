@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.clock import Deadline, RetryPolicy, call_with_retry, commit_with_retry
+from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import ChannelClosed, NoPermission, RocketMQError, SystemBusy
+from pyspark_rocketmq.retry import RetryPolicy, call_with_retry, commit_with_retry
 from tests.helpers.fake_clock import FakeClock
 
 POLICY = RetryPolicy(attempts=4, first_pause_s=0.1, max_pause_s=0.3)

@@ -18,12 +18,13 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
-from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, RetryPolicy, call_with_retry
+from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import NameServerNotReady, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP, ConnectionOptions
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.subscription import Subscription
+from pyspark_rocketmq.retry import UNTIL_DEADLINE, RetryPolicy, call_with_retry
 from pyspark_rocketmq.wire.messages import decode_stored_messages
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
 from pyspark_rocketmq.wire.subscription import SubscriptionData, build_subscription, expression_type

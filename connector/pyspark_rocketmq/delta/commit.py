@@ -17,10 +17,10 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq import __version__
-from pyspark_rocketmq.clock import Errors, commit_with_retry
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.log import LogFiles, transaction_line
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
+from pyspark_rocketmq.retry import Errors, commit_with_retry
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_e
 delta-rs would look for expired files at each commit, which takes seconds in a log of 100,000 files.
 """
 _MAX_CONFLICTS: Final = 100
-"""Most commits in a row that may come first; a commit on a local disk takes a tenth of a millisecond."""
+"""Most commits that may come first in one try; a commit on a local disk takes a tenth of a millisecond."""
 
 Partition = tuple[tuple[str, str | None], ...]
 """Pairs of partition column and text of its value, in the columns' order."""
@@ -191,7 +191,8 @@ def commit_on_top(
 ) -> T:
     """Commit on top of the commits of others; try until the commit is known to be stored.
 
-    If another commit comes first, the next try follows at once; after other errors it follows a pause.
+    If another commit comes first, the commit is made on top of it at once, up to 100 times in one try; after
+    more, and after other errors, the next try follows a pause.
 
     Args:
         what: Name of the commit, for the log.

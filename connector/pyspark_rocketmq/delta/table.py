@@ -18,11 +18,11 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from pyspark_rocketmq.clock import commit_with_retry
 from pyspark_rocketmq.delta.ddl import NOT_NULL, metadata_keys_within, type_ddl
 from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.retry import commit_with_retry
 
 logger = logging.getLogger(__name__)
 

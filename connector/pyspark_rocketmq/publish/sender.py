@@ -28,7 +28,7 @@ from typing import Final
 
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome, next_outcome, round_robin_queue
-from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline
+from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.not_now import is_sent_again
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -40,6 +40,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import MessageQueue, SendStatus
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.batches import SendBatch
+from pyspark_rocketmq.retry import UNTIL_DEADLINE
 from pyspark_rocketmq.wire.codes import RETRIED_BY_PRODUCERS, ResponseCode
 from pyspark_rocketmq.wire.requests.send import SendResult
 

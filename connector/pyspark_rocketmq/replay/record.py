@@ -16,13 +16,13 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from pyspark_rocketmq.clock import commit_with_retry
 from pyspark_rocketmq.delta.paths import table_uri
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.replay.ranges import Sending
+from pyspark_rocketmq.retry import commit_with_retry
 from pyspark_rocketmq.wire.namespace import with_namespace
 
 _SCHEMA = pa.schema(

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.producer.attempts import next_outcome
 from pyspark_rocketmq.client.producer.producer import Producer
-from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, SystemClock, call_with_retry
+from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import (
     BatchRefused,
     ConnectFailed,
@@ -32,6 +32,7 @@ from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, SendStatus, Topic
 from pyspark_rocketmq.publish.sender import is_too_large
 from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, resent_message
 from pyspark_rocketmq.replay.target import read_tail
+from pyspark_rocketmq.retry import UNTIL_DEADLINE, call_with_retry
 from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import MessageSysFlag

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
-from pyspark_rocketmq.clock import commit_with_retry
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.retry import commit_with_retry
 
 logger = logging.getLogger(__name__)
 

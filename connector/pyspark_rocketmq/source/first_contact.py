@@ -9,9 +9,10 @@ from operator import attrgetter
 from typing import Final, TypeVar
 
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
-from pyspark_rocketmq.clock import UNTIL_DEADLINE, Deadline, RetryPolicy, SystemClock, call_with_retry
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import NameServerNotReady, RocketMQError, TopicAway, TopicNotFound
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.retry import UNTIL_DEADLINE, RetryPolicy, call_with_retry
 from pyspark_rocketmq.source.cluster_view import ClusterView
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
-from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, call_with_retry
+from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.generations import Witnesses
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, waits
 from pyspark_rocketmq.consume.planning import Plan, ReadLimits, plan_ranges
@@ -23,6 +23,7 @@ from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import RocketMQError, TopicNotFound
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.retry import RetryPolicy, call_with_retry
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.source.drain import Drain
 from pyspark_rocketmq.source.first_contact import at_first_contact

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from pyspark_rocketmq.clock import UNTIL_DEADLINE, Deadline, SystemClock, call_with_retry
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset, RangeWindow, TailLost
 from pyspark_rocketmq.consume.generations import NO_WITNESSES, shows_another_log
 from pyspark_rocketmq.consume.not_now import waits
@@ -36,6 +36,7 @@ from pyspark_rocketmq.errors import (
     without_frames,
 )
 from pyspark_rocketmq.model import MessageQueue, PulledBody
+from pyspark_rocketmq.retry import UNTIL_DEADLINE, call_with_retry
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.marker_rows import spark_rows
 from pyspark_rocketmq.source.message_lookup import found_at
