@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -14,6 +15,9 @@ from tests.docs.pages import ROOT, pages
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "connector" / "pyspark_rocketmq"
 _MODULE = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)`")
+_NAMED_IN = re.compile(r"((?:`[A-Za-z_.]+`(?:, )?)+) \(`((?:[a-z_]+/)+[a-z_]+\.py)`")
+"""Names before the module that defines them, as in: `Part.from_facts` (`consume/part.py`)."""
+_OF_A_CLASS = re.compile(r"`([A-Z][A-Za-z]+|_[A-Z][A-Za-z]+)\.([a-z_]+)`")
 _BOX = re.compile(r"[\u2500-\u257f]")
 
 
@@ -47,6 +51,40 @@ def test_every_module_that_a_page_names_is_there(page: Path) -> None:
 
     missing = [name for name in sorted(named) if not any((root / name).exists() for root in (PACKAGE, ROOT))]
     assert missing == []
+
+
+def test_every_name_in_the_architecture_is_defined_where_the_page_says() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    found = _NAMED_IN.findall(text)
+    everywhere = {name for path in PACKAGE.rglob("*.py") for name in defined_in(path)}
+
+    assert found
+    assert [
+        (name, module)
+        for names, module in found
+        for name in re.findall(r"[A-Za-z_.]+", names)
+        if name not in defined_in(PACKAGE / module)
+    ] == []
+    assert {f"{cls}.{name}" for cls, name in _OF_A_CLASS.findall(text)} <= everywhere
+
+
+def defined_in(path: Path) -> set[str]:
+    """Return the module's functions, classes, methods and attributes; members also as ``Class.member``."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    members = {(cls.name, name) for cls in classes for name in _members(cls)}
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return functions | {cls.name for cls in classes} | {f"{cls}.{name}" for cls, name in members}
+
+
+def _members(cls: ast.ClassDef) -> set[str]:
+    methods = {node.name for node in cls.body if isinstance(node, ast.FunctionDef)}
+    attributes = {
+        node.attr
+        for node in ast.walk(cls)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    return methods | attributes
 
 
 @pytest.mark.parametrize("picture", sorted((DOCS / "images").glob("*.svg")), ids=lambda path: path.name)
