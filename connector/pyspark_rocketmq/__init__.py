@@ -84,6 +84,7 @@ _HOME_OF = {
     "ConsumeMessageHook": "listeners.context",
     "ConsumeOrderlyContext": "listeners.context",
     "ConsumeOrderlyStatus": "model",
+    "CountsRows": "sinks.base",
     "DatabaseSink": "sinks.database",
     "DefaultSource": "format",
     "DeltaOffsetStore": "offsets.delta",
