@@ -1,7 +1,8 @@
-"""The ext fields of each request and response, one frozen dataclass per Java header class.
+"""The ext fields of requests and responses, one frozen dataclass per Java header class.
 
-A field without a default is required, and ``None`` is not sent. To add a header, add a class: there is no
-other table.
+Headers of administrators' requests are in :mod:`~pyspark_rocketmq.wire.requests.admin`, those that only
+brokers read in the simulator (``broker_sim/request_headers.py``). A field without a default is required, and
+``None`` is not sent. To add a header, add a class: there is no other table.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/header/*``, ``RpcRequestHeader``, ``TopicRequestHeader``.
 """
