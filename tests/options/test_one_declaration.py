@@ -128,7 +128,7 @@ def test_the_documentation_of_the_arguments_has_the_declared_bounds() -> None:
 def test_a_command_writes_a_default_only_where_it_has_another(module: ModuleType) -> None:
     declaring: dict[str, Any] = {
         "like_source": ReadOptions,
-        "like_sink": WriteOptions,
+        "like_writer": WriteOptions,
         "like_consumer": ConsumerOptions,
     }
     for node in ast.walk(tree_of(module)):

@@ -12,8 +12,8 @@ from pyspark_rocketmq.cli.settings import (
     STORAGE_DOC,
     ClusterAccess,
     like_consumer,
-    like_sink,
     like_source,
+    like_writer,
     parse_location,
     parse_table,
 )
@@ -141,8 +141,8 @@ class OffsetsLagSettings(ClusterAccess):
 class PublishSettings(ClusterAccess):
     """Options of command ``publish``: the sink's, except those that ``select`` sets row by row."""
 
-    name_servers: tuple[str, ...] = like_sink("name_servers")
-    topic: str = like_sink("topic", required=True, doc="The topic the messages go to.")
+    name_servers: tuple[str, ...] = like_writer("name_servers")
+    topic: str = like_writer("topic", required=True, doc="The topic the messages go to.")
     input: str = option("input", parse_location).doc(
         "The rows to publish: path or URI of a table or of files."
     )
@@ -160,21 +160,21 @@ class PublishSettings(ClusterAccess):
     tasks: int | None = option("tasks", int_between(1, 10_000), None, default_text="the session's cores").doc(
         "Tasks that send, if there is a column shardingKey."
     )
-    producer_group: str = like_sink("producer_group")
-    batch_size: int = like_sink("batch_size")
-    batch_bytes: int = like_sink("batch_bytes")
-    batch_send: bool = like_sink("batch_send")
-    max_message_size: int = like_sink("max_message_size")
-    max_in_flight_bytes: int = like_sink("max_in_flight_bytes")
-    compression_type: str = like_sink("compression_type", default=BodyCompression.NONE.value)
-    compress_over_bytes: int = like_sink("compress_over_bytes")
-    properties: tuple[tuple[str, str], ...] = like_sink("properties")
-    require_send_ok: bool = like_sink("require_send_ok")
-    send_latency_fault_enable: bool = like_sink("send_latency_fault_enable")
-    check_sharding_keys: bool = like_sink("check_sharding_keys")
-    write_id: str | None = like_sink("write_id", default_text="a new one")
-    request_timeout_ms: int = like_sink("request_timeout_ms")
-    retry_timeout_ms: int = like_sink("retry_timeout_ms")
+    producer_group: str = like_writer("producer_group")
+    batch_size: int = like_writer("batch_size")
+    batch_bytes: int = like_writer("batch_bytes")
+    batch_send: bool = like_writer("batch_send")
+    max_message_size: int = like_writer("max_message_size")
+    max_in_flight_bytes: int = like_writer("max_in_flight_bytes")
+    compression_type: str = like_writer("compression_type", default=BodyCompression.NONE.value)
+    compress_over_bytes: int = like_writer("compress_over_bytes")
+    properties: tuple[tuple[str, str], ...] = like_writer("properties")
+    require_send_ok: bool = like_writer("require_send_ok")
+    send_latency_fault_enable: bool = like_writer("send_latency_fault_enable")
+    check_sharding_keys: bool = like_writer("check_sharding_keys")
+    write_id: str | None = like_writer("write_id", default_text="a new one")
+    request_timeout_ms: int = like_writer("request_timeout_ms")
+    retry_timeout_ms: int = like_writer("retry_timeout_ms")
 
     def sink_options(self) -> dict[str, str]:
         """Options that the data source gets unchanged."""

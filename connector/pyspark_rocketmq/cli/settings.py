@@ -49,7 +49,7 @@ def like_source(name: str, **given: Any) -> Any:
     return _like(ReadOptions, name, **given)
 
 
-def like_sink(name: str, **given: Any) -> Any:
+def like_writer(name: str, **given: Any) -> Any:
     """Declare an option of writing in the same way."""
     return _like(WriteOptions, name, **given)
 
