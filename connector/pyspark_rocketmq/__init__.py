@@ -118,7 +118,7 @@ _HOME_OF = {
     "SendStatus": "model",
     "Sink": "sinks.base",
     "SinkBatch": "sinks.base",
-    "SinkStanding": "sinks.standing",
+    "SinkStanding": "sinks.against_offsets",
     "TransactionProducer": "client.producer.transactions",
     "TransactionSendResult": "client.producer.transactions",
     "UndecodableMessages": "model",

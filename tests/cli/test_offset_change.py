@@ -45,11 +45,11 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.store import NewGeneration, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding, recorded_sinks
 from pyspark_rocketmq.sinks.delta.rules import NUMBER, WATERMARKS, SinkCommit, app_id, group_app_id
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.table import SinkTable
 from pyspark_rocketmq.sinks.multi import MultiSink
-from pyspark_rocketmq.sinks.standing import SinkStanding, recorded_sinks
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.retries import but_retries
 from tests.helpers.sending import patient_producer

@@ -9,7 +9,7 @@ from pyspark_rocketmq.commit.pipeline import BatchReport, OpenBatch, PartCommitt
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from pyspark_rocketmq.sinks.standing import SinkStanding
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 from tests.helpers.fake_clock import FakeClock
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))

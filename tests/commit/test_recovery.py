@@ -12,8 +12,8 @@ from pyspark_rocketmq.consumer.preparation import log_unused_start
 from pyspark_rocketmq.model import ConsumeFromWhere, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.sinks.against_offsets import recorded_sinks
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.standing import recorded_sinks
 from pyspark_rocketmq.stored_values import RememberedMessages
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run

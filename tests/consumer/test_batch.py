@@ -29,7 +29,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, LastSkipped, OffsetRow, QueueCommit
-from pyspark_rocketmq.sinks.standing import SinkStanding
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 from tests.helpers import stored_texts
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE

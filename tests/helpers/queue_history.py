@@ -29,8 +29,8 @@ from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, Que
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.options.positions import EARLIEST
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding, with_newest
 from pyspark_rocketmq.sinks.base import QueueGeneration, newest_generations
-from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 from pyspark_rocketmq.source.progress import GroupProgress
 from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages

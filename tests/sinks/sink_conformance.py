@@ -15,8 +15,8 @@ from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved, SinkSet
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.sinks.against_offsets import check_has_all, recorded_sinks
 from pyspark_rocketmq.sinks.base import QueueGeneration, Sink, SinkBatch, note_newest
-from pyspark_rocketmq.sinks.standing import check_has_all, recorded_sinks
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, TaskRows, batch_of, write_rows
 

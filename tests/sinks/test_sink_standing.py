@@ -8,7 +8,7 @@ from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.rules import new_row
 from pyspark_rocketmq.offsets.store import RESET, OffsetRow
-from pyspark_rocketmq.sinks.standing import (
+from pyspark_rocketmq.sinks.against_offsets import (
     SinkStanding,
     check_has_all,
     find_gaps,

@@ -26,8 +26,8 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS, RecordedSinks
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.sinks.against_offsets import ahead_of, check_has_all, recorded_sinks
 from pyspark_rocketmq.sinks.base import RowWriter, Sink, SinkBatch, note_newest
-from pyspark_rocketmq.sinks.standing import ahead_of, check_has_all, recorded_sinks
 from pyspark_rocketmq.stored_values import RememberedMessages
 
 logger = logging.getLogger(__name__)

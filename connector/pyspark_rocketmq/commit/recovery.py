@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pyspark_rocketmq.errors import OffsetError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import CLAIMED, OffsetRow, OffsetStore
-from pyspark_rocketmq.sinks.base import CountsRows, Sink
-from pyspark_rocketmq.sinks.multi import Route, as_single_sink, single_sinks
-from pyspark_rocketmq.sinks.standing import (
+from pyspark_rocketmq.sinks.against_offsets import (
     SinkGap,
     ahead_of,
     check_has_all,
@@ -23,6 +21,8 @@ from pyspark_rocketmq.sinks.standing import (
     rows_there_text,
     unknown_sinks,
 )
+from pyspark_rocketmq.sinks.base import CountsRows, Sink
+from pyspark_rocketmq.sinks.multi import Route, as_single_sink, single_sinks
 
 logger = logging.getLogger(__name__)
 

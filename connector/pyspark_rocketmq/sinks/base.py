@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.standing import SinkStanding
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 
 POSITION_COLUMNS = ("topic", "brokerName", "queueId", "queueOffset")
 _QUEUE_COLUMNS = POSITION_COLUMNS[:3]

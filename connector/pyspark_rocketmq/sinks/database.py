@@ -26,9 +26,9 @@ import pyarrow as pa
 from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.retry import commit_with_retry
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding, with_newest
 from pyspark_rocketmq.sinks.base import QueueGeneration, RowWriter, Writing, drop_committed, moved_by
 from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S, Connection, Watermark, WatermarkTable
-from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 
 WriteRows = Callable[[Any, pa.Table], None]
 """Function that writes rows through a cursor.

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 from pyspark_rocketmq.sinks.base import (
     POSITION_COLUMNS,
     QueueGeneration,
@@ -27,7 +28,6 @@ from pyspark_rocketmq.sinks.base import (
     newest_generations,
     note_newest,
 )
-from pyspark_rocketmq.sinks.standing import SinkStanding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

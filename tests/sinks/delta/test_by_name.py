@@ -24,11 +24,11 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.sinks.against_offsets import check_has_all, recorded_sinks
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.spark_writer import NameTarget
 from pyspark_rocketmq.sinks.multi import MultiSink
-from pyspark_rocketmq.sinks.standing import check_has_all, recorded_sinks
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run, written_by

@@ -54,10 +54,10 @@ from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow
+from pyspark_rocketmq.sinks.against_offsets import find_gaps
 from pyspark_rocketmq.sinks.delta.rules import rows_condition
 from pyspark_rocketmq.sinks.delta.sink_log import opened_log
 from pyspark_rocketmq.sinks.delta.watermarks import read_queues
-from pyspark_rocketmq.sinks.standing import find_gaps
 
 if TYPE_CHECKING:
     from pyspark_rocketmq.sinks.delta.sink import DeltaSink

@@ -20,6 +20,7 @@ from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, read_with_re
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 from pyspark_rocketmq.sinks.base import moved_by
 from pyspark_rocketmq.sinks.delta.appenders import SinkHandle
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
@@ -27,7 +28,6 @@ from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.table import SinkTable
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, read_progress
-from pyspark_rocketmq.sinks.standing import SinkStanding
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
 """Pauses before further tries of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""

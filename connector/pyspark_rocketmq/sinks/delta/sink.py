@@ -38,6 +38,7 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding, with_newest
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.catalog import CatalogHome
@@ -52,7 +53,6 @@ from pyspark_rocketmq.sinks.delta.watermarks import (
     read_progress,
     read_queues,
 )
-from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 
 logger = logging.getLogger(__name__)
 
