@@ -117,7 +117,7 @@ def handle_update_config(state: BrokerState, command: RemotingCommand) -> Remoti
         try:
             state.settings = setting.read(state.settings, text)
         except ValueError:
-            _logger.warning("%s ignores %s=%r, which is no value of it.", state.name, name, text)
+            _logger.warning("%s ignores %s=%r, which is not a value of it.", state.name, name, text)
     return reply(command)
 
 

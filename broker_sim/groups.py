@@ -51,7 +51,7 @@ class SubscriptionGroups:
         self._groups[group.group_name] = group
 
     def delete(self, name: str) -> None:
-        """Forget a group; one that does not exist is no error."""
+        """Forget a group; one that does not exist is not an error."""
         self._groups.pop(name, None)
 
     def find_or_create(self, name: str, *, may_create: bool) -> SubscriptionGroupConfig | None:

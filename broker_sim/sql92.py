@@ -324,4 +324,4 @@ def _order(left: float, right: float) -> int:
 
 
 def _fail(text: str) -> NoReturn:
-    raise Sql92Error(f"{text!r} is no number")
+    raise Sql92Error(f"{text!r} is not a number")

@@ -227,7 +227,7 @@ def handle_topic(state: BrokerState, command: RemotingCommand) -> RemotingComman
 
 
 def handle_delete_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """215: forget a topic, its queues and committed offsets; an unknown topic is no error."""
+    """215: forget a topic, its queues and committed offsets; an unknown topic is not an error."""
     name = from_ext_fields(TopicRequestHeader, command.ext_fields).topic
     if not name.strip():
         raise Refused(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")

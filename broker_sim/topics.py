@@ -93,7 +93,7 @@ class TopicTable:
         self._topics[config.name] = config
 
     def delete(self, topic: str) -> None:
-        """Forget a topic; one that does not exist is no error."""
+        """Forget a topic; one that does not exist is not an error."""
         self._topics.pop(topic, None)
 
     def create_for_send(self, topic: str, default_topic: str, queue_nums: int) -> Topic | None:

@@ -73,7 +73,7 @@ def test_a_missing_function_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("on = 3\n")
 
     assert "module 'empty' has no 'off'" in problem_of("empty:off")
-    assert "an object of type int is no listener" in problem_of("empty:on")
+    assert "an object of type int is not a listener" in problem_of("empty:on")
 
 
 def test_any_form_of_a_listener_will_do_and_an_async_one_where_order_does_not_matter(tmp_path: Path) -> None:

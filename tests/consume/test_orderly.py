@@ -395,7 +395,7 @@ def test_rollback_with_auto_commit_commits_and_warns_the_user() -> None:
         (
             None,
             (
-                "returned None, which is no ConsumeOrderlyStatus; return SUCCESS, "
+                "returned None, which is not a ConsumeOrderlyStatus; return SUCCESS, "
                 "SUSPEND_CURRENT_QUEUE_A_MOMENT, COMMIT"
             ),
         ),

@@ -191,9 +191,7 @@ def test_the_error_of_an_orderly_listener_without_result_names_what_to_return(
             run.consume()
 
     (record,) = caplog.records
-    sentence = (
-        "The listener returned None, which is no ConsumeOrderlyStatus; return SUCCESS, SUSPEND_CURRENT_QUEUE"
-    )
+    sentence = "The listener returned None, which is not a ConsumeOrderlyStatus; return SUCCESS, SUSPEND_CURRENT_QUEUE"
     assert record.getMessage().startswith(sentence)
     ack = runs[-1].ack()
     assert (ack.finished, ack.failed) == ("SUSPENDED", 1)
@@ -222,7 +220,7 @@ def test_the_error_of_a_concurrent_listener_without_result_names_what_to_return(
 
     (record,) = caplog.records
     sentence = (
-        "The listener returned None, which is no ConsumeConcurrentlyStatus; return CONSUME_SUCCESS or "
+        "The listener returned None, which is not a ConsumeConcurrentlyStatus; return CONSUME_SUCCESS or "
         "RECONSUME_LATER"
     )
     assert record.getMessage().startswith(sentence)

@@ -305,7 +305,7 @@ def test_an_exception_none_and_nonsense_count_as_suspend(
     if ending == "cancelled":
         assert "CancelledError" in caplog.text
     if ending == "unknown":
-        assert "'RECONSUME_LATER' of type str, which is no ConsumeOrderlyStatus" in caplog.text
+        assert "'RECONSUME_LATER' of type str, which is not a ConsumeOrderlyStatus" in caplog.text
 
 
 def test_a_redelivered_message_shows_how_often_it_was_given_back() -> None:

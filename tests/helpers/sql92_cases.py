@@ -62,7 +62,7 @@ CASES: list[tuple[str, dict[str, str], bool]] = [
     ("a > 5 OR b = 'x'", {"b": "x"}, True),
     ("NOT (a > 5)", _ABSENT, False),
     ("a > 5 AND b = 'x'", {"b": "x"}, False),
-    # a text that is no number fails the whole expression
+    # a text that is not a number fails the whole expression
     ("a > 5 OR b = 'x'", {"a": "much", "b": "x"}, False),
     ("b = 'x' OR a > 5", {"a": "much", "b": "x"}, True),
     ("NOT (a > 5)", {"a": "much"}, False),

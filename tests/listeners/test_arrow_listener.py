@@ -178,7 +178,7 @@ def raises(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:
         (lambda batch, context: None, "The listener returned None"),
         (
             lambda batch, context: (SUCCESS, {"name": ["a"]}),
-            "of type tuple, which is no ConsumeOrderlyStatus",
+            "of type tuple, which is not a ConsumeOrderlyStatus",
         ),
     ],
 )

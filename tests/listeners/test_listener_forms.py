@@ -421,8 +421,8 @@ class Unfit:
     ("listener", "complaint"),
     [
         (asynchronous, "asynchronous is an async def, which only a concurrent listener may be"),
-        (7, "an object of type int is no listener"),
-        (int, "int is no listener: it must be a function of messages and a context"),
+        (7, "an object of type int is not a listener"),
+        (int, "int is not a listener: it must be a function of messages and a context"),
         (
             lambda messages: SUCCESS,
             r"cannot be called with messages and a context \(too many positional arguments\)",

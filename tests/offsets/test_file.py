@@ -150,7 +150,7 @@ def test_a_value_of_another_kind_is_an_error(folder: Path, main: Path, key: str,
     assert found == 1
     main.with_name("offsets.json.bak").unlink(missing_ok=True)
 
-    with pytest.raises(OffsetError, match=f"offsets.json: {key} of topic=.* that is no "):
+    with pytest.raises(OffsetError, match=f"offsets.json: {key} of topic=.* that is not of type "):
         FileOffsetStore(folder).read(GROUP)
 
 

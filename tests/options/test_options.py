@@ -108,7 +108,7 @@ def test_numbers_and_booleans_are_taken_as_spark_writes_them() -> None:
         ({"subscribe": "orders"}, "unknown option 'subscribe', which is Kafka's; here it is 'topic'"),
         ({"kafka.bootstrap.servers": "a:1"}, "which is Kafka's; here it is 'nameServers'"),
         ({"startingOffsets": "earliset"}, "did you mean 'earliest'?"),
-        ({"startingTimestamp": "01/02/2024"}, "is no time: neither milliseconds since the epoch, such as 17"),
+        ({"startingTimestamp": "01/02/2024"}, "is not a time: give milliseconds since the epoch, such as 17"),
         (
             {"startingTimestamp": "1700000000"},
             "is in seconds; give milliseconds since the epoch, 1700000000000",
@@ -197,7 +197,7 @@ def test_a_query_reads_one_topic_or_several(given: dict[str, str], subscribed: d
         ({"subscriptions": '{"b": "*"}', "sqlFilter": "a > 1"}, "leave 'sqlFilter' out"),
         ({"topic": "a", "subscription": "x", "sqlFilter": "a > 1"}, "'subscription' and 'sqlFilter' exclude"),
         ({"topic": "a", "topicPattern": "b.*"}, "'topic' and 'topicPattern' exclude each other"),
-        ({"topicPattern": "b("}, r"topicPattern='b\(' is no regular expression"),
+        ({"topicPattern": "b("}, r"topicPattern='b\(' is not a regular expression"),
         (
             {"topicPattern": "b", "startingOffsets": '{"a": 1}'},
             "but this query reads only topics of its pattern",
@@ -207,7 +207,7 @@ def test_a_query_reads_one_topic_or_several(given: dict[str, str], subscribed: d
             "'topicPattern' does not go with 'consumerGroup', whose members must subscribe to the same",
         ),
         ({"subscriptions": '{"a": {"sql": ""}}'}, "which is empty"),
-        ({"subscriptions": '{"a": {"sq": "x"}}'}, "which is no text; the shape is"),
+        ({"subscriptions": '{"a": {"sq": "x"}}'}, "which is not a text; the shape is"),
         ({"topics": " , "}, "topics=' , ' is empty"),
         ({"topics": "a,b,a"}, "names a twice"),
         ({"topics": "a,b c"}, "is not a topic name"),
@@ -217,7 +217,7 @@ def test_a_query_reads_one_topic_or_several(given: dict[str, str], subscribed: d
         ({"subscriptions": "[" * 100_000}, "is nested too deeply"),
         ({"subscriptions": '{"a": "*", "a": "x"}'}, "has the name 'a' twice"),
         ({"subscriptions": '{"a": "||"}'}, r"subscribes to '\|\|' of 'a', which names no tag"),
-        ({"subscriptions": '{"a": 1}'}, "subscribes to '1' of 'a', which is no text"),
+        ({"subscriptions": '{"a": 1}'}, "subscribes to '1' of 'a', which is not a text"),
         ({"subscriptions": '{"a b": "*"}'}, r"subscribes to '\*' of 'a b', which is not a topic name"),
         (
             {"topics": "a,b", "startingOffsets": '{"c": {"broker-a": {"0": 1}}}'},

@@ -79,7 +79,7 @@ def test_times_are_named_per_topic_or_queue() -> None:
         with pytest.raises(
             ValueError,
             match=(
-                r"of another shape|milliseconds since the epoch, not|is no time: neither|is not JSON of the "
+                r"of another shape|milliseconds since the epoch, not|is not a time: give|is not JSON of the "
                 r"shape"
             ),
         ):

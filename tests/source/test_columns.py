@@ -71,8 +71,8 @@ def test_a_stream_of_ranges_has_tickets_in_the_place_of_messages() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"includeColumns": "bodi"}, "names 'bodi', which is no column of a message; did you mean 'body'"),
-        ({"includeColumns": "xyz"}, "is no column of a message; those are topic, brokerName"),
+        ({"includeColumns": "bodi"}, "names 'bodi', which is not a column of a message; did you mean 'body'"),
+        ({"includeColumns": "xyz"}, "is not a column of a message; those are topic, brokerName"),
         ({"includeColumns": "body,body"}, "names body twice"),
         (
             {"includeColumns": "properties", "decodeProperties": "false"},

@@ -171,7 +171,7 @@ def test_messages_are_pulled_from_the_broker_that_the_option_names() -> None:
             "is 5, above 'maxOffsetsPerTrigger', which is 4",
         ),
         ({"maxTriggerDelay": "1m"}, "'maxTriggerDelay' needs 'minOffsetsPerTrigger'"),
-        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "is no duration such as 15m"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "is not a duration such as 15m"),
         ({"readFrom": "anyone"}, "is none of suggested, master, slave"),
         (
             {"maxBytesPerTrigger": "1", "consumerGroup": "g", "offsetStore": "/s"},

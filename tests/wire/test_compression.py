@@ -84,7 +84,7 @@ def test_a_body_that_is_not_compressed_raises(compression_type: CompressionType)
 def test_bytes_after_the_frame_raise(compression_type: CompressionType) -> None:
     compressed, flags = compress(BODY, compression_type)
 
-    with pytest.raises(RemoteProtocolError, match="5 bytes that are no frame follow the"):
+    with pytest.raises(RemoteProtocolError, match="5 bytes that are not a frame follow the"):
         decompress(compressed + b"a tail"[1:], flags)
 
 

@@ -181,7 +181,7 @@ def test_odd_keys_are_read(text: str, expected: Any) -> None:
     ids=lambda body: repr(body[:30]),
 )
 def test_what_is_no_json_even_in_the_wider_sense_raises(body: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"A body of {len(body)} bytes is no JSON"):
+    with pytest.raises(RemoteProtocolError, match=f"A body of {len(body)} bytes is not JSON"):
         loads(body)
 
 

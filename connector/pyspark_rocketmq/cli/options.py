@@ -244,7 +244,7 @@ class ConsumeSettings(ClusterAccess):
         "'keys,tags,properties'."
     )
     bad_record_column: str = option("badRecordColumn", text_value, "badRecord").doc(
-        "With bodySchema: the column that holds the bodies which are no such JSON."
+        "With bodySchema: the column that holds the bodies that are not such JSON."
     )
     sink: str = option("sink", parse_table).doc(
         "The Delta table for the emitted rows: path, URI or CATALOG.SCHEMA.TABLE."

@@ -174,6 +174,6 @@ def output_options(function: CallableT) -> CallableT:
 
 
 def open_console() -> Console:
-    """Return a console on standard output; a wide one if that is no terminal, so that tables in logs fit."""
+    """Return a console on standard output; a wide one without a terminal, so that tables in logs fit."""
     console = Console()
     return console if console.is_terminal else Console(width=_LOG_WIDTH)

@@ -52,7 +52,7 @@ _CONSUME_SUCCESS: Final = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 _SUCCESS: Final = ReturnType.SUCCESS
 
 _WANTED = "return CONSUME_SUCCESS or RECONSUME_LATER. The messages are sent back."
-_RETURNED_NONE = f"The listener returned None, which is no ConsumeConcurrentlyStatus; {_WANTED}"
+_RETURNED_NONE = f"The listener returned None, which is not a ConsumeConcurrentlyStatus; {_WANTED}"
 SEND_BACK_PAUSE_S: Final = 5.0
 """Pause before a message that could not be sent back is consumed again (``submitConsumeRequestLater``)."""
 EXPIRED_DELAY_LEVEL: Final = 3
@@ -122,7 +122,7 @@ def _whole(value: object, name: str, otherwise: int) -> tuple[int, str | None]:
 def _no_status(returned: object) -> str:
     shown = f"{returned!r:.80} " if isinstance(returned, str | int | float) else ""
     return (
-        f"The listener returned {shown}of type {type(returned).__name__}, which is no "
+        f"The listener returned {shown}of type {type(returned).__name__}, which is not a "
         f"ConsumeConcurrentlyStatus; {_WANTED}"
     )
 

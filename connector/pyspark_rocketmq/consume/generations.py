@@ -265,7 +265,7 @@ class NextGeneration(NamedTuple):
     is_later: bool = False
     """Whether the group has not reached it yet: until then the old generation goes on."""
     is_wanted: bool = False
-    """Whether somebody has put the group there since the change, so that it is no loss."""
+    """Whether somebody has put the group there since the change, so that it is not a loss."""
     is_certain: bool = True
     """See ``LogChange.is_certain``."""
     boundary: int | None = None

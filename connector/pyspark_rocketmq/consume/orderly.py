@@ -6,7 +6,7 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
 2. An answer commits, accumulates (autoCommit=false), puts the current batch back, or puts everything not
    committed back. The two that put back suspend the queue: at ``goes_on_at_s`` this run goes on, if its
    driver is still there; otherwise the queue is planned again from ``committed`` (D3, D4).
-3. An exception, None and anything else that is no status also put back (D5). Every put-back counts one
+3. An exception, None and anything else that is not a status also put back (D5). Every put-back counts one
    reconsumption for each message of the batch; a roll-back does not.
 4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Dead
    letters that a broker has stored are not counted; if they are the whole batch, it has passed and the queue
@@ -40,7 +40,7 @@ _ROLLBACK_IGNORED = (
 _WANTED = (
     "return SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT, COMMIT or ROLLBACK. The messages are delivered again."
 )
-_RETURNED_NONE = f"The listener returned None, which is no ConsumeOrderlyStatus; {_WANTED}"
+_RETURNED_NONE = f"The listener returned None, which is not a ConsumeOrderlyStatus; {_WANTED}"
 SUCCESSES = frozenset({ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT})
 """The answers that count as success for hooks."""
 _STATUSES = {str(status): status for status in ConsumeOrderlyStatus}
@@ -105,7 +105,7 @@ _WITHOUT_AUTO_COMMIT: dict[object, Outcome] = _IN_BOTH | {
 
 
 def status_of(answer: object) -> ConsumeOrderlyStatus:
-    """Return the status that an answer counts as; anything that is no status puts the messages back."""
+    """Return the status that an answer counts as; anything that is not a status puts the messages back."""
     found = _STATUSES.get(answer) if isinstance(answer, str) else None
     return found or ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
@@ -124,7 +124,7 @@ def outcome_of(answer: object, *, auto_commit: bool) -> Outcome:
 def _no_status(returned: object) -> str:
     shown = f"{returned!r:.80} " if isinstance(returned, str | int | float) else ""
     return (
-        f"The listener returned {shown}of type {type(returned).__name__}, which is no "
+        f"The listener returned {shown}of type {type(returned).__name__}, which is not a "
         f"ConsumeOrderlyStatus; {_WANTED}"
     )
 

@@ -234,7 +234,7 @@ class UncommittedDelivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """How much one plan may read; None is no limit."""
+    """How much one plan may read; None means no limit."""
 
     max_offsets_per_trigger: int | None = None
     """Most offsets of all queues together, as in Spark's Kafka source."""

@@ -300,8 +300,8 @@ def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None
 class RecentOffsets:
     """Positions of queues in the last seconds, as far as this process has seen them.
 
-    A broker that has crashed reports one of these offsets again. That is no reset: following it would repeat
-    messages after every crash. A process started since then cannot recognise such an offset, and follows it.
+    A broker that has crashed reports one of these offsets again. That is not a reset: following it would
+    repeat messages after every crash. A process started since then cannot recognise such an offset, and follows it.
     """
 
     def __init__(self) -> None:

@@ -132,7 +132,7 @@ class PushConsumer:
             promises, and ``direct`` is several times as fast. A query whose engine changes needs a new
             checkpoint.
         undecodable_messages: A member or its name: what to do with a message whose body cannot be
-            decompressed or whose bytes are no message. ``fail`` ends the query when all messages before it
+            decompressed or whose bytes are not a message. ``fail`` ends the query when all messages before it
             are consumed; ``keep`` gives the listener the stored bytes and property ``UNDECODABLE``, the
             reason.
         options: Further options of the source, such as ``{"pullBatchSize": "32"}``, including those of access

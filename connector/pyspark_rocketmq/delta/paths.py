@@ -58,7 +58,7 @@ class TableName(NamedTuple):
         where = "name of a Delta table"
         if _NAME.fullmatch(text) is None:
             problem = (
-                f"'{text}' is no name of a table: write SCHEMA.TABLE or CATALOG.SCHEMA.TABLE, with "
+                f"'{text}' is not the name of a table: write SCHEMA.TABLE or CATALOG.SCHEMA.TABLE, with "
                 f"backquotes around a part that has other characters than letters, digits and _; {folder}"
             )
             raise OptionError((problem,), where=where)

@@ -139,7 +139,7 @@ class StorageOptions:
         try:
             found = json.loads(text)
         except ValueError:
-            raise ValueError("is no JSON") from None
+            raise ValueError("is not JSON") from None
         try:
             return cls(found)
         except OptionError as error:

@@ -184,7 +184,7 @@ def _logging_errors(strategy: AllocationStrategy, group: str) -> Allocate:
 
 def _checked(share: Sequence[MessageQueue]) -> tuple[MessageQueue, ...]:
     if not all(isinstance(queue, MessageQueue) for queue in share):
-        raise TypeError(f"allocate returned {share!r:.200}, which is no sequence of MessageQueue")
+        raise TypeError(f"allocate returned {share!r:.200}, which is not a sequence of MessageQueue")
     return tuple(share)
 
 

@@ -194,7 +194,7 @@ class ClientRemotingProcessor:
     def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
         """Return what ``mqadmin consumerStatus`` shows: subscriptions, held queues, locks, offsets, rates.
 
-        None if this is no member of the group.
+        None if this is not a member of the group.
         """
         if consumer_group != self._options.consumer_group or self._heartbeat is None:
             return None
@@ -225,7 +225,7 @@ class ClientRemotingProcessor:
     ) -> ConsumeMessageDirectlyResult | None:
         """Call the listener here if it can be imported by its name (D12); otherwise refuse with the reason.
 
-        None if this is no member of the group.
+        None if this is not a member of the group.
         """
         if consumer_group != self._options.consumer_group:
             return None

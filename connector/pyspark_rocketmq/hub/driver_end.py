@@ -209,7 +209,7 @@ class DriverControl:
             self._commit(part)
         except BaseException:
             # The commit is tried again at the batch's end, where an error fails the batch. A panic of
-            # delta-rs is no Exception.
+            # delta-rs is not an Exception.
             logger.exception(
                 "a part of the batch could not be committed ahead of its end queues=%d", len(part.queues)
             )

@@ -49,7 +49,7 @@ def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
     """Return the queues in a message.
 
     Raises:
-        RemoteProtocolError: If it is no list of queues.
+        RemoteProtocolError: If it is not a list of queues.
     """
     try:
         return frozenset(

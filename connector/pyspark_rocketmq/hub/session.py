@@ -48,7 +48,7 @@ class HubAddress:
         """Read a text of :meth:`to_text`.
 
         Raises:
-            LocalProtocolError: If it is no such text, which is not shown.
+            LocalProtocolError: If it is not such a text, which is not shown.
         """
         place, _, key = text.rpartition("/")
         host, _, port = place.rpartition(":")
@@ -135,9 +135,9 @@ class Session:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise RemoteProtocolError(f"{self._peer}: a line is no JSON: {type(error).__name__}.") from error
+            raise RemoteProtocolError(f"{self._peer}: a line is not JSON: {type(error).__name__}.") from error
         if not isinstance(found, dict):
-            raise RemoteProtocolError(f"{self._peer}: a line is no JSON object.")
+            raise RemoteProtocolError(f"{self._peer}: a line is not a JSON object.")
         return found
 
     def _text(self, greeting: JsonObject, name: str) -> str:

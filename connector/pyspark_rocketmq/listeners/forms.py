@@ -243,8 +243,8 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
         return OpenedOnce(listener, ListenerContext(origin.consumer_group), origin.key)
     if not callable(listener) or isinstance(listener, type):
         raise _unusable(
-            f"{named(listener)} is no listener: it must be a function of messages and a context, or have a "
-            "method consume_message(messages, context)"
+            f"{named(listener)} is not a listener: it must be a function of messages and a context, or have "
+            "a method consume_message(messages, context)"
         )
     _check_parameters(listener, listener, given=2)
     success = ConsumeOrderlyStatus.SUCCESS if origin.is_orderly else ConsumeConcurrentlyStatus.CONSUME_SUCCESS

@@ -37,7 +37,7 @@ class QueueMetrics:
     reconsume_times: int = 0
     """Number of times that the next message was given back so far."""
     suspended_until_s: float | None = None
-    """Wall-clock seconds; a moment in the past is no suspension."""
+    """Wall-clock seconds; a moment in the past is not a suspension."""
     lag: QueueLag | None = None
     """None if the batch was dropped because one of its queues had moved to another consumer."""
 

@@ -403,7 +403,7 @@ def _check_form(path: str, form: TableForm) -> None:
         differences.append(f"partitioned by ({', '.join(form.partition_by)}) instead of (consumer_group)")
     if differences:
         raise SchemaError(
-            f"The table at {path} is no offset table: {'; '.join(differences)}. "
+            f"The table at {path} is not an offset table: {'; '.join(differences)}. "
             "Name another path for the offset store; a missing table is made by itself."
         )
     refused = sorted(form.features - _ALLOWED_FEATURES)

@@ -118,7 +118,8 @@ def _row(consumer_group: str, queue: MessageQueue, next_offset: int, kept: JsonO
             plain = kept.members[key]
             if type(plain) not in kinds:
                 raise RemoteProtocolError(
-                    f"{_NAME}: {key} of {queue} is {peer_text(repr(plain))}; that is no {kinds[0].__name__}."
+                    f"{_NAME}: {key} of {queue} is {peer_text(repr(plain))}; that is not of type "
+                    f"{kinds[0].__name__}."
                 )
             values[field.name] = field.from_plain(plain)
     state = {name: values.pop(name) for name in QueueState._fields if name in values}

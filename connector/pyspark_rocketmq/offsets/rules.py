@@ -259,7 +259,7 @@ def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
         next_offset, row.epoch, last_message=row.state.last_message if messages is None else messages
     )
     if messages is not None and batch_id == FOLLOWED:
-        # Whoever put it there meant the messages before the boundary, so it is no offset of an old log.
+        # Whoever put it there meant the messages before the boundary, so it is not an offset of an old log.
         batch_id = SKIPPED
     return row._replace(
         state=state,

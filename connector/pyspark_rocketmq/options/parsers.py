@@ -95,7 +95,7 @@ def iso_time(text: str) -> datetime:
     """
     # Bare digits are parsed by each option itself.
     if text.strip()[4:5] != "-":
-        raise ValueError(f"is no time in ISO 8601: {text}")
+        raise ValueError(f"is not a time in ISO 8601: {text}")
     at = datetime.fromisoformat(text.strip())
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
@@ -107,8 +107,8 @@ def time_ms(text: str) -> int:
         return max(0, round(iso_time(text).timestamp() * 1000))
     if not re.fullmatch(r"\+?\d{1,19}", text.strip()) or int(text) > _LATEST_TIME_MS:
         raise ValueError(
-            "is no time: neither milliseconds since the epoch, such as 1700000000000, nor ISO, such as "
-            "2026-11-20T10:00 (UTC unless it says otherwise)"
+            "is not a time: give milliseconds since the epoch, such as 1700000000000, or ISO 8601, such as "
+            "2026-11-20T10:00 (UTC if it has no zone)"
         )
     if int(text) in _TIMES_IN_SECONDS:
         raise ValueError(f"is in seconds; give milliseconds since the epoch, {int(text) * 1000}")
@@ -121,7 +121,7 @@ def duration_ms(text: str) -> int:
     found = re.fullmatch(r"(\d{1,15}) *([a-z]*)", text.strip().lower())
     unit = (found[2] or "ms") if found else ""
     if found is None or unit not in _DURATION_UNITS_MS:
-        raise ValueError(f"is no duration such as 15m; units are {', '.join(_DURATION_UNITS_MS)}")
+        raise ValueError(f"is not a duration such as 15m; units are {', '.join(_DURATION_UNITS_MS)}")
     return int(found[1]) * _DURATION_UNITS_MS[unit]
 
 
@@ -155,7 +155,7 @@ def json_texts(text: str, example: str) -> dict[str, str]:
     """Parse a JSON object whose values are texts.
 
     Raises:
-        ValueError: With the end of a sentence if it is no such object; ``example`` shows one.
+        ValueError: With the end of a sentence if it is not such an object; ``example`` shows one.
     """
     try:
         found = json.loads(text, object_pairs_hook=unique_members)
@@ -195,7 +195,7 @@ def secret_json(text: str) -> str:
     if not isinstance(found, dict) or not all(
         isinstance(value, str | bool | int) for value in found.values()
     ):
-        raise ValueError('is no JSON such as {"aws_access_key_id": "…", "aws_secret_access_key": "…"}')
+        raise ValueError('is not JSON such as {"aws_access_key_id": "…", "aws_secret_access_key": "…"}')
     return text
 
 
@@ -253,7 +253,7 @@ def column_name(text: str) -> str:
     if text.lower() not in by_lower:
         close = closest(text, MESSAGE_COLUMNS)
         hint = f"; did you mean '{close}'?" if close else f"; those are {', '.join(MESSAGE_COLUMNS)}"
-        raise ValueError(f"names '{text}', which is no column of a message{hint}")
+        raise ValueError(f"names '{text}', which is not a column of a message{hint}")
     return by_lower[text.lower()]
 
 
@@ -319,7 +319,7 @@ def pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text_value(text))
     except re.error as error:
-        raise ValueError(f"is no regular expression: {error}") from None
+        raise ValueError(f"is not a regular expression: {error}") from None
 
 
 @parses("string")

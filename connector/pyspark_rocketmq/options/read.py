@@ -187,7 +187,7 @@ class ReadOptions(PositionOptions):
     undecodable_messages: UndecodableMessages = read_option(
         "undecodableMessages", one_of(UndecodableMessages), UndecodableMessages.FAIL
     ).doc(
-        "What to do with a message whose body cannot be decompressed or whose bytes are no message: "
+        "What to do with a message whose body cannot be decompressed or whose bytes are not a message: "
         "`fail` ends the query with an error that names queue, offset and reason, a consumer's when all "
         "messages before it are consumed; `keep` reads it like any other, with the bytes that are stored "
         "as its body and the reason as property `UNDECODABLE`."

@@ -75,7 +75,7 @@ class DatabaseSink:
             problems.append(f"placeholder='{placeholder}' is none of {', '.join(_PLACEHOLDERS)}")
         if not all(part.isidentifier() for part in watermark_table.split(".")):
             problems.append(
-                f"watermark_table='{watermark_table}' is no plain name such as rocketmq_watermarks"
+                f"watermark_table='{watermark_table}' is not a plain name such as rocketmq_watermarks"
             )
         if problems:
             raise OptionError(tuple(problems), where="database sink")

@@ -368,7 +368,7 @@ def _checked(planned: QueueRange) -> QueueRange:
 
 def _whole(value: object, at_least: int) -> int:
     if type(value) is not int or not at_least <= value <= _HIGHEST:
-        raise ValueError(f"{value!r:.{_SHOWN}} is no number from {at_least} to {_HIGHEST}")
+        raise ValueError(f"{value!r:.{_SHOWN}} is not a number from {at_least} to {_HIGHEST}")
     return value
 
 

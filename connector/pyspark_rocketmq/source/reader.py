@@ -503,7 +503,7 @@ class _RangeReader:
             logger.info("not known whether the topic is compacted %s: %s", partition.planned.queue, error)
             return False
         if found:
-            logger.info("the topic is compacted, its gaps are no loss %s", partition.planned.queue)
+            logger.info("the topic is compacted, gaps in it are not data loss %s", partition.planned.queue)
         return found
 
     def _report_gap_before(self, goes_on: int) -> None:

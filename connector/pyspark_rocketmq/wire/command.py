@@ -147,8 +147,8 @@ def encode_frame(command: RemotingCommand, *, max_frame_length: int = MAX_FRAME_
         header = _ENCODERS[command.serialize_type](command)
     except UnicodeEncodeError as exc:
         raise LocalProtocolError(
-            f"Request or response code {command.code} holds a text with half a surrogate pair at position "
-            f"{exc.start}; UTF-8 cannot carry it. Repair the text before it is sent."
+            f"Request or response code {command.code} contains text with an unpaired surrogate at "
+            f"position {exc.start}; UTF-8 cannot carry it. Repair the text before it is sent."
         ) from exc
     length = 4 + len(header) + len(command.body)
     if len(header) > _MAX_HEADER_LENGTH or length + 4 > max_frame_length:
@@ -224,10 +224,10 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
             f"The frame's header is not JSON: {exc}; it begins {header[:80]!r}."
         ) from exc
     if type(fields) is not dict:
-        raise RemoteProtocolError(f"The frame's header is no JSON object; it begins {header[:80]!r}.")
+        raise RemoteProtocolError(f"The frame's header is not a JSON object; it begins {header[:80]!r}.")
     remark = fields.get("remark")
     if remark is not None and type(remark) is not str:
-        raise RemoteProtocolError(f"Header field 'remark' is no text: {short_repr(remark)}.")
+        raise RemoteProtocolError(f"Header field 'remark' is not a text: {short_repr(remark)}.")
     return RemotingCommand(
         code=_integer(fields, "code"),
         opaque=_integer(fields, "opaque"),
@@ -244,7 +244,7 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
 def _integer(fields: dict[str, Any], name: str, default: int | None = None) -> int:
     value = fields.get(name, default)
     if type(value) is not int or not -_INT32_END <= value < _INT32_END:
-        raise RemoteProtocolError(f"Header field {name!r} is no 32-bit integer: {short_repr(value)}.")
+        raise RemoteProtocolError(f"Header field {name!r} is not a 32-bit integer: {short_repr(value)}.")
     return value
 
 
@@ -260,7 +260,7 @@ def _json_ext_fields(value: object) -> dict[str, str]:
     if value is None:
         return {}
     if type(value) is not dict:
-        raise RemoteProtocolError(f"Header field 'extFields' is no object: {short_repr(value)}.")
+        raise RemoteProtocolError(f"Header field 'extFields' is not an object: {short_repr(value)}.")
     if {str}.issuperset(map(type, value.values())):
         return value
     return {name: _json_text(name, item) for name, item in value.items() if item is not None}
@@ -403,7 +403,7 @@ def _checked_ext_fields(command: RemotingCommand) -> Iterator[tuple[str, str]]:
     for name, value in command.ext_fields.items():
         if not isinstance(value, str):
             raise LocalProtocolError(
-                f"Ext field {name!r} of a command with code {command.code} is no text: {short_repr(value)}."
+                f"Ext field {name!r} of a command with code {command.code} is not text: {short_repr(value)}."
             )
         yield name, value
 

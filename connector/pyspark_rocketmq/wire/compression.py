@@ -271,7 +271,7 @@ def _frames(body: bytes, form: _Format) -> Iterator[bytes]:
             at = end
         elif at:
             raise RemoteProtocolError(
-                f"{left} bytes that are no frame follow the {form.name} frames of a message body."
+                f"{left} bytes that are not a frame follow the {form.name} frames of a message body."
             )
         else:
             raise RemoteProtocolError(

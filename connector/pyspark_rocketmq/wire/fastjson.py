@@ -115,7 +115,7 @@ def loads(data: bytes) -> Any:
         return _Reader(data.decode()).document()
     except (ValueError, RecursionError) as exc:
         raise RemoteProtocolError(
-            f"A body of {len(data)} bytes is no JSON: {exc}; it begins {data[:80]!r}."
+            f"A body of {len(data)} bytes is not JSON: {exc}; it begins {data[:80]!r}."
         ) from exc
 
 
@@ -259,7 +259,7 @@ def queue_to_json(queue: MessageQueue) -> dict[str, object]:
 
 def _write_key(key: object) -> str:
     if isinstance(key, bool) or not isinstance(key, (str, int, dict, list, ObjectMap, MessageQueue)):
-        raise TypeError(f"{key!r} is no key")
+        raise TypeError(f"{key!r} cannot be a key of a JSON object")
     return _write(key)
 
 
@@ -313,7 +313,7 @@ class JsonObject:
         if value is None:
             return []
         if type(value) is not list:
-            raise RemoteProtocolError(f"{self.where}: field {name!r} is no list: {short_repr(value)}.")
+            raise RemoteProtocolError(f"{self.where}: field {name!r} is not a list: {short_repr(value)}.")
         return value
 
     def texts(self, name: str) -> list[str]:
@@ -372,7 +372,7 @@ def read_object(data: bytes, where: str) -> JsonObject:
 def as_object(value: object, where: str) -> JsonObject:
     """Convert an already read value to a map with text keys."""
     if type(value) is not dict:
-        raise RemoteProtocolError(f"{where} is no JSON object: {short_repr(value)}.")
+        raise RemoteProtocolError(f"{where} is not a JSON object: {short_repr(value)}.")
     return JsonObject(where, value)
 
 
@@ -389,7 +389,7 @@ def as_text(value: object, where: str) -> str:
         return "true" if value else "false"
     if type(value) in (int, float):
         return str(value)
-    raise RemoteProtocolError(f"{where} is no text: {short_repr(value)}.")
+    raise RemoteProtocolError(f"{where} is not a text: {short_repr(value)}.")
 
 
 # --- dataclasses as maps ------------------------------------------------------------------------------------
@@ -489,7 +489,7 @@ def _as_integer(value: object, where: str) -> int | None:
     elif type(value) is bool or (type(value) is float and abs(value) <= _LARGEST_DOUBLE):
         value = int(value)
     if type(value) is not int or not -_INT64_END <= value < _INT64_END:
-        raise RemoteProtocolError(f"{where} is no 64-bit integer: {short_repr(value)}.")
+        raise RemoteProtocolError(f"{where} is not a 64-bit integer: {short_repr(value)}.")
     return value
 
 
@@ -500,7 +500,7 @@ def _as_number(value: object, where: str) -> float | None:
         if _DECIMAL.fullmatch(value):
             value = float(value.replace(",", ""))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST_DOUBLE:
-        raise RemoteProtocolError(f"{where} is no finite number: {short_repr(value)}.")
+        raise RemoteProtocolError(f"{where} is not a finite number: {short_repr(value)}.")
     return float(value)
 
 
@@ -516,7 +516,7 @@ def _as_flag(value: object, where: str) -> bool | None:
             return True
         if value.lower() == "false" or value in _FALSE:
             return False
-    raise RemoteProtocolError(f"{where} is no boolean: {short_repr(value)}.")
+    raise RemoteProtocolError(f"{where} is not a boolean: {short_repr(value)}.")
 
 
 def _required(value: object, read: Callable[[Any, str], T | None], where: str) -> T:

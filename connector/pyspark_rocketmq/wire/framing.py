@@ -97,7 +97,7 @@ class FrameDecoder:
         if length + _LENGTH_WORD > self._max_frame_length:
             raise RemoteProtocolError(
                 f"A frame of {length + _LENGTH_WORD} bytes was announced; at most {self._max_frame_length} "
-                "are accepted. Either the peer is no RocketMQ server or its frame limit was raised."
+                "are accepted. Either the peer is not a RocketMQ server or its frame limit was raised."
             )
         if length < _MIN_LENGTH:
             raise RemoteProtocolError(f"A frame of {length} bytes has no room for its header length.")

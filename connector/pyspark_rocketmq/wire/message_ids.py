@@ -78,7 +78,7 @@ def decode_offset_message_id(message_id: str) -> tuple[str, int]:
     """
     if not _OFFSET_MESSAGE_ID.fullmatch(message_id):
         raise RemoteProtocolError(
-            f"{message_id[:_LONGEST_SHOWN]!r} is not an offset message id: 32 or 56 hex digits."
+            f"{message_id[:_LONGEST_SHOWN]!r} is not an offset message id: expected 32 or 56 hex digits."
         )
     data = bytes.fromhex(message_id)
     return decode_host(data[:-_OFFSET_BYTES]), int.from_bytes(data[-_OFFSET_BYTES:], "big", signed=True)

@@ -152,7 +152,7 @@ class ConcurrentRun(RangeRun):
         """Deliver until the range is settled or the run has to end; return the final rows, in queue order.
 
         Raises:
-            ListenerError: If the listener raised something that is no ``Exception``, such as SystemExit.
+            ListenerError: If the listener raised something that is not an ``Exception``, such as SystemExit.
             SchemaError: If it emitted a row that breaks the output schema.
         """
         self._pool.join(self)

@@ -39,7 +39,7 @@ def listener_schema(output_schema: str | StructType) -> StructType:
     """Return the columns that a listener emits.
 
     Raises:
-        SchemaError: If the text is no schema, or uses a name that the engine needs.
+        SchemaError: If the text is not a schema, or uses a name that the engine needs.
     """
     schema = output_schema if isinstance(output_schema, StructType) else _parsed(output_schema)
     taken = {name.lower() for name in (*POSITION_COLUMNS, ACK_COLUMN)}

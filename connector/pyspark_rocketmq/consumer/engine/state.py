@@ -132,7 +132,7 @@ def consume_orderly(
 
     Raises:
         OptionError: If the listener has none of these forms, or messages may be given up but not be sent.
-        SchemaError: If ``output_schema`` is no schema, or has a name that the engine needs or a type that
+        SchemaError: If ``output_schema`` is not a schema, or has a name that the engine needs or a type that
             cannot be emitted.
     """
     schema = listener_schema(output_schema)

@@ -152,8 +152,8 @@ def queue_from_json(value: Any, where: str) -> MessageQueue:
             )
     except (KeyError, TypeError, RemoteProtocolError) as exc:
         raise RemoteProtocolError(
-            f"{where} holds something that is no message queue: {short_repr(value)}."
+            f"{where} has an entry that is not a message queue: {short_repr(value)}."
         ) from exc
     if not -_INT32_END <= queue.queue_id < _INT32_END:
-        raise RemoteProtocolError(f"{where} holds something that is no message queue: {short_repr(value)}.")
+        raise RemoteProtocolError(f"{where} has an entry that is not a message queue: {short_repr(value)}.")
     return queue

@@ -87,7 +87,7 @@ def _entries(header_class: type[Header]) -> tuple[tuple[str, str, _Codec, bool],
 
 def _write_text(value: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is no text")
+        raise TypeError(f"{value!r:.80} is not a text")
     return value
 
 
@@ -97,14 +97,14 @@ def _integer_codec(bits: int) -> _Codec:
 
     def to_text(value: int) -> str:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{value!r:.80} is no integer")
+            raise TypeError(f"{value!r:.80} is not an integer")
         if not -end <= value < end:
             raise ValueError(f"{value} exceeds {bits} bits")
         return str(int(value))
 
     def from_text(text: str) -> int:
         if _INTEGER.fullmatch(text) is None:
-            raise ValueError(f"{text!r:.80} is no {bits}-bit integer")
+            raise ValueError(f"{text!r:.80} is not a {bits}-bit integer")
         value = int(text)
         if not -end <= value < end:
             raise ValueError(f"{text} exceeds {bits} bits")

@@ -96,7 +96,7 @@ def _bounds_from_json(value: Any) -> QueueBounds:
         updated = value.get("lastUpdateTimestamp", 0)
     except (KeyError, TypeError, AttributeError) as exc:
         raise RemoteProtocolError(
-            f"{_WHERE} holds something that is no TopicOffset: {short_repr(value)}."
+            f"{_WHERE} has an entry that is not a TopicOffset: {short_repr(value)}."
         ) from exc
     return QueueBounds(
         min_offset=checked_int64(minimum, _WHERE),
@@ -120,7 +120,8 @@ def decode_route(body: bytes, topic: str = "") -> TopicRoute:
     order_topic_conf = route.optional_text("orderTopicConf") or None
     if order_topic_conf is not None and _ORDER_CONF.fullmatch(order_topic_conf) is None:
         raise RemoteProtocolError(
-            f"TopicRouteData.orderTopicConf is no 'broker:queues;…': {short_repr(order_topic_conf)}."
+            "TopicRouteData.orderTopicConf must look like 'broker:queues;…', but is "
+            f"{short_repr(order_topic_conf)}."
         )
     queues = tuple(map(_queue, route.objects("queueDatas")))
     _check_count(topic, "readQueueNums", [(data.broker_name, data.read_queue_nums) for data in queues])
