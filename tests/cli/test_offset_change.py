@@ -183,7 +183,7 @@ def test_a_group_goes_back_to_where_it_was(shop: Shop) -> None:
     shop.do(reset, ToOffset(0))
     shop.do(reset, AtTime(before.at_s))
     assert shop.now() == {A0: 20, A1: 30}
-    with pytest.raises(JobFailed, match="nothing to change: group 'etl' is there already"):
+    with pytest.raises(JobFailed, match="nothing to change: group 'etl' has these offsets already"):
         shop.do(reset, AtTime(LATER_S))
 
 
@@ -633,7 +633,7 @@ def test_a_gap_in_a_sink_is_accepted(lossy: Lossy) -> None:
 
     assert not lossy.is_refused()
     assert lossy.shop.now() == before
-    assert json.loads(lossy.shop.shown)[0]["note"] == "stays; its sink need not have what came before"
+    assert json.loads(lossy.shop.shown)[0]["note"] == "stays; its sink is no longer checked for earlier rows"
     with pytest.raises(JobFailed, match="nothing to change"):
         lossy.shop.do(accept_gap)
 

@@ -140,7 +140,11 @@ def test_a_queue_that_stays_is_moved_where_it_is_to_forget_its_sink() -> None:
 
     [move] = moves_to(dict.fromkeys(rows, 5), rows, {}, forgets_sinks=True)
 
-    assert (move.queue, move.moved, move.note) == (A0, 0, "stays; its sink need not have what came before")
+    assert (move.queue, move.moved, move.note) == (
+        A0,
+        0,
+        "stays; its sink is no longer checked for earlier rows",
+    )
 
 
 def test_a_queue_the_group_has_not_begun_may_be_moved() -> None:

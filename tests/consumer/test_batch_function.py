@@ -88,7 +88,7 @@ def test_a_query_that_has_ended_commits_nothing(tmp_path: Path) -> None:
             {"store": DeltaOffsetStore("t", storage_options=dict)},
             "storage_options of the offset store are a callable",
         ),
-        ({"drains": True}, "Spark before 4.2 does not report it to a Python source"),
+        ({"drains": True}, "Spark before 4.2 does not pass the trigger"),
     ],
 )
 def test_what_would_fail_at_the_server_is_refused_before_the_start(

@@ -49,10 +49,13 @@ def sinks(tmp_path: Path) -> MultiSink:
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        (pc.field("stepp") == "paid", "which have .*step.* No match for FieldRef.Name\\(stepp\\)"),
-        (pc.field("Step") == "paid", "names differ by case"),
-        (pc.field("step") > 3, "cannot be applied to the rows"),
-        (pc.field("step"), "cannot be applied to the rows"),
+        (
+            pc.field("stepp") == "paid",
+            "which have the columns .*step.* No match for FieldRef.Name\\(stepp\\)",
+        ),
+        (pc.field("Step") == "paid", "names are case-sensitive"),
+        (pc.field("step") > 3, "cannot be evaluated on the rows"),
+        (pc.field("step"), "cannot be evaluated on the rows"),
     ],
 )
 def test_a_condition_that_rows_cannot_have_is_refused_at_the_start(

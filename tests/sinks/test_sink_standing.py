@@ -89,7 +89,7 @@ def test_a_sink_whose_watermarks_were_forgotten_is_looked_at_before_messages_are
     remedy = f"DeltaSink('/lake/orders').rewind('{GROUP}', {{queue: highest queueOffset + 1}})"
     assert text.index(remedy) < text.index("offsets reset --to sink")
     for other in (LAKE, LAKE._replace(identity="table-2", watermarks={}), LAKE._replace(identity=None)):
-        assert "First look whether" not in refusal(rows(row(Q0, 12, LAKE)), other)
+        assert "First check whether" not in refusal(rows(row(Q0, 12, LAKE)), other)
 
 
 def test_a_sink_that_was_set_back_is_named_with_queue_and_both_offsets() -> None:

@@ -145,7 +145,7 @@ class PartCommitter:
         """Wait until the brokers have the offsets: the next owner may be a Java member, which uses them."""
         if self._mirror is not None and accepted and not self._mirror.await_shown(accepted, _SHOWN_WITHIN_S):
             logger.warning(
-                "the brokers did not get the offsets in time of queues that may change hands now; a Java "
+                "offsets of queues that may now change hands did not reach the brokers in time; a Java "
                 "member may consume messages again group=%s queues=%d",
                 self._group,
                 len(accepted),

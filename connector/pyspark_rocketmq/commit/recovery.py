@@ -84,9 +84,9 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
         )
     for name in unknown_sinks(rows, standings):
         logger.warning(
-            "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from "
-            "now on. If it shall have what came before, stop the query and reset the group's offsets "
-            "(`pyspark-rocketmq offsets reset`)",
+            "the sink %s is new to group %s, which wrote into other sinks before: it gets only messages that "
+            "are consumed from now on. To give it earlier ones too, stop the query and reset the group's "
+            "offsets (`pyspark-rocketmq offsets reset`)",
             name,
             consumer_group,
         )

@@ -301,7 +301,8 @@ class RecentOffsets:
     """Positions of queues in the last seconds, as far as this process has seen them.
 
     A broker that has crashed reports one of these offsets again. That is not a reset: following it would
-    repeat messages after every crash. A process started since then cannot recognise such an offset, and follows it.
+    repeat messages after every crash. A process started since then cannot recognise such an offset, and
+    follows it.
     """
 
     def __init__(self) -> None:

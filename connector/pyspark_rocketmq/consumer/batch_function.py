@@ -180,8 +180,8 @@ def check_over_connect(parts: CommitterParts, known_problems: Sequence[str] = ()
     problems = [*known_problems]
     if parts.drains and not SPARK_PASSES_TRIGGER:
         problems.append(
-            "trigger availableNow is not possible: Spark before 4.2 does not report it to a Python source; "
-            "use a processingTime trigger, or Spark 4.2 or newer"
+            "trigger availableNow is not possible: Spark before 4.2 does not pass the trigger to Python "
+            "sources; use a processingTime trigger, or Spark 4.2 or newer"
         )
     if isinstance(parts.store, DeltaOffsetStore) and parts.store.storage.is_renewable:
         problems.append(

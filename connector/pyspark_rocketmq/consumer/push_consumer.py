@@ -533,9 +533,9 @@ def _drained_by(
     """
     if hub is None:
         raise RocketMQError(
-            "Spark before 4.2 does not report the trigger availableNow to a Python source; the driver must "
-            "listen for the planner instead, and nothing can listen there (spark.driver.bindAddress). "
-            "Mend that, start the query with a processingTime trigger, or use Spark 4.2 or newer."
+            "Spark before 4.2 does not pass the trigger to Python sources, so for availableNow the driver "
+            "must listen for the planner, and it cannot listen at its address (spark.driver.bindAddress). "
+            "Correct that, start the query with a processingTime trigger, or use Spark 4.2 or newer."
         )
     return {**options, "drains": "true"}, {"processingTime": "100 milliseconds"}
 
@@ -546,5 +546,5 @@ def _await_query_id(query_id: Future[str]) -> str:
         return query_id.result(_QUERY_ID_TIMEOUT_S)
     except TimeoutError:
         raise RocketMQError(
-            f"Spark did not report the query's id within {_QUERY_ID_TIMEOUT_S:g} s of its start."
+            f"The query did not report its id within {_QUERY_ID_TIMEOUT_S:g} s of its start."
         ) from None

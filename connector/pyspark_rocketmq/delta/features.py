@@ -81,7 +81,7 @@ PARTITION_TYPES = frozenset({"string", "byte", "short", "integer", "long", "bool
 
 
 def refused_features(form: TableForm) -> tuple[str, ...]:
-    """Return the names of what forbids adding files to the table; empty if nothing does."""
+    """Return the names of the features that forbid adding files to the table; empty if none does."""
     refused = sorted(form.features - _ALLOWED_FEATURES)
     if form.has_column_mapping:
         refused.append("columnMapping (delta.columnMapping.mode)")

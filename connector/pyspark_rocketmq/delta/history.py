@@ -52,7 +52,7 @@ class CatalogHistory:
         while not self._entries and not self._is_whole:
             self._read_more()
         if not self._entries:
-            raise DeltaError(f"The history of {self.table_uri} tells no commit any more.")
+            raise DeltaError(f"The history of {self.table_uri} contains no commits any more.")
         return self.newest
 
     @property

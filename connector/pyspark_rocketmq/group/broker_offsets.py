@@ -259,7 +259,8 @@ class RemoteGroup:
             return found.look(Deadline.after(self._clock, cluster.timeout_s))
         except RocketMQError as error:
             raise BrokerOffsetUnavailable(
-                f"The brokers of group {self.consumer_group} are not known: {error} Look at the name servers."
+                f"Could not look up the brokers of group {self.consumer_group}: {error} Check the name "
+                "servers."
             ) from error
 
     def _offsets(self, queues: Iterable[MessageQueue], routes: Routes) -> RemoteBrokerOffsets:

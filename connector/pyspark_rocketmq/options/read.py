@@ -260,14 +260,14 @@ class ReadOptions(PositionOptions):
         "new for every start."
     )
     drains: bool = stream_option("drains", boolean, False, internal=True).doc(
-        "Whether the planner of a `PushConsumer` reports to its driver when all that was there at the start "
-        "is consumed: Spark before 4.2 does not report `availableNow` to a Python source."
+        "Whether the planner of a `PushConsumer` reports to its driver when the messages present at the "
+        "start are consumed: Spark before 4.2 does not pass the trigger `availableNow` to Python sources."
     )
     include_columns: tuple[str, ...] = read_option(
         "includeColumns", list_of(column_name), (), default_text="all"
     ).doc(
         "Columns of a message to read, separated by commas, in that order: the others are neither decoded "
-        "nor handed to Spark, which does not show a Python source what a query needs. Not with "
+        "nor handed to Spark, which does not pass the columns of a query to a Python source. Not with "
         "`consumerGroup`: a listener gets whole messages."
     )
     property_columns: tuple[str, ...] = read_option("propertyColumns", list_of(text_value), ()).doc(

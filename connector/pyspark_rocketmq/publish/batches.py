@@ -241,7 +241,8 @@ class QueueSelector:
         if row.sharding_key is not None:
             raise RowNotSent(
                 row.shown,
-                "it has both a queueId and a shardingKey, which say different queues; leave one null",
+                "it has both a queueId and a shardingKey, and only one may choose the queue; leave the other "
+                "null",
                 is_no_message=True,
             )
         found = [

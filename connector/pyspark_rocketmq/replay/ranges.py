@@ -89,8 +89,8 @@ class Sending:
                 name,
                 self.target_offset,
                 f"offsets below {bounds.max_offset} only",
-                "The topic was made again or has lost its latest messages, and the record of what was "
-                "replayed into it does not hold any more: replay with another record.",
+                "The topic was created again or has lost its latest messages, and the record of what was "
+                "replayed into it is no longer true: replay with another record.",
             )
         if highest is not None:
             return highest + 1
@@ -101,11 +101,13 @@ class Sending:
                     name,
                     self.target_offset,
                     gone,
-                    f"Whether messages of {self.source} were among those that the target has deleted since "
-                    "is not known. Set failOnDataLoss=false to send them all, or replay with another "
-                    "record.",
+                    "The target has deleted messages since, and cannot show whether messages of "
+                    f"{self.source} were among them. Set failOnDataLoss=false to send them all, or replay "
+                    "with another record.",
                 )
-            logger.warning("replay begins again, its target has only %s: %s", gone, self.source)
+            logger.warning(
+                "replay of a range begins again, because its target has only %s: %s", gone, self.source
+            )
         return self.source.start
 
 

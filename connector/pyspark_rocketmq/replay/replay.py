@@ -185,8 +185,8 @@ class Replay:
         check_classic(
             self._spark,
             "A Replay to a topic",
-            "when this process dies, Spark's server goes on with the step that it has begun, for minutes, "
-            "and the next run would send what that still sends; replay into a table, and publish its rows by "
+            "when this process dies, Spark's server continues the current step for minutes, and the next run "
+            "would send the same messages a second time; replay into a table, and publish its rows by "
             "df.write, or use a classic session",
         )
         check_speculation(self._spark)

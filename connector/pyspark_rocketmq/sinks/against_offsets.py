@@ -228,22 +228,22 @@ def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> 
 
 def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
     return (
-        f" First look whether the rows are in {gap.standing.path} all the same: with the table property "
-        "delta.setTransactionRetentionDuration writers forget watermarks. Then stop every query of the "
-        "group, say how far the rows go with "
+        f" First check whether the rows are in {gap.standing.path} after all: with the table property "
+        "delta.setTransactionRetentionDuration writers delete old watermarks. If they are, stop every query "
+        "of the group, set the sink's offsets with "
         f"DeltaSink({gap.standing.path!r}).rewind({consumer_group!r}, {{queue: highest queueOffset + 1}}) "
-        "for every queue, and start the query again; what follows would double them."
+        "for every queue, and start the query again; the steps that follow would write the rows twice."
     )
 
 
 def rows_there_text(consumer_group: str, path: str, count: int) -> str:
     """Describe why a group is not moved back to the beginning of a sink with rows but without watermarks."""
     return (
-        f"Nothing was changed: {path} shows no watermark of group {consumer_group}, and has "
-        f"{counted(count, 'row')} of its queues, which the group would write again, and would have twice. If "
-        "they are the group's, whose watermarks were forgotten (delta.setTransactionRetentionDuration), say "
-        f"how far they go, in Python: DeltaSink({path!r}).rewind({consumer_group!r}, {{queue: highest "
-        "queueOffset + 1}) for every queue. If they are not, use rmq.reset_to_sink(store, sink, "
+        f"Nothing was changed: {path} shows no watermark of group {consumer_group}, but has "
+        f"{counted(count, 'row')} of its queues, which the group would write a second time. If "
+        "the group wrote them and its watermarks were deleted (delta.setTransactionRetentionDuration), set "
+        f"the sink's offsets, in Python: DeltaSink({path!r}).rewind({consumer_group!r}, {{queue: highest "
+        "queueOffset + 1}) for every queue. If it did not, use rmq.reset_to_sink(store, sink, "
         "consumer_group, beside_rows=True)."
     )
 

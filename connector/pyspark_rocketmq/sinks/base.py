@@ -114,8 +114,8 @@ def moved_by(
     unknown = [str(queue) for queue in acked if queue not in watermarks]
     if unknown:
         raise OffsetError(
-            f"{'; '.join(unknown)}: acknowledged, but not named when the batch began, so what {place} holds "
-            "of it is not known. Nothing was added. Name every queue at the beginning."
+            f"{'; '.join(unknown)}: acknowledged, but not named when the batch began, so it is unknown which "
+            f"of the rows {place} has already. Nothing was added. Name every queue when the batch begins."
         )
     grown = advance(watermarks, acked)
     if rows and not grown:

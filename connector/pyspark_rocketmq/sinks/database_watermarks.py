@@ -279,11 +279,11 @@ class WatermarkTable:
                     connection.rollback()
         if self._remove_what_stayed(probe):
             problem = (
-                "what a connection of connect() wrote was there although it was rolled back: it commits each "
-                f"statement by itself (autocommit), or {self.name} is of a kind without transactions. Rows "
-                "and watermarks could not be one transaction. Connect without autocommit (psycopg and MySQL: "
-                "autocommit=False; sqlite3: neither isolation_level=None nor autocommit=True; MySQL's "
-                "tables: ENGINE=InnoDB)"
+                "a row written through a connection of connect() was still there after a rollback: the "
+                "connection commits each statement by itself (autocommit), or the tables do not support "
+                f"transactions ({self.name}). Rows and watermarks could not be one transaction. Connect "
+                "without autocommit (psycopg and MySQL: autocommit=False; sqlite3: neither "
+                "isolation_level=None nor autocommit=True; MySQL's tables: ENGINE=InnoDB)"
             )
             raise OptionError((problem,), where="database sink")
         if failure is not None:

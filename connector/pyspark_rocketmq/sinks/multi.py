@@ -69,8 +69,9 @@ class Route:
             rows.empty_table().filter(self.where)
         except (pa.ArrowException, TypeError) as error:
             problem = (
-                f"where={self.where} cannot be applied to the rows, which have {', '.join(rows.names)} "
-                f"(names differ by case): {str(error).partition(' in ')[0].rstrip('.')}"
+                f"where={self.where} cannot be evaluated on the rows, which have the columns "
+                f"{', '.join(rows.names)} (names are case-sensitive): "
+                f"{str(error).partition(' in ')[0].rstrip('.')}"
             )
             raise OptionError((problem,), where="route to a sink") from error
 

@@ -71,9 +71,9 @@ def _relation(one: str, other: str) -> str:
     if within == inner or within.startswith(_HIDDEN):
         return ""
     return (
-        f"lie within each other: what looks after the outer table ({outer}) removes files that it does not "
-        "know, those of the inner one; put them beside each other, or the inner one into a folder whose name "
-        "begins with _"
+        f"lie within each other: VACUUM of the outer table ({outer}) removes files that are not in its log, "
+        "such as those of the inner one; put them beside each other, or the inner one into a folder whose "
+        "name begins with _"
     )
 
 
@@ -104,8 +104,8 @@ def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
             name = markers[marker]
             raise StorageNotShared(
                 f"{name}={folders[name]!r} is another folder on {host} than on the driver's machine "
-                f"{socket.gethostname()}, or none: what an executor writes there is not seen by the driver, "
-                "and what the driver writes not by another machine. Name storage that all machines share: an "
+                f"{socket.gethostname()}, or is missing there: the driver does not see the executors' files "
+                "in it, and other machines do not see the driver's. Name storage that all machines share: an "
                 "object store, HDFS, or a folder where all of them have mounted the same storage."
             )
 
@@ -143,8 +143,8 @@ def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
     except TimedOut:
         context.cancelJobGroup(group)
         logger.warning(
-            "whether all machines share the tables' folders was not found out within %g s, for no executor "
-            "was there; the first commit will show it",
+            "could not check within %g s whether all machines share the tables' folders, because no executor "
+            "was running; the first commit will show it",
             _LOOK_TIMEOUT_S,
         )
         return {}

@@ -315,8 +315,8 @@ def _warn_of_limits(options: ReadOptions) -> None:
     given = ", ".join(f"{name}={limit}" for name, limit in limits.items() if limit is not None)
     if given and options.consumer_group is None:
         logger.warning(
-            "Spark before 4.2 does not report triggers to a Python source: with availableNow or once this "
-            "stream ends after one micro-batch, which %s bounds; leave that out to read all that is there",
+            "Spark before 4.2 does not pass the trigger to Python sources: with availableNow or once this "
+            "stream ends after one micro-batch, limited by %s; leave that out to read all messages",
             given,
         )
 

@@ -197,9 +197,9 @@ def check_delta(spark: SparkSession) -> None:
     has_delta = not isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage)
     if not HAS_DELTA and (not has_delta or _is_too_old(jvm)):
         raise RocketMQError(
-            f"Delta Lake has no release for Spark {spark.version}, and this session has none that works. Use "
-            "Spark 4.2, 4.1 or 4.0 for this; a DeltaSink, an offset store and a replay into a topic do "
-            "without."
+            f"Delta Lake has no release for Spark {spark.version}, and the one in this session, if any, does "
+            "not work with it. Use Spark 4.2, 4.1 or 4.0 for this. DeltaSink, offset stores and replays into "
+            "a topic work without it."
         )
     if not has_delta:
         raise RocketMQError(NO_DELTA)

@@ -156,7 +156,7 @@ def test_rows_that_came_by_a_path_that_cannot_be_read_are_an_error() -> None:
     table.commit({ID0: 3}, **{REACHED: {ID0: 3}})
     table.ids = None
 
-    with pytest.raises(SinkConflict, match=f"rows of group {GROUP} that came by its path"):
+    with pytest.raises(SinkConflict, match=f"rows of group {GROUP} that were written by its path"):
         read_progress(log_of(table), GROUP)
 
 
@@ -190,7 +190,9 @@ def test_forgotten_ids_are_an_error_if_no_commit_records_them() -> None:
     table.clean_up()
     table.ids = {}
 
-    with pytest.raises(SinkConflict, match=f"How far rows of group {GROUP} go"):
+    with pytest.raises(
+        SinkConflict, match=f"Cannot determine up to which offset .* has rows of group {GROUP}"
+    ):
         read_progress(log_of(table), GROUP)
 
 

@@ -113,8 +113,8 @@ class SinkWatermarks:
         if found[0].is_one_of_several:
             raise JobFailed(
                 f"Nothing was changed: group {consumer_group} writes into other sinks beside {self._path}, "
-                "and going back to where one of them is would forget what the others lack. Name them all, in "
-                "Python: rmq.reset_to_sink(store, [every sink of the query], consumer_group)."
+                "and a reset to one of them would discard the record of what the others lack. Name them all, "
+                "in Python: rmq.reset_to_sink(store, [every sink of the query], consumer_group)."
             )
         with self._answering():
             problem = rows_problem(self._sink(), consumer_group, found[0])
@@ -343,8 +343,8 @@ class _OffsetChange:
         moves = self._moves(wanted, options)
         if not moves:
             raise JobFailed(
-                f"There is nothing to change: group '{self.group.name}' is there already, or none of its "
-                "queues was chosen."
+                f"There is nothing to change: group '{self.group.name}' has these offsets already, or none "
+                "of its queues was chosen."
             )
         problem = self._problem(moves, wanted, options)
         if problem is None and not options.is_dry_run:

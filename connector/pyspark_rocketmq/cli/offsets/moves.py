@@ -220,7 +220,7 @@ class QueueMove:
         if self.is_below_watermark:
             notes.append(f"the sink drops rows below {self.watermark}")
         if self.moved == 0 and self.row is not None and self.row.sinks:
-            notes.append("stays; its sink need not have what came before")
+            notes.append("stays; its sink is no longer checked for earlier rows")
         return "; ".join(notes)
 
     def columns(self) -> dict[str, Any]:

@@ -76,8 +76,8 @@ _ERRORS: Final = (PySparkException, Py4JError)
 
 _REASONS: Final = ("its name in a catalog",)
 _SKIPPED: Final = (
-    " Spark leaves out a commit of a group of which the table knows a later one. If its history does not "
-    "tell that one any more, say how far the rows go with DeltaSink.rewind(consumer_group, {queue: highest "
+    " Spark leaves out a commit of a group if the table has a later one of it. If its history no longer "
+    "shows that one, set the sink's offsets with DeltaSink.rewind(consumer_group, {queue: highest "
     "queueOffset + 1}) for every queue."
 )
 

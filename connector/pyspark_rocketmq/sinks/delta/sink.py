@@ -308,11 +308,10 @@ class DeltaSink:
             targets = {key.queue: before.get(app_id(consumer_group, *key), 0) for key in generations}
         except (*STORAGE_ERRORS, ValueError) as exc:
             raise OffsetError(
-                f"How far group {consumer_group} was in the version to which {self.path} was restored cannot "
-                f"be told from the table's log: {self._table.storage.describe_error(exc)} "
-                "Look it up in the rows, "
-                "stop the query, and give it both to the offset store's reset and to DeltaSink.rewind, in "
-                "this order: group, {queue: highest queueOffset + 1}."
+                f"Cannot read from the log of {self.path} how far group {consumer_group} had got in the "
+                f"restored version: {self._table.storage.describe_error(exc)} "
+                "Stop the query, find the highest queueOffset of each queue in the rows, and pass {queue: "
+                "highest queueOffset + 1} first to the offset store's reset, then to DeltaSink.rewind."
             ) from exc
         if then is log:
             raise OffsetError(

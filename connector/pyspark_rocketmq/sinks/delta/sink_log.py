@@ -130,8 +130,8 @@ class SinkLog:
         seen = summarize_log(self.version, self._seen, self.log.commit_infos_below, is_enough)
         if seen.last < seen.first and self.log.commit_info(self.version) is None:
             raise DeltaError(
-                f"The log of {self.log.table_uri} lacks the commit of version {self.version}, where its "
-                "reader stands, so whether a RESTORE took rows away cannot be told."
+                f"The log of {self.log.table_uri} lacks the commit of version {self.version}, up to which "
+                "it was read; cannot check whether a RESTORE removed rows."
             )
         self._seen = seen
         return seen

@@ -212,7 +212,7 @@ class PathHome:
         return form
 
     def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:
-        """Return the names of what forbids adding files to the table; empty if nothing does."""
+        """Return the names of the features that forbid adding files to the table; empty if none does."""
         return refused_features(form)
 
     def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:  # noqa: ARG002 - of a protocol

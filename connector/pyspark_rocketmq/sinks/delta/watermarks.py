@@ -275,9 +275,9 @@ def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
         if newest is None:
             return GroupCommit()
         raise SinkConflict(
-            f"The Delta table {log.log.table_uri} has rows of group {consumer_group} that came by its path, "
-            f"and how far they go cannot be read from its folder {masked(log.table.location)}. Write by the "
-            "path as before, give DeltaSink the storage_options for that folder, or say it with "
+            f"The Delta table {log.log.table_uri} has rows of group {consumer_group} that were written by "
+            f"its path, and their offsets cannot be read from its folder {masked(log.table.location)}. Write "
+            "by the path as before, give DeltaSink the storage_options for that folder, or set them with "
             "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue."
         )
     number = stored.pop(group_app_id(consumer_group), 0)
@@ -379,19 +379,19 @@ def _forgotten(log: SinkLog, consumer_group: str) -> SinkConflict:
     """Return the error for a group whose progress was only in its newest commit, which is gone."""
     return SinkConflict(
         f"The Delta table {masked(log.log.table_uri)} has rows of group {consumer_group}, but the log entry "
-        "that tells how far they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, "
-        "{queue: highest queueOffset + 1}) for every queue, and start the query again; and keep the log "
-        "longer than the group may stand still (delta.logRetentionDuration)."
+        "that recorded their offsets has been cleaned up. Set them with DeltaSink.rewind(consumer_group, "
+        "{queue: highest queueOffset + 1}) for every queue, and start the query again. Keep the log longer "
+        "than the group may be idle (delta.logRetentionDuration)."
     )
 
 
 def _unknown(log: SinkLog, consumer_group: str) -> SinkConflict:
     """Return the error for a table that may have dropped the group's watermarks."""
     return SinkConflict(
-        f"How far rows of group {consumer_group} go in the Delta table {masked(log.log.table_uri)}, if there "
-        f"are any, cannot be told: by its property {TRANSACTION_RETENTION} writers forget that, and its log "
-        "has no commit of the group that records it. Stop every query of the group and say it with "
-        "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue, with 0 for a "
-        "queue without rows; then start the query again. Without the property nothing is forgotten: ALTER "
-        f"TABLE ... UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')."
+        f"Cannot determine up to which offset the Delta table {masked(log.log.table_uri)} has rows of group "
+        f"{consumer_group}: with its property {TRANSACTION_RETENTION} writers delete old watermarks, and its "
+        "log has no commit of the group that records them. Stop every query of the group and set the sink's "
+        "offsets with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue, "
+        "with 0 for a queue without rows; then start the query again. Without the property none are deleted: "
+        f"ALTER TABLE ... UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')."
     )
