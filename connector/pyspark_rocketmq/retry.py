@@ -97,6 +97,6 @@ def commit_with_retry(
             pause_s = next(pauses, None)
             if pause_s is None:
                 raise
-            logger.info("%s to be tried again: %s: %s", what, type(error).__name__, masked(str(error)))
+            logger.info("retrying %s after %s: %s", what, type(error).__name__, masked(str(error)))
             failure = error
         sleep(pause_s)

@@ -51,8 +51,8 @@ def test_a_group_without_offsets_is_reported(
     put(b"0", b"1")
     nobody = cluster.unique_name("nobody")
     told = (
-        f"group {nobody} has no offset in any of 1 queue(s), so it stands before their first messages; is "
-        f"its name right?"
+        f"group {nobody} has no offset in any of 1 queue(s), so its position is before their first "
+        "messages; check the group's name."
     )
 
     for options, count in (

@@ -37,7 +37,7 @@ def test_a_jvm_that_keeps_its_signals_is_logged_and_the_job_goes_on(
 ) -> None:
     """D7: such as one with ``-Xrs``."""
     [told] = caplog.get_records("setup")
-    assert told.message.startswith("the JVM keeps SIGINT and SIGTERM to itself")
+    assert told.message.startswith("could not take SIGINT and SIGTERM over from the JVM")
     assert signals.received is None
 
 
@@ -91,7 +91,7 @@ def test_a_signal_while_the_query_starts_stops_it_in_good_order(
 
     assert ended.value.code == 130
     assert capsys.readouterr().out.splitlines() == [
-        "SIGINT: waiting for the listener's calls in hand; a second signal ends the command at once.",
-        "Stopped: what was in hand is committed, and the queues are given back.",
+        "SIGINT: waiting for the running listener calls; a second signal ends the command at once.",
+        "Stopped: the finished work is committed, and the queues are given back.",
         "rows committed by this run: 0",
     ]

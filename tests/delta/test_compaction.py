@@ -624,7 +624,7 @@ def test_a_command_compacts_on_demand(path: Path, capsys: pytest.CaptureFixture[
     run(sink_of(path, compaction=False), EVERY)
 
     assert job("--option", f"table={path}") == 0
-    assert f"{EVERY} files are 1 now" in capsys.readouterr().out
+    assert f"rewrote {EVERY} files as 1." in capsys.readouterr().out
     assert (files_of(path), offsets_of(path)) == (1, list(range(EVERY)))
 
     assert job("--option", f"table={path}") == 0
@@ -644,8 +644,11 @@ def test_a_command_refuses_what_it_must_not_compact(
     for table, why in (
         (tmp_path / "times", "only Spark compacts: partition column at of type timestamp; run OPTIMIZE"),
         (tmp_path / "none", f"there is no Delta table at {tmp_path}/none; check option 'table'"),
-        (tmp_path / "offsets", "is an offset table, which looks after itself"),
-        (path, "has what only Spark compacts: CHECK constraint positive; run OPTIMIZE in Spark"),
+        (tmp_path / "offsets", "is an offset table, which compacts itself"),
+        (
+            path,
+            "has features whose files only Spark can compact: CHECK constraint positive; run OPTIMIZE in Spark",
+        ),
     ):
         assert job("--option", f"table={table}") == 2
         assert why in capsys.readouterr().err

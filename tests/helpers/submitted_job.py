@@ -97,7 +97,7 @@ def main(folder: Path) -> None:
     while not (folder / "enough").exists():
         query.awaitTermination(1)
         assert query.isActive, "the query has ended by itself"
-    assert ours.stop(query, 60.0), "what was in hand could not be committed"
+    assert ours.stop(query, 60.0), "the running work could not be committed"
     spark.stop()
 
 

@@ -66,7 +66,7 @@ def test_a_table_on_an_object_store_is_compacted(
 
     assert main(["tables", "compact", "--conf", str(conf)]) == 0
 
-    assert "2 files are 1 now" in capsys.readouterr().out
+    assert "rewrote 2 files as 1." in capsys.readouterr().out
     table = DeltaTable(s3.uri("sink"), storage_options=options)
     assert len(table.file_uris()) == 1
     assert sorted(query_rows(table, 'SELECT "queueOffset" FROM rows')["queueOffset"].to_pylist()) == [

@@ -91,9 +91,9 @@ def test_a_job_that_is_to_end_waits_for_the_call_in_hand_and_commits_it(
 
     assert exit_code == 128 + number, log.read_text()[-4000:]
     shown = log.read_text()
-    assert "Stopped: what was in hand is committed, and the queues are given back." in shown
+    assert "Stopped: the finished work is committed, and the queues are given back." in shown
     assert "Starting Spark, which takes some seconds." in shown
-    assert re.search(r"Spark is there after \d+ s; its first rows take some seconds more", shown)
+    assert re.search(r"Spark started in \d+ s; its first rows take some seconds more", shown)
     assert "rows committed by this run: 1" in shown
     assert not (tmp_path / "second").exists()
     assert DeltaTable(tmp_path / "sink").to_pyarrow_table().column("text").to_pylist() == ["first"]

@@ -312,6 +312,4 @@ def test_an_error_is_in_the_log_at_each_try(
     with caplog.at_level(logging.INFO):
         run(sink, {Q0: 1}, rows(Q0, 0, 1))
 
-    assert (
-        "database transaction of group order-etl to be tried again: OSError: connection reset" in caplog.text
-    )
+    assert "retrying database transaction of group order-etl after OSError: connection reset" in caplog.text

@@ -399,5 +399,5 @@ def test_a_window_that_has_nothing_left_to_ask_is_an_error_and_no_endless_loop(
 ) -> None:
     monkeypatch.setattr(RangeWindow, "tasks", lambda window, *_, **__: [])
 
-    with pytest.raises(RocketMQError, match="stands still"):
+    with pytest.raises(RocketMQError, match="is blocked, with no pull in flight"):
         pulled(RangeFetcher(partition(server, 0, 100)))

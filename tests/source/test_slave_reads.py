@@ -198,8 +198,8 @@ def test_reading_a_slave_and_the_master_s_return_are_logged_once(
     planning.next()
     planning.next()
 
-    assert caplog.text.count("master is down, its slave is read instead") == 1
-    assert caplog.text.count("master is back and read again broker=broker-a") == 1
+    assert caplog.text.count("master is down, reading from its slave instead") == 1
+    assert caplog.text.count("master is back, reading from it again broker=broker-a") == 1
     assert "broker left out of this plan" not in caplog.text
 
 

@@ -51,11 +51,13 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
 
 
 def _summary(done: Compacted) -> str:
-    changed = f"Another commit changed what was read of {done.files_changed:,} files: run the command again."
+    changed = (
+        f"Another commit changed {done.files_changed:,} of the files that were read: run the command again."
+    )
     if done.files_removed:
         replaced = (
-            f"{done.files_removed:,} files are {done.files_added:,} now. The old ones are kept for queries "
-            "that read them and for time travel, until VACUUM."
+            f"rewrote {done.files_removed:,} files as {done.files_added:,}. The old ones are kept for "
+            "queries that read them and for time travel, until VACUUM."
         )
         return f"{replaced} {changed}" if done.files_changed else replaced
     return changed if done.files_changed else "there is nothing to do: no partition has two small files."
@@ -64,7 +66,10 @@ def _summary(done: Compacted) -> str:
 def _problem(where: str, form: TableForm) -> str | None:
     """Return the reason why this command must not write a table; None if it may."""
     if VERSION_PROPERTY in form.configuration:
-        return f"{where} is an offset table, which looks after itself"
+        return f"{where} is an offset table, which compacts itself"
     if refused := uncompacted_features(form):
-        return f"{where} has what only Spark compacts: {', '.join(refused)}; run OPTIMIZE in Spark"
+        return (
+            f"{where} has features whose files only Spark can compact: {', '.join(refused)}; run OPTIMIZE in "
+            "Spark"
+        )
     return None

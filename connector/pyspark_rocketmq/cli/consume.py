@@ -151,17 +151,16 @@ def _stop(
 ) -> None:
     """Stop the query after the running calls of the listener."""
     console.print(
-        f"{received.name}: waiting for the listener's calls in hand; a second signal ends the command at "
-        "once.",
+        f"{received.name}: waiting for the running listener calls; a second signal ends the command at once.",
         markup=False,
         highlight=False,
     )
     is_committed = consumer.stop(query, _STOP_WITHIN_S)
     check_ended_well(query)
     if is_committed:
-        console.print("Stopped: what was in hand is committed, and the queues are given back.")
+        console.print("Stopped: the finished work is committed, and the queues are given back.")
     else:
-        console.print("What was under way could not be committed in time: it is consumed again.")
+        console.print("The running work could not be committed in time: its messages are consumed again.")
 
 
 @contextmanager

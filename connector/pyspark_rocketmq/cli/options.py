@@ -61,7 +61,8 @@ class ReplaySettings(ReadOptions):
             problems.append("give one of the options 'toTable' and 'toTopic'")
         if (self.to_topic is None) != (self.record is None):
             problems.append(
-                "options 'toTopic' and 'record' go together: a topic does not show what was replayed into it"
+                "options 'toTopic' and 'record' go together: a topic does not record what was replayed into "
+                "it"
             )
         return problems
 

@@ -107,7 +107,7 @@ def spark_session(job: str, *, needs_delta: bool = False) -> Iterator[SparkSessi
     signal.signal(signal.SIGINT, signal.default_int_handler)
     pyspark_rocketmq.register(spark)
     print(
-        f"Spark is there after {time.monotonic() - started_s:.0f} s; its first rows take some seconds more.",
+        f"Spark started in {time.monotonic() - started_s:.0f} s; its first rows take some seconds more.",
         file=sys.stderr,
     )
     try:
@@ -178,8 +178,8 @@ class StopSignals:
         except Py4JError:
             # For example with -Xrs, or on a platform that does not support the call.
             logger.warning(
-                "the JVM keeps SIGINT and SIGTERM to itself, so that it stops Spark under the listener's "
-                "calls: what they had in hand is consumed again",
+                "could not take SIGINT and SIGTERM over from the JVM: it stops Spark during the listener's "
+                "calls, and their messages are consumed again",
                 exc_info=True,
             )
 

@@ -152,7 +152,7 @@ class PartCommitter:
             )
 
     def commit(self, parts: Sequence[Part], batch: OpenBatch) -> Sequence[QueueCommit]:
-        """Commit the parts whose queues have not moved; return the commits that the brokers are to be sent.
+        """Commit the parts whose queues have not moved; return the commits to send to the brokers.
 
         Raises:
             RocketMQError: If data or offsets could not be committed.

@@ -291,8 +291,9 @@ class RangeWindow:
         """Fail a range that is not over although it waits for nothing and has no pull to send."""
         planned = self._of.planned
         self.failure = RocketMQError(
-            f"{planned.queue}: reading {planned.start} to {planned.end} from {self._of.address} stands still "
-            "with no pull in flight and none to send; this is a bug of pyspark-rocketmq. Run the query again."
+            f"{planned.queue}: reading {planned.start} to {planned.end} from {self._of.address} is "
+            "blocked, with no pull in flight and none to send; this is a bug of pyspark-rocketmq. Run the "
+            "query again."
         )
 
     def _go_on(self, task: PullTask, result: PullResult, now_s: float) -> None:
@@ -516,7 +517,7 @@ class FetchWindow:
         ]
 
     def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
-        """Replace every body not yet taken with ``keep(body)``, which has the same bytes."""
+        """Replace each buffered body by ``keep(body)``, a copy with the same bytes in other memory."""
         for window in self._open:
             window.segments.move(keep)
 

@@ -12,7 +12,7 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
    letters that a broker has stored are not counted; if they are the whole batch, it has passed and the queue
    goes on at once. One message that could not be sent, or that may be tried again, takes the whole batch
    back, dead letters included, so these may be sent again when it fails again (``checkReconsumeTimes``).
-5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). A run that goes on
+5. A run that has lasted 60 s yields after the running delivery; at least one is made (D7). A run that goes on
    after a suspension begins those 60 s again, as a Java client's does. It does not yield while messages are
    consumed without a commit: the next run would begin before them, and might never get further. A run that
    is given up (its queue was taken away or reset, or the query stops) yields at once, between two deliveries.
@@ -229,9 +229,9 @@ class OrderlyConsumption:
         self.committed = 0
         """Number of messages done for good, counted from the first."""
         self._next = 0
-        """First index not consumed: the start of the delivery in hand, if there is one."""
+        """First index not consumed: the start of the running delivery, if there is one."""
         self._stop = 0
-        """End of the delivery in hand; 0 while there is none."""
+        """End of the running delivery; 0 while there is none."""
         self._retry_counts = dict(retry_counts)
         """How often messages were put back, by index; only those not committed."""
         self._stored_times = stored_times
@@ -295,7 +295,7 @@ class OrderlyConsumption:
         self._end(OrderlyFinish.GIVEN_UP)
 
     def stop(self) -> None:
-        """Like :meth:`give_up`, but finish as a run whose time is up."""
+        """End like :meth:`give_up`, but report that the run's time or its range is used up."""
         self._end(OrderlyFinish.EXHAUSTED if self._next >= self._count else OrderlyFinish.SLICE_USED)
 
     def answered(self, answer: object, *, auto_commit: bool, suspend_millis: object, now_s: float) -> Outcome:
@@ -308,7 +308,7 @@ class OrderlyConsumption:
             now_s: When the listener returned.
 
         Raises:
-            RuntimeError: If no delivery is in hand.
+            RuntimeError: If no delivery is running.
         """
         stop = self._stop
         if not stop or self._failed is not None:
@@ -377,7 +377,7 @@ class OrderlyConsumption:
             self.finished = finish
 
     def _used_up(self, stop: int) -> tuple[int, ...]:
-        """Return the messages in hand that have been put back as often as allowed."""
+        """Return the messages of the running delivery that have been put back as often as allowed."""
         most = self._settings.max_reconsume_times
         if most == UNLIMITED:
             return ()

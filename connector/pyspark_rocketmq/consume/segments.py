@@ -193,7 +193,7 @@ class Segments:
         return taken
 
     def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
-        """Replace every body not yet taken with ``keep(body)``, which has the same bytes."""
+        """Replace each buffered body by ``keep(body)``, a copy with the same bytes in other memory."""
         if self.buffered_bytes:
             for segment in self._segments.values():
                 segment.chunks = [chunk._replace(body=keep(chunk.body)) for chunk in segment.chunks]

@@ -5,18 +5,18 @@ thread does everything as long as listener calls are quick, and several threads 
 D3):
 
 1. A queue is with one worker at a time.
-2. One worker does everything that is due, turn after turn. Another one begins only when each call in hand has
+2. One worker does everything that is due, turn after turn. Another one begins only when each running call has
    lasted 0.1 s or, once there has been such a call, when a queue has waited for 0.1 s.
-3. A turn goes on as long as no queue waits. Otherwise it ends with the delivery in hand, after 50 ms or when
+3. A turn goes on as long as no queue waits. Otherwise it ends with the running delivery, after 50 ms or when
    another queue's suspension is over.
-4. If the ranges at hand take much memory, and calls are quick, the next range is read only when there is
+4. If unfinished ranges take much memory, and calls are quick, the next range is read only when there is
    nothing else to do. If they take too much, it is read only when none is left; suspended queues then stop,
    and come again with the next micro-batch.
 5. The queue that has been due longest comes first. A queue that had a turn already, and the next range to
    read, count as due half a second later, so that a queue whose suspension is over does not wait for all of
    them.
 6. A queue that was suspended is delivered again while others are at work, but does not prolong the task: when
-   the others have ended, or are suspended too, it stops with the delivery in hand. The micro-batch ends as if
+   the others have ended, or are suspended too, it stops with the running delivery. The micro-batch ends as if
    the queue had waited for the next one.
 
 Times are seconds of one monotonic clock, which is passed in. Not thread-safe; no method blocks.
@@ -76,7 +76,7 @@ NO_INSTRUCTIONS: Final = RangeInstructions()
 
 
 class Memory(Enum):
-    """Memory that the ranges at hand leave for the next one."""
+    """How much memory is free for reading another range."""
 
     PLENTY = auto()
     SHORT = auto()
@@ -89,7 +89,7 @@ class Turn(NamedTuple, Generic[QueueT]):
     queue: QueueT | None
     """Queue whose messages to deliver; None to read the next range."""
     lasts_s: float
-    """Duration after which the turn ends with the delivery in hand."""
+    """Duration after which the turn ends with the running delivery."""
 
 
 class Rest(NamedTuple):
@@ -126,7 +126,7 @@ class TaskTurns(Generic[QueueT]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no worker has anything in hand."""
+        """Whether no worker has work."""
         return not self._in_hand
 
     @property
@@ -151,14 +151,14 @@ class TaskTurns(Generic[QueueT]):
         is_batch_at_work: bool = False,
         memory: Memory = Memory.PLENTY,
     ) -> Turn[QueueT] | Rest:
-        """Return the next work for a worker that has nothing in hand.
+        """Return the next work for a worker that has finished its work.
 
         Args:
             now_s: Now.
             calls_s: How long each other worker's listener call, or its reading of a range, has lasted.
             is_batch_at_work: Whether other tasks of the micro-batch have work, so that it goes on when this
                 one is over.
-            memory: Memory that the ranges at hand leave.
+            memory: How much is free for reading another range.
         """
         self._has_been_slow |= max(calls_s, default=0.0) >= SLOW_S
         if not self._waiting or not (self._leading or is_batch_at_work):

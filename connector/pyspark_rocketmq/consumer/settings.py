@@ -52,8 +52,8 @@ _WORDS: Final[Mapping[type, str]] = {
 _TRIGGERS: Final = ("processingTime", "availableNow")
 """Triggers of ``DataStreamWriter.trigger`` that a consumer accepts."""
 _REFUSED_TRIGGERS: Final = {
-    "once": "runs a single micro-batch and would leave what is more than one or suspended; use "
-    "{'availableNow': True}, which drains what is there and ends",
+    "once": "runs a single micro-batch and would leave suspended messages and those of further batches; use "
+    "{'availableNow': True}, which consumes all present messages and ends",
     "continuous": "is Spark's continuous processing, which takes no Python data source and no foreachBatch; "
     "use {'processingTime': '1 second'}",
     "realTime": "is Spark's real-time mode, which takes no Python data source and no foreachBatch; use "

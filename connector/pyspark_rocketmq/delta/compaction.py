@@ -90,8 +90,9 @@ class Compacted(NamedTuple):
 def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | None:
     """Return the size to which a partition's files should be compacted; None if it is not worth it yet.
 
-    A file is small if it has less than half of the target size.  The result is the largest target of which
-    the small files fill at least half.  For the smallest target the number of files is enough.
+    A file is small if it has less than half of the target size.  The result is the largest target that
+    the small files could fill at least halfway.  The smallest target is also chosen if there are merely many
+    small files.
     """
     sizes = list(sizes)
     for target in reversed(targets):
@@ -112,7 +113,10 @@ def largest_target(configuration: Mapping[str, str]) -> int:
 
 
 def targets_of(configuration: Mapping[str, str]) -> tuple[int, ...]:
-    """Return a table's steps: those below its own size of files, then that size."""
+    """Return the target file sizes to try for a table, ascending.
+
+    They are the standard ones below the table's own target, then the table's own.
+    """
     largest = largest_target(configuration)
     return (*(target for target in TARGETS if target < largest), largest)
 

@@ -96,8 +96,8 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
             return {}
     if found.untranslated:
         logger.warning(
-            "no storage option of %s stands for these settings of Spark: %s; give storage options "
-            "instead if they are needed",
+            "storage options of %s do not include these settings of Spark, which have no counterpart: %s; "
+            "give storage options instead if they are needed",
             masked(uri),
             ", ".join(found.untranslated),
         )

@@ -118,8 +118,8 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
 def predicate(keys: Iterable[str], source: str, target: str, blank: Collection[str] = ()) -> str:
     """Return the condition for rows with the same key.
 
-    A key that contains a null equals no other key, so its rows are always added. In the columns ``blank`` the
-    source has "" for what is null in the target.
+    A key that contains a null equals no other key, so its rows are always added. In the columns ``blank`` a
+    null of the target matches "" in the source.
     """
     return " AND ".join(
         f"coalesce({target}.{quoted(name)}, '') = {source}.{quoted(name)}"

@@ -214,7 +214,7 @@ class TableSnapshot:
 
     @property
     def table(self) -> DeltaTable:
-        """The table at this version, for delta-rs; opened if it is not kept."""
+        """The table at this version as delta-rs opens it; opened now unless it is still open."""
         return self._at(self.version) if self._table is None else self._table
 
     @property

@@ -1,4 +1,4 @@
-"""Reads and writes a group's offsets at its brokers, and watches for an operator's reset; also as a store.
+"""Reads and writes a group's offsets at its brokers, also as an offset store, and finds operators' resets.
 
 A broker keeps a reset until the group's next pull of the queue, and returns it with the answer (F5, golden
 fact 11).  A Java consumer always has a waiting pull. Here, a queue without new messages is in no plan, so it

@@ -184,7 +184,9 @@ class OffsetMirror:
         try:
             self._store.note_arrivals(self._offset_key, arrived)
         except RocketMQError as error:
-            logger.info("what has arrived at the brokers is not noted group=%s: %s", self._group, error)
+            logger.info(
+                "could not record which offsets arrived at the brokers group=%s: %s", self._group, error
+            )
         with self._guard:
             self._unnoted -= {queue for queue, offset in arrived.items() if self._arrived[queue] == offset}
 

@@ -319,7 +319,7 @@ class PartTaken:
 
 @dataclass(frozen=True, slots=True)
 class StopTask:
-    """End after the call in hand; messages delivered so far remain in the task's result."""
+    """End after the running call; messages delivered so far remain in the task's result."""
 
     kind: ClassVar[str] = "stop"
     task: str

@@ -12,7 +12,7 @@ ask may begin only in a batch in which tasks need not ask (``must_ask``).
 Rule 3: a part that a task hands over belongs to the driver from then on, whatever happens to the task;
 another attempt of the task must leave its queues out.
 Rule 4: the queues of a task whose connection broke are free when the batch is over, or when another attempt
-of it reports so: the call in hand may still run.
+of it reports so: its call may still run.
 Rule 5: a task that has only suspended queues left is *idle*, and stays so. It waits for them while its batch
 is *at work*: all tasks have begun, and at least one is not idle. While some have not begun, it waits two
 seconds if a slot is free; without a free slot it ends, because they may need its slot. An instruction to end
@@ -274,7 +274,7 @@ class HubState:
         return self._give_up()
 
     def stop(self) -> list[Action]:
-        """End the query: tasks stop after the call in hand, and their batch is committed."""
+        """End the query: tasks stop after the running call, and their batch is committed."""
         self.is_stopping = True
         return self._stop_tasks()
 

@@ -50,7 +50,7 @@ _TAKEN_S: Final = 30.0
 _AGAIN_AFTER_S: Final = 60.0
 """Pause before a driver that could not be reached is tried again."""
 _CALLS_END_S: Final = 2.0
-"""How long the call in hand may go on after the driver's end; like ``spark.python.task.killTimeout``."""
+"""How long the running call may continue after the driver's end; like ``spark.python.task.killTimeout``."""
 _LARGEST_COPY: Final = 256 << 10
 """Longest result, in characters, of which the driver gets a copy."""
 
@@ -240,7 +240,7 @@ class TaskControl(RangeInstructions):
         self._end_idle()
 
     def lost(self) -> None:
-        """End the task after the call in hand: it can get no further instructions."""
+        """End the task after the running call: it can get no further instructions."""
         self._all = True
         self._answered.set()
         self._is_certain.set()

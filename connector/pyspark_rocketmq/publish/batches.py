@@ -209,7 +209,11 @@ class QueueSelector:
         try:
             now = self._queues_now(queue.topic)
         except RocketMQError as error:
-            logger.warning("queues not looked at again topic=%s: %s", queue.topic, error)
+            logger.warning(
+                "could not look up the topic's queues again, keeping the known ones topic=%s: %s",
+                queue.topic,
+                error,
+            )
             return ()
         if queue in now:
             return ()

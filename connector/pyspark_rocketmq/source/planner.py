@@ -199,12 +199,10 @@ class MicroBatchPlanner:
         names = {each.queue.broker_name for each in planned}
         while True:
             snapshot = _with_slaves_that_have(planned, snapshot)
-            is_complete = snapshot.addresses.keys() | snapshot.slaves.keys() >= names
-            if is_complete or not can_wait or patience.has_passed:
+            missing = names - snapshot.addresses.keys() - snapshot.slaves.keys()
+            if not missing or not can_wait or patience.has_passed:
                 return snapshot
-            logger.warning(
-                "waiting for a broker without an address, wanted=%s", peer_text(",".join(sorted(names)))
-            )
+            logger.warning("waiting for the addresses of brokers=%s", peer_text(",".join(sorted(missing))))
             self._pause(_PAUSE_S)
             snapshot = self._retried(patience)
 
@@ -396,12 +394,12 @@ class MicroBatchPlanner:
         return plan
 
     def _report_held_up(self, held_up: Sequence[QueueRange]) -> None:
-        """Log queues that stand still for lack of a COMMIT, each time their messages were read again."""
+        """Log queues that are blocked for lack of a COMMIT, each time their messages were read again."""
         for had in held_up:
             if had not in self._held_up:
                 logger.error(
                     "The listener has had %d messages from offset %d on without a COMMIT, and "
-                    "pullThresholdForQueue allows no more: the queue stands still. COMMIT after fewer "
+                    "pullThresholdForQueue allows no more: the queue is blocked. COMMIT after fewer "
                     "messages, or raise pullThresholdForQueue. group=%s %s",
                     had.count,
                     had.start,
@@ -484,13 +482,13 @@ class MicroBatchPlanner:
         before = {} if self._seen is None else self._seen.slaves
         for name in sorted(snapshot.slaves.keys() - before.keys()):
             logger.warning(
-                "master is down, its slave is read instead; what it has not copied waits for the master "
-                "broker=%s slave=%s",
+                "master is down, reading from its slave instead; messages not yet copied to the slave wait "
+                "for the master broker=%s slave=%s",
                 peer_text(name),
                 snapshot.slaves[name],
             )
         for name in sorted((before.keys() - snapshot.slaves.keys()) & snapshot.addresses.keys()):
-            logger.info("master is back and read again broker=%s", peer_text(name))
+            logger.info("master is back, reading from it again broker=%s", peer_text(name))
 
 
 def _with_slaves_that_have(planned: Collection[QueueRange], snapshot: Snapshot) -> Snapshot:

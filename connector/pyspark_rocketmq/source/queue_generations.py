@@ -213,7 +213,7 @@ class QueueGenerations:
         found: Mapping[MessageQueue, Found],
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
-        """Return the messages before the positions to which queues were moved, and why others are unknown.
+        """Return the message before each position that was moved, and for other queues the error of the look.
 
         Where a generation is about to end, also the last message before its end: ranges below it are compared
         with that.

@@ -323,7 +323,7 @@ def _unpacked(text: str, queues: int) -> Iterable[QueueRange]:
     line, _, numbers = data.partition(b"\n")
     size = queues * _INT64_BYTES
     if not unpacking.eof or unpacking.unused_data or len(numbers) != _COLUMNS * size:
-        raise ValueError(f"what is packed is not {queues} queues")
+        raise ValueError(f"the packed ranges are not those of {queues} queues")
     facts = json.loads(line)
     ids, starts, counts, epochs, times = (
         _from_planes(numbers[at : at + size]) for at in range(0, len(numbers), size or 1)

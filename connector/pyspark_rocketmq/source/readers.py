@@ -90,7 +90,7 @@ class RocketMQBatchReader(DataSourceReader):
         )
         for name, address in snapshot.slaves.items():
             logger.warning(
-                "master is down, what its slave has is read instead: messages that it has not copied are "
+                "master is down, reading from its slave instead; messages not yet copied to the slave are "
                 "missing broker=%s slave=%s",
                 peer_text(name),
                 address,

@@ -153,8 +153,8 @@ class OptionPositions:
             found = {queue: offset for queue, offset in known.items() if offset >= 0}
         if queues and not found and len(queues) == len(snapshot.bounds):
             logger.warning(
-                "group %s has no offset in any of %d queue(s), so it stands before their first messages; is "
-                "its name right? It was looked up %s",
+                "group %s has no offset in any of %d queue(s), so its position is before their first "
+                "messages; check the group's name. It was looked up %s",
                 group,
                 len(queues),
                 "at the brokers" if store is None else f"in offsetStore={masked(store)}",
@@ -177,8 +177,8 @@ def _await_masters(queues: Sequence[MessageQueue], wanted: str) -> None:
     if queues:
         raise TransportError(
             queues[0].broker_name,
-            f"the master is down, and its slave cannot show that it has all of {queues[0]} that "
-            f"{wanted} wants. Start the master, or read to what the slave has by "
+            f"the master is down, and its slave cannot show that it has all messages of {queues[0]} that "
+            f"{wanted} asks for. Start the master, or read only the slave's messages with "
             "startingOffsets=earliest and endingOffsets=latest",
         )
 

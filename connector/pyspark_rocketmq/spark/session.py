@@ -327,7 +327,7 @@ def calls_end_s(spark: SparkSession) -> float:
         settings: Any = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001 - only Spark reads its spans of time
         kill_s = float(settings.getTimeAsMs(_KILL_TIMEOUT, _USUAL_KILL_TIMEOUT)) / 1000
     except Exception as error:  # noqa: BLE001 - a platform may forbid it
-        logger.info("%s is not known, Spark's default counts: %s", _KILL_TIMEOUT, error)
+        logger.info("cannot read %s, using Spark's default: %s", _KILL_TIMEOUT, error)
         return CALLS_END_S
     return CALLS_END_S + max(kill_s - _USUAL_KILL_TIMEOUT_S, 0.0)
 

@@ -234,7 +234,11 @@ def reset(
 
 
 def accept_gap(settings: OffsetsChangeSettings, options: ChangeOptions, console: Console) -> None:
-    """Continue the chosen queues where they are, whatever their sink has lost; raises as ``reset``."""
+    """Continue the chosen queues where they are, although their sink has lost rows.
+
+    Raises:
+        JobFailed: As :func:`reset`.
+    """
     change = _OffsetChange(settings)
     stay = accepted(change.chosen_rows(options))
     change.apply(Wanted(stay, forgets_sinks=True, staying=frozenset(stay)), options, console)
@@ -243,14 +247,22 @@ def accept_gap(settings: OffsetsChangeSettings, options: ChangeOptions, console:
 def skip(
     settings: OffsetsChangeSettings, messages: int | None, options: ChangeOptions, console: Console
 ) -> None:
-    """Skip ``messages`` of each chosen queue, or all of them; raises as ``reset``."""
+    """Skip ``messages`` of each chosen queue, or all of them.
+
+    Raises:
+        JobFailed: As :func:`reset`.
+    """
     change = _OffsetChange(settings)
     rows = {queue: row for queue, row in change.group.rows.items() if options.choice.takes(queue)}
     change.apply(Wanted(skipped(rows, change.needed_bounds(rows), messages)), options, console)
 
 
 def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, console: Console) -> None:
-    """Move the group to the position of the group ``source`` in the same store; raises as ``reset``."""
+    """Move the group to the position of the group ``source`` in the same store.
+
+    Raises:
+        JobFailed: As :func:`reset`.
+    """
     change = _OffsetChange(settings, may_be_new=True)
     rows = open_group(settings, source, must_exist=True).rows
     targets = {queue: row.next_offset for queue, row in rows.items() if options.choice.takes(queue)}

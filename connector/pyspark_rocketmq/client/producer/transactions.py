@@ -99,7 +99,7 @@ class TransactionProducer(Closing):
         clock: Clock | None = None,
         namespace: str = "",
     ) -> None:
-        """Begin to register with the brokers of ``topics``, without waiting for them.
+        """Start registering with the brokers of ``topics`` in the background.
 
         Args:
             name_servers: See :class:`Producer`.

@@ -18,10 +18,9 @@ from pyspark_rocketmq.consumer.engine.range import ArrivedRange
 from pyspark_rocketmq.listeners.calls import DaemonThreads
 
 _OUT_OF_MEMORY_BYTES: Final = 128 << 20
-"""Memory of the messages at hand from which on no further range is read; a single range may take any amount.
-"""
+"""Memory of unfinished ranges at which the task reads no further one; a single range may take any amount."""
 _WAITING_RANGES: Final = 8
-"""Most ranges at hand beyond those that can have a call: they send messages back, or pause."""
+"""Most unfinished ranges beyond those that can have a call: they send messages back, or pause."""
 _LOOK_EVERY_S: Final = 0.05
 """How often the task checks for slow calls while a range is left to read."""
 
@@ -114,7 +113,7 @@ class CallPool:
             run.look_again()
 
     def lets_next_begin(self, ranges: int) -> bool:
-        """Return whether another range may begin beside the ``ranges`` at hand.
+        """Return whether another range may begin beside ``ranges`` unfinished ones.
 
         While calls are quick it would only get in their way.
         """

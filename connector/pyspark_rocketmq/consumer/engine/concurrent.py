@@ -447,7 +447,7 @@ class ConcurrentRun(RangeRun):
             return
         for index in expired:
             position = self._describe([self._messages[index]])
-            logger.warning("message expired in broadcasting and is dropped %s", position)
+            logger.warning("dropping an expired message, because broadcasting sends none back %s", position)
             self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=True)
         self._note_hanging()
 

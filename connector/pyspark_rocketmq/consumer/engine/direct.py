@@ -37,8 +37,7 @@ from pyspark_rocketmq.source.schema import ReadPiece
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
 OUT_OF_MEMORY_BYTES: Final = 256 << 20
-"""Memory of the messages at hand from which on it is short, or used up; a single range may take any amount.
-"""
+"""Memory of unfinished ranges at which it is short, or used up; a single range may take any amount."""
 
 _LOOK_EVERY_S: Final = 0.5
 _GOING_ON = (None, OrderlyFinish.SUSPENDED)
@@ -58,8 +57,8 @@ class OrderlyTask:
     ) -> None:
         """Begin nothing yet.
 
-        ``give_away`` takes, if it can, the result of a range that was given up, from the worker that had it
-        in hand: the task's own thread may be in a slow call by then.
+        ``give_away`` takes, if it can, the result of a range that was given up, from the worker that
+        consumed it: the task's own thread may be in a slow call by then.
         """
         self._ranges = ranges
         self._consumer = consumer
@@ -127,7 +126,7 @@ class OrderlyTask:
         if len(self._workers) < self._consumer.most_calls:
             name = f"rocketmq-listener-{len(self._workers)}"
             worker = self._new_worker()
-            # It has nothing in hand until it has asked for a turn.
+            # It has no work until it has asked for a turn.
             worker.is_resting = True
             threading.Thread(target=self._help, args=[worker], name=name, daemon=True).start()
 
@@ -319,7 +318,7 @@ class _Worker:
         return lasts_s if run is None else min(lasts_s, run.call_lasts_s())
 
     def stop(self) -> None:
-        """End the turn with the delivery in hand, if there is one."""
+        """End the turn with the running delivery, if there is one."""
         if (run := self._run) is not None:
             run.ends_turn = True
 

@@ -97,7 +97,7 @@ class OrderlyRun(RangeRun):
         self.listener = listener
         """The listener to call; may be replaced when the run goes on."""
         self.ends_turn = False
-        """Set by another thread if the delivery in hand is to be the last one of this turn."""
+        """Set by another thread if the running delivery is to be the last one of this turn."""
         self._now_s = now_s
         self._wall_s = wall_s or now_s
         self._dead_letters = dead_letters
@@ -123,8 +123,8 @@ class OrderlyRun(RangeRun):
     def consume(self, for_s: float = inf) -> list[Emitted]:
         """Deliver until the range or its time is used up, it is suspended or given up, or ``for_s`` is over.
 
-        Call it again to go on; after a suspension it goes on with the messages put back. A turn makes at
-        least one delivery. Returns the rows acknowledged so far, in all turns.
+        Call it again to continue; after a suspension it continues with the messages that were put back. Each
+        call makes at least one delivery. Returns the rows acknowledged so far, in all calls.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
@@ -177,7 +177,7 @@ class OrderlyRun(RangeRun):
             self._file.drop(self._pending.take())
 
     def call_lasts_s(self) -> float:
-        """Return how long the call in hand has lasted; called by another thread."""
+        """Return how long the running call has lasted; called by another thread."""
         return self._now_s() - self._call_began_s
 
     def pause_s(self) -> float:

@@ -105,7 +105,7 @@ class FileAppender:
 
 @dataclass(frozen=True)
 class MergeAppender:
-    """Merges rows by a key, for which they are read back; implements :class:`Appender`."""
+    """Reads the tasks' files back and merges their rows into the table by key; an :class:`Appender`."""
 
     table: TableSnapshot
     """The table of the log that is passed to the methods."""
