@@ -1,4 +1,4 @@
-"""One broker without its sockets: dispatches requests to their handlers and collects what is sent."""
+"""One broker without its sockets: dispatches requests to their handlers and collects the bytes to send."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def handle_request(state: BrokerState, peer: Peer, command: RemotingCommand) -> 
 
 
 class Broker:
-    """Decides every answer. The owner of the sockets calls it from one thread and sends what it returns."""
+    """Decides every answer. The owner of the sockets calls it from one thread and sends the answers."""
 
     def __init__(self, name: str, clock: Clock, settings: BrokerSettings | None = None) -> None:
         self.state = BrokerState.create(name, clock, settings or BrokerSettings(), UNKNOWN_HOST)

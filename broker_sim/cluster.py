@@ -152,7 +152,7 @@ class AsyncCluster:
         return sum(machines.held_pulls() for machines in self._machines.values())
 
     def look_at_clock(self) -> None:
-        """Do on every server what is due; needed only after a fake clock was moved."""
+        """Do the work due on every server; needed only after a fake clock was moved."""
         self._name_server_server.look_at_clock()
         for machines in self._machines.values():
             machines.look_at_clock()

@@ -239,7 +239,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def close(self) -> None:
-        """End the connection after what was written."""
+        """End the connection after the bytes written so far."""
         if self._transport is not None:
             self._transport.close()
 

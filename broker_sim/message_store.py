@@ -76,7 +76,7 @@ class CommitLog:
         return offset
 
     def read(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on; both must lie within what is held."""
+        """``size`` bytes from ``offset`` on; both must lie within the bytes held."""
         index = bisect_right(self._bases, offset) - 1
         start = offset - self._bases[index]
         found = _copy(self._segments[index], start, size)
@@ -153,7 +153,7 @@ class MessageIndex:
         self._read_to = at
 
     def _forget_dropped(self) -> None:
-        """Remove from the index what the commit log no longer holds, so that it stays as small."""
+        """Remove index entries that the commit log no longer holds, so that it stays as small."""
         oldest = self._log.min_offset
         for name, entries in list(self._entries.items()):
             kept = [each for each in entries if each.commit_log_offset >= oldest]

@@ -48,13 +48,13 @@ def handle_search_offset(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def handle_max_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """30: last queue offset + 1, 0 for what does not exist."""
+    """30: last queue offset + 1, 0 for a queue that does not exist."""
     header = from_ext_fields(QueueRequestHeader, command.ext_fields)
     return _offset(command, state.store.max_offset(header.topic, header.queue_id))
 
 
 def handle_min_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """31: oldest queue offset held, 0 for what does not exist."""
+    """31: oldest queue offset held, 0 for a queue that does not exist."""
     header = from_ext_fields(QueueRequestHeader, command.ext_fields)
     return _offset(command, state.store.min_offset(header.topic, header.queue_id))
 

@@ -61,7 +61,7 @@ class SleepWatch:
 
     Not thread-safe.
 
-    The monotonic clock stands still while a laptop is closed or a virtual machine is stopped. Afterwards the
+    The monotonic clock stops while a laptop is closed or a virtual machine is stopped. Afterwards the
     wall clock is ahead of it, at the latest once it has been corrected. So a wall clock that is set forward
     counts as a sleep, and one that is set back does not.
     """

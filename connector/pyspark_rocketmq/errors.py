@@ -539,7 +539,7 @@ class OffsetError(RocketMQError):
 
 
 class UndecodableMessage(OffsetError):
-    """A message is there, but its body cannot be decompressed, or its bytes are not a message.
+    """A message exists, but its body cannot be decompressed, or its bytes are not a message.
 
     Do: Set ``undecodableMessages=keep``, or run ``pyspark-rocketmq offsets skip``
     ([how](listeners.md#messages-that-cannot-be-decoded)).

@@ -58,7 +58,7 @@ def test_required_options_come_first_in_the_help(capsys: pytest.CaptureFixture[s
         (("offsets", "reset", "--to", "latest", "--as-of", "v3"), "Say where to: one of --to and --as-of."),
         (("offsets", "reset", "--to", "latest", "--rewind-sink"), "--rewind-sink needs --sink"),
         (("offsets", "skip", "--messages", "1"), "--messages needs --queue"),
-        (("offsets", "diff"), "Say what to compare"),
+        (("offsets", "diff"), "Give two states to compare"),
         (("offsets", "showw"), "did you mean 'show'?"),
         (("demo", "--optoin", "a=b"), "Did you mean '--option'?\nSee pyspark-rocketmq demo --help."),
         (("consume", "--topic", "orders"), "'--topic'. Did you mean '--option topic=...'?"),

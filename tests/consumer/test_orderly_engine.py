@@ -429,7 +429,7 @@ def test_how_often_a_message_was_given_back_goes_on_too(engine: Callable[..., An
 def test_a_queue_of_which_nothing_was_read_is_due_at_once_and_does_not_look_stalled(
     engine: Callable[..., Any],
 ) -> None:
-    """D4, A2: a queue that stands still without a suspension counts as waiting for more messages."""
+    """D4, A2: a queue that is blocked without a suspension counts as waiting for more messages."""
     names, ack = engine(commit_every_tenth).consume(110, 110)
 
     assert (names, ack.state.next_offset, ack.consumed) == ([], 110, 0)

@@ -219,7 +219,9 @@ def test_a_worker_python_without_the_package_is_found_before_the_query_starts(
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", bare_python(tmp_path, monkeypatch))
 
-    with pytest.raises(RocketMQError, match=r"which cannot import what they need.*Set os\.environ"):
+    with pytest.raises(
+        RocketMQError, match=r"which cannot import the packages that they need.*Set os\.environ"
+    ):
         consumer_of(tmp_path, "127.0.0.1:1").start(spark, checkpoint=str(tmp_path / "checkpoint"))
 
 

@@ -103,7 +103,7 @@ def test_an_option_is_in_place_of_the_column() -> None:
         ("body string, deliverTimestamp bigint", "must be timestamp"),
         ("body string, properties map<string,int>", r"must be map<string,string>"),
         ("body string, brokerName string", "no queue: add a column 'queueId'"),
-        ("body string, Body string", "column 'body' is there twice"),
+        ("body string, Body string", "column 'body' occurs twice"),
     ],
 )
 def test_rows_that_cannot_be_messages_are_refused_before_any_task(ddl: str, said: str) -> None:

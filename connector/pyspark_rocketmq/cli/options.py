@@ -47,8 +47,8 @@ class ReplaySettings(ReadOptions):
         "The topic to send the messages to, in place of toTable."
     )
     record: str | None = option("record", parse_location, None).doc(
-        "With toTopic: the Delta table of what was replayed, by which a later run leaves it out: path or "
-        "URI; made if missing."
+        "With toTopic: the Delta table that records what was replayed, so that a later run leaves it out: "
+        "path or URI; made if missing."
     )
     offsets_per_step: int = option("offsetsPerStep", int_between(1, 2**31 - 1), 200_000, unit="offsets").doc(
         "About how many offsets are read between two commits."

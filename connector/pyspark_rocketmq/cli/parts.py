@@ -63,7 +63,7 @@ class SettingsCommand(click.Command):
     def __init__(
         self, *args: Any, settings: type[OptionSet], examples: Sequence[str] = (), **kwargs: Any
     ) -> None:
-        """Take what ``click.Command`` takes.
+        """Take the arguments of ``click.Command``.
 
         Args:
             args: Passed on to click.

@@ -38,7 +38,7 @@ _CONNECTING: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 _SOON_S: Final = 1.0
 _LATE_S: Final = 30.0
 """First and longest pause between two look-ups of a retry topic that is not on all brokers yet. A broker
-creates it at the group's first heartbeat: it is there a moment later, or never if rights are missing."""
+creates it at the group's first heartbeat: it exists a moment later, or never if rights are missing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def confirm_soon(
     deadline: Deadline,
     on_confirmed: Callable[[RocketMQError | None], object],
 ) -> None:
-    """Do what :func:`confirm` does without waiting: ``on_confirmed`` gets None or the error, exactly once.
+    """Like :func:`confirm`, without waiting: ``on_confirmed`` gets None or the error, exactly once.
 
     It is called at once if the name is already confirmed.
     """

@@ -214,7 +214,7 @@ class NameServerClient:
         if isinstance(error, TopicNotFound):
             if is_news and not known.is_expected:
                 logger.warning(
-                    "the name server does not know the topic any more, going on with what was known topic=%s "
+                    "the name server no longer has the topic, keeping the known route topic=%s "
                     "brokers=%s: %s",
                     topic,
                     known.route.brokers_shown(),

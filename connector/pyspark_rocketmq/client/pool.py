@@ -145,7 +145,7 @@ class ChannelPool(Closing):
             raise type(error)(address, error.detail) from error
 
     def get_soon(self, address: str, deadline: Deadline, on_channel: OnChannel) -> None:
-        """Do what :meth:`get` does without waiting: ``on_channel`` gets channel or error, exactly once.
+        """Like :meth:`get`, without waiting: ``on_channel`` gets channel or error, exactly once.
 
         It is called at once if there is an open channel, otherwise on a thread that connects. If no thread
         can be started, because the process is about to end (Python 3.12 and later), this one connects.

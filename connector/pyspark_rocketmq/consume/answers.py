@@ -46,7 +46,7 @@ class Reaction(StrEnum):
 
 
 class Use(Enum):
-    """A request of a query, by who sends it and what for."""
+    """A request of a query, by sender and purpose."""
 
     BOUNDS = RequestCode.GET_TOPIC_STATS_INFO, "a plan: where queues end"
     GROUP_OFFSETS = RequestCode.QUERY_CONSUMER_OFFSET, "a claim: the group's offsets"
@@ -81,7 +81,7 @@ _SPECIAL: Final[Mapping[tuple[Use, int], Reaction]] = {
 
 
 def reaction(use: Use, code: int, remark: str = "", *, has_worked: bool) -> Reaction:
-    """Return what a query does when a broker answers ``use`` with ``code``.
+    """Return the reaction of a query when a broker answers ``use`` with ``code``.
 
     Args:
         use: The request.
@@ -116,7 +116,7 @@ def _of_a_task(use: Use, error: BrokerError, *, has_worked: bool) -> Reaction:
 
 
 def _of_a_plan(use: Use, error: BrokerError, *, has_worked: bool) -> Reaction:
-    """Return the reaction of a plan: wait for what was there before, try a few times at first contact."""
+    """Return the reaction of a plan: wait for known brokers, try a few times at first contact."""
     if isinstance(error, TopicNotFound):
         return Reaction.WAITS
     if (has_worked or use is Use.LOOK) and waits(error, has_worked=has_worked):

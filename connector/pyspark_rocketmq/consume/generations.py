@@ -9,7 +9,7 @@ sink also keeps the newest message, since it may be ahead of the row.
 
 **Where the logs differ** (:func:`find_change`) depends only on the log:
 
-1. If the newest remembered message is there, or has expired and cannot be checked, this is the same log.
+1. If the newest remembered message still exists, or has expired and cannot be checked, this is the same log.
 2. Otherwise the newest message that is still there ends the common part, and the oldest one that is not there
    bounds the rest. Between them a message is new if its place in the broker's log *or* its store time is
    larger. A topic made again comes after everything in its broker's log, whatever the clock said. A promoted

@@ -1,4 +1,4 @@
-"""A part: what a task has written and consumed, from the engine to the offset store; committed as a whole.
+"""A part: a task's files and acknowledgements, from the engine to the offset store; committed as a whole.
 
 A part is the same value everywhere. A task makes it (``consumer.engine.task``), the job or the hub carries it
 to the driver as JSON, and the driver commits it, with others or without (``commit.pipeline``). Shape::

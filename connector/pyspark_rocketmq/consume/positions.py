@@ -94,7 +94,7 @@ NEVER_SHOWN: Final = ShownOffsets()
 
 @dataclass(frozen=True, slots=True)
 class OffsetGap:
-    """A queue whose next offset lies outside what its broker holds (PULL_OFFSET_MOVED, found before pulling).
+    """A queue whose next offset lies outside its broker's range (PULL_OFFSET_MOVED, found before pulling).
 
     To continue at ``corrected``, store it as the queue's progress at once. An offset beyond the end is
     compared with the end of *that* moment; a later plan would correct it past newer messages.

@@ -118,7 +118,7 @@ def _leaves(kind: DataType) -> Iterator[type[DataType]]:
 
 
 def _fields_once(text: Column, kind: DataType, options: Mapping[str, str]) -> Column:
-    """Check the JSON text of a value of ``kind`` for fields that are there twice; true for null."""
+    """Check the JSON text of a value of ``kind`` for fields that occur twice; true for null."""
     match kind:
         case StructType():
             names = sf.array(*(sf.lit(name) for name in kind.fieldNames()))

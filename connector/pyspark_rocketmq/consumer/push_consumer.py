@@ -97,7 +97,7 @@ class _StartRequest(NamedTuple):
 
     @property
     def drains(self) -> bool:
-        """Whether the query ends after the messages that are there now."""
+        """Whether the query ends after the messages present now."""
         return "availableNow" in self.trigger
 
 

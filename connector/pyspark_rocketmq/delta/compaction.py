@@ -460,7 +460,7 @@ class _Rewriting:
     def _followed(self, commit_id: str, paths: Set[str]) -> bool | None:
         """Follow the commits made since; return None if this commit can come next.
 
-        Else return True if this commit is there already, and False if another one changed the files in
+        Else return True if this commit exists already, and False if another one changed the files in
         ``paths``, or too much of the table.
         """
         if self._log.commit_file(self._version) != self._tip:

@@ -141,7 +141,7 @@ def forgets_transactions(form: TableForm) -> bool:
 
 
 def uncompacted_features(form: TableForm) -> tuple[str, ...]:
-    """Return the names of what forbids compacting the table's files; empty if nothing does.
+    """Return the names of the features that forbid compacting the table's files; empty if none does.
 
     Deletion vectors forbid it because delta-rs does not show which files have one.  Timestamps as partition
     values forbid it because delta-rs does not show their zone in the log: Spark may have used another one

@@ -1,4 +1,4 @@
-"""The log of a Delta table: what delta-rs cannot read or clean up, or not fast enough.
+"""The log of a Delta table: reading and cleaning up that delta-rs lacks or does too slowly.
 
 delta-rs makes checkpoints, removes expired files of the log, and reads everything about a table's newest
 version.  For each commit it lists the whole log several times, and it keeps the name of every file.  A commit
@@ -254,7 +254,7 @@ class LogFiles:
         """
         names = self._names()
         first = max((each for each in _versions(_CHECKPOINT, names) if each <= version), default=0)
-        # In the order of names, which is that of versions: what is left is always the end of the log.
+        # In the order of names, which is that of versions: the end of the log is always left.
         outdated = sorted(name for name in names if (found := _ANY.fullmatch(name)) and int(found[1]) < first)
         for name in outdated:
             try:

@@ -50,7 +50,7 @@ class TableName(NamedTuple):
             OptionError: If it could be both a name and a folder, or is not a valid name.
         """
         text = str(place)
-        # Within a name a slash stands only between backquotes, so a name cannot begin with one.
+        # Within a name a slash occurs only between backquotes, so a name cannot begin with one.
         is_path = isinstance(place, Path) or "://" in text or text.startswith(("/", ".", os.sep))
         if is_path or (("/" in text or os.sep in text) and "`" not in text):
             return None

@@ -228,7 +228,7 @@ class ConnectionLoop(ABC):
             self._drop(connection, str(error))
             return
         if len(connection.unsent) > _MOST_UNSENT:
-            self._drop(connection, "the other side does not read what it is sent")
+            self._drop(connection, "the other side does not read its messages")
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
         if self._selector.get_key(connection.sock).events != wanted:

@@ -85,7 +85,7 @@ def _part_object(part: Part | None) -> JsonObject | None:
 
 
 def _part(facts: Any, _: str) -> Part:
-    # Id and queues stand beside it once more.
+    # Id and queues are given beside it once more.
     return Part.from_facts(facts["result"])
 
 
@@ -289,7 +289,7 @@ class TaskMayBegin:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpQueues:
-    """Deliver nothing more from these queues, and hand over what is finished of them."""
+    """Deliver nothing more from these queues, and hand over their finished messages."""
 
     kind: ClassVar[str] = "give_up"
     task: str

@@ -185,7 +185,7 @@ class PlannerControl:
                 client.send(message)
 
     def _received(self, message: ToPlanner) -> None:
-        assert self._member is not None, "it is there before the connection"
+        assert self._member is not None, "it exists before the connection"
         match message:
             case PlanOver(plan):
                 self._member.free(plan, None)

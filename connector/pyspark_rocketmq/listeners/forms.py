@@ -337,7 +337,7 @@ class ByName:
 
 
 class GeneratorListener:
-    """Calls a generator function and emits what it yields."""
+    """Calls a generator function and emits the rows that it yields."""
 
     def __init__(
         self, function: Callable[[Sequence[MessageExt], Any], Iterator[Any]], success: object
@@ -358,7 +358,7 @@ class GeneratorListener:
 
 
 class AsyncGeneratorListener:
-    """Iterates an asynchronous generator function and emits what it yields; it returns no status."""
+    """Iterates an asynchronous generator function and emits the rows that it yields; it returns no status."""
 
     def __init__(
         self, function: Callable[[Sequence[MessageExt], Any], AsyncGenerator[Any]], success: object

@@ -202,7 +202,7 @@ class DeltaOffsetStore(RowOffsetStore):
         if change.version not in found:
             raise OffsetError(
                 f"Version {change.version} of the offset table {self._path} is no longer kept for group "
-                f"{consumer_group}. `pyspark-rocketmq offsets history` lists what can be gone back to."
+                f"{consumer_group}. `pyspark-rocketmq offsets history` lists the available versions."
             )
         return found[change.version]
 
@@ -228,7 +228,7 @@ class DeltaOffsetStore(RowOffsetStore):
         return open_table(self._path, self.storage, version=version)
 
     def open_anew(self) -> None:
-        """Use whatever table is there now, as a new object would; for a query that starts."""
+        """Use whatever table exists now, as a new object would; for a query that starts."""
         self._handles.forget()
         self._known.clear()
         self._table_id = None

@@ -68,7 +68,7 @@ def to_numbers(values: Sequence[int | None], arrow_type: pa.DataType) -> pa.Arra
     Raises:
         OverflowError: If a number does not fit into ``arrow_type``.
     """
-    # Unlike an array of numpy before 2.0, this refuses what does not fit.
+    # Unlike an array of numpy before 2.0, this refuses values that do not fit.
     numbers = array({32: "i", 64: "q"}[arrow_type.bit_width], (value or 0 for value in values))
     return pa.Array.from_buffers(arrow_type, len(values), [_validity(values), pa.py_buffer(numbers)])
 

@@ -177,7 +177,7 @@ class FileOffsetStore(RowOffsetStore):
             except OSError as error:
                 raise OffsetStoreUnavailable(
                     f"The offsets of group {consumer_group} could not be read from {file}: {error} "
-                    "Check that the disk is there and the file may be read."
+                    "Check that the disk is mounted and the file may be read."
                 ) from error
         if trouble is not None:
             raise OffsetError(

@@ -142,7 +142,7 @@ def _newest(
     )
     raise OffsetError(
         f"The offset store keeps nothing {what} for group {consumer_group}; of its changes {there}. "
-        "`pyspark-rocketmq offsets history` lists what can be gone back to."
+        "`pyspark-rocketmq offsets history` lists the available versions."
     )
 
 

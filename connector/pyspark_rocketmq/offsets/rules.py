@@ -391,7 +391,7 @@ class RowOffsetStore(ABC):
     def commit(
         self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
     ) -> CommitResult:
-        """Store what a batch achieved; see ``OffsetStore.commit``."""
+        """Store the results of a batch; see ``OffsetStore.commit``."""
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,

@@ -196,7 +196,7 @@ class PositionOptions(ConnectionOptions):
         "startingOffsets", parse_starting_offsets, None, default_text="latest (stream), earliest (batch)"
     ).doc(
         "Where a new query, or a consumer group without a stored offset, begins: `earliest`, `latest` "
-        '(streams), `group` (where the group `startingGroup` stands), or JSON per topic `{"topic": '
+        '(streams), `group` (committed offsets of the group `startingGroup`), or JSON per topic `{"topic": '
         '"latest"}` or per queue `{"topic": {"broker-a": {"0": 17, "1": -2}}}` (-2 earliest, -1 latest; '
         "queues not named: earliest). Queues that appear later begin at their earliest offset."
     )
@@ -224,14 +224,14 @@ class PositionOptions(ConnectionOptions):
     ending_offsets: QueuePositions | None = batch_option(
         "endingOffsets", parse_ending_offsets, None, default_text="latest"
     ).doc(
-        "Where reading ends, exclusive: `latest`, as of planning, `group` (where the group `endingGroup` "
-        "stands), or JSON per topic or queue as in `startingOffsets`, without -2; queues not named end at "
-        "latest."
+        "Where reading ends, exclusive: `latest`, as of planning, `group` (committed offsets of "
+        "`endingGroup`), or JSON per topic or queue as in `startingOffsets`, without -2; queues not named "
+        "end at latest."
     )
     ending_group: str | None = batch_option("endingGroup", resource_name("consumer group", 255), None).doc(
-        "The group at whose committed offsets `endingOffsets=group` ends: what it has consumed is read. "
-        "Its offsets are found as those of `startingGroup`, which may be another group. Nothing is read of "
-        "a queue for which it has no offset, or one before the beginning."
+        "The group at whose committed offsets `endingOffsets=group` ends: the messages that it has consumed "
+        "are read. Its offsets are found as those of `startingGroup`, which may be another group. Nothing is "
+        "read of a queue for which it has no offset, or one before the beginning."
     )
     ending_timestamp: int | None = batch_option(
         "endingTimestamp", time_ms, None, unit="ms since the epoch"
@@ -262,7 +262,7 @@ class PositionOptions(ConnectionOptions):
         """Return problems of options without a meaning for a stream."""
         return [
             f"option '{key}' is for batch reads: a stream has no end. Leave it out, and use "
-            "trigger(availableNow=True) to read what is there now"
+            "trigger(availableNow=True) to read all present messages"
             for key in self.given_but_not_for(Use.STREAM)
         ]
 

@@ -177,7 +177,7 @@ class ReadOptions(PositionOptions):
         "drainTimeoutMs", int_between(1, 2**31 - 1), 3_600_000, unit="ms"
     ).doc(
         "With `consumerGroup` and `availableNow`: how long no queue may move before the query ends with "
-        "an error that says where each stands, such as at a message that always fails where "
+        "an error that names the position of each, such as at a message that always fails where "
         "`maxReconsumeTimes` sets no limit."
     )
     fail_on_data_loss: bool = read_option("failOnDataLoss", boolean, True).doc(
@@ -244,7 +244,7 @@ class ReadOptions(PositionOptions):
     ).doc(
         "How the members of the group share the queues; all must use the same: `averagely`, "
         "`averagelyByCircle`, `consistentHash`, `byMachineRoom:ROOM,…`, `machineRoomNearby`, "
-        "`byConfig:TOPIC/BROKER/QUEUE,…` or `module:Class`. A machine room is what stands before `@` in a "
+        "`byConfig:TOPIC/BROKER/QUEUE,…` or `module:Class`. A machine room is the text before `@` in a "
         "broker's name and before `/` in a member's `instanceName`."
     )
     instance_name: str | None = stream_option(

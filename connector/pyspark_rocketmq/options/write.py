@@ -112,7 +112,7 @@ class WriteOptions(ConnectionOptions):
         "maxInFlightBytes", int_between(1, 2**40), 32 * 1024 * 1024, unit="bytes"
     ).doc(
         "Most bytes of a task that are sent or wait for their queue's turn; more rows are then not taken. "
-        "At each queue one request of a task is under way at a time, which is what keeps the order."
+        "At each queue one request of a task is under way at a time, which keeps the order."
     )
     compression_type: BodyCompression = write_option(
         "compressionType", one_of(BodyCompression), BodyCompression.NONE

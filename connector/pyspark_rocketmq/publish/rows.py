@@ -92,7 +92,7 @@ def column_positions(schema: StructType, options: WriteOptions) -> dict[str, int
         if not fits(field.dataType):
             problems.append(f"column '{field.name}' is {field.dataType.simpleString()}, but must be {wanted}")
         if name in positions:
-            problems.append(f"column '{name}' is there twice; drop one of them")
+            problems.append(f"column '{name}' occurs twice; drop one of them")
         positions[name] = position
     problems += _missing(positions, options)
     if problems:
@@ -130,7 +130,7 @@ def _missing(positions: Mapping[str, int], options: WriteOptions) -> list[str]:
 def _unknown(name: str) -> str:
     close = closest(name, _TYPES, cutoff=0.75)
     hint = f"did you mean '{close}'?" if close else f"known ones: {', '.join(_TYPES)}."
-    return f"column '{name}' means nothing here; {hint} Select what is to be sent"
+    return f"column '{name}' means nothing here; {hint} Select the columns to send"
 
 
 MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512

@@ -206,7 +206,7 @@ class RocketMQWriter(_Writer, DataSourceArrowWriter):
             raise wrong
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing can be taken back: what is stored stays."""
+        """Nothing can be taken back: stored messages stay."""
 
 
 class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -239,7 +239,7 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
             logger.warning("batch %d of the stream goes on out of order: %s", batchId, wrong)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing can be taken back: what is stored stays."""
+        """Nothing can be taken back: stored messages stay."""
 
 
 def _task() -> TaskContext:

@@ -240,7 +240,7 @@ class Replay:
         if not unfinished:
             return
         logger.warning(
-            "looking in the target for what an unfinished step has sent ranges=%d", len(unfinished)
+            "searching the target for messages that an unfinished step sent ranges=%d", len(unfinished)
         )
         # Until then, a task of the failed run may still send, and its last request may be on its way.
         time.sleep(_TASKS_END_S + self._options.request_timeout_ms / 1000)

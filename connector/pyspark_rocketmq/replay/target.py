@@ -25,7 +25,7 @@ class TargetTail(NamedTuple):
 
     bounds: QueueBounds
     highest: tuple[int | None, ...]
-    """Highest source offset of each sending; None if no message of it is there."""
+    """Highest source offset of each sending; None if it has no message of it."""
 
 
 def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int) -> TargetTail:

@@ -126,8 +126,8 @@ class QueueSender:
             if self._own_until is not None and self._stored_until > self._can_be_own:
                 raise RocketMQError(
                     f"Another attempt of this task has sent offsets up to {self._stored_until} of "
-                    f"{self._what}, while this one stood still at {self._own_until}. This one "
-                    "ends, so that nothing is there twice; if the replay ends with this error, run it again."
+                    f"{self._what}, while this one was paused at {self._own_until}. This one "
+                    "ends, so that nothing is sent twice; if the replay ends with this error, run it again."
                 )
             self._is_unsure, self._can_be_own = False, rows[-1][0] + 1
         missing = [message for queue_offset, message in rows if queue_offset >= self._stored_until]
@@ -267,8 +267,8 @@ class TargetQueue:
         if result.status is not SendStatus.SEND_OK:
             raise RocketMQError(
                 f"{self._sending.target}: {len(messages)} messages were stored with status "
-                f"{result.status.name}, less durably than the broker is set up for. See to its disk or its "
-                "replica and replay again: what is stored then is not sent twice."
+                f"{result.status.name}, less durably than the broker is set up for. Check its disk or its "
+                "replica and replay again: stored messages are not sent twice."
             )
         # Search for the next messages from here on.
         self._sending = replace(self._sending, target_offset=result.queue_offset)

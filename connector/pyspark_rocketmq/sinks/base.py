@@ -146,7 +146,7 @@ class Writing(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Remove what was written as far as possible; what is left does no more harm than after a kill."""
+        """Remove the written files as far as possible; any that stay do no more harm than after a kill."""
         ...
 
 

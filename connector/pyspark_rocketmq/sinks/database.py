@@ -234,7 +234,7 @@ class DatabaseBatch:
             raise SinkConflict(
                 f"{len(rows)} rows of group {self.consumer_group} could not be written into the database in "
                 f"{len(PAUSES_S) + 1} tries; the last error was: {type(error).__name__}: {error}. The batch "
-                "may run again: rows that are there by then are left out."
+                "may run again: rows that exist by then are left out."
             ) from error
 
     def _write(self, rows: pa.Table, grown: Mapping[MessageQueue, int], attempt: str) -> None:

@@ -301,7 +301,7 @@ class WatermarkTable:
             if put != got
         ]
         if wrong:
-            self._refuse(f"does not hold what is put into it: {'; '.join(wrong)}")
+            self._refuse(f"does not hold the inserted values: {'; '.join(wrong)}")
         for column, value in _others(probe).items():
             try:
                 cursor.execute(self._sql.insert, probe._replace(**{column: value}))

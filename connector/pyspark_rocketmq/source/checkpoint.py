@@ -19,7 +19,7 @@ _MOST_CHARACTERS: Final = 200
 
 
 def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
-    """Remove what a killed query left of the offset log's first entry; do nothing if any entry is whole.
+    """Remove the remains of the offset log's first entry after a kill; do nothing if any entry is whole.
 
     Spark 4.2 refuses to start on a checkpoint that holds nothing but a temporary file
     (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).  The check cannot be switched off for one query, because

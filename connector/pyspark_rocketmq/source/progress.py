@@ -215,7 +215,7 @@ class GroupProgress:
             store: Where the progress is.
             ownership: Which queues are this member's.
             starts: Finds where queues without progress begin.
-            clock: Measures how long queues are left out or stand still.
+            clock: Measures how long queues are left out or blocked.
             is_sole_owner: Whether nobody else may ever claim these rows; true for a broadcasting instance.
             broker_offsets: The group's offsets at the brokers, which a group with Java members follows; None
                 if there are none.

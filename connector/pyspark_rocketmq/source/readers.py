@@ -229,7 +229,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Offset | None = None, limit: ReadLimit | None = None
     ) -> Offset:
-        """Return the next plan; with ``trigger(once=True)``, a plan of everything that is there now.
+        """Return the next plan; with ``trigger(once=True)``, a plan of all present messages.
 
         Spark before 4.2 passes neither argument, and takes whatever is returned as its next micro-batch.
         """

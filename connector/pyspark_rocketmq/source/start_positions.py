@@ -1,7 +1,7 @@
 """Where the options of a query say that queues start and end, as offsets.
 
 A position that an option gives as a time, or as a group's progress, is looked up at the brokers or in an
-offset store.  A broker whose master is down answers only for what its slave certainly has.
+offset store.  A broker whose master is down answers only for the messages that its slave certainly has.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
 def check_delta(spark: SparkSession) -> None:
     """Raise RocketMQError for a session without Delta Lake, or with one for another Spark.
 
-    A session of Spark Connect is not checked; there only its first use shows whether Delta Lake is there.
+    A session of Spark Connect is not checked; there only its first use shows whether Delta Lake is available.
     """
     if not is_classic(spark):
         return
@@ -242,7 +242,9 @@ def check_worker_python(spark: SparkSession) -> None:
     if problem is not None:
         raise RocketMQError(f"Spark would start its workers with '{executable}', which {problem}")
     if chosen is not None:
-        logger.info("workers are started with %s, since %s lacks what they need", chosen, context.pythonExec)
+        logger.info(
+            "workers are started with %s, since %s lacks packages that they need", chosen, context.pythonExec
+        )
         context.pythonExec = chosen
 
 
@@ -280,7 +282,7 @@ def _found_problem(executable: str) -> str | None:
         return f"failed: {error}. {advice}"
     if probe.returncode != 0:
         reason = (probe.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"cannot import what they need ({reason}). {advice}"
+        return f"cannot import the packages that they need ({reason}). {advice}"
     here = "{}.{}".format(*sys.version_info)
     there = probe.stdout.split()[-1]
     if there != here:

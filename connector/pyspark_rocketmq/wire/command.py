@@ -2,7 +2,7 @@
 
 Frame (big-endian)::
 
-    u32 length of what follows | u8 serialize type | u24 header length | header | body
+    u32 length of the rest | u8 serialize type | u24 header length | header | body
 
 The header is JSON or RocketMQ's binary form, as the frame's serialize type says. The folder ``requests``
 defines each code's ext fields and body.
@@ -35,7 +35,7 @@ SIGNATURE: Final = "Signature"
 NAMESPACE: Final = "ns"
 """Ext field with the id of the instance that a request is for (``MixAll``)."""
 NAMESPACED: Final = "nsd"
-"""Ext field that is "true" if ``NAMESPACE`` is there."""
+"""Ext field that is "true" if ``NAMESPACE`` is present."""
 
 MAX_FRAME_LENGTH: Final = 16 * 1024 * 1024
 """Most bytes of a whole frame, length word included (``com.rocketmq.remoting.frameMaxLength``)."""

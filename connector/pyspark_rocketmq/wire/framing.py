@@ -67,7 +67,7 @@ class FrameDecoder:
         """Take the next bytes and return the commands they complete; ``data`` may be reused afterwards.
 
         Raises:
-            RemoteProtocolError: If a frame is too long (refused as soon as its length word is there), too
+            RemoteProtocolError: If a frame is too long (refused as soon as its length word has arrived), too
                 short for its header, or malformed.
         """
         view = memoryview(data)

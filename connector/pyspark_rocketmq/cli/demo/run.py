@@ -325,4 +325,4 @@ def _check(settings: DemoSettings, names: RunNames, sent: int, console: Console)
     print_findings(report.examples, console)
     console.print(verdict_line(sent, report), markup=False, highlight=False, soft_wrap=True)
     if not report.is_clean or report.rows != sent:
-        raise JobFailed("The order check failed: what was consumed is not what was sent.")
+        raise JobFailed("The order check failed: the consumed messages are not those that were sent.")

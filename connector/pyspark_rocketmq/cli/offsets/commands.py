@@ -247,7 +247,7 @@ def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, options:
 @_change_options
 @click.option("--from", "source", required=True, metavar="GROUP", help="The group whose offsets are taken.")
 def clone(conf: Path | None, pairs: Sequence[str], source: str, options: Any) -> None:
-    """Move a group, perhaps a new one, to where another group of the same store stands."""
+    """Move a group, perhaps a new one, to the position of another group in the same store."""
     settings = load_settings(OffsetsChangeSettings, "offsets clone", conf, pairs)
     implementation("offsets.change").clone(settings, source, options, open_console())
 
@@ -283,7 +283,7 @@ def diff(
 ) -> None:
     """Print what changed between two moments of a group, or what is different in another group."""
     if (since is None) == (other is None) or (other is not None and until is not None):
-        raise click.UsageError("Say what to compare: --from, perhaps with --to; or --with.")
+        raise click.UsageError("Give two states to compare: --from, perhaps with --to; or --with.")
     settings = load_settings(OffsetsHistorySettings, "offsets diff", conf, pairs)
     module = implementation("offsets.history")
     module.show_diff(settings, other or module.Moments(since, until), OutputForm(output), open_console())

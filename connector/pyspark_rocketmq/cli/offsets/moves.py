@@ -251,7 +251,7 @@ def moves_to(
     forgets_sinks: bool = False,
     staying: Collection[MessageQueue] = (),
 ) -> tuple[QueueMove, ...]:
-    """Return one move per target, sorted; leave out queues that are there already.
+    """Return one move per target, sorted; leave out queues that have that offset already.
 
     With ``forgets_sinks``, such a queue is included if its row remembers sinks that have the consumed
     messages: a reset clears that.

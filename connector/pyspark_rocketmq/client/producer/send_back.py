@@ -210,8 +210,8 @@ class SendBack:
             return
         if count <= 0:
             raise RocketMQError(
-                f"{address} drops what group {self.consumer_group} sends back, for it has no retry queues "
-                "there (retryQueueNums=0): mqadmin updateSubGroup -q 1."
+                f"{address} drops messages that group {self.consumer_group} sends back, for it has no retry "
+                "queues there (retryQueueNums=0): mqadmin updateSubGroup -q 1."
             )
 
     def _send_to_storing_broker(

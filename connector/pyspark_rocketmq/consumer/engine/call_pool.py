@@ -198,7 +198,7 @@ class RangesAtOnce:
             self._ended.put((arrived, error))
 
     def _results(self, is_range_left: bool) -> Iterator[Consumed]:
-        """Wait for something to happen, and yield the results that are there."""
+        """Wait for something to happen, and yield the available results."""
         timeout_s = _LOOK_EVERY_S if is_range_left else None
         while self._at_hand:
             try:

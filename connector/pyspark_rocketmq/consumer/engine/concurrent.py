@@ -198,7 +198,7 @@ class ConcurrentRun(RangeRun):
     def _suspended_until_s(self) -> float | None:
         if self._machine.finished is ConcurrentFinish.SUSPENDED:
             return self._clock.now_s() + SEND_BACK_PAUSE_S
-        # A queue that stands still without a suspension would get longer ranges, or none until more arrives.
+        # A queue that is blocked without a suspension would get longer ranges, or none until more arrives.
         return self._clock.now_s() if self._stands_still(self._machine.done) else None
 
     # --- deliveries -----------------------------------------------------------------------------------------

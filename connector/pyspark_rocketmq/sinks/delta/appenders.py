@@ -22,7 +22,7 @@ class Appender(Protocol):
 
     @property
     def commits_by(self) -> str:
-        """Name of what makes the commits, for the log."""
+        """Name of the writer that makes the commits, for the log."""
         ...
 
     def append(

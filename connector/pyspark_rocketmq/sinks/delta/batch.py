@@ -202,7 +202,7 @@ class DeltaBatch:
             # CREATE OR REPLACE keeps the log of the previous table.
             raise self._another_table()
         self.table.check_not_restored(self.log, group)
-        # This commit builds on what other members of the group have committed for their queues.
+        # This commit builds on the other members' commits for their queues.
         self.before = read_progress(self.log, group, self.generations.items())
         found = {queue: self.before.watermarks.get(self.ids[queue], 0) for queue in grown}
         moved = [

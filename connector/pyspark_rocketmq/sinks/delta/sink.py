@@ -177,7 +177,7 @@ class DeltaSink:
             OptionError: If the table has got features since that forbid adding files.
             OffsetError: If the table cannot be read.
         """
-        what = f"How far group {consumer_group} has come in {self.path}"
+        what = f"The progress of group {consumer_group} in {self.path}"
         return self._read(what, lambda: self._begin(consumer_group, queues))
 
     def _read(self, what: str, ask: Callable[[], T]) -> T:
@@ -239,7 +239,7 @@ class DeltaSink:
             SinkConflict: If the log no longer contains the group's progress.
             OffsetError: If the table cannot be read.
         """
-        what = f"How far group {consumer_group} has come in {self.path}"
+        what = f"The progress of group {consumer_group} in {self.path}"
         return (self._read(what, lambda: self._standing_now(consumer_group, queues)),)
 
     def _standing_now(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkStanding:
@@ -288,7 +288,7 @@ class DeltaSink:
             ) from exc
 
     def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
-        """Let the group consume again what the last RESTORE removed; return the queues' next offsets.
+        """Move the group back to its offsets in the restored version; return the queues' next offsets.
 
         First the group's offsets in ``store``, then the watermarks, go back to those of the restored version.
         If the table was replaced, they go back to 0; remove the group's rows from the new table before. Stop

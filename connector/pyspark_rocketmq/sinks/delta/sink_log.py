@@ -1,4 +1,4 @@
-"""A table's log with what sinks have recorded in it: commits of groups, and RESTOREs between them.
+"""A table's log with the records of sinks in it: commits of groups, and RESTOREs between them.
 
 Nothing here uses Spark, so command lines can read tables without it.
 """
@@ -28,7 +28,7 @@ from pyspark_rocketmq.sinks.delta.task_files import TaskFolder
 
 
 class SinkLog:
-    """A table's log with what sinks have recorded in it."""
+    """A table's log with the records of sinks in it."""
 
     def __init__(self, table: Snapshot, files: TaskFolder, lost_hint: str = "") -> None:
         """Start at the version of ``table``; ``files`` is the folder that tasks write to.

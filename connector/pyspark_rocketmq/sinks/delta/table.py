@@ -1,4 +1,4 @@
-"""A sink's table: creation, checks, new columns, and what looks after it.
+"""A sink's table: creation, checks, new columns, and maintenance.
 
 A table is at a path, or has a name in a catalog; :class:`TableHome` is the difference.
 """
@@ -437,7 +437,7 @@ class SinkTable:
             "the log of the sink %s no longer reaches back to the last commit of group %s: if the table was "
             "restored or replaced since then, rows are missing that the group's watermarks count as there. "
             "Compare them, DeltaSink(path).watermarks(group), with the highest queueOffset of each queue, "
-            "and see DeltaSink.rewind; keep the log longer than a group may stand still "
+            "and see DeltaSink.rewind; keep the log longer than a group may be idle "
             "(delta.logRetentionDuration)",
             masked(self.path),
             consumer_group,
@@ -494,11 +494,11 @@ class SinkTable:
         return self.home.spark.set_watermarks(handle.log, before, commit)
 
     def _recorder(self, handle: SinkHandle) -> FileAppender | None:
-        """Return what makes a commit without rows, even if Spark writes the table; None if only Spark can."""
+        """Return the appender for commits without rows; None if only Spark can make them."""
         return None if features_of_every_commit(handle.log.table.form()) else handle.recorder
 
     def appender(self, handle: SinkHandle, *, by_spark: bool) -> Appender:
-        """Return what commits rows: Spark, or what the table's home has."""
+        """Return the object that commits rows: Spark, or that of the table's home."""
         return self.home.spark if by_spark else handle.appender
 
     def _add_missing_columns(self, handle: SinkHandle, schema: pa.Schema) -> None:

@@ -19,7 +19,7 @@ If neither is left, the watermarks are unknown, and that is an error: if they we
 doubled.
 
 A commit records the last generation of each queue, since nothing is written to earlier ones any more. If very
-many queues stand still (deleted topics), most commits record only what has changed since a commit that has
+many queues are idle (deleted topics), most commits record only what has changed since a commit that has
 all of them, and name that commit. It is so little older that no log loses it long before them.
 
 The newest message of a queue in the record is valid if the record's watermark is the queue's watermark. If it
