@@ -239,7 +239,7 @@ def test_a_batch_reads_what_the_slave_has_and_says_what_may_be_missing(
     sim.stop_broker("broker-a")
 
     assert offsets(**batch(sim, topic)) == list(range(expected))
-    assert "messages that it has not copied are missing broker=broker-a" in caplog.text
+    assert "messages not yet copied to the slave are missing broker=broker-a" in caplog.text
 
 
 @pytest.mark.parametrize(
