@@ -193,7 +193,7 @@ def test_a_dead_letter_is_not_given_to_a_broker_that_would_drop_it(
         address, Message(topic=queue.topic, body=b"wide", properties={"w": "x" * 32_590}), queue, SETTINGS
     )
 
-    with pytest.raises(DeadLetterRefused, match=r"drops what group .*retryQueueNums=0"):
+    with pytest.raises(DeadLetterRefused, match=r"drops messages that group .*retryQueueNums=0"):
         SendBack(settings).send_as_dead_letter(first_of(client, address, queue), max_reconsume_times=0)
 
 

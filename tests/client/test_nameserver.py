@@ -124,9 +124,7 @@ def test_a_route_is_kept_while_no_name_server_has_the_topic(
     assert kept == [route_with(3)] * 4
     assert (asked, script.count) == (3, 4)
     assert isinstance(denial, TopicNotFound)
-    assert (
-        caplog.text.count("going on with what was known topic=orders brokers=broker-a (10.0.0.1:10911)") == 1
-    )
+    assert caplog.text.count("keeping the known route topic=orders brokers=broker-a (10.0.0.1:10911)") == 1
     assert client.route("orders", soon) == route_with(8)
     assert client.denial("orders") is None
 

@@ -192,7 +192,7 @@ def test_a_range_without_messages_is_acknowledged() -> None:
     [
         (LATER, None),
         (None, None),
-        ("nonsense", "no ConsumeConcurrentlyStatus"),
+        ("nonsense", "not a ConsumeConcurrentlyStatus"),
         (ValueError("bad"), "listener failed"),
     ],
 )

@@ -264,7 +264,10 @@ def test_an_enum_member_may_be_given_by_name_and_a_wrong_name_is_refused() -> No
             {"trigger": {"processingtime": "1 second"}},
             "unknown key 'processingtime'; did you mean 'processingTime'?",
         ),
-        ({"trigger": {"once": True}}, "use {'availableNow': True}, which drains what is there and ends"),
+        (
+            {"trigger": {"once": True}},
+            "use {'availableNow': True}, which consumes all present messages and ends",
+        ),
         ({"trigger": {"continuous": "1 second"}}, "takes no Python data source"),
         ({"trigger": {"realTime": "5 minutes"}}, "takes no Python data source"),
         ({"trigger": {"availableNow": False}}, "must be True, not False"),

@@ -472,7 +472,8 @@ def test_files_that_somebody_else_changes_meanwhile_are_not_touched(
     assert offsets_of(path) == after[0]
     assert "files changed while they were compacted" in caplog.text
     assert (
-        "Another commit changed 12 of the files that were read: run the command again." in capsys.readouterr().out
+        "Another commit changed 12 of the files that were read: run the command again."
+        in capsys.readouterr().out
     )
 
 

@@ -66,7 +66,7 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     | ``fs.gs.storage.root.url`` | ``google_base_url`` |
 
     Settings of one bucket (``fs.s3a.bucket.BUCKET.…``) and one account
-    (``fs.azure.….ACCOUNT.dfs.core.windows.net``, or with ``blob``) win; ``spark.hadoop.`` may stand before
+    (``fs.azure.….ACCOUNT.dfs.core.windows.net``, or with ``blob``) win; ``spark.hadoop.`` may come before
     all of them. The older ``fs.s3a.server-side-encryption-algorithm`` is translated, too. For a URI without
     an account, such as ``az://``, the account is the only one that the settings name. Any other setting that
     may be a credential of this storage is logged as a warning.

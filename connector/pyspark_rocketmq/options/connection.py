@@ -37,7 +37,7 @@ class ConnectionOptions(OptionSet):
     """Base of the options of reading and of writing."""
 
     name_servers: tuple[str, ...] = everywhere_option("nameServers", address_list).doc(
-        "Addresses of the RocketMQ name servers, `host:port`, several separated by `;`; `http://` may stand "
+        "Addresses of the RocketMQ name servers, `host:port`, several separated by `;`; `http://` may come "
         "before each, as consoles of clouds show it."
     )
     namespace: str | None = everywhere_option("namespace", namespace_name, None).doc(

@@ -59,7 +59,7 @@ class _Shown(NamedTuple):
     failures: dict[str, RocketMQError | None]
     """The error for each topic that was asked for; None if the broker answered."""
     error: RocketMQError | None
-    """Why queues are missing; None if all are there."""
+    """Why queues are missing; None if none is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

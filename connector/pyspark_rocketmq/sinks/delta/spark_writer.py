@@ -126,7 +126,7 @@ def log_store_problem(
     if conf(_ON_DATABRICKS):
         return (
             f"{what} Databricks orders those of its own writers only. Let it write while the table's sinks "
-            "stand still, or name the table as the catalog does, so that Spark makes the sinks' commits"
+            "are stopped, or name the table as the catalog does, so that Spark makes the sinks' commits"
             if beside_delta_rs
             else None
         )
