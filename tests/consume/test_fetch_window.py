@@ -17,7 +17,7 @@ from pyspark_rocketmq.consume.fetch_window import (
     PullTask,
     RangeWindow,
 )
-from pyspark_rocketmq.consume.generations import NO_WITNESSES, LastMessage, Witnesses
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses
 from pyspark_rocketmq.consume.read_range import ReadRange
 from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
