@@ -408,7 +408,7 @@ def test_an_invalid_return_value_is_logged_and_suspends_the_queue(returned: obje
 
     assert outcome.problem is not None
     assert shown in outcome.problem
-    assert "no ConsumeOrderlyStatus" in outcome.problem
+    assert "not a ConsumeOrderlyStatus" in outcome.problem
     assert len(outcome.problem) < 300
     assert machine.retry_counts == {0: 1}
     assert machine.finished is OrderlyFinish.SUSPENDED
