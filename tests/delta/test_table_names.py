@@ -47,8 +47,8 @@ def test_what_has_a_slash_or_a_scheme_is_a_path(place: str | Path) -> None:
     [
         ("orders", r"'orders' has 1 part; .*CATALOG\.SCHEMA\.TABLE, for a folder write './orders' or an abs"),
         ("a.b.c.d", r"has 4 parts; .*'./a\.b\.c\.d'"),
-        ("orders-v1.2", r"no name of a table.*backquotes.*'./orders-v1\.2'"),
-        ("a..b", "no name of a table"),
+        ("orders-v1.2", r"not the name of a table.*backquotes.*'./orders-v1\.2'"),
+        ("a..b", "not the name of a table"),
         ("delta.`/lake/orders`", "write '/lake/orders'"),
     ],
 )
