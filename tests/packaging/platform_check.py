@@ -40,6 +40,8 @@ def rows():
     return DeltaTable("{lake}/orders").to_pyarrow_table().num_rows if DeltaTable.is_deltatable("{lake}/orders") else 0
 while query.isActive and rows() < {wanted} and time.monotonic() < deadline:
     time.sleep(0.2)
+if query.exception() is not None:
+    sys.exit(str(query.exception()))
 query.stop()
 rmq.register(spark)
 read = spark.read.format("rocketmq").options(nameServers="{name_servers}", topic="orders").load()
