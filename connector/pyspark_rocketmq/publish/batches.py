@@ -111,8 +111,9 @@ class BatchBuilder:
         """Add the next row; return the batches that are now complete, in the order of sending."""
         batch = self._open.get(destination)
         body, sys_flag = row.body, 0
-        if self._compression is not None:
-            body, sys_flag = self._compressed(row, into_compressed=batch is not None and batch.sys_flag != 0)
+        if self._compression is not None and row.delay is None:
+            is_compressed = batch is not None and batch.sys_flag != 0
+            body, sys_flag = self._compressed(body, self._compression, into_compressed=is_compressed)
         size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
         if row.delay is not None or size > self._most_bytes:
             return [*self._ended(destination), _single(row, destination, size)]
@@ -139,16 +140,16 @@ class BatchBuilder:
         """Make smaller batches from now on, since a broker refused one of ``refused_bytes`` for its size."""
         self._most_bytes = max(1, min(self._most_bytes, refused_bytes // 2))
 
-    def _compressed(self, row: SinkRow, *, into_compressed: bool) -> tuple[bytes, int]:
+    def _compressed(
+        self, body: bytes, compression: CompressionType, *, into_compressed: bool
+    ) -> tuple[bytes, int]:
         """Return the body as a member of a batch, with its flags; the producer compresses single messages.
 
         A compressed batch compresses short bodies too, instead of ending before each of them.
         """
-        if self._compression is None or row.delay is not None:
-            return row.body, 0
-        if len(row.body) < self._compress_over and not into_compressed:
-            return row.body, 0
-        return compress(row.body, self._compression)
+        if len(body) < self._compress_over and not into_compressed:
+            return body, 0
+        return compress(body, compression)
 
     def rest(self) -> Iterator[SendBatch]:
         """Yield the incomplete batches, after the last row."""
