@@ -61,7 +61,7 @@ class Client:
         self._calls = BrokerClient(pool, SystemClock(), timeout_s)
 
     def connect(self) -> None:
-        """So that a short time is only that of a request."""
+        """Connect first, so that a short timeout applies only to a request."""
         self._pool.get(self._address, Deadline.after(SystemClock(), _LONG_S))
 
     def send(self) -> SendResult:

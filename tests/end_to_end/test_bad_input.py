@@ -62,7 +62,7 @@ def consumer_of(
 def test_a_second_session_gets_the_source_while_another_one_is_active(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the package came with --py-files, and each session needs it."""
+    """Like a package that came with --py-files: each session must register it."""
 
     class Shipped(DefaultSource):
         @classmethod

@@ -27,8 +27,8 @@ def options(**given: str) -> ReadOptions:
     )
 
 
-def told(**given: str) -> ConsumerData:
-    """What brokers get of a member."""
+def consumer_data(**given: str) -> ConsumerData:
+    """Return the data about a member that its heartbeats carry to the brokers."""
     clock = FakeClock()
     member = join_group(options(**given), "me", MemoryOffsetStore("told", clock=clock), clock)
     member.stop(0.0)
@@ -52,7 +52,7 @@ def test_with_a_name_every_start_has_the_same_client_id() -> None:
 
 def test_a_member_shows_all_that_a_java_consumer_would() -> None:
     """A3: a heartbeat replaces the group's whole table, so the retry topic must be in it."""
-    consumer = told(subscription="paid || created")
+    consumer = consumer_data(subscription="paid || created")
 
     assert [(each.topic, each.sub_string) for each in consumer.subscriptions] == [
         ("orders", "paid || created"),
@@ -64,7 +64,7 @@ def test_a_member_shows_all_that_a_java_consumer_would() -> None:
 def test_a_broadcasting_member_has_no_retry_topic_and_progress_of_its_own() -> None:
     """B3."""
     given = {"messageModel": "BROADCASTING", "instanceName": "west"}
-    consumer = told(**given)
+    consumer = consumer_data(**given)
 
     assert [each.topic for each in consumer.subscriptions] == ["orders"]
     assert consumer.message_model is MessageModel.BROADCASTING
@@ -83,7 +83,7 @@ def test_where_a_group_begins_is_named_in_rocketmqs_words(
     given: dict[str, str], where: ConsumeFromWhere
 ) -> None:
     """A3, F2."""
-    assert told(**given).consume_from_where is where
+    assert consumer_data(**given).consume_from_where is where
 
 
 def test_a_member_gets_the_queues_its_strategy_gives_it() -> None:

@@ -1,4 +1,4 @@
-"""What a process logs of the errors of its listener."""
+"""Log lines about the errors of a listener."""
 
 from __future__ import annotations
 

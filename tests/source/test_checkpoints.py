@@ -165,7 +165,7 @@ def test_how_far_queues_are_behind_follows_from_the_progress(topics: Topics) -> 
 
 
 def test_options_of_a_running_query_may_change(topics: Topics) -> None:
-    """As in Spark's Kafka source: startingOffsets is only for new queries."""
+    """Like Spark's Kafka source: startingOffsets applies only to new queries."""
     topic = topics.make(2)
     stream = topics.stream(topic)
     assert stream.next_offsets() is not None

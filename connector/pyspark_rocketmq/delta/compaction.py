@@ -502,7 +502,7 @@ class _Rewriting:
             changes_rows=False,
             note=CommitNote(metadata=note),
         )
-        # As the next version or not at all: otherwise it might follow another OPTIMIZE of these files.
+        # Commit as the next version or fail: a later version might follow another OPTIMIZE of these files.
         commit_files(self._log, table, self._version, commit, only_next=True)
 
     def _move_on(self) -> None:
