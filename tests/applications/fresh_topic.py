@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pyspark_rocketmq.client.producer.producer import Producer
-from pyspark_rocketmq.delta.compaction import stored_files
+from pyspark_rocketmq.delta.commit import stored_files
 from pyspark_rocketmq.delta.storage_options import StorageOptions, filesystem_of
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from pyspark_rocketmq import DeltaOffsetStore, DeltaSink
 from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq.delta import compaction
-from pyspark_rocketmq.delta.commit import StoredFile
+from pyspark_rocketmq.delta.commit import StoredFile, stored_files
 from pyspark_rocketmq.delta.compaction import (
     TARGETS,
     WORTH_IT,
@@ -348,7 +348,7 @@ def test_files_that_cannot_be_read_keep_no_others_from_being_compacted(
     """J3."""
     run(sink_of(path, compaction=False), 12)
     monkeypatch.setattr(compaction, "_FILES_A_BIN", 3)
-    damaged = path / next(compaction.stored_files(DeltaTable(path))).path
+    damaged = path / next(stored_files(DeltaTable(path))).path
     kept = damaged.read_bytes()
     damaged.write_bytes(b"PAR1" + b"x" * (len(kept) - 8) + b"PAR1")
 
@@ -491,7 +491,7 @@ def test_files_that_somebody_else_removes_by_another_spelling_are_not_touched(
         table = DeltaTable(path)
         removed: list[AddAction | RemoveAction] = [
             RemoveAction(unquote(file.path), True, 1, size=file.size, partition_values=dict(file.partition))
-            for file in compaction.stored_files(table)
+            for file in stored_files(table)
         ]
         table.create_write_transaction(removed, mode="append", schema=table.schema(), partition_by=["step"])
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import shutil
@@ -16,6 +17,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.delta import commit as delta_commit
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,
     OffsetError,
@@ -55,10 +57,11 @@ class TestDeltaOffsetStore(OffsetStoreConformance):
 
 
 class TestDeltaOffsetStoreAtAUri(PositionConformance):
-    """As at an object store's: everything goes through delta-rs' own storage."""
+    """As at an object store's: delta-rs makes the commits."""
 
     @pytest.fixture
-    def store(self, tmp_path: Path, clock: FakeClock) -> DeltaOffsetStore:
+    def store(self, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> DeltaOffsetStore:
+        monkeypatch.setattr(LogFiles, "takes_commits", False)
         return DeltaOffsetStore((tmp_path / "off sets é").as_uri(), clock=clock)
 
 
@@ -218,28 +221,54 @@ def test_files_left_by_a_killed_writer_are_ignored(path: Path, left_over: str) -
 
 
 class FailingWrites:
-    """Stands for ``write_deltalake``: fails as set, with or without having stored the commit first."""
+    """Stands for what makes a commit: fails as set, with or without having made the commit first."""
 
-    def __init__(self, *, failures: int, stores_first: bool = False) -> None:
+    def __init__(
+        self, make: Callable[..., Any], error: Exception, *, failures: int, stores_first: bool
+    ) -> None:
+        self._make = make
+        self._error = error
         self._failures = failures
         self._stores_first = stores_first
-        self._write = write_deltalake
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         if self._failures == 0:
-            self._write(*args, **kwargs)
+            self._make(*args, **kwargs)
             return
         self._failures -= 1
         if self._stores_first:
-            self._write(*args, **kwargs)
-        raise CommitFailedError("a concurrent transaction")
+            self._make(*args, **kwargs)
+        raise self._error
 
 
-def test_a_conflict_is_tried_again_after_growing_pauses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FailWrites = Callable[..., Exception]
+
+
+@pytest.fixture(params=["by a link", "by delta-rs"])
+def fail_writes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FailWrites:
+    """Lets commits fail, and returns the error that they raise."""
+
+    def fail(*, failures: int, stores_first: bool = False) -> Exception:
+        if request.param == "by a link":
+            error: Exception = OSError(errno.EIO, "Input/output error")
+            put = FailingWrites(LogFiles.put, error, failures=failures, stores_first=stores_first)
+            # A function, which gets the log as its first argument.
+            monkeypatch.setattr(LogFiles, "put", lambda log, *args: put(log, *args))  # noqa: PLW0108
+            return error
+        monkeypatch.setattr(LogFiles, "takes_commits", False)
+        error = CommitFailedError("a concurrent transaction")
+        failing = FailingWrites(write_deltalake, error, failures=failures, stores_first=stores_first)
+        monkeypatch.setattr(delta_commit, "write_deltalake", failing)
+        return error
+
+    return fail
+
+
+def test_a_conflict_is_tried_again_after_growing_pauses(path: Path, fail_writes: FailWrites) -> None:
     pauses: list[float] = []
     store = DeltaOffsetStore(path, sleep=pauses.append)
     store.claim(GROUP, "client-1", {Q0: 0})
-    monkeypatch.setattr(delta_commit, "write_deltalake", FailingWrites(failures=4))
+    fail_writes(failures=4)
 
     result = store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
 
@@ -248,12 +277,12 @@ def test_a_conflict_is_tried_again_after_growing_pauses(path: Path, monkeypatch:
 
 
 def test_an_error_of_a_commit_that_was_stored_does_not_store_it_twice(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, fail_writes: FailWrites
 ) -> None:
     """H1: delta-rs#2279, an error means that the outcome is unknown."""
     store = DeltaOffsetStore(path, sleep=lambda _: None)
     store.claim(GROUP, "client-1", {Q0: 0})
-    monkeypatch.setattr(delta_commit, "write_deltalake", FailingWrites(failures=1, stores_first=True))
+    fail_writes(failures=1, stores_first=True)
     before = version(path)
 
     result = store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
@@ -263,12 +292,12 @@ def test_an_error_of_a_commit_that_was_stored_does_not_store_it_twice(
 
 
 def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, fail_writes: FailWrites
 ) -> None:
     pauses: list[float] = []
     store = DeltaOffsetStore(path, sleep=pauses.append)
     store.claim(GROUP, "client-1", {Q0: 0})
-    monkeypatch.setattr(delta_commit, "write_deltalake", FailingWrites(failures=10**6))
+    error = fail_writes(failures=10**6)
 
     with pytest.raises(
         OffsetCommitConflict, match=r"group order-etl could not be stored in .*offsets"
@@ -277,7 +306,84 @@ def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(
 
     assert failure.value.retryable
     assert sum(pauses) < 10
-    assert isinstance(failure.value.__cause__, CommitFailedError)
+    assert failure.value.__cause__ is error
+
+
+@pytest.mark.parametrize("other_by_link", [True, False], ids=["this release", "delta-rs"])
+def test_a_commit_that_comes_between_is_followed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, other_by_link: bool
+) -> None:
+    """An earlier release, or a process elsewhere, commits by delta-rs; both find each other's commits."""
+    store, other = DeltaOffsetStore(path), DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
+    other.read(GROUP)
+    put = LogFiles.put
+    between = [True]
+
+    def put_after_another(log: LogFiles, *args: Any) -> None:
+        if between and between.pop():
+            with monkeypatch.context() as patch:
+                patch.setattr(LogFiles, "put", put)
+                patch.setattr(LogFiles, "takes_commits", other_by_link)
+                other.claim(GROUP, "client-2", {Q1: 0})
+        put(log, *args)
+
+    monkeypatch.setattr(LogFiles, "put", put_after_another)
+    before = version(path)
+
+    result = store.commit(GROUP, [committed(Q0, 5), committed(Q1, 9)], query_id="q", batch_id=1)
+
+    assert [commit.queue for commit in result.accepted] == [Q0]
+    assert [commit.queue for commit in result.refused] == [Q1]
+    assert version(path) == before + 2
+    rows = other.read(GROUP)
+    assert (rows[Q0].next_offset, rows[Q1].next_offset, rows[Q1].owner) == (5, 0, "client-2")
+
+
+def test_what_sql_changes_between_commits_of_another_group_is_seen(path: Path) -> None:
+    store, other = DeltaOffsetStore(path), DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 7})
+    other.claim("other", "client-2", {Q0: 0})
+    assert store.read(GROUP)[Q0].next_offset == 7
+
+    other.commit("other", [committed(Q0, 1)], query_id="q", batch_id=1)
+    DeltaTable(path).update({"next_offset": "8"}, predicate=f"consumer_group = '{GROUP}'")
+    other.commit("other", [committed(Q0, 2)], query_id="q", batch_id=2)
+
+    assert store.read(GROUP)[Q0].next_offset == 8
+    store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
+    assert {group: other.read(group)[Q0].next_offset for group in (GROUP, "other")} == {GROUP: 9, "other": 2}
+    assert DeltaTable(path).to_pyarrow_table().num_rows == 2
+
+
+def test_commits_of_another_group_cost_no_reading_of_rows(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = DeltaOffsetStore(path), DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    other.claim("other", "client-2", {Q0: 0})
+    store.read(GROUP)
+    for number in range(1, 4):
+        other.commit("other", [committed(Q0, number)], query_id="q", batch_id=number)
+    monkeypatch.setattr(delta_module, "query_rows", pytest.fail)
+
+    store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+
+    assert store.read(GROUP)[Q0].next_offset == 5
+
+
+def test_a_file_outside_the_table_s_folder_is_removed_by_delta_rs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shallow clone has files of another table; the log names them by their whole address."""
+    store = DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    monkeypatch.setattr(delta_commit, "is_below", lambda _: False)
+    monkeypatch.setattr(LogFiles, "put", pytest.fail)
+
+    store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+
+    assert DeltaTable(path).to_pyarrow_table().num_rows == 1
 
 
 # ------------------------------------------------------------------------------------------ tables of others

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, Never
+from unittest.mock import Mock
 
 import pytest
 from deltalake import DeltaTable
@@ -249,6 +250,28 @@ def test_unreferenced_files_are_removed_and_the_history_stays(
     assert after
     assert after == {change: rows for change, rows in before.items() if change.version < first}
     assert store.read(GROUP)[Q0].next_offset == 45
+
+
+def test_what_writers_left_that_were_killed_in_a_commit_goes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1: between the file and the link that gives it its name."""
+    store = DeltaOffsetStore(path)
+    commits(store, 2)
+    monkeypatch.setattr(os, "link", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=OSError))
+    with pytest.raises(KeyboardInterrupt):
+        store.commit(GROUP, [committed(Q0, 3)], query_id="q", batch_id=3)
+    monkeypatch.undo()
+    [left] = path.glob("_delta_log/*.tmp")
+
+    upkeep(path).run(forget_files=True)
+    assert left.exists(), "it may be written just now"
+    os.utime(left, (time.time() - 3_700, time.time() - 3_700))
+    upkeep(path).run(forget_files=True)
+
+    assert not left.exists()
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 2
 
 
 def test_files_that_the_log_can_still_open_are_kept_however_old(

@@ -1,6 +1,6 @@
 """Commits of a Delta table: their actions, who makes them, and the loop that follows other writers.
 
-On disks of this machine, a commit of files is a file of JSON lines that gets its name by a link
+On disks of this machine, a commit of whole files is a file of JSON lines that gets its name by a link
 (:meth:`LogFiles.put`).  delta-rs makes all other commits.
 """
 
@@ -10,16 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq import __version__
-from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile
 from pyspark_rocketmq.delta.log import LogFiles, transaction_line
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS
+from pyspark_rocketmq.delta.storage_options import filesystem_of
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, sql_literal
 from pyspark_rocketmq.retry import Errors, commit_with_retry
 
 T = TypeVar("T")
@@ -43,6 +44,40 @@ class StoredFile(NamedTuple):
     """Path as the log has it: URL-encoded."""
     size: int
     partition: Partition
+
+
+def is_below(path: str) -> bool:
+    """Whether a file is below the table's folder; a shallow clone also has files of another table."""
+    return "://" not in path and not path.startswith("/")
+
+
+def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
+    """Yield the table's files, the oldest first."""
+    files = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
+    files = files.sort_by("modification_time")
+    names = table.metadata().partition_columns
+    # Not partition_text: to compare with a text, Arrow loads pandas, which the source runner does without.
+    columns = (files[f"partition.{name}"].cast(pa.string()).to_pylist() for name in names)
+    texts = [[text or None for text in column] for column in columns]
+    partitions: Iterable[tuple[str | None, ...]] = zip(*texts, strict=True) if names else [()] * len(files)
+    for path, size, values in zip(
+        files["path"].to_pylist(), files["size_bytes"].to_pylist(), partitions, strict=True
+    ):
+        yield StoredFile(path, size, tuple(zip(names, values, strict=True)))
+
+
+class StoredPartition(NamedTuple):
+    """One partition of a table with one partition column."""
+
+    column: str
+    value: str
+    files: tuple[StoredFile, ...] | None = None
+    """Its files as of a version; None if they are not known."""
+
+    @property
+    def key(self) -> Partition:
+        """Column and value in the form of :attr:`StoredFile.partition`."""
+        return ((self.column, self.value),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +121,7 @@ class FileCommit:
                 "operation": self.operation,
                 "operationParameters": self.parameters,
                 "engineInfo": f"pyspark-rocketmq/{__version__}",
-                "isBlindAppend": not self.removed,
+                "isBlindAppend": self.parameters.get("mode") == "Append",
                 **self.note.metadata,
             }
         }
@@ -104,7 +139,7 @@ class FileCommit:
         for added in self.added:
             yield {
                 "add": {
-                    "path": quote(added.path, safe="/="),
+                    "path": added.log_path,
                     "partitionValues": dict(added.partition_values),
                     "size": added.size,
                     "modificationTime": now_ms,
@@ -165,20 +200,69 @@ def commit_files(
     )
 
 
-def replace_rows(table: DeltaTable, rows: pa.Table, predicate: str, note: CommitNote) -> None:
-    """Replace the rows that fulfil ``predicate``, on top of the version that ``table`` is at.
+def replace_partition(
+    log: LogFiles,
+    table: DeltaTable,
+    rows: pa.Table,
+    partition: StoredPartition,
+    note: CommitNote,
+) -> StoredPartition:
+    """Replace the rows of a partition, on top of the version that ``table`` is at.
+
+    Args:
+        log: The table's log.
+        table: The table; its only partition column is that of ``partition``.
+        rows: The new rows, with all columns.
+        partition: The partition as of that version.
+        note: The information of the commit.
+
+    Returns:
+        The partition after the commit, if no other commit came between.
 
     Raises:
+        FileExistsError: If another commit came first.  On a mount it may be this very commit.
         DeltaError, OSError: If the commit failed, or if its outcome is unknown.
     """
-    write_deltalake(
-        table,
-        rows,
-        mode="overwrite",
-        predicate=predicate,
-        commit_properties=note.properties(),
-        post_commithook_properties=ONLY_COMMIT,
+    predicate = f"{partition.column} = {sql_literal(partition.value)}"
+    files = partition.files
+    if files is None:
+        files = tuple(file for file in stored_files(table) if file.partition == partition.key)
+    if not log.takes_commits or not all(is_below(file.path) for file in files):
+        write_deltalake(
+            table,
+            rows,
+            mode="overwrite",
+            predicate=predicate,
+            commit_properties=note.properties(),
+            post_commithook_properties=ONLY_COMMIT,
+        )
+        return partition._replace(files=None)
+    added = _written(log, rows.drop_columns([partition.column]), dict(partition.key))
+    commit = FileCommit(
+        operation="WRITE",
+        parameters={"mode": "Overwrite", "partitionBy": f'["{partition.column}"]', "predicate": predicate},
+        added=added,
+        removed=files,
+        note=note,
     )
+    commit_files(log, None, int(table.version()), commit)
+    return partition._replace(
+        files=tuple(StoredFile(file.log_path, file.size, partition.key) for file in added)
+    )
+
+
+def _written(log: LogFiles, rows: pa.Table, partition_values: dict[str, str | None]) -> list[WrittenFile]:
+    """Write rows without their partition column into a file; no file for no rows."""
+    if not rows.num_rows:
+        return []
+    file = GrowingFile(*filesystem_of(log.table_uri), rows.schema, partition_values)
+    try:
+        for batch in rows.to_batches():
+            file.add(batch)
+        return [file.finish()]
+    except BaseException:
+        file.close_quietly()
+        raise
 
 
 def commit_on_top(

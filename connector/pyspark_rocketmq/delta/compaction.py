@@ -37,8 +37,10 @@ from pyspark_rocketmq.delta.commit import (
     StoredFile,
     commit_files,
     commit_on_top,
+    is_below,
+    stored_files,
 )
-from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile, conform, partition_text
+from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile, conform
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.maintenance import process_ends
 from pyspark_rocketmq.delta.storage_options import filesystem_of
@@ -242,8 +244,8 @@ def missed_by(log: LogFiles, version: int) -> int:
     if version - 1 not in log.readable_versions():
         return 0
     before = open_table(log.table_uri, log.storage, version=version - 1)
-    there = {unquote(file.path) for file in stored_files(before)}
-    removed = {unquote(path) for path in log.removed_paths(version) if _is_below(path)}
+    there = {unquote(file.path) for file in stored_files(before) if is_below(file.path)}
+    removed = {unquote(path) for path in log.removed_paths(version) if is_below(path)}
     return len(removed - there)
 
 
@@ -275,7 +277,7 @@ def _compact(
     rewriting = _Rewriting(table, log, pace)
     by_partition: dict[Partition, list[StoredFile]] = {}
     for file in stored_files(table):
-        if log.takes_commits or is_as_delta_rs_writes(file.path):
+        if is_below(file.path) and (log.takes_commits or is_as_delta_rs_writes(file.path)):
             by_partition.setdefault(file.partition, []).append(file)
     for files in by_partition.values():
         target = target_for(files)
@@ -283,25 +285,6 @@ def _compact(
             if not rewriting.rewrite(each):
                 return rewriting.finish()
     return rewriting.finish()
-
-
-def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
-    """Yield the table's files below its folder, the oldest first."""
-    files = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
-    files = files.sort_by("modification_time")
-    names = table.metadata().partition_columns
-    texts = [partition_text(files[f"partition.{name}"]).to_pylist() for name in names]
-    partitions: Iterable[tuple[str | None, ...]] = zip(*texts, strict=True) if names else [()] * len(files)
-    for path, size, values in zip(
-        files["path"].to_pylist(), files["size_bytes"].to_pylist(), partitions, strict=True
-    ):
-        if _is_below(path):
-            yield StoredFile(path, size, tuple(zip(names, values, strict=True)))
-
-
-def _is_below(path: str) -> bool:
-    """Whether a file is below the table's folder; a shallow clone also has files of another table."""
-    return "://" not in path and not path.startswith("/")
 
 
 def is_as_delta_rs_writes(path: str) -> bool:

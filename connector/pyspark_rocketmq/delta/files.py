@@ -160,6 +160,11 @@ class WrittenFile:
     """Text for ``stats`` of a Delta add action."""
     partition_values: Mapping[str, str | None]
 
+    @property
+    def log_path(self) -> str:
+        """The path as the table's log has it: URL-encoded."""
+        return quote(self.path, safe="/=")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)

@@ -5,15 +5,17 @@ rows → pure rule → overwrite of the group's partition in one commit.
 
 Rule 1: the snapshot that was read is the snapshot the commit is checked against, so a table handle is never
 shared between threads.
-Rule 2: groups must not conflict, and writers of one group must always conflict. The literal partition
-predicate ensures the first, the transaction id ``offsets:GROUP`` in every commit the second.
+Rule 2: writers of one group must always conflict. On a disk of this machine every commit conflicts with every
+other one, and the later one follows. Elsewhere delta-rs commits: the transaction id ``offsets:GROUP`` in each
+commit makes writers of one group conflict, and the literal partition predicate keeps groups apart.
 Rule 3: an error of a commit means "unknown": it may have been stored (delta-rs#2279). Read again, decide
 again.
 Rule 4: the cost of a commit does not depend on the number of earlier ones. Whatever grows with that number is
 cleaned up in the background by :mod:`pyspark_rocketmq.offsets.delta_history`.
 
-delta-rs writes the table: about 8 ms per commit, no Spark job, usable in the planner process. It must not be
-used in a process that forks later, so nothing that an executor imports may import this module.
+A commit takes about 3 ms on a disk, where it is a file and a link, and 8 ms more where delta-rs makes it; no
+Spark job, so it is usable in the planner process. delta-rs must not be used in a process that forks later, so
+nothing that an executor imports may import this module.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from deltalake.exceptions import TableNotFoundError
 from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.delta.commit import CommitNote, commit_on_top, replace_rows
+from pyspark_rocketmq.delta.commit import CommitNote, StoredPartition, commit_on_top, replace_partition
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.paths import TableName, check_exclusive_create, table_uri
 from pyspark_rocketmq.delta.snapshot import HandlePerThread, TableSnapshot
@@ -86,6 +88,8 @@ _TABLE_PROPERTIES: Mapping[str, str | None] = {
     "delta.logRetentionDuration": "interval 1 hour",
     "delta.checkpointInterval": "100",
 }
+_MOST_LOOKED_AT = 50
+"""Most commits of other groups that are looked at to save reading the group's rows."""
 _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0)
 """Pauses before each retry. One writer wins every conflict, so a handful of retries is plenty."""
 
@@ -168,7 +172,7 @@ class DeltaOffsetStore(RowOffsetStore):
 
     def _newest_rows(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
         with self._forgetting_handles():
-            return dict(self._rows(self._handles.newest().table, consumer_group).rows)
+            return dict(self._rows(self._handles.newest(), consumer_group).rows)
 
     @contextmanager
     def _raising_unavailable(self, what: str) -> Iterator[None]:
@@ -247,13 +251,13 @@ class DeltaOffsetStore(RowOffsetStore):
         def follow(_: Exception | None) -> Callable[[], ResultT]:
             # The current rows show whether an earlier try was stored, so no try needs the last error.
             with self._forgetting_handles():
-                table = self._handles.newest().table
-                _upgrade(self._path, table)
-                before = self._rows(table, consumer_group)
+                newest = self._handles.newest()
+                _upgrade(self._path, newest.table)
+                before = self._rows(newest, consumer_group)
                 change = decide(before.rows)
             if change.rows == before.rows:
                 return lambda: change.result
-            return partial(self._store, table, consumer_group, before, change, action)
+            return partial(self._store, newest, consumer_group, before, change, action)
 
         try:
             what = f"{action} for group {consumer_group}"
@@ -266,12 +270,19 @@ class DeltaOffsetStore(RowOffsetStore):
                 "this group and that the table can be written; the batch may be tried again."
             ) from error
 
-    def _rows(self, table: DeltaTable, consumer_group: str) -> _Known:
+    def _rows(self, newest: TableSnapshot, consumer_group: str) -> _Known:
         # A table version never changes, and looking up the newest one is cheaper than reading rows.
+        version = int(newest.table.version())
         known = self._known.get(consumer_group)
-        if known is None or known.version != table.version():
-            known = _Known(table.version(), _read_rows(table, consumer_group))
-            self._known[consumer_group] = known
+        if (
+            known is not None
+            and known.version != version
+            and _has_only_other_groups(newest.log, consumer_group, range(known.version + 1, version + 1))
+        ):
+            known = known._replace(version=version)
+        elif known is None or known.version != version:
+            known = _Known(version, _read_rows(newest.table, consumer_group), _partition(consumer_group))
+        self._known[consumer_group] = known
         return known
 
     @contextmanager
@@ -279,13 +290,16 @@ class DeltaOffsetStore(RowOffsetStore):
         """Open the table again after an error: an old handle keeps its state after the table is deleted."""
         try:
             yield
+        except FileExistsError:
+            # Another commit came first.
+            raise
         except STORAGE_ERRORS:
             self._handles.forget()
             raise
 
     def _store(
         self,
-        table: DeltaTable,
+        newest: TableSnapshot,
         consumer_group: str,
         before: _Known,
         change: Change[ResultT],
@@ -295,11 +309,16 @@ class DeltaOffsetStore(RowOffsetStore):
         with self._forgetting_handles():
             transaction = before.transaction
             if transaction is None:
-                transaction = table.transaction_version(_transaction_id(consumer_group)) or 0
+                transaction = newest.table.transaction_version(_transaction_id(consumer_group)) or 0
             transaction += 1
-            _overwrite_group(table, consumer_group, rows, action, transaction)
+            note = CommitNote(
+                metadata={ACTION_KEY: action_text(consumer_group, action), GROUP_KEY: consumer_group},
+                transactions={_transaction_id(consumer_group): transaction},
+            )
+            stored = _with_dropped_columns(rows_to_table(rows.values()), newest.table)
+            partition = replace_partition(newest.log, newest.table, stored, before.partition, note)
         # If the newest version is one higher at the next look, it is this one.
-        self._known[consumer_group] = _Known(before.version + 1, rows, transaction)
+        self._known[consumer_group] = _Known(before.version + 1, rows, partition, transaction)
         self._upkeep.written(before.version)
         return change.result
 
@@ -342,6 +361,7 @@ class DeltaOffsetStore(RowOffsetStore):
 class _Known(NamedTuple):
     version: int
     rows: Rows
+    partition: StoredPartition
     transaction: int | None = None
     """Transaction version of the group's last commit; None if it was not read yet."""
 
@@ -351,15 +371,20 @@ def _read_rows(table: DeltaTable, consumer_group: str) -> dict[MessageQueue, Off
     return rows_from_table(consumer_group, query_rows(table, sql))
 
 
-def _overwrite_group(
-    table: DeltaTable, consumer_group: str, rows: Rows, action: str, transaction: int
-) -> None:
-    note = CommitNote(
-        metadata={ACTION_KEY: action_text(consumer_group, action), GROUP_KEY: consumer_group},
-        transactions={_transaction_id(consumer_group): transaction},
-    )
-    new = _with_dropped_columns(rows_to_table(rows.values()), table)
-    replace_rows(table, new, _group_predicate(consumer_group), note)
+def _has_only_other_groups(log: LogFiles, consumer_group: str, versions: range) -> bool:
+    """Whether these commits are known to be changes of other groups.
+
+    On remote storage, looking at a commit costs as much as reading the group's rows.
+    """
+    if not log.is_local or len(versions) > _MOST_LOOKED_AT:
+        return False
+    infos = map(log.commit_info, versions)
+    return all((info or {}).get(GROUP_KEY) not in (None, consumer_group) for info in infos)
+
+
+def _partition(consumer_group: str) -> StoredPartition:
+    [column] = _PARTITION_BY
+    return StoredPartition(column, consumer_group)
 
 
 def _with_dropped_columns(rows: pa.Table, table: DeltaTable) -> pa.Table:

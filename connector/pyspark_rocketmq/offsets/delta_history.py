@@ -208,6 +208,7 @@ class Upkeep:
         table.create_checkpoint()
         removed = log.forget_before(version - KEPT_COMMITS)
         if forget_files:
+            log.remove_unfinished()
             self._forget_files(table, log)
             history.forget_and_compact(self._clock.now_s())
         logger.info(
