@@ -16,7 +16,7 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
-from pyspark_rocketmq.delta import commit as delta_commit
+from pyspark_rocketmq.delta import partition as partition_module
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,
@@ -247,6 +247,8 @@ FailWrites = Callable[..., Exception]
 @pytest.fixture(params=["by a link", "by delta-rs"])
 def fail_writes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FailWrites:
     """Lets commits fail, and returns the error that they raise."""
+    if request.param == "by delta-rs":
+        monkeypatch.setattr(LogFiles, "takes_commits", False)
 
     def fail(*, failures: int, stores_first: bool = False) -> Exception:
         if request.param == "by a link":
@@ -255,10 +257,9 @@ def fail_writes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
             # A function, which gets the log as its first argument.
             monkeypatch.setattr(LogFiles, "put", lambda log, *args: put(log, *args))  # noqa: PLW0108
             return error
-        monkeypatch.setattr(LogFiles, "takes_commits", False)
         error = CommitFailedError("a concurrent transaction")
         failing = FailingWrites(write_deltalake, error, failures=failures, stores_first=stores_first)
-        monkeypatch.setattr(delta_commit, "write_deltalake", failing)
+        monkeypatch.setattr(partition_module, "write_deltalake", failing)
         return error
 
     return fail
@@ -365,7 +366,7 @@ def test_commits_of_another_group_cost_no_reading_of_rows(
     store.read(GROUP)
     for number in range(1, 4):
         other.commit("other", [committed(Q0, number)], query_id="q", batch_id=number)
-    monkeypatch.setattr(delta_module, "query_rows", pytest.fail)
+    monkeypatch.setattr(partition_module, "query_rows", pytest.fail)
 
     store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
 
@@ -376,12 +377,11 @@ def test_a_file_outside_the_table_s_folder_is_removed_by_delta_rs(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shallow clone has files of another table; the log names them by their whole address."""
-    store = DeltaOffsetStore(path)
-    store.claim(GROUP, "client-1", {Q0: 0})
-    monkeypatch.setattr(delta_commit, "is_below", lambda _: False)
+    DeltaOffsetStore(path).claim(GROUP, "client-1", {Q0: 0})
+    monkeypatch.setattr(partition_module, "is_below", lambda _: False)
     monkeypatch.setattr(LogFiles, "put", pytest.fail)
 
-    store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+    DeltaOffsetStore(path).commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
 
     assert DeltaTable(path).to_pyarrow_table().num_rows == 1
 

@@ -13,14 +13,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq import __version__
-from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile
+from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.log import LogFiles, transaction_line
-from pyspark_rocketmq.delta.storage_options import filesystem_of
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS, sql_literal
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.retry import Errors, commit_with_retry
 
 T = TypeVar("T")
@@ -64,20 +63,6 @@ def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
         files["path"].to_pylist(), files["size_bytes"].to_pylist(), partitions, strict=True
     ):
         yield StoredFile(path, size, tuple(zip(names, values, strict=True)))
-
-
-class StoredPartition(NamedTuple):
-    """One partition of a table with one partition column."""
-
-    column: str
-    value: str
-    files: tuple[StoredFile, ...] | None = None
-    """Its files as of a version; None if they are not known."""
-
-    @property
-    def key(self) -> Partition:
-        """Column and value in the form of :attr:`StoredFile.partition`."""
-        return ((self.column, self.value),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,71 +183,6 @@ def commit_files(
         commit_properties=commit.note.properties(now_ms, max_retries=0 if only_next else None),
         post_commithook_properties=ONLY_COMMIT,
     )
-
-
-def replace_partition(
-    log: LogFiles,
-    table: DeltaTable,
-    rows: pa.Table,
-    partition: StoredPartition,
-    note: CommitNote,
-) -> StoredPartition:
-    """Replace the rows of a partition, on top of the version that ``table`` is at.
-
-    Args:
-        log: The table's log.
-        table: The table; its only partition column is that of ``partition``.
-        rows: The new rows, with all columns.
-        partition: The partition as of that version.
-        note: The information of the commit.
-
-    Returns:
-        The partition after the commit, if no other commit came between.
-
-    Raises:
-        FileExistsError: If another commit came first.  On a mount it may be this very commit.
-        DeltaError, OSError: If the commit failed, or if its outcome is unknown.
-    """
-    predicate = f"{partition.column} = {sql_literal(partition.value)}"
-    files = partition.files
-    if files is None:
-        files = tuple(file for file in stored_files(table) if file.partition == partition.key)
-    if not log.takes_commits or not all(is_below(file.path) for file in files):
-        write_deltalake(
-            table,
-            rows,
-            mode="overwrite",
-            predicate=predicate,
-            commit_properties=note.properties(),
-            post_commithook_properties=ONLY_COMMIT,
-        )
-        return partition._replace(files=None)
-    added = _written(log, rows.drop_columns([partition.column]), dict(partition.key))
-    commit = FileCommit(
-        operation="WRITE",
-        parameters={"mode": "Overwrite", "partitionBy": f'["{partition.column}"]', "predicate": predicate},
-        added=added,
-        removed=files,
-        note=note,
-    )
-    commit_files(log, None, int(table.version()), commit)
-    return partition._replace(
-        files=tuple(StoredFile(file.log_path, file.size, partition.key) for file in added)
-    )
-
-
-def _written(log: LogFiles, rows: pa.Table, partition_values: dict[str, str | None]) -> list[WrittenFile]:
-    """Write rows without their partition column into a file; no file for no rows."""
-    if not rows.num_rows:
-        return []
-    file = GrowingFile(*filesystem_of(log.table_uri), rows.schema, partition_values)
-    try:
-        for batch in rows.to_batches():
-            file.add(batch)
-        return [file.finish()]
-    except BaseException:
-        file.close_quietly()
-        raise
 
 
 def commit_on_top(

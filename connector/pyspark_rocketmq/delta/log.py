@@ -147,6 +147,15 @@ class LogFiles:
         except FileNotFoundError:
             return None
 
+    def actions(self, version: int) -> list[dict[str, Any]]:
+        """Return the actions of a commit that is known to be small.
+
+        Raises:
+            OSError: If it is not in the log, or cannot be read.
+            ValueError: If it is damaged.
+        """
+        return self._actions(_commit_path(version))
+
     def removed_paths(self, version: int) -> set[str]:
         """Return the paths of the files that a commit removes, as the log writes them."""
         with self._lines(version) as lines:

@@ -365,25 +365,29 @@ class TableSnapshot:
             self.refresh()
 
     def append(self, files: Sequence[WrittenFile], note: CommitNote) -> None:
+        """Add files to the table; see :meth:`commit`."""
+        partition_by = json.dumps(self.form().partition_by, separators=(",", ":"))
+        parameters = {"mode": "Append", "partitionBy": partition_by}
+        self.commit(FileCommit(operation="WRITE", parameters=parameters, added=files, note=note))
+
+    def commit(self, commit: FileCommit) -> None:
         """Commit files on top of this version, and move to the newest version.
 
         Raises:
             FileExistsError: If another commit came first; the caller must check it before the next try.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
-        begun_at, partition_by = self.version, self.form().partition_by
+        begun_at = self.version
         if self._table is None:
             if self.may_have_newer():
                 raise FileExistsError(errno.EEXIST, f"There may be a commit after version {begun_at}")
             self._looked_s = self._clock.monotonic_s()
-        parameters = {"mode": "Append", "partitionBy": json.dumps(partition_by, separators=(",", ":"))}
-        commit = FileCommit(operation="WRITE", parameters=parameters, added=files, note=note)
         commit_files(self._log, self._table, begun_at, commit)
         if self._table is None:
             self._tip = self._log.commit_file(begun_at + 1)
         else:
             self.refresh()
-        self._note_commit(begun_at, note)
+        self._note_commit(begun_at, commit.note)
 
     def merge(
         self,

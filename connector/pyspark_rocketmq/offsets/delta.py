@@ -34,8 +34,9 @@ from deltalake.exceptions import TableNotFoundError
 from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.delta.commit import CommitNote, StoredPartition, commit_on_top, replace_partition
+from pyspark_rocketmq.delta.commit import CommitNote, commit_on_top
 from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.partition import Files, Partition, rows_of_files
 from pyspark_rocketmq.delta.paths import TableName, check_exclusive_create, table_uri
 from pyspark_rocketmq.delta.snapshot import HandlePerThread, TableSnapshot
 from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
@@ -45,10 +46,8 @@ from pyspark_rocketmq.delta.table import (
     column_differences,
     create_table,
     open_table,
-    query_rows,
     read_form,
     read_with_retry,
-    sql_literal,
 )
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import (
@@ -88,8 +87,6 @@ _TABLE_PROPERTIES: Mapping[str, str | None] = {
     "delta.logRetentionDuration": "interval 1 hour",
     "delta.checkpointInterval": "100",
 }
-_MOST_LOOKED_AT = 50
-"""Most commits of other groups that are looked at to save reading the group's rows."""
 _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0)
 """Pauses before each retry. One writer wins every conflict, so a handful of retries is plenty."""
 
@@ -252,7 +249,7 @@ class DeltaOffsetStore(RowOffsetStore):
             # The current rows show whether an earlier try was stored, so no try needs the last error.
             with self._forgetting_handles():
                 newest = self._handles.newest()
-                _upgrade(self._path, newest.table)
+                _upgrade(self._path, newest)
                 before = self._rows(newest, consumer_group)
                 change = decide(before.rows)
             if change.rows == before.rows:
@@ -272,17 +269,10 @@ class DeltaOffsetStore(RowOffsetStore):
 
     def _rows(self, newest: TableSnapshot, consumer_group: str) -> _Known:
         # A table version never changes, and looking up the newest one is cheaper than reading rows.
-        version = int(newest.table.version())
         known = self._known.get(consumer_group)
-        if (
-            known is not None
-            and known.version != version
-            and _has_only_other_groups(newest.log, consumer_group, range(known.version + 1, version + 1))
-        ):
-            known = known._replace(version=version)
-        elif known is None or known.version != version:
-            known = _Known(version, _read_rows(newest.table, consumer_group), _partition(consumer_group))
-        self._known[consumer_group] = known
+        if known is None or known.version != newest.version:
+            known = _followed(newest, consumer_group, known) or _read(newest, consumer_group)
+            self._known[consumer_group] = known
         return known
 
     @contextmanager
@@ -308,17 +298,18 @@ class DeltaOffsetStore(RowOffsetStore):
         rows = change.rows
         with self._forgetting_handles():
             transaction = before.transaction
+            transaction_id = _transaction_id(consumer_group)
             if transaction is None:
-                transaction = newest.table.transaction_version(_transaction_id(consumer_group)) or 0
+                transaction = newest.transaction_versions([transaction_id]).get(transaction_id, 0)
             transaction += 1
             note = CommitNote(
                 metadata={ACTION_KEY: action_text(consumer_group, action), GROUP_KEY: consumer_group},
-                transactions={_transaction_id(consumer_group): transaction},
+                transactions={transaction_id: transaction},
             )
-            stored = _with_dropped_columns(rows_to_table(rows.values()), newest.table)
-            partition = replace_partition(newest.log, newest.table, stored, before.partition, note)
+            stored = _with_dropped_columns(rows_to_table(rows.values()), newest.form())
+            files = _partition(consumer_group).replace(newest, stored, before.files, note)
         # If the newest version is one higher at the next look, it is this one.
-        self._known[consumer_group] = _Known(before.version + 1, rows, partition, transaction)
+        self._known[consumer_group] = _Known(before.version + 1, rows, files, transaction)
         self._upkeep.written(before.version)
         return change.result
 
@@ -355,43 +346,51 @@ class DeltaOffsetStore(RowOffsetStore):
                 "it, where the sink is, or, without a sink, where the brokers know the group to be."
             )
         self._table_id = table_id
-        return TableSnapshot(table, self.storage, clock=self._clock)
+        return TableSnapshot(table, self.storage, needs_delta_rs=False, clock=self._clock)
 
 
 class _Known(NamedTuple):
     version: int
     rows: Rows
-    partition: StoredPartition
+    files: Files | None
+    """The group's files; None if they are not known, or if only delta-rs may replace them."""
     transaction: int | None = None
     """Transaction version of the group's last commit; None if it was not read yet."""
 
 
+def _followed(newest: TableSnapshot, consumer_group: str, known: _Known | None) -> _Known | None:
+    """Return the group's newest rows from those of an earlier version and the commits since, if possible."""
+    if known is None or known.files is None or known.version > newest.version:
+        return None
+    since = range(known.version + 1, newest.version + 1)
+    files = _partition(consumer_group).files_after(newest.log, known.files, since, mark=GROUP_KEY)
+    if files is None:
+        return None
+    if files == known.files:
+        return known._replace(version=newest.version)
+    return _Known(newest.version, rows_from_table(consumer_group, rows_of_files(newest.log, files)), files)
+
+
+def _read(newest: TableSnapshot, consumer_group: str) -> _Known:
+    table = newest.table
+    files = _partition(consumer_group).files_in(table) if newest.commits_itself else None
+    return _Known(newest.version, _read_rows(table, consumer_group), files)
+
+
 def _read_rows(table: DeltaTable, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-    sql = f"SELECT * FROM rows WHERE {_group_predicate(consumer_group)}"  # noqa: S608 - a quoted literal
-    return rows_from_table(consumer_group, query_rows(table, sql))
+    return rows_from_table(consumer_group, _partition(consumer_group).rows_in(table))
 
 
-def _has_only_other_groups(log: LogFiles, consumer_group: str, versions: range) -> bool:
-    """Whether these commits are known to be changes of other groups.
-
-    On remote storage, looking at a commit costs as much as reading the group's rows.
-    """
-    if not log.is_local or len(versions) > _MOST_LOOKED_AT:
-        return False
-    infos = map(log.commit_info, versions)
-    return all((info or {}).get(GROUP_KEY) not in (None, consumer_group) for info in infos)
-
-
-def _partition(consumer_group: str) -> StoredPartition:
+def _partition(consumer_group: str) -> Partition:
     [column] = _PARTITION_BY
-    return StoredPartition(column, consumer_group)
+    return Partition(column, consumer_group)
 
 
-def _with_dropped_columns(rows: pa.Table, table: DeltaTable) -> pa.Table:
+def _with_dropped_columns(rows: pa.Table, form: TableForm) -> pa.Table:
     """Return ``rows`` with nulls in the columns that only tables of earlier releases have."""
-    for field in table.schema().fields:
-        if field.name in DROPPED:
-            rows = rows.append_column(field.name, pa.nulls(rows.num_rows, pa.string()))
+    for column in form.columns:
+        if column.name in DROPPED:
+            rows = rows.append_column(column.name, pa.nulls(rows.num_rows, pa.string()))
     return rows
 
 
@@ -399,15 +398,12 @@ def _transaction_id(consumer_group: str) -> str:
     return f"offsets:{consumer_group}"
 
 
-def _group_predicate(consumer_group: str) -> str:
-    return f"consumer_group = {sql_literal(consumer_group)}"
-
-
-def _upgrade(path: str, table: DeltaTable) -> None:
+def _upgrade(path: str, newest: TableSnapshot) -> None:
     """Upgrade a table of an earlier release; the next change completes an interrupted upgrade."""
-    if check_version(path, table.metadata().configuration) == NEWEST_VERSION:
+    form = newest.form()
+    if check_version(path, form.configuration) == NEWEST_VERSION:
         return
-    known = {field.name for field in table.schema().fields}
+    table, known = newest.table, form.column_types
     missing = [name for name in COLUMN_TYPES if name not in known]
     if missing:
         table.alter.add_columns([Field(name, PrimitiveType(COLUMN_TYPES[name])) for name in missing])
@@ -416,6 +412,7 @@ def _upgrade(path: str, table: DeltaTable) -> None:
         )
     # New tables come here too: delta-rs creates tables only with properties that it knows.
     table.alter.set_table_properties({VERSION_PROPERTY: str(NEWEST_VERSION)}, raise_if_not_exists=False)
+    newest.refresh()
 
 
 def _check_form(path: str, form: TableForm) -> None:

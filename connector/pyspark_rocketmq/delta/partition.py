@@ -1,0 +1,162 @@
+"""Reads, follows and replaces the rows of one partition, in a table that has one partition column.
+
+On a disk of this machine, this takes neither delta-rs nor a list of the log once the partition's files are
+known: the commits since show which files have taken their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from pyspark_rocketmq.delta import commit as commits
+from pyspark_rocketmq.delta.commit import ONLY_COMMIT, CommitNote, FileCommit, StoredFile, is_below
+from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile
+from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
+from pyspark_rocketmq.delta.storage_options import filesystem_of
+from pyspark_rocketmq.delta.table import query_rows, sql_literal
+
+_MOST_FOLLOWED = 50
+"""Most commits that are followed one by one."""
+
+Files = tuple[StoredFile, ...]
+
+
+class Partition(NamedTuple):
+    """The partition of a table whose ``column`` has this ``value``."""
+
+    column: str
+    value: str
+
+    @property
+    def predicate(self) -> str:
+        """Condition of its rows, in delta-rs' SQL."""
+        return f"{self.column} = {sql_literal(self.value)}"
+
+    @property
+    def _values(self) -> dict[str, str | None]:
+        return {self.column: self.value}
+
+    def rows_in(self, table: DeltaTable) -> pa.Table:
+        """Return its rows in the version that ``table`` is at; raise the errors of :func:`query_rows`."""
+        return query_rows(table, f"SELECT * FROM rows WHERE {self.predicate}")  # noqa: S608 - a quoted literal
+
+    def files_in(self, table: DeltaTable) -> Files | None:
+        """Return its files in the version that ``table`` is at; None if only delta-rs may replace them."""
+        files = tuple(
+            file for file in commits.stored_files(table) if file.partition == tuple(self._values.items())
+        )
+        return files if all(is_below(file.path) for file in files) else None
+
+    def files_after(self, log: LogFiles, files: Files, versions: range, *, mark: str) -> Files | None:
+        """Return its files after further commits, if it had ``files`` before them.
+
+        Args:
+            log: The table's log.
+            files: Its files before these commits.
+            versions: The commits, in order.
+            mark: Name of a field in the information of those commits that add and remove only whole files.
+
+        Returns:
+            The files; None if they cannot be known in this way, so that delta-rs has to be asked.
+        """
+        # On remote storage, each commit would be one more request.
+        if not log.is_local or len(versions) > _MOST_FOLLOWED:
+            return None
+        found: dict[str, StoredFile] = {unquote(file.path): file for file in files}
+        for version in versions:
+            try:
+                actions = log.actions(version)
+            except (OSError, ValueError):
+                return None
+            if not any(mark in action.get("commitInfo", {}) for action in actions):
+                return None
+            for action in actions:
+                if not self._follow(action, found):
+                    return None
+        return tuple(found.values())
+
+    def _follow(self, action: dict[str, Any], found: dict[str, StoredFile]) -> bool:
+        """Take one action over into the files by their decoded path; return whether its kind is known."""
+        [(kind, fields)] = action.items()
+        if kind == "add" and fields["partitionValues"] == self._values:
+            path = fields["path"]
+            found[unquote(path)] = StoredFile(path, fields["size"], tuple(self._values.items()))
+            return is_below(path) and not fields.get("deletionVector")
+        if kind == "remove":
+            is_known = found.pop(unquote(fields["path"]), None) is not None
+            return is_known or fields.get("partitionValues", self._values) != self._values
+        return kind in ("add", "commitInfo", "txn")
+
+    def replace(
+        self, snapshot: TableSnapshot, rows: pa.Table, files: Files | None, note: CommitNote
+    ) -> Files | None:
+        """Replace its rows, on top of the version that ``snapshot`` is at.
+
+        Args:
+            snapshot: The table.
+            rows: The new rows, with all columns.
+            files: Its files in that version; None if only delta-rs may replace them.
+            note: The information of the commit.
+
+        Returns:
+            Its files after the commit, if no other commit came between; None if they are not known.
+
+        Raises:
+            FileExistsError: If another commit came first.  On a mount it may be this very commit.
+            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+        """
+        if files is None or not snapshot.commits_itself:
+            write_deltalake(
+                snapshot.table,
+                rows,
+                mode="overwrite",
+                predicate=self.predicate,
+                commit_properties=note.properties(),
+                post_commithook_properties=ONLY_COMMIT,
+            )
+            return None
+        added = self._written(snapshot.log, rows.drop_columns([self.column]))
+        parameters = {"mode": "Overwrite", "partitionBy": f'["{self.column}"]', "predicate": self.predicate}
+        snapshot.commit(
+            FileCommit(operation="WRITE", parameters=parameters, added=added, removed=files, note=note)
+        )
+        return tuple(StoredFile(file.log_path, file.size, tuple(self._values.items())) for file in added)
+
+    def _written(self, log: LogFiles, rows: pa.Table) -> Sequence[WrittenFile]:
+        """Write rows without the partition column into a file; no file for no rows."""
+        if not rows.num_rows:
+            return ()
+        file = GrowingFile(*filesystem_of(log.table_uri), rows.schema, self._values)
+        try:
+            for batch in rows.to_batches():
+                file.add(batch)
+            return (file.finish(),)
+        except BaseException:
+            file.close_quietly()
+            raise
+
+
+def rows_of_files(log: LogFiles, files: Files) -> pa.Table:
+    """Return the rows of files of a partition on a disk, without the partition column.
+
+    Raises:
+        DeltaError: If a file is damaged.
+        OSError: If a file cannot be read.
+    """
+    filesystem, folder = filesystem_of(log.table_uri)
+    tables = []
+    for file in files:
+        try:
+            with filesystem.open_input_file(f"{folder}/{unquote(file.path)}") as stream:
+                tables.append(pq.ParquetFile(stream).read())
+        except pa.ArrowException as error:
+            raise DeltaError(f"{unquote(file.path)}: {error}") from error
+    return pa.concat_tables(tables, promote_options="default")
