@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.process_end import native_call
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ def commit_with_retry(
     failure: Exception | None = None
     while True:
         try:
-            return attempt(failure)
+            with native_call(what):
+                return attempt(failure)
         except refused:
             raise
         except unknown as error:

@@ -42,11 +42,11 @@ from pyspark_rocketmq.delta.commit import (
 )
 from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile, conform
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.maintenance import process_ends
 from pyspark_rocketmq.delta.storage_options import filesystem_of
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table
 from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.process_end import process_ends
 
 logger = logging.getLogger(__name__)
 

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
-from weakref import WeakSet
 
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.process_end import await_at_end, process_ends
 
 logger = logging.getLogger(__name__)
-
-_ENDS_WITHIN_S: Final = 30.0
-process_ends: Final = threading.Event()
-"""Set when the main thread has ended, so that long background work stops at its next check."""
-_cut_short: Final[WeakSet[threading.Thread]] = WeakSet()
-
-
-@atexit.register
-def _cut_upkeep_short() -> None:
-    process_ends.set()
-    for thread in list(_cut_short):
-        thread.join(_ENDS_WITHIN_S)
 
 
 class Maintenance:
@@ -87,7 +73,7 @@ class Maintenance:
 
         # ThreadPoolExecutor joins its threads before atexit handlers run, so it could not stop them.
         thread = threading.Thread(target=run, name=name, daemon=True)
-        _cut_short.add(thread)
+        await_at_end(thread)
         thread.start()
         return done
 

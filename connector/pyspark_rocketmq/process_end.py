@@ -1,0 +1,70 @@
+"""Keeps a process from ending within the work of its background threads.
+
+When Python shuts down, a daemon thread that returns from native code is ended there; if that code is delta-rs
+or Arrow, the process crashes (exit code -11).  So the main thread waits, once it has ended, for calls that
+are under way and for threads that heed :data:`process_ends`, and other threads begin no more calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from weakref import WeakSet
+
+from pyspark_rocketmq.errors import RocketMQError
+
+logger = logging.getLogger(__name__)
+
+_WITHIN_S: Final = 30.0
+process_ends: Final = threading.Event()
+"""Set when the main thread has ended, so that long background work stops at its next check."""
+_heeding: Final[WeakSet[threading.Thread]] = WeakSet()
+_changed: Final = threading.Condition()
+_under_way: set[threading.Thread] = set()
+
+
+def await_at_end(thread: threading.Thread) -> None:
+    """Have the end of the process wait for a daemon thread that checks :data:`process_ends`."""
+    _heeding.add(thread)
+
+
+@contextmanager
+def native_call(what: str) -> Iterator[None]:
+    """Have the end of the process wait for the block, which calls native code; for at most 30 s.
+
+    Raises:
+        RocketMQError: If the process ends already, and this is not its main thread; the block is not begun.
+    """
+    thread = threading.current_thread()
+    with _changed:
+        if thread in _under_way or thread is threading.main_thread():
+            is_outermost = False
+        elif process_ends.is_set():
+            raise RocketMQError(f"The process ends, so this was not begun: {what}.")
+        else:
+            _under_way.add(thread)
+            is_outermost = True
+    try:
+        yield
+    finally:
+        if is_outermost:
+            with _changed:
+                _under_way.discard(thread)
+                _changed.notify_all()
+
+
+@atexit.register
+def _await_calls_and_threads() -> None:
+    end_s = time.monotonic() + _WITHIN_S
+    with _changed:
+        process_ends.set()
+        if not _changed.wait_for(lambda: not _under_way, _WITHIN_S):
+            names = ", ".join(sorted(thread.name for thread in _under_way))
+            logger.warning("the process ends although calls are under way in threads %s", names)
+    for thread in list(_heeding):
+        thread.join(max(0.0, end_s - time.monotonic()))
