@@ -7,7 +7,7 @@ with the version before it, so that a mistake can be undone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue
@@ -67,8 +67,9 @@ class Moment(NamedTuple):
     rows: Mapping[MessageQueue, OffsetRow]
 
 
+@runtime_checkable
 class OffsetHistory(Protocol):
-    """The history of an offset store."""
+    """An offset store that keeps its history."""
 
     def changes(self, consumer_group: str) -> Sequence[StoredChange]:
         """Return the changes of the group that can be restored, oldest first."""

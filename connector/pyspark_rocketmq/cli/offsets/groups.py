@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, cast
+from typing import Protocol
 
 from pyspark_rocketmq.cli.offsets.moves import AtTime, AtVersion
 from pyspark_rocketmq.cli.settings import JobFailed
@@ -15,7 +15,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import OffsetHistory, StoredChange, change_at, change_of_version
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow, OffsetStore
-from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.options.store_spec import StoreSpec
 
 GroupRows = dict[OffsetKey, list[OffsetRow]]
 
@@ -86,9 +86,9 @@ class StoredGroup:
         return self._history().rows_of_all(str(self.name), changes)
 
     def _history(self) -> OffsetHistory:
-        if StoreSpec.parse(self.store.spec).kind is not StoreKind.DELTA:
+        if not isinstance(self.store, OffsetHistory):
             raise JobFailed(f"The offset store {self.store.spec} keeps no history; a Delta table does.")
-        return cast("OffsetHistory", self.store)
+        return self.store
 
 
 def read_groups(settings: StoreSettings, consumer_group: str | None) -> GroupRows:
