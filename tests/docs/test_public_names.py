@@ -41,6 +41,7 @@ def test_every_error_is_public() -> None:
 def test_what_users_implement_or_pass_is_public() -> None:
     assert {
         *("Sink", "SinkBatch", "RowWriter", "Writing", "Written", "OffsetStore", "ConsumeMessageHook"),
+        *("CountsRows", "OpensAgain", "RemembersMessages", "RenewsStorage", "UsesSession", "WritesFolders"),
         *("BatchReport", "LocalTransactionState", "SendStatus", "ListenerRun"),
         *("OrderlySettings", "SendBackSettings", "ConsumeHooks", "OrderlyEngineKind"),
     } <= set(rmq.__all__)

@@ -10,6 +10,7 @@ import pytest
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, OffsetError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
+from pyspark_rocketmq.offsets.open import checked_rows
 from tests.offsets.conformance import GROUP, Q0, Q1, PositionConformance, committed
 
 
@@ -59,6 +60,16 @@ def test_any_member_s_commit_counts_and_the_larger_stays(brokers: Brokers, store
 
     assert (len(result.accepted), result.refused) == (2, ())
     assert brokers.offsets == {Q0: 9, Q1: 3}
+
+
+def test_offsets_that_brokers_lack_for_a_while_are_not_taken_for_a_restored_store(
+    brokers: Brokers, store: BrokerOffsetStore
+) -> None:
+    """Brokers that are away report nothing."""
+    seen = store.claim(GROUP, "one", {Q0: 4})
+    brokers.offsets.clear()
+
+    assert checked_rows(store, GROUP, store.read(GROUP), seen=seen) == {}
 
 
 def test_unchanged_offsets_are_not_sent(brokers: Brokers, store: BrokerOffsetStore) -> None:

@@ -35,9 +35,7 @@ from pyspark_rocketmq.group.offset_mirror import OffsetMirror
 from pyspark_rocketmq.hub.driver_end import DriverControl
 from pyspark_rocketmq.hub.state import CALLS_END_S, Slots
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
-from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.offsets.store import OffsetStore, RenewsStorage, is_at_brokers
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.shared_storage import Look
@@ -50,7 +48,13 @@ _LOOKS: Final = 8
 
 def renewed_storage(store: OffsetStore) -> dict[str, str]:
     """Return the renewed options with which to reach the store; empty if nothing has to be renewed."""
-    return store.renew_storage() if isinstance(store, DeltaOffsetStore) else {}
+    return store.renew_storage() if isinstance(store, RenewsStorage) else {}
+
+
+def read_epochs(store: OffsetStore, consumer_group: str) -> dict[MessageQueue, int]:
+    """Return the epoch of each queue of a group; empty for a store at the brokers, which has none."""
+    rows = {} if is_at_brokers(store) else store.read(consumer_group)
+    return {queue: row.epoch for queue, row in rows.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +80,7 @@ class CommitterParts:
     ) -> BatchRunner:
         """Return the function to call for each batch."""
         options, name = self.options, offset_key(self.options)
-        is_shown = self.is_mirrored and not isinstance(store, BrokerOffsetStore)
+        is_shown = self.is_mirrored and not is_at_brokers(store)
         assert options.consumer_group is not None
         summary = FailureSummary(
             options.consumer_group, SystemClock(), tries_for_ever=self.tries_for_ever, drains=self.drains
@@ -111,19 +115,12 @@ def driver_control(
     Raises:
         OSError: If it cannot listen there.
     """
-    name = offset_key(options)
-
-    def epochs() -> dict[MessageQueue, int]:
-        # A store at the brokers has no epochs.
-        is_fenced = not isinstance(store, BrokerOffsetStore)
-        return {queue: row.epoch for queue, row in store.read(name).items()} if is_fenced else {}
-
     return DriverControl(
         host,
         bind_host,
         must_ask=must_ask,
         slots=slots,
-        read_epochs=epochs,
+        read_epochs=partial(read_epochs, store, offset_key(options)),
         storage_options=partial(renewed_storage, store),
         clock=SystemClock(),
         ends_tasks=ends_tasks,
@@ -183,7 +180,11 @@ def check_over_connect(parts: CommitterParts, known_problems: Sequence[str] = ()
             "trigger availableNow is not possible: Spark before 4.2 does not pass the trigger to Python "
             "sources; use a processingTime trigger, or Spark 4.2 or newer"
         )
-    if isinstance(parts.store, DeltaOffsetStore) and parts.store.storage.is_renewable:
+    if (
+        parts.store is not None
+        and isinstance(parts.store, RenewsStorage)
+        and parts.store.has_renewable_storage
+    ):
         problems.append(
             "the storage_options of the offset store are a callable, which the query's planner, a process "
             "of Spark's server, cannot ask for new ones; give a mapping, or let the server's environment "
@@ -246,5 +247,6 @@ __all__ = [
     "check_over_connect",
     "check_server_has",
     "driver_control",
+    "read_epochs",
     "renewed_storage",
 ]

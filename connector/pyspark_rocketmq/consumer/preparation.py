@@ -22,9 +22,8 @@ from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
-from pyspark_rocketmq.sinks.base import Sink
-from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.multi import MultiSink
+from pyspark_rocketmq.sinks.base import Sink, UsesSession, WritesFolders
+from pyspark_rocketmq.sinks.multi import single_sinks
 from pyspark_rocketmq.sinks.shared_storage import check_not_nested, check_shared
 from pyspark_rocketmq.source.first_contact import check_topics
 from pyspark_rocketmq.spark.session import is_classic
@@ -57,7 +56,7 @@ def check_and_prepare(
     Raises:
         RocketMQError: If the query cannot run; see ``PushConsumer.start``.
     """
-    tables = _tables(sink, store)
+    tables = table_places(sink, store)
     check_not_nested(tables)
     # Check before anything is made that would be left behind.
     key = offset_key(options)
@@ -72,7 +71,7 @@ def check_and_prepare(
         seed_offsets_from_sink(store, sink, key)
         note_sink_ahead(store, sink, key)
         # By now the folders of tables named in a catalog are known.
-        found = _tables(sink, store)
+        found = table_places(sink, store)
         check_not_nested(found)
         check(spark, {name: path for name, path in found.items() if path not in tables.values()})
 
@@ -99,20 +98,16 @@ def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFrom
 
 
 def use_session(sink: Sink, spark: SparkSession) -> None:
-    """Have the Delta tables among the sinks of a query write by ``spark`` where Spark must."""
-    for table in _delta_sinks(sink):
-        table.use_session(spark)
+    """Pass the query's session to those of its sinks that use it."""
+    for each in single_sinks(sink):
+        if isinstance(each, UsesSession):
+            each.use_session(spark)
 
 
-def _delta_sinks(sink: Sink | None) -> list[DeltaSink]:
-    """Return the Delta tables among the sinks of a query."""
-    sinks = sink.sinks if isinstance(sink, MultiSink) else [sink]
-    return [table for table in sinks if isinstance(table, DeltaSink)]
-
-
-def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
+def table_places(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
     """Return the paths of the query's tables, by their names in errors."""
-    paths = [path for table in _delta_sinks(sink) for path in table.folders]
+    sinks = () if sink is None else single_sinks(sink)
+    paths = [path for each in sinks if isinstance(each, WritesFolders) for path in each.folders]
     tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
     spec = StoreSpec.parse(store.spec)
     return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}

@@ -60,8 +60,7 @@ from pyspark_rocketmq.model import (
     OrderlyEngineKind,
     UndecodableMessages,
 )
-from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
+from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore, OpensAgain
 from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS
 from pyspark_rocketmq.options.read import READ_DEFAULTS, ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind
@@ -425,7 +424,7 @@ class PushConsumer:
         store = self._settings.offset_store
         if isinstance(store, str):
             return open_group_store(options)
-        if isinstance(store, DeltaOffsetStore):
+        if isinstance(store, OpensAgain):
             # Another query may have used it, before its table was deleted.
             store.open_anew()
         return store

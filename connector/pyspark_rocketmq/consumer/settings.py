@@ -267,7 +267,7 @@ class ConsumerSettings:
         checked = values.keys() - {"offset_store", "options"}
         found = (_kind_problem(name, value) for name, value in values.items() if name in checked)
         problems = [problem for problem in found if problem is not None]
-        if not hasattr(store, "spec" if not isinstance(store, str) else "strip"):
+        if not isinstance(store, str) and not hasattr(store, "spec"):
             problems.append(
                 f"offset_store must be a store or a text, not {_shown(store)}; use DeltaOffsetStore(path)"
             )

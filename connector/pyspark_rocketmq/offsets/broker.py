@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue, QueueState
@@ -64,6 +64,9 @@ class BrokerOffsetStore:
 
     Source: ``RemoteBrokerOffsetStore``.
     """
+
+    is_at_brokers: Final = True
+    """See :func:`~pyspark_rocketmq.offsets.store.is_at_brokers`."""
 
     def __init__(self, group: GroupAtBrokers) -> None:
         self._group = group

@@ -134,6 +134,11 @@ class DeltaOffsetStore(RowOffsetStore):
         """``delta:PATH``."""
         return f"delta:{self._path}"
 
+    @property
+    def has_renewable_storage(self) -> bool:
+        """Whether the storage options come from a callable."""
+        return self.storage.is_renewable
+
     def renew_storage(self) -> dict[str, str]:
         """Renew the storage options and return them in the form for another process."""
         self.storage.renew()

@@ -19,7 +19,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore, GroupAtBrokers
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.rules import Change, ResultT, RowOffsetStore, Rows
-from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, is_at_brokers
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 
 _memory_stores: dict[str, MemoryOffsetStore] = {}
@@ -117,7 +117,7 @@ def checked_rows(
     Raises:
         OffsetError: If it was restored.
     """
-    if isinstance(store, BrokerOffsetStore) or not what_went_back(seen, rows):
+    if is_at_brokers(store) or not what_went_back(seen, rows):
         return rows
     # A file is missing for a moment while it is replaced; the previous content is read then.
     rows = store.read(consumer_group)

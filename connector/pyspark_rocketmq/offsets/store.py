@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from pyspark_rocketmq.consume.generations import NO_BOUNDARIES, Boundaries
 from pyspark_rocketmq.consume.metrics import NO_METRICS, MetricsSnapshot
@@ -375,3 +375,35 @@ class OffsetStore(Protocol):
             OffsetCommitConflict: If other writers of the group kept winning.
         """
         ...
+
+
+@runtime_checkable
+class RenewsStorage(Protocol):
+    """A store in storage that is reached with options, which may expire."""
+
+    @property
+    def has_renewable_storage(self) -> bool:
+        """Whether only this process can renew the options."""
+        ...
+
+    def renew_storage(self) -> dict[str, str]:
+        """Renew the options; return those that another process needs to reach the store."""
+        ...
+
+
+@runtime_checkable
+class OpensAgain(Protocol):
+    """A store that remembers its table, which may be deleted and made again between two queries."""
+
+    def open_anew(self) -> None:
+        """Use whatever table exists now; called before a query starts."""
+        ...
+
+
+def is_at_brokers(store: OffsetStore) -> bool:
+    """Return whether the store's offsets are those at the group's brokers, as ``is_at_brokers = True`` shows.
+
+    Such a store has no epochs, so nobody is fenced off, and there is nothing to send to the brokers. A store
+    without the attribute is fenced, and its offsets are sent.
+    """
+    return bool(getattr(store, "is_at_brokers", False))

@@ -215,6 +215,28 @@ class CountsRows(Protocol):
         ...
 
 
+@runtime_checkable
+class WritesFolders(Protocol):
+    """A sink whose tasks write files; a query checks that its machines share the folders."""
+
+    @property
+    def folders(self) -> Sequence[str]:
+        """Paths and URIs that tasks write to; read before ``prepare``, and again after it."""
+        ...
+
+
+@runtime_checkable
+class UsesSession(Protocol):
+    """A sink that uses the query's SparkSession on the driver."""
+
+    def use_session(self, spark: Any) -> None:
+        """Take the session; called before every other method.
+
+        Its type is ``SparkSession``; this module must not import Spark.
+        """
+        ...
+
+
 class Sink(Protocol):
     """A place for rows; used by one thread of the driver at a time."""
 
