@@ -26,13 +26,14 @@ from bench.session import CORES, bench_session
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.batch import BatchRunner
-from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, Consumed
+from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.listeners.row_buffer import Emitted
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.model import QUEUE_COLUMNS, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.source.schema import ReadPiece
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 
 GROUP = "bench"
 _QUEUES = 8
@@ -58,20 +59,14 @@ batch after {warm_up} for warming up, then {large_rounds} of the large one after
 
 ROWS = pa.schema(
     [
-        ("topic", pa.string()),
-        ("brokerName", pa.string()),
-        ("queueId", pa.int32()),
-        ("queueOffset", pa.int64()),
+        *POSITION_FIELDS,
         ("order_id", pa.string()),
         ("step", pa.string()),
         ("amount", pa.float64()),
         ("note", pa.string()),
     ]
 )
-_DDL = (
-    "topic string, brokerName string, queueId int, queueOffset long, order_id string, step string, amount "
-    "double, note string"
-)
+_SPARK_ROWS = from_arrow_schema(ROWS)
 
 
 def run(*, rows: int = 1_000_000, rounds: int = 30, large_rounds: int = 5, small_rows: int = 100) -> Result:
@@ -146,7 +141,7 @@ class _Contest:
         self._folder = folder
         self._ours = Ours(spark, folder / "ours", folder / "offsets")
         constrained = folder / "constrained"
-        spark.sql(f"CREATE TABLE delta.`{constrained}` ({_DDL}) USING delta")
+        spark.sql(f"CREATE TABLE delta.`{constrained}` ({_SPARK_ROWS.toDDL()}) USING delta")
         spark.sql(f"ALTER TABLE delta.`{constrained}` ADD CONSTRAINT known CHECK (step != 'unknown')")
         self._by_spark = Ours(spark, constrained, folder / "constrained offsets")
 
@@ -181,7 +176,7 @@ class _Contest:
         return figures
 
     def _frame(self, batch: Batch) -> DataFrame:
-        return _tasks(self._spark).mapInArrow(_Rows(batch), _DDL)
+        return _tasks(self._spark).mapInArrow(_Rows(batch), _SPARK_ROWS)
 
 
 class Ours:
@@ -270,7 +265,7 @@ class _Engine:
     ) -> Iterator[Consumed]:
         deque(pieces, maxlen=0)
         names = ROWS.names[len(QUEUE_COLUMNS) :]
-        columns = RowColumns(StructType([from_arrow_schema(ROWS)[name] for name in names]))
+        columns = RowColumns(StructType([_SPARK_ROWS[name] for name in names]))
         for queue in _queues_of_task():
             rows: list[Emitted] = [made.select(names) for made in _made_of(queue, self.batch)]
             yield Consumed(

@@ -10,12 +10,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
+from pyspark_rocketmq.model import QUEUE_COLUMNS
+
 STATE_SCHEMA = "rows bigint"
 
 
 def identity(rows: DataFrame) -> DataFrame:
     """``rows``, grouped by queue, through ``applyInPandasWithState``."""
-    return rows.groupBy("topic", "brokerName", "queueId").applyInPandasWithState(
+    return rows.groupBy(*QUEUE_COLUMNS).applyInPandasWithState(
         give_back, rows.schema, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
     )
 

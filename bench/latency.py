@@ -30,9 +30,10 @@ from pyspark_rocketmq.consume.part import merged
 from pyspark_rocketmq.consumer.batch import run_job
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue
+from pyspark_rocketmq.model import QUEUE_OFFSET, ConsumeOrderlyStatus, MessageExt, MessageQueue, queue_columns
 from pyspark_rocketmq.sinks.base import SinkBatch
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 from tests.helpers.wait import wait_until
 
 _TOPIC = "orders"
@@ -48,10 +49,7 @@ _RATE_GROUP = "rate"
 _RATE_QUEUE = MessageQueue("rate", "spark", 0)
 _RATE_SCHEMA = pa.schema(
     [
-        ("topic", pa.string()),
-        ("brokerName", pa.string()),
-        ("queueId", pa.int32()),
-        ("queueOffset", pa.int64()),
+        *POSITION_FIELDS,
         ("stored", pa.timestamp("us", tz="UTC")),
     ]
 )
@@ -241,16 +239,13 @@ class _Contest:
 
 
 def _rate_rows(spark: SparkSession) -> DataFrame:
-    topic, broker_name, queue_id = _RATE_QUEUE
     rows = (
         spark.readStream.format("rate")
         .options(rowsPerSecond=_PER_SECOND, numPartitions=QUEUES)
         .load()
         .select(
-            sf.lit(topic).alias("topic"),
-            sf.lit(broker_name).alias("brokerName"),
-            sf.lit(queue_id).alias("queueId"),
-            sf.col("value").alias("queueOffset"),
+            *(sf.lit(value).alias(name) for name, value in queue_columns(_RATE_QUEUE).items()),
+            sf.col("value").alias(QUEUE_OFFSET),
             sf.col("timestamp").alias("stored"),
             sf.lit(None).cast("string").alias("ack"),
         )

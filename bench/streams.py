@@ -22,7 +22,7 @@ from pyspark_rocketmq.model import ConsumeFromWhere, Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 
 _TIMEOUT_S = 600
 STAGES = (

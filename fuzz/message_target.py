@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.model import MessageExt, MessageQueue
+from pyspark_rocketmq.model import TIME_COLUMNS, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.columnar.columns import END_TIMESTAMP_MS, FIRST_TIMESTAMP_MS
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, Undecodable, decode_in_turn, row_of
+from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, row_of
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.messages import decode_messages
 from tests.helpers.stored_messages import decode_columns
 
 _BROKER = "broker-a"
-_TIMESTAMPS = frozenset({"bornTimestamp", "storeTimestamp"})
 
 
 def run_messages(data: bytes) -> None:
@@ -64,7 +64,7 @@ def _both(columns: pa.RecordBatch, messages: list[MessageExt]) -> Iterator[tuple
     plain = zip(*messages, strict=True) if messages else iter([()] * len(MESSAGE_SCHEMA))
     for field, values in zip(MESSAGE_SCHEMA, plain, strict=False):
         column = columns.column(field.name)
-        if field.name in _TIMESTAMPS:
+        if field.name in TIME_COLUMNS:
             yield field.name, column.cast(pa.int64()).to_pylist(), [_microseconds(each) for each in values]
         elif field.name == "properties":
             yield field.name, [dict(entries) for entries in column.to_pylist()], list(values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Any, Final, NamedTuple, NewType, Self
+from typing import Annotated, Any, Final, NamedTuple, NewType, Self, get_type_hints
 
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.stored_values import (
@@ -147,6 +147,22 @@ class Message:
         return self.properties.get("UNIQ_KEY")
 
 
+class ColumnType(StrEnum):
+    """Type of a column, by its name in the schemas of Spark and Delta."""
+
+    STRING = "string"
+    INTEGER = "integer"
+    LONG = "long"
+    BINARY = "binary"
+    TIMESTAMP = "timestamp"
+    TEXTS_BY_NAME = "map"
+
+
+Int32 = Annotated[int, "32 bits"]
+Int64 = Annotated[int, "64 bits"]
+Millis = Annotated[int, "milliseconds since the epoch"]
+
+
 class MessageExt(NamedTuple):
     """A message as a broker stored it; a tuple, because millions of them are made.
 
@@ -154,12 +170,13 @@ class MessageExt(NamedTuple):
     the same ``msg_id``.
     """
 
+    # All fields but the last declare the columns of a message: names, order and types.
     topic: str
     """The topic to which it was first sent, also if it comes from a retry queue."""
     broker_name: str
-    queue_id: int
-    queue_offset: int
-    commit_log_offset: int
+    queue_id: Int32
+    queue_offset: Int64
+    commit_log_offset: Int64
     msg_id: str
     """UNIQ_KEY if the message has one, else its offset message id (``MessageClientExt.getMsgId``)."""
     keys: str | None
@@ -168,17 +185,17 @@ class MessageExt(NamedTuple):
     body: bytes
     """Decompressed; empty where Java shows null."""
     properties: Mapping[str, str]
-    born_timestamp: int
+    born_timestamp: Millis
     """Milliseconds since the epoch at the producer; 0 if the value is not within the years 1 to 9999."""
     born_host: str
     """``host:port``; IPv6 hosts in brackets."""
-    store_timestamp: int
+    store_timestamp: Millis
     """Milliseconds since the epoch at the broker."""
     store_host: str
-    reconsume_times: int
-    sys_flag: int
+    reconsume_times: Int32
+    sys_flag: Int32
     """Flags as in Java after decoding: the compression type's bits stay, the compressed bit is cleared."""
-    flag: int
+    flag: Int32
     queue_topic: str | None = None
     """Topic of the queue from which it was read, if that differs from ``topic``: the retry topic of a message
     that was given back."""
@@ -204,10 +221,35 @@ def camel_case(name: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-MESSAGE_COLUMNS: Final = tuple(camel_case(name) for name in MessageExt._fields if name != "queue_topic")
-"""Names of the source's columns of a message, in order."""
+_COLUMN_TYPES: Final[Mapping[Any, ColumnType]] = {
+    str: ColumnType.STRING,
+    str | None: ColumnType.STRING,
+    Int32: ColumnType.INTEGER,
+    Int64: ColumnType.LONG,
+    Millis: ColumnType.TIMESTAMP,
+    bytes: ColumnType.BINARY,
+    Mapping[str, str]: ColumnType.TEXTS_BY_NAME,
+}
+MESSAGE_COLUMNS: Final[Mapping[str, ColumnType]] = {
+    camel_case(name): _COLUMN_TYPES[hint]
+    for name, hint in get_type_hints(MessageExt, include_extras=True).items()
+    if name != "queue_topic"
+}
+"""The source's columns of a message, in order, with their types."""
+TIME_COLUMNS: Final = tuple(name for name, kind in MESSAGE_COLUMNS.items() if kind is ColumnType.TIMESTAMP)
+QUEUE_COLUMNS: Final = tuple(map(camel_case, MessageQueue._fields))
+"""Columns that identify a queue."""
+QUEUE_OFFSET: Final = camel_case("queue_offset")
+"""Column of a message's offset in its queue."""
+POSITION_COLUMNS: Final = (*QUEUE_COLUMNS, QUEUE_OFFSET)
+"""Columns that identify the message of a row, in the source and in every sink."""
 LISTENER_COLUMNS: Final = (*MESSAGE_COLUMNS, ORIGIN_TOPIC)
 """Columns from which a listener's messages are made."""
+
+
+def queue_columns(queue: MessageQueue) -> dict[str, Any]:
+    """Return the values of a queue by :data:`QUEUE_COLUMNS`."""
+    return dict(zip(QUEUE_COLUMNS, queue, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

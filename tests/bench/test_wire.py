@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from bench import wire
 from bench.page import tables
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.messages import decode_messages
 from tests.helpers.stored_messages import decode_columns
 

@@ -50,6 +50,7 @@ from pyspark_rocketmq.sinks.delta.rules import NUMBER, WATERMARKS, SinkCommit, a
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.table import SinkTable
 from pyspark_rocketmq.sinks.multi import MultiSink
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.retries import but_retries
 from tests.helpers.sending import patient_producer
@@ -338,14 +339,7 @@ def test_a_group_is_judged_by_its_offsets_while_brokers_are_away(
 # ------------------------------------------------------------------------------------------ the sink
 
 
-POSITIONS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("brokerName", pa.string()),
-        ("queueId", pa.int32()),
-        ("queueOffset", pa.int64()),
-    ]
-)
+POSITIONS = pa.schema(POSITION_FIELDS)
 
 
 @pytest.fixture

@@ -28,14 +28,14 @@ from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 from tests.helpers.messages import QUEUE
 from tests.helpers.source_rows import pieces_of, rows_of
 
 OUTPUT = StructType().add("n", "long").add("text", "string")
 TABLE = pa.schema(
     [
-        ("topic", pa.string()), ("brokerName", pa.string()), ("queueId", pa.int32()),
-        ("queueOffset", pa.int64()),
+        *POSITION_FIELDS,
         ("n", pa.int64()), ("text", pa.string()),
     ]
 )  # fmt: skip

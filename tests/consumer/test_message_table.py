@@ -14,7 +14,7 @@ from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consumer.engine.state import ranges_from_rows
 from pyspark_rocketmq.consumer.message_table import TableEngine
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange, queue_columns
 from pyspark_rocketmq.source.marker_rows import marker_row
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd
 
@@ -35,9 +35,7 @@ def message_rows(queue: MessageQueue, *offsets: int) -> pa.RecordBatch:
     rows = [
         dict.fromkeys(CONSUMER_SCHEMA.names)
         | {
-            "topic": queue.topic,
-            "brokerName": queue.broker_name,
-            "queueId": queue.queue_id,
+            **queue_columns(queue),
             "queueOffset": at,
         }
         | {"body": f"b{at}".encode(), "keys": f"k{at}"}

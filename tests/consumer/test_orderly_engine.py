@@ -25,7 +25,14 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.model import (
+    TIME_COLUMNS,
+    ConsumeOrderlyStatus,
+    MessageExt,
+    MessageQueue,
+    QueueRange,
+    QueueState,
+)
 from pyspark_rocketmq.source.marker_rows import marker_row
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, EndReason, RangeEnd
 from tests.helpers.messages import QUEUE, message_at
@@ -51,10 +58,7 @@ def marker(planned: QueueRange = PLANNED, rows: int = len(MESSAGES)) -> Row:
 
 def chunks_of(rows: Sequence[Row], size: int) -> list[pd.DataFrame]:
     """As ``applyInPandasWithState`` gives them: instants in milliseconds."""
-    millis = [
-        row | {name: round(row[name].timestamp() * 1000) for name in ("bornTimestamp", "storeTimestamp")}
-        for row in rows
-    ]
+    millis = [row | {name: round(row[name].timestamp() * 1000) for name in TIME_COLUMNS} for row in rows]
     return [
         pd.DataFrame(millis[at : at + size], columns=CONSUMER_SCHEMA.names)
         for at in range(0, len(rows), size)

@@ -10,16 +10,12 @@ import pyarrow as pa
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Written
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 
 GROUP = "order-etl"
 Q0 = MessageQueue("orders", "broker-a", 0)
 Q1 = MessageQueue("orders", "broker-a", 1)
-POSITION = (
-    ("topic", pa.string()),
-    ("brokerName", pa.string()),
-    ("queueId", pa.int32()),
-    ("queueOffset", pa.int64()),
-)
+POSITION = POSITION_FIELDS
 """The columns every row has."""
 
 

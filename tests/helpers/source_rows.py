@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_rocketmq.consumer.engine.state import ranges_from_rows
-from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.model import TIME_COLUMNS, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.source.marker_rows import end_from_json, marker_row
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd, ReadPiece
 from tests.helpers.messages import message_at
@@ -20,9 +20,7 @@ Row = dict[str, Any]
 def row_of(message: MessageExt) -> Row:
     """Return a row of a message; its columns are in the order of MessageExt's fields."""
     row = dict(zip(CONSUMER_SCHEMA.names, (*message[:17], None, None, None), strict=True))
-    instants = {
-        name: datetime.fromtimestamp(row[name] / 1000, UTC) for name in ("bornTimestamp", "storeTimestamp")
-    }
+    instants = {name: datetime.fromtimestamp(row[name] / 1000, UTC) for name in TIME_COLUMNS}
     return row | instants
 
 

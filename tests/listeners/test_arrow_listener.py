@@ -39,6 +39,7 @@ from pyspark_rocketmq.listeners.messages import ArrowMessages
 from pyspark_rocketmq.listeners.row_buffer import to_rows
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import (
+    TIME_COLUMNS,
     ConsumeConcurrentlyStatus,
     ConsumeOrderlyStatus,
     MessageModel,
@@ -252,7 +253,7 @@ def test_the_state_engine_gives_it_batches_too() -> None:
     )
     frame = pd.DataFrame(
         [
-            row | {name: round(row[name].timestamp() * 1000) for name in ("bornTimestamp", "storeTimestamp")}
+            row | {name: round(row[name].timestamp() * 1000) for name in TIME_COLUMNS}
             for row in rows_of(PLANNED)
         ],
         columns=CONSUMER_SCHEMA.names,

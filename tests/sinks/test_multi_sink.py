@@ -13,10 +13,11 @@ import pytest
 from deltalake import DeltaTable
 
 from pyspark_rocketmq.errors import OptionError, SinkConflict
+from pyspark_rocketmq.model import POSITION_COLUMNS
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route
-from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1
+from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.sinks.sink_conformance import (
     SCHEMA,
     SinkConformance,
@@ -99,7 +100,7 @@ def test_each_sink_gets_the_rows_and_columns_of_its_route(sinks: MultiSink, tmp_
     assert stored_in(tmp_path / "all").num_rows == 5
     assert steps_of(stored_in(tmp_path / "paid")) == [(1, offset, "paid") for offset in range(3)]
     positions = stored_in(tmp_path / "positions")
-    assert (positions.num_rows, positions.column_names) == (5, [name for name, _ in POSITION])
+    assert (positions.num_rows, positions.column_names) == (5, list(POSITION_COLUMNS))
     assert delta_watermark(tmp_path / "paid") == 2
 
 

@@ -8,7 +8,7 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.format import DefaultSource
 from pyspark_rocketmq.model import MESSAGE_COLUMNS
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 from tests.source.conftest import Topics
 
 REQUIRED = {"nameServers": "n:1", "topic": "orders"}

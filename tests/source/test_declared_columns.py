@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 import pyarrow as pa
+import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consumer.engine.output import QUEUE_FIELDS, sink_schema
+import pyspark_rocketmq
+from pyspark_rocketmq.consumer.engine.output import sink_schema
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import LISTENER_COLUMNS, MESSAGE_COLUMNS
-from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.model import LISTENER_COLUMNS, MESSAGE_COLUMNS, POSITION_COLUMNS, QUEUE_COLUMNS
 from pyspark_rocketmq.sinks.delta.rules import POSITION_TYPES
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA
-from pyspark_rocketmq.wire.columnar.columns import _FIXED_COLUMNS
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA, POSITION_FIELDS, QUEUE_FIELDS
 
 MESSAGE = [
     ("topic", pa.string()),
@@ -57,6 +61,7 @@ def test_the_position_of_a_row_is_the_first_four_of_them() -> None:
     assert list(POSITION_COLUMNS) == list(POSITION)
     assert dict(POSITION_TYPES) == POSITION
     assert list(POSITION_TYPES) == list(POSITION)
+    assert same_bytes(pa.schema(POSITION_FIELDS), MESSAGE[:4])
     assert same_bytes(pa.schema(QUEUE_FIELDS), MESSAGE[:3])
     assert sink_schema(StructType().add("n", "double")) == spark.add("n", "double")
 
@@ -67,9 +72,52 @@ def test_rows_of_a_listener_begin_with_the_offset_of_their_message() -> None:
     assert same_bytes(rows.schema, [MESSAGE[3], ("n", pa.float64())])
 
 
-def test_whole_numbers_are_copied_from_the_stored_message() -> None:
-    copied = ("queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "flag")
+OWN_LISTS = {
+    "wire/columnar/rows.py": "places of fields in a stored message's bytes",
+    "wire/columnar/columns.py": "how each column is made",
+}
+"""Modules that may list fields of messages themselves, and what for."""
+_JSON_OF_BROKERS = ("wire/requests/", "wire/fastjson.py")
 
-    assert {name: (kind, kind.to_pandas_dtype()) for name, kind in MESSAGE if name in copied} == {
-        name: (kind, dtype.type) for name, (kind, dtype) in _FIXED_COLUMNS.items()
-    }
+
+def _statements(source: str) -> Iterator[tuple[int, set[str]]]:
+    """Line and texts of each statement that contains no other."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.stmt) and not {"body", "cases"} & set(node._fields):
+            texts = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
+            yield node.lineno, {text for text in texts if isinstance(text, str)}
+
+
+def repeated(source: str) -> list[int]:
+    """Lines that write the columns of a queue again, or half of those of a message."""
+    return [
+        line
+        for line, texts in _statements(source)
+        if set(QUEUE_COLUMNS[1:]) <= texts or len(MESSAGE_COLUMNS.keys() & texts) > len(MESSAGE_COLUMNS) // 2
+    ]
+
+
+def test_no_module_lists_the_columns_again() -> None:
+    package = Path(pyspark_rocketmq.__file__).parent
+    sources = {str(file.relative_to(package)): file.read_text("utf-8") for file in package.rglob("*.py")}
+    found = {name: lines for name, source in sources.items() if (lines := repeated(source))}
+
+    assert {name for name in found if not name.startswith(_JSON_OF_BROKERS)} == OWN_LISTS.keys(), found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'F = ("topic", "brokerName", "queueId", "queueOffset")',
+        'F = pa.schema([pa.field("brokerName", pa.string()), pa.field("queueId", pa.int32())])',
+        'def f(q):\n    return {"brokerName": q.broker_name, "queueId": q.queue_id}',
+        'rows = rows.groupBy("topic", "brokerName", "queueId")',
+        f"NAMES = {[name for name, _ in MESSAGE if name != 'queueId']}",
+    ],
+)
+def test_such_a_list_is_found(source: str) -> None:
+    assert repeated(source)
+
+
+def test_a_single_column_may_be_named() -> None:
+    assert not repeated('read = rows.column("brokerName")\nids = rows.column("queueId")')

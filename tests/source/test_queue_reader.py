@@ -30,7 +30,7 @@ from pyspark_rocketmq.source.schema import EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire import compression
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc

@@ -13,8 +13,8 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.wire.columnar import decode as columnar
 from pyspark_rocketmq.wire.columnar.arrays import IrregularLayout
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.columnar.rows import BufferSlices, locate
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.compression import CompressionType, ExpansionBudget, compress
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,

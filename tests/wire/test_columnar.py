@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.spark.version import arrow_schema
 from pyspark_rocketmq.wire.columnar import arrays as columnar_ranges
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import StoredMessage, decode_messages
 from tests.helpers.stored_messages import decode_columns

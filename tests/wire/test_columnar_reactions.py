@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire.columnar import property_columns as columnar_properties
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 from tests.helpers.stored_messages import decode_columns
 from tests.wire.columnar_cases import (
     PROPERTIES,

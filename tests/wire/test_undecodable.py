@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.columnar.decode import (
-    MESSAGE_SCHEMA,
     Undecodable,
     decode_in_turn,
     message_starts,
     row_of,
     why_undecodable,
 )
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.compression import CompressionType, ExpansionBudget, compress
 from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, StoredMessage, decode_messages, iter_messages
 from tests.helpers.stored_messages import encode_stored_message

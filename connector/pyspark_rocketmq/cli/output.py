@@ -21,10 +21,11 @@ from rich.text import Text
 
 from pyspark_rocketmq.cli.offsets.records import BROKER_COLUMNS, LagTotal, OffsetView
 from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.model import QUEUE_COLUMNS
 
 _MOST_WIDE: Final = 120
 """Maximum width of a table for people, in characters; few terminals are wider."""
-_ALWAYS = ("brokerName", "queueId", "nextOffset")
+_ALWAYS = (*QUEUE_COLUMNS[1:], "nextOffset")
 _WHERE_ANY = (*BROKER_COLUMNS, "note", "reconsumeTimes", "suspendedUntil")
 """Columns shown only if at least one queue has a value."""
 _LAST = ("epoch", "updatedAt")
@@ -33,7 +34,7 @@ _SPARE = ("epoch", "brokerMinOffset", "updatedAt", "brokerMaxOffset", "reconsume
 
 _TIMES: Final = ("suspendedUntil", "updatedAt")
 _TO_SECONDS: Final = len("2026-11-20T10:00:00")
-_LAG_ALWAYS = ("brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds")
+_LAG_ALWAYS = (*QUEUE_COLUMNS[1:], "nextOffset", "brokerMaxOffset", "lag", "lagSeconds")
 _LAG_WHERE_ANY = ("note", "reconsumeTimes", "suspendedUntil")
 _LAG_LAST = ("heldBy", "lockAgeSeconds", "epoch")
 _LAG_SPARE = ("epoch", "claimedBy", "brokerMaxOffset", "reconsumeTimes", "lockAgeSeconds")

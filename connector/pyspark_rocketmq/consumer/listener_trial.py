@@ -13,7 +13,7 @@ from pyspark_rocketmq.consumer.engine.output import listener_schema
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_buffer import tuples_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import Message, MessageExt, QueueRange
+from pyspark_rocketmq.model import QUEUE_OFFSET, Message, MessageExt, QueueRange
 from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS
 
 _BROKER: Final = "broker-a"
@@ -88,7 +88,7 @@ def run_listener(
             now_s += run.pause_s()
             rows = run.consume()
         ack = run.ack()
-    names = ("queueOffset", *output.names)
+    names = (QUEUE_OFFSET, *output.names)
     return ListenerRun(
         [dict(zip(names, row, strict=True)) for some in tuples_of(rows, output.rows) for row in some],
         ack.state.next_offset,

@@ -28,10 +28,9 @@ from pyspark_rocketmq.consumer.exact_json import exact_json
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.messages import last_message
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.model import QueueState
-from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.model import POSITION_COLUMNS, QUEUE_OFFSET, QueueState, queue_columns
 from pyspark_rocketmq.source.reader import read_tickets
-from pyspark_rocketmq.source.schema import RangeEnd, ReadPiece, spark_schema
+from pyspark_rocketmq.source.schema import KIND, PLANNED_RANGE, RangeEnd, ReadPiece, spark_schema
 from pyspark_rocketmq.stored_values import NO_MESSAGES, RememberedMessages
 
 Decode = Callable[[Column], Column]
@@ -106,9 +105,7 @@ class MessageTable:
         )
 
     def _check_message_columns(self, source: StructType) -> None:
-        known = [
-            name for name in source.fieldNames() if name not in (*POSITION_COLUMNS, "kind", "plannedRange")
-        ]
+        known = [name for name in source.fieldNames() if name not in (*POSITION_COLUMNS, KIND, PLANNED_RANGE)]
         unknown = [name for name in self.message_columns if name not in known]
         if unknown:
             raise SchemaError(
@@ -197,6 +194,6 @@ class TableEngine:
             # A message is consumed once its row is committed.
             metrics=ConsumeMetrics(ok=end.rows),
         )
-        position = dict(zip(POSITION_COLUMNS, (*planned.queue, planned.end), strict=True))
+        position = {**queue_columns(planned.queue), QUEUE_OFFSET: planned.end}
         columns = dict.fromkeys(self._names) | position
         return self._columns.to_batch(columns | {ACK_COLUMN: acknowledged(end, ack).to_json()}, 1)

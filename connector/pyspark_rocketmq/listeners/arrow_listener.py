@@ -13,9 +13,7 @@ from pyspark_rocketmq.errors import ListenerError
 from pyspark_rocketmq.listeners.context import DeliveryContext
 from pyspark_rocketmq.listeners.event_loop import is_async
 from pyspark_rocketmq.listeners.messages import ArrowMessages
-from pyspark_rocketmq.model import MessageExt
-
-_POSITION = "queueOffset"
+from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt
 
 
 class ArrowListener:
@@ -78,17 +76,20 @@ class ArrowListener:
 def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBatch:
     """Return ``rows`` with the queue offsets of their messages, after a check."""
     offsets = delivered.queue_offsets
-    if _POSITION not in rows.schema.names:
+    if QUEUE_OFFSET not in rows.schema.names:
         if len(offsets) > 1:
             raise ListenerError(
-                f"The listener returned rows without column '{_POSITION}' for a delivery of {len(offsets)} "
-                "messages; it says which message a row belongs to: take it over from the messages."
+                f"The listener returned rows without column '{QUEUE_OFFSET}' for a delivery of "
+                f"{len(offsets)} messages; it says which message a row belongs to: take it over from the "
+                "messages."
             )
-        return rows.append_column(_POSITION, pa.repeat(pa.scalar(int(offsets[0]), pa.int64()), rows.num_rows))
-    given = rows.column(_POSITION)
+        return rows.append_column(
+            QUEUE_OFFSET, pa.repeat(pa.scalar(int(offsets[0]), pa.int64()), rows.num_rows)
+        )
+    given = rows.column(QUEUE_OFFSET)
     if not pa.types.is_integer(given.type) or given.null_count or not _are_all_in(given, offsets):
         raise ListenerError(
-            f"The listener returned a row whose '{_POSITION}' is none of its delivery, {offsets[0]} to "
+            f"The listener returned a row whose '{QUEUE_OFFSET}' is none of its delivery, {offsets[0]} to "
             f"{offsets[-1]}."
         )
     return rows
@@ -125,7 +126,7 @@ class PandasListener(ArrowListener):
 
 
 def _arrow_column(name: str, column: pd.Series[Any], context: DeliveryContext) -> pa.Array:
-    if name == _POSITION or _has_arrow_type(column):
+    if name == QUEUE_OFFSET or _has_arrow_type(column):
         return pa.Array.from_pandas(column)
     values = zip(column.tolist(), column.notna().tolist(), strict=True)
     return context.arrow_column(name, [value if is_there else None for value, is_there in values])

@@ -16,15 +16,17 @@ from pyspark_rocketmq.model import (
     LISTENER_COLUMNS,
     MESSAGE_COLUMNS,
     ORIGIN_TOPIC,
+    QUEUE_OFFSET,
+    TIME_COLUMNS,
     MessageExt,
     MessageQueue,
     is_retry_topic,
 )
 from pyspark_rocketmq.spark.stored_messages import message_in
 from pyspark_rocketmq.stored_values import RememberedMessages
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 
-_TIMES = frozenset({"bornTimestamp", "storeTimestamp"})
+_TIMES = frozenset(TIME_COLUMNS)
 _MICROS_PER_MILLI = 1000
 _MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
 """Columns of texts that neighbouring messages often share."""
@@ -74,7 +76,7 @@ class ArrowMessages(Sequence[MessageExt]):
             columns[name] = [millis * _MICROS_PER_MILLI for millis in columns[name]]
         columns["properties"] = [list(properties.items()) for properties in columns["properties"]]
         batch = pa.RecordBatch.from_pydict(columns, schema=MESSAGE_SCHEMA)
-        offsets = batch.column("queueOffset").to_numpy()
+        offsets = batch.column(QUEUE_OFFSET).to_numpy()
         made = cls(batch, messages[0].message_queue, offsets, {})
         made._made = list(messages)
         return made

@@ -27,8 +27,10 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import _create_converter_from_pandas
 
 from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.model import MESSAGE_COLUMNS, QUEUE_OFFSET
 from pyspark_rocketmq.spark.version import arrow_schema, arrow_type
 
+_OFFSET = st.StructType().add(QUEUE_OFFSET, MESSAGE_COLUMNS[QUEUE_OFFSET])
 _PLAIN = (
     st.StringType,
     st.BinaryType,
@@ -281,7 +283,7 @@ class OutputColumns:
             is_plainly={f.name: _FAST.get(type(f.dataType), _is_none_of_these) for f in schema.fields},
             types={f.name: (f.dataType.simpleString(), _check_of(f.dataType)) for f in schema.fields},
             required=tuple(f.name for f in schema.fields if not f.nullable),
-            rows=RowColumns(st.StructType([st.StructField("queueOffset", st.LongType()), *schema.fields])),
+            rows=RowColumns(st.StructType([*_OFFSET.fields, *schema.fields])),
             fields={f.name: f for f in schema.fields},
         )
 
@@ -326,7 +328,7 @@ class OutputColumns:
             raise SchemaError(
                 f"The listener returned rows with a column more than once: {', '.join(rows.schema.names)}."
             )
-        self._check_known(given.keys() - {"queueOffset"})
+        self._check_known(given.keys() - {QUEUE_OFFSET})
         missing = [name for name in self.required if name not in given or given[name].null_count]
         if missing and rows.num_rows:
             raise _missing(missing)

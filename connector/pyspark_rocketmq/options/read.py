@@ -302,7 +302,7 @@ class ReadOptions(PositionOptions):
 
     def columns(self) -> tuple[str, ...]:
         """Return the columns of a message that are read, in order; those of ``propertyColumns`` follow."""
-        named = self.include_columns or MESSAGE_COLUMNS
+        named = self.include_columns or tuple(MESSAGE_COLUMNS)
         return named if self.decode_properties else tuple(name for name in named if name != _PROPERTIES)
 
     def retry_topic(self) -> str | None:

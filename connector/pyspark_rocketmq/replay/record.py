@@ -23,15 +23,14 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.replay.ranges import Sending
 from pyspark_rocketmq.retry import commit_with_retry
+from pyspark_rocketmq.wire.columnar.schema import QUEUE_FIELDS
 from pyspark_rocketmq.wire.namespace import with_namespace
 
 _SCHEMA = pa.schema(
     [
         ("target", pa.string()),
         ("subscription", pa.string()),
-        ("topic", pa.string()),
-        ("brokerName", pa.string()),
-        ("queueId", pa.int32()),
+        *QUEUE_FIELDS,
         ("fromOffset", pa.int64()),
         ("untilOffset", pa.int64()),
         ("state", pa.string()),

@@ -25,7 +25,7 @@ from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue, QueueRange
 from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, resource_name
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.replay.ranges import Sending, steps_of, without
@@ -39,7 +39,6 @@ from pyspark_rocketmq.replay.tasks import (
     ResendRanges,
     run_tasks,
 )
-from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
 from pyspark_rocketmq.sinks.delta.spark_writer import log_store_problem
 from pyspark_rocketmq.sinks.shared_storage import check_shared, is_on_one_machine
 from pyspark_rocketmq.source.ranges import QueuePartition

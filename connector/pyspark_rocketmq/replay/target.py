@@ -11,7 +11,14 @@ from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.read_range import ReadSettings
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, TopicRoute
+from pyspark_rocketmq.model import (
+    QUEUE_OFFSET,
+    BrokerAddress,
+    MessageQueue,
+    QueueBounds,
+    QueueRange,
+    TopicRoute,
+)
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.subscription import EVERYTHING
@@ -46,7 +53,7 @@ def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int
         how,
         planned=QueueRange.between(queue, start, bounds.max_offset),
         settings=how.settings._replace(
-            columns=("queueOffset",), property_columns=(REPLAYED_BY, REPLAYED_FROM)
+            columns=(QUEUE_OFFSET,), property_columns=(REPLAYED_BY, REPLAYED_FROM)
         ),
     )
     for rows in read_queue(tail):

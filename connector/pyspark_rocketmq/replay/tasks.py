@@ -28,7 +28,7 @@ from pyspark_rocketmq.errors import (
     TransportError,
     without_frames,
 )
-from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, SendStatus, TopicRoute
+from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, QUEUE_OFFSET, Message, SendStatus, TopicRoute
 from pyspark_rocketmq.publish.sender import is_too_large
 from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, resent_message
 from pyspark_rocketmq.replay.target import read_tail
@@ -49,7 +49,7 @@ Row = tuple[int, Message]
 """Source offset and the message to send."""
 
 _COMPRESSION: Final = int(MessageSysFlag.COMPRESSED | MessageSysFlag.COMPRESSION_MASK)
-RESEND_COLUMNS = ("queueOffset", "body", "properties", "flag")
+RESEND_COLUMNS = (QUEUE_OFFSET, "body", "properties", "flag")
 SENT_SCHEMA = "task bigint, sent bigint"
 
 
@@ -239,7 +239,7 @@ class ResendRanges:
             for start in range(0, rows.num_rows, self.messages_at_once):
                 cut = rows.slice(start, self.messages_at_once)
                 messages = _messages(cut, part.sending)
-                offsets = iter(cut.column("queueOffset").to_pylist())
+                offsets = iter(cut.column(QUEUE_OFFSET).to_pylist())
                 for together in split_batch(messages):
                     sender.put([(next(offsets), message) for message in together])
                 sent += len(messages)

@@ -30,11 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_rocketmq.errors import OffsetError, SchemaError
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import QUEUE_COLUMNS, QUEUE_OFFSET, MessageQueue
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
-
-POSITION_COLUMNS = ("topic", "brokerName", "queueId", "queueOffset")
-_QUEUE_COLUMNS = POSITION_COLUMNS[:3]
 
 
 def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]) -> pa.RecordBatch:
@@ -43,9 +40,9 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
     Raises:
         SchemaError: If a row's queue is not in ``watermarks``, so that it is unknown whether the sink has it.
     """
-    lowest = pa.table(batch).group_by(list(_QUEUE_COLUMNS)).aggregate([("queueOffset", "min")])
+    lowest = pa.table(batch).group_by(list(QUEUE_COLUMNS)).aggregate([(QUEUE_OFFSET, "min")])
     for *queue_fields, lowest_offset in zip(
-        *(lowest.column(name).to_pylist() for name in (*_QUEUE_COLUMNS, "queueOffset_min")), strict=True
+        *(lowest.column(name).to_pylist() for name in (*QUEUE_COLUMNS, f"{QUEUE_OFFSET}_min")), strict=True
     ):
         queue = MessageQueue(*queue_fields)
         if queue not in watermarks:
@@ -54,8 +51,8 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
                 "this batch. Output rows must carry the position of the message that produced them."
             )
         if lowest_offset < watermarks[queue]:
-            is_below = pc.less(batch.column("queueOffset"), watermarks[queue])
-            for name, value in zip(_QUEUE_COLUMNS, queue, strict=True):
+            is_below = pc.less(batch.column(QUEUE_OFFSET), watermarks[queue])
+            for name, value in zip(QUEUE_COLUMNS, queue, strict=True):
                 is_below = pc.and_(is_below, pc.equal(batch.column(name), value))
             batch = batch.filter(pc.invert(is_below))
     return batch

@@ -15,10 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 from pyspark_rocketmq.sinks.base import (
-    POSITION_COLUMNS,
     QueueGeneration,
     RowWriter,
     Sink,

@@ -14,9 +14,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import QUEUE_OFFSET, TIME_COLUMNS, MessageQueue, queue_columns
 from pyspark_rocketmq.source.schema import (
     CONSUMER_SCHEMA,
+    KIND,
+    PLANNED_RANGE,
     EndReason,
     RangeEnd,
     ReadPiece,
@@ -39,14 +41,8 @@ def spark_rows(piece: ReadPiece) -> pa.RecordBatch:
 
 def marker_row(end: RangeEnd) -> pa.RecordBatch:
     """Return the row that ends a planned range."""
-    queue = end.planned.queue
-    values = {
-        "topic": queue.topic,
-        "brokerName": queue.broker_name,
-        "queueId": queue.queue_id,
-        "queueOffset": end.planned.end,
-        "plannedRange": end_to_json(end),
-    }
+    position = {**queue_columns(end.planned.queue), QUEUE_OFFSET: end.planned.end}
+    values = position | {PLANNED_RANGE: end_to_json(end)}
     columns = _same_in_markers().columns
     for name, value in values.items():
         index = CONSUMER_SCHEMA.get_field_index(name)
@@ -57,12 +53,9 @@ def marker_row(end: RangeEnd) -> pa.RecordBatch:
 @cache
 def _same_in_markers() -> pa.RecordBatch:
     """Return a marker row with the values that all marker rows share."""
-    numbers = dict.fromkeys(
-        ("queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0
-    )
-    times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), datetime.fromtimestamp(0, UTC))
-    texts = dict.fromkeys(("topic", "brokerName"), "")
-    values = dict.fromkeys(CONSUMER_SCHEMA.names) | {**numbers, **times, **texts, "kind": END_MARKER}
+    numbers = {field.name: 0 for field in CONSUMER_SCHEMA if pa.types.is_integer(field.type)}
+    times = dict.fromkeys(TIME_COLUMNS, datetime.fromtimestamp(0, UTC))
+    values = dict.fromkeys(CONSUMER_SCHEMA.names) | {**numbers, **times, KIND: END_MARKER}
     return pa.RecordBatch.from_pylist([values], schema=CONSUMER_SCHEMA)
 
 

@@ -55,13 +55,13 @@ from pyspark_rocketmq.consume.read_range import ReadRange, ReadSettings
 from pyspark_rocketmq.errors import OffsetError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
-from pyspark_rocketmq.source.schema import range_from_json, range_to_json
+from pyspark_rocketmq.source.schema import PLANNED_RANGE, range_from_json, range_to_json
 from pyspark_rocketmq.stored_values import RetryCounts
 
 MOST_COUNTED = 10_000_000
 """Most rows of a ticket, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may
 contain any number."""
-TICKET_SCHEMA = pa.schema([("plannedRange", pa.binary())])
+TICKET_SCHEMA = pa.schema([(PLANNED_RANGE, pa.binary())])
 _VERSION = 1
 _PACKED_VERSION = 2
 _MOST_IN_JSON: Final = 256
@@ -200,7 +200,7 @@ def ticket_rows(ticket: Ticket) -> pa.RecordBatch:
 
 def tickets_alone(rows: DataFrame) -> DataFrame:
     """Drop the null rows of a stream; they exist only so that Spark's ``numInputRows`` is right."""
-    return rows.where(sf.col("plannedRange").isNotNull())
+    return rows.where(sf.col(PLANNED_RANGE).isNotNull())
 
 
 def plan_to_offset(

@@ -35,7 +35,7 @@ from pyspark_rocketmq.errors import (
     UndecodableMessage,
     without_frames,
 )
-from pyspark_rocketmq.model import MessageQueue, PulledBody
+from pyspark_rocketmq.model import QUEUE_OFFSET, MessageQueue, PulledBody
 from pyspark_rocketmq.retry import UNTIL_DEADLINE, call_with_retry
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.marker_rows import spark_rows
@@ -52,7 +52,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_QUEUE_OFFSET: Final = "queueOffset"
 _SHARE_BYTES: Final = 8 << 20
 """Bytes that each of several ranges may have in any case, if a single range may have as many."""
 _CHECK_S: Final = 0.5
@@ -253,9 +252,9 @@ def _decode_args(partition: QueuePartition) -> _DecodeArgs:
         topic = partition.planned.queue.topic
         tags = build_subscription(topic, partition.subscription, sub_version=0).tags_set
     columns = partition.settings.columns
-    if columns is not None and _QUEUE_OFFSET not in columns:
+    if columns is not None and QUEUE_OFFSET not in columns:
         # Needed to follow the range; :meth:`_RangeReader._in_columns` removes it.
-        columns = (_QUEUE_OFFSET, *columns)
+        columns = (QUEUE_OFFSET, *columns)
     return _DecodeArgs(tags=tags or None, columns=columns, properties=partition.settings.property_columns)
 
 
@@ -437,7 +436,7 @@ class _RangeReader:
     def _in_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         if not self.partition.settings.is_group_read:
             columns = self.partition.settings.columns
-            is_whole = columns is None or _QUEUE_OFFSET in columns
+            is_whole = columns is None or QUEUE_OFFSET in columns
             return messages if is_whole else messages.remove_column(0)
         return with_origin_topics(messages, self.partition.settings.namespace)
 
@@ -584,7 +583,7 @@ def _is_ascending(offsets: npt.NDArray[np.int64], expected: int) -> bool:
 
 
 def _offsets(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    offsets: npt.NDArray[np.int64] = messages.column(_QUEUE_OFFSET).to_numpy(zero_copy_only=True)
+    offsets: npt.NDArray[np.int64] = messages.column(QUEUE_OFFSET).to_numpy(zero_copy_only=True)
     return offsets
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,11 +24,15 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.model import ORIGIN_TOPIC, MessageQueue, QueueRange, QueueState, is_retry_topic
 from pyspark_rocketmq.offsets.store import PLAN_FIELDS
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, projected_schema
+from pyspark_rocketmq.wire.columnar.decode import projected_schema
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.namespace import without_namespace
 from pyspark_rocketmq.wire.properties import MAX_OFFSET, MIN_OFFSET, RETRY_TOPIC
 
-_CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, "kind", "plannedRange"))
+KIND: Final = "kind"
+"""Column that is null in messages' rows."""
+PLANNED_RANGE: Final = "plannedRange"
+_CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, KIND, PLANNED_RANGE))
 CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_CONSUMER_FIELDS])
 ReadPiece: TypeAlias = "pa.RecordBatch | RangeEnd"
 """Messages of a range, or its end behind all of them."""

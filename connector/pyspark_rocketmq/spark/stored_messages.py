@@ -6,6 +6,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from pyspark_rocketmq.model import QUEUE_OFFSET
 from pyspark_rocketmq.stored_values import LastMessage
 
 _MICROS_PER_MILLI: Final = 1000
@@ -13,7 +14,7 @@ _MICROS_PER_MILLI: Final = 1000
 
 def message_in(batch: pa.RecordBatch, row: int) -> LastMessage | None:
     """Return the message in a row, as offset rows store it; None if its columns were not read."""
-    names = ("queueOffset", "storeTimestamp", "commitLogOffset")
+    names = (QUEUE_OFFSET, "storeTimestamp", "commitLogOffset")
     offset, stored_at, log_offset = (batch.column(name)[row] for name in names)
     if not (stored_at.is_valid and log_offset.is_valid):
         return None

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.delta.merge import newest_rows
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkMoved
-from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of, files_of, run_batch
 

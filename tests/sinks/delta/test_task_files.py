@@ -20,17 +20,12 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.delta import task_files
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 from tests.helpers.sink_rows import files_of
 
 GROUP = "order-etl"
 Q0 = MessageQueue("orders", "broker-a", 0)
-POSITION = [
-    ("topic", pa.string()),
-    ("brokerName", pa.string()),
-    ("queueId", pa.int32()),
-    ("queueOffset", pa.int64()),
-]
-SCHEMA = pa.schema([*POSITION, ("step", pa.string())])
+SCHEMA = pa.schema([*POSITION_FIELDS, ("step", pa.string())])
 
 
 def rows(*steps: Any, start: int = 0, schema: pa.Schema = SCHEMA, column: str = "step") -> pa.RecordBatch:
@@ -174,15 +169,15 @@ def test_missing_and_superfluous_columns_are_named(tmp_path: Path) -> None:
 
 
 def test_a_value_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    schema = pa.schema([*POSITION, ("step", pa.int32())])
-    too_large = rows(2**40, schema=pa.schema([*POSITION, ("step", pa.int64())]))
+    schema = pa.schema([*POSITION_FIELDS, ("step", pa.int32())])
+    too_large = rows(2**40, schema=pa.schema([*POSITION_FIELDS, ("step", pa.int64())]))
 
     with pytest.raises(SchemaError, match=r"Column step .* type int64, .* int32"):
         files_of(writer(tmp_path, schema=schema), iter([too_large]))
 
 
 def test_nulls_in_a_column_that_has_none_are_refused(tmp_path: Path) -> None:
-    schema = pa.schema([*POSITION, pa.field("step", pa.string(), nullable=False)])
+    schema = pa.schema([*POSITION_FIELDS, pa.field("step", pa.string(), nullable=False)])
 
     with pytest.raises(SchemaError, match="Column step of the output rows has 1 nulls"):
         files_of(writer(tmp_path, schema=schema), iter([rows("a", None)]))
@@ -241,7 +236,7 @@ def test_partition_values_are_written_as_delta_wants_them(
     tmp_path: Path, type_: pa.DataType, value: date | int, text: str
 ) -> None:
     path = tmp_path / "orders"
-    schema = pa.schema([*POSITION, ("part", type_)])
+    schema = pa.schema([*POSITION_FIELDS, ("part", type_)])
     sink = DeltaSink(path, partition_by=["part"])
     sink.prepare(schema)
     batch = sink.begin(GROUP, {Q0: 0})
@@ -302,7 +297,7 @@ def test_columns_of_every_type_read_back(tmp_path: Path) -> None:
     path = tmp_path / "orders"
     schema = pa.schema(
         [
-            *POSITION,
+            *POSITION_FIELDS,
             ("properties", pa.map_(pa.string(), pa.string())),
             ("items", pa.list_(pa.struct([("id", pa.int64()), ("name", pa.string())]))),
             ("at", pa.timestamp("us", "UTC")),

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from pyspark_rocketmq.cli.demo.orders import STEPS, order_ids
 from pyspark_rocketmq.cli.output import records_table
+from pyspark_rocketmq.model import POSITION_COLUMNS
 
 _MOST_EXAMPLES = 5
 
 Position = tuple[str, str, int, int]
 """Topic, broker name, queue id, queue offset: the only unique key of a message."""
 
-_POSITION = ("topic", "brokerName", "queueId", "queueOffset")
 _NOT_SHOWN = ("topic", "delivered_ns")
 
 
@@ -152,7 +152,7 @@ def read_orders(path: str) -> pa.Table:
 
 def check_orders(rows: pa.Table, orders: int) -> OrderReport:
     """Compare ``rows``, in the order of delivery, with the messages sent: five steps of every order."""
-    names = (*_POSITION, "order_id", "step")
+    names = (*POSITION_COLUMNS, "order_id", "step")
     tuples: Iterator[tuple[str, str, int, int, str, str]] = zip(
         *(rows.column(name).to_pylist() for name in names), strict=True
     )

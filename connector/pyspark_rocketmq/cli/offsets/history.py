@@ -12,12 +12,12 @@ from pyspark_rocketmq.cli.offsets.moves import AtTime, AtVersion
 from pyspark_rocketmq.cli.offsets.records import iso
 from pyspark_rocketmq.cli.options import OffsetsHistorySettings
 from pyspark_rocketmq.cli.output import OutputForm, print_records
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import QUEUE_COLUMNS, MessageQueue, queue_columns
 from pyspark_rocketmq.offsets.history import StoredChange
 from pyspark_rocketmq.offsets.store import OffsetRow
 
 Rows = Mapping[MessageQueue, OffsetRow]
-_DIFF_COLUMNS = ("topic", "brokerName", "queueId", "from", "to", "moved", "epochFrom", "epochTo", "owner")
+_DIFF_COLUMNS = (*QUEUE_COLUMNS, "from", "to", "moved", "epochFrom", "epochTo", "owner")
 
 
 class Moments(NamedTuple):
@@ -72,9 +72,7 @@ def differences(before: Rows, after: Rows) -> list[dict[str, Any]]:
             continue
         records.append(
             {
-                "topic": queue.topic,
-                "brokerName": queue.broker_name,
-                "queueId": queue.queue_id,
+                **queue_columns(queue),
                 "from": old.next_offset if old else None,
                 "to": new.next_offset if new else None,
                 "moved": new.next_offset - old.next_offset if old and new else None,

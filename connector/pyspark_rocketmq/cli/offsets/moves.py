@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pyspark_rocketmq.display import counted, peer_text
-from pyspark_rocketmq.model import MessageQueue, QueueBounds, is_retry_topic
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, is_retry_topic, queue_columns
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.options.parsers import iso_time
 
@@ -226,9 +226,7 @@ class QueueMove:
     def columns(self) -> dict[str, Any]:
         """Values by column name, in display order."""
         return {
-            "topic": self.queue.topic,
-            "brokerName": self.queue.broker_name,
-            "queueId": self.queue.queue_id,
+            **queue_columns(self.queue),
             "nextOffset": None if self.row is None else self.row.next_offset,
             "newOffset": self.target,
             "moved": self.moved,

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from pyspark_rocketmq.consume.metrics import QueueLag, status_of
-from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.model import QUEUE_COLUMNS, MessageQueue, QueueBounds, queue_columns
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow
 from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo
 
@@ -17,7 +17,7 @@ BROKER_COLUMNS = ("brokerMinOffset", "brokerMaxOffset", "lag")
 Members = Mapping[str, Mapping[MessageQueue, ProcessQueueInfo]]
 """Queues that each member reports, by client id, for the members that answered."""
 LAG_COLUMNS = (
-    "consumerGroup", "topic", "brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds",
+    "consumerGroup", *QUEUE_COLUMNS, "nextOffset", "brokerMaxOffset", "lag", "lagSeconds",
     "note", "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
 )  # fmt: skip
 """Columns of ``LagView.columns``, for output that may have no queue."""
@@ -27,9 +27,7 @@ def _stored_columns(row: OffsetRow) -> dict[str, Any]:
     """Return group, queue and position by column name; each table begins with them."""
     return {
         "consumerGroup": row.consumer_group,
-        "topic": row.queue.topic,
-        "brokerName": row.queue.broker_name,
-        "queueId": row.queue.queue_id,
+        **queue_columns(row.queue),
         "nextOffset": row.next_offset,
     }
 

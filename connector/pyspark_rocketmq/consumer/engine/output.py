@@ -11,28 +11,20 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.model import POSITION_COLUMNS
 from pyspark_rocketmq.spark.session import living_session
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS, QUEUE_FIELDS
 
 _SHORT_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte", "real": "float"}
-QUEUE_COLUMNS = POSITION_COLUMNS[:3]
-"""Position columns that identify the queue."""
-QUEUE_FIELDS = tuple(map(pa.field, QUEUE_COLUMNS, (pa.string(), pa.string(), pa.int32())))
 ACK_COLUMN = "ack"
-
-_POSITION = (
-    StructType()
-    .add("topic", "string")
-    .add("brokerName", "string")
-    .add("queueId", "integer")
-    .add("queueOffset", "long")
-)
+_POSITION = from_arrow_schema(pa.schema(POSITION_FIELDS))
 
 
 def listener_schema(output_schema: str | StructType) -> StructType:

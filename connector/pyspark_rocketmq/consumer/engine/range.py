@@ -29,7 +29,7 @@ from pyspark_rocketmq.consume.retry_counts import (
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import MessageExt, QueueRange, QueueState
+from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece
 from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages, RetryCounts
 
@@ -170,7 +170,7 @@ def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:
         if not isinstance(piece, RangeEnd):
             read.append(piece)
             continue
-        offsets = [np.zeros(0, np.int64), *(rows.column("queueOffset").to_numpy() for rows in read)]
+        offsets = [np.zeros(0, np.int64), *(rows.column(QUEUE_OFFSET).to_numpy() for rows in read)]
         messages = ArrivedMessages(
             read, piece.planned.queue, np.concatenate(offsets), piece.described_by_messages
         )

@@ -37,8 +37,6 @@ from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import (
     ACK_COLUMN,
-    QUEUE_COLUMNS,
-    QUEUE_FIELDS,
     Consumed,
     listener_schema,
     sink_schema,
@@ -49,11 +47,19 @@ from pyspark_rocketmq.listeners.context import ConsumeHooks
 from pyspark_rocketmq.listeners.messages import messages_of
 from pyspark_rocketmq.listeners.row_buffer import tuples_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, Row
-from pyspark_rocketmq.model import LISTENER_COLUMNS, MessageQueue, OrderlyEngineKind
-from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.model import (
+    LISTENER_COLUMNS,
+    QUEUE_COLUMNS,
+    QUEUE_OFFSET,
+    TIME_COLUMNS,
+    MessageQueue,
+    OrderlyEngineKind,
+    queue_columns,
+)
 from pyspark_rocketmq.source.marker_rows import end_from_json
-from pyspark_rocketmq.source.schema import RangeEnd, ReadPiece
+from pyspark_rocketmq.source.schema import KIND, PLANNED_RANGE, RangeEnd, ReadPiece
 from pyspark_rocketmq.spark.session import qualified
+from pyspark_rocketmq.wire.columnar.schema import QUEUE_FIELDS
 
 _STATE_SCHEMA: Final = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
 """The schema of earlier releases, which used the state: Spark would refuse their checkpoints with another."""
@@ -144,9 +150,9 @@ def consume_orderly(
     # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, since a null
     # would turn a column into floats: a producer may claim a born time that Spark's timestamps cannot hold.
     in_millis = messages.withColumns(
-        {name: sf.coalesce(sf.unix_millis(name), sf.lit(0)) for name in ("bornTimestamp", "storeTimestamp")}
+        {name: sf.coalesce(sf.unix_millis(name), sf.lit(0)) for name in TIME_COLUMNS}
     )
-    return in_millis.groupBy("topic", "brokerName", "queueId").applyInPandasWithState(
+    return in_millis.groupBy(*QUEUE_COLUMNS).applyInPandasWithState(
         OrderlyEngine(consumer), engine_schema(schema), _STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
     )
 
@@ -200,8 +206,8 @@ def _frame(
     queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * len(names)
     acks: list[Any] = [] if ack is None else [ack.state.next_offset]
     nulls = [None] * len(acks)
-    columns: dict[str, Any] = dict(zip(QUEUE_COLUMNS, queue, strict=True))
-    columns["queueOffset"] = np.array([*queue_offsets, *acks], dtype=np.int64)
+    columns = queue_columns(queue)
+    columns[QUEUE_OFFSET] = np.array([*queue_offsets, *acks], dtype=np.int64)
     for name, column in zip(names[1:], values, strict=True):
         # As objects: pandas would turn whole numbers with a null among them into floats.
         columns[name] = pd.Series([*column, *nulls], dtype=object)
@@ -219,14 +225,14 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
     """
     # Column by column: pandas' concat checks every cell of an all-null column, such as a marker's.
     gathered = list(chunks)
-    is_marker = np.concatenate([chunk["kind"].notna().to_numpy() for chunk in gathered])
-    offsets = np.concatenate([chunk["queueOffset"].to_numpy() for chunk in gathered])
+    is_marker = np.concatenate([chunk[KIND].notna().to_numpy() for chunk in gathered])
+    offsets = np.concatenate([chunk[QUEUE_OFFSET].to_numpy() for chunk in gathered])
     order = None if (offsets[1:] > offsets[:-1]).all() else np.argsort(offsets, kind="stable")
     if order is not None:
         is_marker, offsets = is_marker[order], offsets[order]
     if is_marker.sum() != 1 or not is_marker[-1]:
         raise wrong_markers(queue, f"{is_marker.sum()} came")
-    text = next(chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered))
+    text = next(chain.from_iterable(chunk[PLANNED_RANGE].dropna().tolist() for chunk in gathered))
     end = end_from_json(queue, text)
     check_complete(end, offsets)
     columns = {
@@ -246,7 +252,7 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut ``batch`` after each marker row, so that only the last row of a piece can be one."""
-    marked = np.flatnonzero(batch.column("kind").is_valid().to_numpy(zero_copy_only=False))
+    marked = np.flatnonzero(batch.column(KIND).is_valid().to_numpy(zero_copy_only=False))
     for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
         if start < stop:
             yield batch.slice(start, stop - start)
@@ -326,13 +332,13 @@ class _Gathering:
             if not pc.all(pc.equal(rows.column(name), value)).as_py():
                 other = _queue_of(rows.filter(pc.not_equal(rows.column(name), value)))
                 raise wrong_markers(self.queue, f"rows of {other} came before it")
-        self._offsets.append(rows.column("queueOffset").to_numpy())
-        is_whole = rows.column("kind")[-1].is_valid
+        self._offsets.append(rows.column(QUEUE_OFFSET).to_numpy())
+        is_whole = rows.column(KIND)[-1].is_valid
         if rows.num_rows > is_whole:
             self.rows.append(rows.slice(0, rows.num_rows - is_whole))
         if not is_whole:
             return None
-        end = end_from_json(self.queue, rows.column("plannedRange")[-1].as_py())
+        end = end_from_json(self.queue, rows.column(PLANNED_RANGE)[-1].as_py())
         check_complete(end, np.concatenate(self._offsets))
         return end
 
@@ -348,6 +354,6 @@ def spark_batches(consumed: Consumed) -> Iterator[pa.RecordBatch]:
         no_acks = pa.nulls(rows.num_rows, pa.string())
         yield pa.RecordBatch.from_arrays([*rows.columns, no_acks], schema=schema)
     ack = consumed.ack
-    position = dict(zip(POSITION_COLUMNS, (*ack.queue, ack.state.next_offset), strict=True))
+    position = {**queue_columns(ack.queue), QUEUE_OFFSET: ack.state.next_offset}
     last = dict.fromkeys(schema.names) | position | {ACK_COLUMN: ack.to_json()}
     yield pa.RecordBatch.from_pylist([last], schema=schema)

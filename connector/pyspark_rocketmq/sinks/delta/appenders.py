@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.snapshot import Snapshot, TableSnapshot
-from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.model import POSITION_COLUMNS
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, group_app_id
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit

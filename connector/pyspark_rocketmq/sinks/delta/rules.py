@@ -13,12 +13,12 @@ from pyspark_rocketmq.delta.ddl import names_within
 from pyspark_rocketmq.delta.features import PARTITION_TYPES, writable_columns
 from pyspark_rocketmq.delta.table import TableForm, column_differences, sql_literal
 from pyspark_rocketmq.errors import OptionError, SchemaError
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MESSAGE_COLUMNS, POSITION_COLUMNS, MessageQueue
 
 Q = TypeVar("Q")
 V = TypeVar("V")
 
-POSITION_TYPES = {"topic": "string", "brokerName": "string", "queueId": "integer", "queueOffset": "long"}
+POSITION_TYPES = {name: str(MESSAGE_COLUMNS[name]) for name in POSITION_COLUMNS}
 """Columns that every sink table has, with Delta's type names; they identify the message of a row."""
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 """Characters that Delta forbids in names of columns and fields, except with column mapping."""
@@ -143,7 +143,7 @@ def check_characters(path: str, schema_json: str) -> None:
 
 def rows_condition(queue: MessageQueue, begin: int, quote: str = '"') -> str:
     """Return the SQL condition for a queue's rows from an offset on; ``quote`` is put around names."""
-    topic, broker, queue_id, offset = (f"{quote}{name}{quote}" for name in POSITION_TYPES)
+    topic, broker, queue_id, offset = (f"{quote}{name}{quote}" for name in POSITION_COLUMNS)
     return (
         f"({topic} = {sql_literal(queue.topic)} AND {broker} = {sql_literal(queue.broker_name)} "
         f"AND {queue_id} = {queue.queue_id} AND {offset} >= {begin})"

@@ -27,7 +27,7 @@ from pyspark_rocketmq.delta.features import writable_columns
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.paths import TableName, quoted_name
 from pyspark_rocketmq.display import masked
-from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.model import POSITION_COLUMNS
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, group_app_id
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.watermarks import WHOLE, GroupCommit

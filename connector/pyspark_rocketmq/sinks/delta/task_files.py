@@ -26,8 +26,8 @@ from pyspark_rocketmq.delta.files import (
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions, filesystem_of
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import POSITION_COLUMNS, drop_committed
+from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
+from pyspark_rocketmq.sinks.base import drop_committed
 
 logger = logging.getLogger(__name__)
 

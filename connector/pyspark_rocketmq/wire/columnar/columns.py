@@ -5,7 +5,7 @@ A member has its own flag, body and properties and takes one queue offset; every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -33,6 +33,7 @@ from pyspark_rocketmq.wire.columnar.arrays import (
 )
 from pyspark_rocketmq.wire.columnar.property_columns import PropertyColumns
 from pyspark_rocketmq.wire.columnar.rows import BORNHOST_V6, STOREHOST_V6, Rows, follow
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA, TIMESTAMP_TYPE
 from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.message_ids import IPV4_HOST_BYTES, decode_host, offset_message_id
 from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD, INNER_BATCH_FLAGS
@@ -50,19 +51,14 @@ _U16 = np.dtype(">u2")
 _COMPRESSED: Final = int(MessageSysFlag.COMPRESSED)
 _MAX_QUEUE_OFFSET: Final = (1 << 63) - 1
 
-TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
 FIRST_TIMESTAMP_MS: Final = -62_135_510_400_000
 """0001-01-02 in UTC, a day after Python's times begin, because Spark shows times in any time zone."""
 END_TIMESTAMP_MS: Final = 253_402_214_400_000
 """9999-12-31 in UTC, a day before Python's times end; a later time would make ``collect()`` fail."""
-_INT32: Final = (pa.int32(), np.dtype(np.int32))
-_INT64: Final = (pa.int64(), np.dtype(np.int64))
-_FIXED_COLUMNS: Final[Mapping[str, tuple[pa.DataType, np.dtype]]] = {
-    "queueId": _INT32,
-    "queueOffset": _INT64,
-    "commitLogOffset": _INT64,
-    "reconsumeTimes": _INT32,
-    "flag": _INT32,
+_NUMBERS: Final = {
+    field.name: (field.type, np.dtype(field.type.to_pandas_dtype()))
+    for field in MESSAGE_SCHEMA
+    if pa.types.is_integer(field.type)
 }
 
 
@@ -171,10 +167,11 @@ class ColumnBuilder:
             RemoteProtocolError: If a body cannot be decompressed, or exceeds the budget.
             LocalProtocolError: If the column takes 2 GiB.
         """
-        if name in _FIXED_COLUMNS:
-            arrow_type, dtype = _FIXED_COLUMNS[name]
-            return fixed_column(arrow_type, self._rows.fixed[name].astype(dtype))
-        return self._MAKERS[name](self)
+        make = self._MAKERS.get(name)
+        if make is not None:
+            return make(self)
+        arrow_type, dtype = _NUMBERS[name]
+        return fixed_column(arrow_type, self._rows.fixed[name].astype(dtype))
 
     def property(self, name: str) -> pa.StringArray:
         """Return the values of a property; null in rows without it."""
@@ -265,6 +262,7 @@ class ColumnBuilder:
         # Without the compressed bit, because the bodies are decompressed.
         "sysFlag": lambda self: fixed_column(pa.int32(), self._rows.sys_flag & ~np.int32(_COMPRESSED)),
     }
+    """How to make each column that is not a number of the stored message as it is."""
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:

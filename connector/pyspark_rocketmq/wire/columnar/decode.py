@@ -30,13 +30,12 @@ from pyspark_rocketmq.model import MessageExt, MessageQueue, PulledBody
 from pyspark_rocketmq.wire import properties as property_names
 from pyspark_rocketmq.wire.columnar.arrays import IrregularLayout, check_column_bytes
 from pyspark_rocketmq.wire.columnar.columns import (
-    TIMESTAMP_TYPE,
     ColumnBuilder,
     expand_inner_batches,
     timestamps,
 )
-from pyspark_rocketmq.wire.columnar.property_columns import MAP_TYPE
 from pyspark_rocketmq.wire.columnar.rows import BufferSlices, Rows, locate
+from pyspark_rocketmq.wire.columnar.schema import MAP_TYPE, MESSAGE_SCHEMA, TIMESTAMP_TYPE
 from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
@@ -54,28 +53,6 @@ _MAX_REASON: Final = 500
 _QUEUE_OFFSET_AT: Final = 20
 _LENGTH_BYTES: Final = 4
 
-MESSAGE_SCHEMA: Final = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("brokerName", pa.string()),
-        pa.field("queueId", pa.int32()),
-        pa.field("queueOffset", pa.int64()),
-        pa.field("commitLogOffset", pa.int64()),
-        pa.field("msgId", pa.string()),
-        pa.field("keys", pa.string()),
-        pa.field("tags", pa.string()),
-        pa.field("body", pa.binary()),
-        pa.field("properties", MAP_TYPE),
-        pa.field("bornTimestamp", TIMESTAMP_TYPE),
-        pa.field("bornHost", pa.string()),
-        pa.field("storeTimestamp", TIMESTAMP_TYPE),
-        pa.field("storeHost", pa.string()),
-        pa.field("reconsumeTimes", pa.int32()),
-        pa.field("sysFlag", pa.int32()),
-        pa.field("flag", pa.int32()),
-    ]
-)
-"""The fields of ``MessageExt`` in their order, in Spark's types; all nullable, as Spark writes them."""
 _TAGS: Final = "tags"
 _BODY: Final = "body"
 _MIN_HALVED_ROWS: Final = 32

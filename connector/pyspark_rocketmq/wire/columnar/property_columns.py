@@ -32,8 +32,7 @@ from pyspark_rocketmq.wire.columnar.arrays import (
     require_all,
     take_ranges,
 )
-
-MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
+from pyspark_rocketmq.wire.columnar.schema import MAP_TYPE
 
 _NAME_VALUE_SEPARATOR = 1
 _PROPERTY_SEPARATOR = 2
