@@ -33,7 +33,7 @@ _ERRORS_HEAD = (
 )
 _ANSWERS_HEAD = """\
 How a query reacts when a broker answers a request with an error. *Has worked* means that the cluster has given the query, in this run or
-an earlier one, what it asks for now.
+an earlier one, what it asks for now. Each request has a table, with its code in the heading; *any other* is every answer that the table does not name.
 
 | word | once | for a while |
 |---|---|---|
@@ -56,6 +56,7 @@ _REMARKS = (
 )
 """Answers that mean something else than their codes."""
 _UNKNOWN_CODE = 4711
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _OF_A_CONSUMER = (
     "A `PushConsumer` ([listeners](listeners.md)) takes these as arguments in Python; `pyspark-rocketmq consume` "
     "takes them as keys of `--option` and of its `--conf` file. Its other arguments are options of reading "
@@ -140,23 +141,27 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def answers_page() -> str:
     """The documentation page of what happens at each answer of a broker."""
     lines = [_MADE, "", "# Answers of brokers", "", _ANSWERS_HEAD.strip()]
-    for has_worked, title in ((False, "At first contact"), (True, "A query that has worked")):
-        head = ("answer", *(f"{use.title} ({int(use.request)})" for use in Use))
-        lines += ["", f"## {title}", "", *_table(head, _answer_rows(has_worked=has_worked))]
+    for use in Use:
+        title = use.title[0].upper() + use.title[1:]
+        head = ("answer", "at first contact", "has worked")
+        lines += ["", f"## {title} ({int(use.request)})", "", *_table(head, _answer_rows(use))]
     return "\n".join(lines) + "\n"
 
 
-def _answer_rows(*, has_worked: bool) -> list[tuple[str, ...]]:
-    """One row for all answers that are alike."""
+def _answer_rows(use: Use) -> list[tuple[str, ...]]:
+    """One row for all answers that are alike; the last one is for those that react as unknown codes do."""
     answers = [(int(code), "", code.name) for code in ResponseCode if code is not ResponseCode.SUCCESS]
     answers += [(int(code), remark, meaning) for code, remark, meaning in _REMARKS]
-    answers.append((_UNKNOWN_CODE, "", "any other"))
     alike: dict[tuple[str, ...], list[str]] = {}
     for code, remark, name in sorted(answers):
-        cells = tuple(str(reaction(use, code, remark, has_worked=has_worked)) for use in Use)
-        shown = name if code == _UNKNOWN_CODE else f"{code} {name}"
-        alike.setdefault(cells, []).append(shown)
-    return [(", ".join(names), *cells) for cells, names in alike.items()]
+        alike.setdefault(_reactions(use, code, remark), []).append(f"{code}{_NO_BREAK}{name}")
+    others = _reactions(use, _UNKNOWN_CODE, "")
+    named = [(", ".join(names), *cells) for cells, names in alike.items() if cells != others]
+    return [*named, ("any other", *others)]
+
+
+def _reactions(use: Use, code: int, remark: str) -> tuple[str, ...]:
+    return tuple(str(reaction(use, code, remark, has_worked=has_worked)) for has_worked in (False, True))
 
 
 def _retried(cls: type[errors.RocketMQError]) -> str:

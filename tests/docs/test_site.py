@@ -37,6 +37,7 @@ TABLE = """<h2>Reading</h2>
 </tr>
 </tbody>
 </table>"""
+PAGES = ("options.html", "errors.html", "answers.html", "api.html")
 MEASURE = r"""
 <script>
 addEventListener("load", () => {
@@ -44,7 +45,9 @@ addEventListener("load", () => {
   const names = [...document.querySelectorAll(named)].filter(name => name.textContent.match(/^\w+$/));
   const broken = names.filter(name => name.getClientRects().length > 1).map(name => name.textContent);
   const article = document.querySelector("article").getBoundingClientRect();
-  const wide = [...document.querySelectorAll("article :is(table, ul, h2, h3):not(.md-typeset__table *)")].filter(
+  // A phone has no room for some tables, which scroll there.
+  const mayScroll = innerWidth < 720 ? ":not(.md-typeset__table *)" : "";
+  const wide = [...document.querySelectorAll(`article :is(table, ul, h2, h3)${mayScroll}`)].filter(
     block => block.getBoundingClientRect().right > article.right + 1).map(block => block.textContent.trim());
   document.body.dataset.measured = `${names.length} names, broken: ${broken}, too wide: ${wide}`;
 });
@@ -108,7 +111,7 @@ def test_names_stay_whole_in_a_browser_and_no_table_is_wider_than_the_page(
         timeout=240,
     )
     found = {}
-    for name, width in itertools.product(("options.html", "errors.html", "api.html"), (400, 1280, 1920)):
+    for name, width in itertools.product(PAGES, (400, 1280, 1920)):
         # Chromium's windows are at least 500 pixels wide, where pages are laid out as at 400.
         narrow = f"<style>html {{ width: {width}px }}</style>" if width < 500 else ""
         text = (site / name).read_text(encoding="utf-8")
