@@ -299,7 +299,7 @@ def test_a_group_of_very_many_is_found_by_itself() -> None:
 )
 def test_invalid_versions_in_a_commit_are_ignored(seen: object) -> None:
     """H9: the commit is read like one of others."""
-    assert LogSummary.seen_by(entry_of(5, "a", seen=seen)) is None
+    assert LogSummary.recorded_in(entry_of(5, "a", seen=seen)) is None
 
 
 @pytest.mark.parametrize("metadata", ["not json", "[1]", '{"consumerGroup": "a"}', '{"rocketmqCommit": "x"}'])

@@ -3,9 +3,9 @@
 RESTORE removes rows but keeps the watermarks, so the rows would be missing for ever.  REPLACE TABLE, in all
 its forms, keeps the watermarks too, and counts as a RESTORE.
 
-A version in the log never changes.  So each commit of a sink records what its writer has seen of the log: a
-range of versions without a gap, the last RESTORE among them and the last commit of each group.  A reader that
-comes to such a commit continues below that range; commits of others are read one by one.
+A version in the log never changes.  So each commit of a sink records a summary of the log that its writer has
+read: a range of versions without a gap, the last RESTORE among them and the last commit of each group.  A
+reader that comes to such a commit continues below that range; it reads commits of others one by one.
 
 If Spark makes the commit, a RESTORE may come between the writer's last look and the commit.  So a commit
 counts as later than a RESTORE only if its writer had seen the RESTORE.
@@ -21,9 +21,9 @@ from typing import Any, TypeGuard
 
 from pyspark_rocketmq.sinks.delta.rules import is_restore_or_replacement, own_metadata
 
-_MOST_GROUPS = 100
+_MAX_GROUPS = 100
 """Most groups that a commit names."""
-_NEAR = 20
+_NEAR_COMMITS = 20
 """Read up to this many more commits to reach a range that another commit records, even if not needed now."""
 
 
@@ -37,8 +37,8 @@ class LogSummary:
     """Version of the last RESTORE among them."""
     commits: Mapping[str, int] = field(default_factory=dict)
     """Version of the last commit of each group among them."""
-    knew: Mapping[str, int] = field(default_factory=dict)
-    """Version up to which each group's commits had seen the log.
+    known_up_to: Mapping[str, int] = field(default_factory=dict)
+    """Version up to which each group's writers had read the log.
 
     Contains only groups for which a RESTORE may lie between that version and the last commit.
     """
@@ -58,79 +58,81 @@ class LogSummary:
             return cls(version, version, version)
         if "rocketmqCommit" not in own or not isinstance(group, str):
             return cls(version, version)
+        seen = cls.recorded_in(entry)
         # Commits of older releases do not record it.
-        told = cls.seen_by(entry)
-        knew = version - 1 if told is None else told.last
-        return cls(version, version, None, {group: version}, {} if knew == version - 1 else {group: knew})
+        known_up_to = {} if seen is None or seen.last == version - 1 else {group: seen.last}
+        return cls(version, version, None, {group: version}, known_up_to)
 
     @classmethod
-    def seen_by(cls, entry: Mapping[str, Any]) -> LogSummary | None:
-        """Return what the writer of a commit had seen; None if that is not recorded, or not plausible."""
+    def recorded_in(cls, entry: Mapping[str, Any]) -> LogSummary | None:
+        """Return the summary that a commit records; None if there is none, or if it is not plausible."""
         seen = own_metadata(entry).get("seen")
         if not isinstance(seen, dict):
             return None
         first, last, restored, commits = map(seen.get, ("first", "last", "restored", "commits"))
         if not (_is_version(first) and _is_version(last) and isinstance(commits, dict)):
             return None
-        told = [*commits.values(), *([] if restored is None else [restored])]
-        if last >= entry["version"] or not all(_is_version(one) and first <= one <= last for one in told):
+        versions = [*commits.values(), *([] if restored is None else [restored])]
+        are_within = all(_is_version(version) and first <= version <= last for version in versions)
+        if last >= entry["version"] or not are_within:
             return None
-        knew = seen.get("knew", {})
-        if not isinstance(knew, dict) or not all(
-            _is_version(one) and one < commits.get(group, 0) for group, one in knew.items()
+        known_up_to = seen.get("knew", {})
+        if not isinstance(known_up_to, dict) or not all(
+            _is_version(version) and version < commits.get(group, 0) for group, version in known_up_to.items()
         ):
             return None
-        return cls(first, last, restored, commits, knew)
+        return cls(first, last, restored, commits, known_up_to)
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return the form in which a commit records this, for :meth:`seen_by`.
+        """Return the summary in the form in which a commit records it, for :meth:`recorded_in`.
 
         With very many groups, the beginning of the range is left out.
         """
         newest_first = sorted(self.commits.items(), key=lambda commit: -commit[1])
-        named, unnamed = newest_first[:_MOST_GROUPS], newest_first[_MOST_GROUPS:]
+        named, unnamed = newest_first[:_MAX_GROUPS], newest_first[_MAX_GROUPS:]
         first = unnamed[0][1] + 1 if unnamed else self.first
         restored = self.restored if self.restored is not None and self.restored >= first else None
-        knew = {group: self.knew[group] for group, _ in named if group in self.knew}
-        told = {"first": first, "last": self.last, "restored": restored, "commits": dict(named)}
-        return {**told, "knew": knew} if knew else told
+        known_up_to = {group: self.known_up_to[group] for group, _ in named if group in self.known_up_to}
+        summary = {"first": first, "last": self.last, "restored": restored, "commits": dict(named)}
+        return {**summary, "knew": known_up_to} if known_up_to else summary
 
     def after(self, earlier: LogSummary) -> LogSummary:
         """Join this with ``earlier``, which begins below it; there must be no version between them."""
-        found = [one.restored for one in (earlier, self) if one.restored is not None]
-        restored = max(found, default=None)
+        restores = [version for version in (earlier.restored, self.restored) if version is not None]
+        restored = max(restores, default=None)
         commits = dict(earlier.commits)
         for group, version in self.commits.items():
             commits[group] = max(version, commits.get(group, version))
-        knew = {
-            group: max(self._knew(group), earlier._knew(group)) for group in {**earlier.knew, **self.knew}
+        known_up_to = {
+            group: max(self._known_up_to(group), earlier._known_up_to(group))
+            for group in {**earlier.known_up_to, **self.known_up_to}
         }
-        knew = {
-            group: seen
-            for group, seen in knew.items()
-            if seen + 1 < commits[group]
-            and (seen + 1 < earlier.first or (restored is not None and restored > seen))
+        known_up_to = {
+            group: known
+            for group, known in known_up_to.items()
+            if known + 1 < commits[group]
+            and (known + 1 < earlier.first or (restored is not None and restored > known))
         }
-        return LogSummary(earlier.first, max(earlier.last, self.last), restored, commits, knew)
+        return LogSummary(earlier.first, max(earlier.last, self.last), restored, commits, known_up_to)
 
-    def _knew(self, consumer_group: str) -> int:
-        """Return the version up to which the group's commits knew of RESTOREs; -1 without a commit of it."""
-        return self.knew.get(consumer_group, self.commits.get(consumer_group, -1))
+    def _known_up_to(self, consumer_group: str) -> int:
+        """Return the version up to which the group has noticed every RESTORE; -1 without a commit of it."""
+        return self.known_up_to.get(consumer_group, self.commits.get(consumer_group, -1))
 
     def covers(self, consumer_group: str) -> bool:
         """Whether :meth:`restored_since` returns the same as for the whole log."""
         if self.restored is not None:
             return True
-        return consumer_group in self.commits and self.first <= self._knew(consumer_group) + 1
+        return consumer_group in self.commits and self.first <= self._known_up_to(consumer_group) + 1
 
     def restored_since(self, consumer_group: str) -> int | None:
-        """Return the last RESTORE, if no commit of the group knew it."""
-        if self.restored is None or self._knew(consumer_group) >= self.restored:
+        """Return the last RESTORE, if the writer of no commit of the group had seen it."""
+        if self.restored is None or self._known_up_to(consumer_group) >= self.restored:
             return None
         return self.restored
 
     def commit_after_restore(self, consumer_group: str) -> int | None:
-        """Return the version of the group's commit after a RESTORE that it did not know; None without one."""
+        """Return the version of a commit of the group after a RESTORE that it had not seen; else None."""
         restored, last = self.restored_since(consumer_group), self.commits.get(consumer_group, -1)
         return last if restored is not None and last > restored else None
 
@@ -150,25 +152,27 @@ def summarize_log(
             the log begins.
         is_enough: Whether a summary goes back far enough.
     """
-    found = LogSummary.empty(version)
-    seen = [known]
-    entries = iter(entries_below(found.first))
+    result = LogSummary.empty(version)
+    # Summaries of earlier parts of the log; there may be a gap between them and the result.
+    summaries = [known]
+    entries = iter(entries_below(result.first))
     while True:
-        if earlier := [one for one in seen if one.first < found.first <= one.last + 1]:
-            found = found.after(min(earlier, key=lambda one: one.first))
-            entries = iter(entries_below(found.first))
+        adjacent = [summary for summary in summaries if summary.first < result.first <= summary.last + 1]
+        if adjacent:
+            result = result.after(min(adjacent, key=lambda summary: summary.first))
+            entries = iter(entries_below(result.first))
             continue
-        seen = [one for one in seen if one.first < found.first]
-        is_near = any(found.first - one.last <= _NEAR for one in seen)
-        if found.first <= known.first and is_enough(found) and not is_near:
-            return found
+        summaries = [summary for summary in summaries if summary.first < result.first]
+        is_near = any(result.first - summary.last <= _NEAR_COMMITS for summary in summaries)
+        if result.first <= known.first and is_enough(result) and not is_near:
+            return result
         entry = next(entries, None)
         if entry is None:
-            return found
-        found = found.after(LogSummary.of(entry))
-        told = LogSummary.seen_by(entry)
-        if told is not None:
-            seen.append(told)
+            return result
+        result = result.after(LogSummary.of(entry))
+        recorded = LogSummary.recorded_in(entry)
+        if recorded is not None:
+            summaries.append(recorded)
 
 
 def _is_version(value: object) -> TypeGuard[int]:
