@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.model import MessageQueue, QueueState
-from pyspark_rocketmq.offsets.open import MemoryOffsetStore, what_went_back
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore, describe_setbacks
 from pyspark_rocketmq.offsets.store import QueueCommit
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1
@@ -24,7 +24,7 @@ def store_at(offset: int) -> MemoryOffsetStore:
 
 def test_an_offset_that_went_back_within_its_epoch_is_reported() -> None:
     """H2"""
-    [words] = what_went_back(store_at(9).read(GROUP), store_at(4).read(GROUP))
+    [words] = describe_setbacks(store_at(9).read(GROUP), store_at(4).read(GROUP))
 
     assert words == f"{Q0} was at 9 and is at 4, both in epoch 1"
 
@@ -34,7 +34,7 @@ def test_an_epoch_that_went_back_is_found_wherever_the_offset_is() -> None:
     before = store_at(4)
     before.reset(GROUP, {Q0: 2})
 
-    [words] = what_went_back(before.read(GROUP), store_at(9).read(GROUP))
+    [words] = describe_setbacks(before.read(GROUP), store_at(9).read(GROUP))
 
     assert words == f"{Q0} was at 2 in epoch 2 and is at 9 in epoch 1"
 
@@ -44,7 +44,9 @@ def test_a_queue_that_no_longer_exists_is_reported() -> None:
     before = store_at(4)
     before.claim(GROUP, "me", {Q1: 7})
 
-    assert what_went_back(before.read(GROUP), store_at(4).read(GROUP)) == (f"{Q1} was at 7 and is not there",)
+    assert describe_setbacks(before.read(GROUP), store_at(4).read(GROUP)) == (
+        f"{Q1} was at 7 and is not there",
+    )
 
 
 changes = st.lists(
@@ -66,4 +68,4 @@ def test_no_change_that_the_rules_allow_is_taken_for_that(made: list[tuple[str, 
             row = before[queue]
             forward = QueueCommit(queue=row.queue, state=QueueState(row.next_offset + offset, row.epoch))
             store.commit(GROUP, [forward], query_id="q", batch_id=offset)
-        assert what_went_back(before, store.read(GROUP)) == ()
+        assert describe_setbacks(before, store.read(GROUP)) == ()

@@ -31,7 +31,7 @@ known as another message.
 """
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
 """Columns (name → type) of earlier versions. A table that has them keeps them, and new rows have nulls."""
-_OF_QUEUE = {
+_QUEUE_COLUMNS = {
     "consumer_group": "consumer_group",
     "topic": "queue.topic",
     "broker_name": "queue.broker_name",
@@ -44,8 +44,8 @@ _ARROW_TYPES = {
     "long": pa.int64(),
     "timestamp": pa.timestamp("us", "UTC"),
 }
-_SINCE = {field.column: field.since for field in STORED_FIELDS}
-COLUMN_TYPES = dict.fromkeys(_OF_QUEUE, "string") | {
+_ADDED_IN_VERSION = {field.column: field.since for field in STORED_FIELDS}
+COLUMN_TYPES = dict.fromkeys(_QUEUE_COLUMNS, "string") | {
     "queue_id": "integer",
     **{field.column: field.type for field in STORED_FIELDS},
 }
@@ -57,7 +57,7 @@ def to_strings(values: Sequence[str | None]) -> pa.StringArray:
     """Return an array of the texts, with null for None."""
     encoded = [b"" if value is None else value.encode() for value in values]
     bounds = np.zeros(len(encoded) + 1, np.int32)
-    np.cumsum([len(each) for each in encoded], out=bounds[1:])
+    np.cumsum([len(text) for text in encoded], out=bounds[1:])
     buffers = [_validity(values), pa.py_buffer(bounds), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.string(), len(values), buffers)
 
@@ -101,7 +101,9 @@ def columns_of_version(version: int, columns: Mapping[str, str], found: Mapping[
     """
     # If an upgrade was interrupted, the table has newer columns and still the old version.
     wanted = {
-        name: type_ for name, type_ in columns.items() if _SINCE.get(name, 1) <= version or name in found
+        name: type_
+        for name, type_ in columns.items()
+        if _ADDED_IN_VERSION.get(name, 1) <= version or name in found
     }
     return wanted | {name: type_ for name, type_ in DROPPED.items() if name in found}
 
@@ -113,7 +115,7 @@ SCHEMA = pa.schema([(name, _ARROW_TYPES[type_]) for name, type_ in COLUMN_TYPES.
 def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
     """Make one table row of each offset row, sorted by queue so that equal rows make equal files."""
     ordered = sorted(rows, key=attrgetter("queue"))
-    columns = [list(map(attrgetter(path), ordered)) for path in _OF_QUEUE.values()]
+    columns = [list(map(attrgetter(path), ordered)) for path in _QUEUE_COLUMNS.values()]
     for field in STORED_FIELDS:
         path = f"state.{field.name}" if field.name in QueueState._fields else field.name
         values = list(map(attrgetter(path), ordered))

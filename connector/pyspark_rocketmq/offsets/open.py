@@ -111,45 +111,47 @@ def checked_rows(
 ) -> dict[MessageQueue, OffsetRow]:
     """Return ``rows``, unless the store was restored to an older state since ``seen`` was read.
 
-    From an older state the group would seem to start, or nobody would be fenced off. Brokers as a store
-    have no epochs, and report nothing while all of them are away.
+    With an older state the group would look new, or members that lost a queue would not be fenced off.
+    Brokers as a store have no epochs, and report nothing while all of them are away.
 
     Raises:
         OffsetError: If it was restored.
     """
-    if is_at_brokers(store) or not what_went_back(seen, rows):
+    if is_at_brokers(store) or not describe_setbacks(seen, rows):
         return rows
     # A file is missing for a moment while it is replaced; the previous content is read then.
     rows = store.read(consumer_group)
-    went_back = what_went_back(seen, rows)
-    if not went_back:
+    setbacks = describe_setbacks(seen, rows)
+    if not setbacks:
         return rows
     what = (
         "was deleted or overwritten"
         if not rows
-        else f"was restored to an earlier state or replaced: {'; '.join(went_back[:_SHOWN_QUEUES])}"
+        else f"was restored to an earlier state or replaced: {'; '.join(setbacks[:_SHOWN_QUEUES])}"
     )
     raise OffsetError(
         f"Offsets of group {consumer_group} are gone from {store!r}, which had {counted(len(seen), 'queue')} "
         f"of it at the last look: it {what}. Nothing was consumed since. Put the newest state back and start "
-        "the query again. Started without it, the query goes on where the store says: messages that it has "
-        "passed since then are consumed again, and a sink leaves out the rows that it has. A group that the "
-        "store knows nothing of goes on where its sink's table is, or, without a sink, where the brokers "
-        "know the group to be."
+        "the query again. Started without it, the query continues at the offsets of the store: messages that "
+        "it has passed since then are consumed again, and a sink leaves out the rows that it has. A group "
+        "that the store lacks continues at the offsets of its sink's table, or, without a sink, at those of "
+        "the brokers."
     )
 
 
-def what_went_back(
+def describe_setbacks(
     before: Mapping[MessageQueue, OffsetRow], now: Mapping[MessageQueue, OffsetRow]
 ) -> tuple[str, ...]:
     """Describe each queue that no change could have brought from ``before`` to ``now``, sorted by queue.
 
     No change removes a row, lowers its epoch, or moves it back within one epoch.
     """
-    return tuple(words for queue, row in sorted(before.items()) if (words := _of_one(row, now.get(queue))))
+    return tuple(
+        words for queue, row in sorted(before.items()) if (words := _describe_setback(row, now.get(queue)))
+    )
 
 
-def _of_one(before: OffsetRow, now: OffsetRow | None) -> str:
+def _describe_setback(before: OffsetRow, now: OffsetRow | None) -> str:
     if now is None:
         return f"{before.queue} was at {before.next_offset} and is not there"
     if now.epoch < before.epoch:

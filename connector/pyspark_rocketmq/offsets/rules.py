@@ -1,4 +1,4 @@
-"""Effects of a claim, a commit and a reset on a group's rows: pure functions, and the base of such stores.
+"""Effects of a claim, a commit and a reset on a group's rows: pure functions, and a base class of stores.
 
 Rule 1: each function takes the stored rows and returns all rows to store. Unchanged rows are the same
 objects, so "nothing to write" is ``after == before``.
@@ -150,7 +150,7 @@ def apply_begin_generations(
 def _begun(row: OffsetRow, new: NewGeneration, now_s: float) -> OffsetRow:
     boundary = new.next_offset if new.boundary is None else new.boundary
     boundaries = row.boundaries.begun(boundary, row.state.last_message)
-    # Its own boundaries are those of before, which do not take it back.
+    # Without its boundaries, since the move must not take the row back to an earlier generation.
     moved = _reset(row._replace(boundaries=NO_BOUNDARIES), new.next_offset, now_s, SKIPPED)
     moved = moved._replace(generation=row.generation + 1, boundaries=boundaries)
     return _with(moved, last_message=NO_MESSAGES)
@@ -167,17 +167,19 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_last_skipped(before: Rows, passed: Mapping[MessageQueue, LastSkipped]) -> Change[None]:
-    """Remember the messages before positions, for rows of the same epoch that no batch has moved since.
+    """Remember the last message before each position, for rows of its epoch that no batch has moved since.
 
-    A lost message, and one below the newest that a row remembers, do not depend on that.
+    A lost message, and one below the newest that a row remembers, is remembered even if a batch has moved it.
     """
     known = {
-        queue: _with(row, last_message=row.state.last_message.with_passed(each.last_message))
-        for queue, each in passed.items()
+        queue: _with(row, last_message=row.state.last_message.with_passed(skipped.last_message))
+        for queue, skipped in passed.items()
         if (row := before.get(queue)) is not None
-        and row.epoch == each.epoch
+        and row.epoch == skipped.epoch
         and (
-            row.was_moved or each.last_message.has_loss or each.last_message.is_behind(row.state.last_message)
+            row.was_moved
+            or skipped.last_message.has_loss
+            or skipped.last_message.is_behind(row.state.last_message)
         )
     }
     return Change({**before, **known}, None)
@@ -200,15 +202,17 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
     if record.generation < row.generation:
         return row
     if record.generation > row.generation and row.boundaries.ahead is not None:
-        # It was set back from there: what it is to consume again is in this sink already.
+        # The group was set back from that generation; this sink has the rows that it will consume again.
         again = row._replace(
-            generation=record.generation, boundaries=NO_BOUNDARIES, updated_at_s=_whole_us(now_s)
+            generation=record.generation, boundaries=NO_BOUNDARIES, updated_at_s=_round_to_us(now_s)
         )
         return _with(again, epoch=row.epoch + 1, last_message=newest)
     if record.generation > row.generation:
         moved = _moved(row._replace(boundaries=NO_BOUNDARIES), record.next_offset, NOTED)
         moved = moved._replace(generation=record.generation)
-        return _with(moved, epoch=row.epoch + 1, last_message=newest)._replace(updated_at_s=_whole_us(now_s))
+        return _with(moved, epoch=row.epoch + 1, last_message=newest)._replace(
+            updated_at_s=_round_to_us(now_s)
+        )
     if not row.state.last_message.is_behind(newest):
         return row
     merged = row.state.last_message.with_newest_of(newest)
@@ -218,7 +222,7 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
         row = row._replace(batch_id=SKIPPED)
     elif row.batch_id == CLAIMED:
         row = row._replace(batch_id=NOTED)
-    return _with(row, epoch=row.epoch + 1, last_message=merged)._replace(updated_at_s=_whole_us(now_s))
+    return _with(row, epoch=row.epoch + 1, last_message=merged)._replace(updated_at_s=_round_to_us(now_s))
 
 
 def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
@@ -259,7 +263,7 @@ def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
         next_offset, row.epoch, last_message=row.state.last_message if messages is None else messages
     )
     if messages is not None and batch_id == FOLLOWED:
-        # Whoever put it there meant the messages before the boundary, so it is not an offset of an old log.
+        # It was moved to messages before the boundary on purpose, so it is not an offset of an old log.
         batch_id = SKIPPED
     return row._replace(
         state=state,
@@ -273,13 +277,15 @@ def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
 
 def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
     return _with(row, epoch=row.epoch + 1)._replace(
-        owner=owner, updated_at_s=_whole_us(now_s), statistics=NO_METRICS
+        owner=owner, updated_at_s=_round_to_us(now_s), statistics=NO_METRICS
     )
 
 
 def _reset(row: OffsetRow, target: int, now_s: float, batch_id: int = RESET) -> OffsetRow:
     # Forget the batch too: "a replay never moves back" must not keep a queue above an operator's reset.
-    return _with(_moved(row, target, batch_id), epoch=row.epoch + 1)._replace(updated_at_s=_whole_us(now_s))
+    return _with(_moved(row, target, batch_id), epoch=row.epoch + 1)._replace(
+        updated_at_s=_round_to_us(now_s)
+    )
 
 
 def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int, now_s: float) -> OffsetRow:
@@ -297,7 +303,7 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
         )
     last_message = row.state.last_message
     if state.suspended_until_s is not None:
-        state = state._replace(suspended_until_s=_whole_us(state.suspended_until_s))
+        state = state._replace(suspended_until_s=_round_to_us(state.suspended_until_s))
     is_to_be_shown = commit.is_shown and state.next_offset not in row.shown
     if state._replace(last_message=last_message) == row.state and not is_to_be_shown:
         return row
@@ -307,7 +313,7 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
         state=state._replace(last_message=last_message.with_newest_of(state.last_message)),
         query_id=query_id,
         batch_id=batch_id,
-        updated_at_s=_whole_us(now_s),
+        updated_at_s=_round_to_us(now_s),
         statistics=commit.statistics,
         shown=_shown_with(row, commit),
         sinks=commit.sinks,
@@ -315,7 +321,7 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
 
 
 def _consumed_in(row: OffsetRow) -> OffsetRow:
-    """The row once a message of its generation is consumed: sinks have a watermark in it from now on."""
+    """Return the row after a message of its generation was consumed; sinks then have a watermark in it."""
     return row._replace(boundaries=row.boundaries.consumed_in()) if row.boundaries.behind else row
 
 
@@ -344,7 +350,7 @@ def _check_not_negative(consumer_group: str, offsets: Mapping[MessageQueue, int]
             )
 
 
-def _whole_us(seconds: float) -> float:
+def _round_to_us(seconds: float) -> float:
     """Round to microseconds, the precision of Delta's timestamps, so that every store can keep the value."""
     return round(seconds, 6)
 
@@ -417,7 +423,7 @@ class RowOffsetStore(ABC):
         """Remember what sinks have beyond the rows; see ``OffsetStore.note_sinks``."""
         now_s = self._clock.now_s()
         return self._change(
-            consumer_group, lambda rows: apply_sink_records(rows, records, now_s), "ahead of it: the sink"
+            consumer_group, lambda rows: apply_sink_records(rows, records, now_s), "sink ahead of the offsets"
         )
 
     def begin_generations(

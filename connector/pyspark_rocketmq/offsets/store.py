@@ -134,11 +134,10 @@ class OffsetRow(NamedTuple):
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether the row was, or may have been, moved in that way.
+        """Whether the row was, or may have been, moved to an offset that somebody else stored at the broker.
 
-        An earlier release marked such a row as a claimed one.
-
-        A claimed row remembers no message, or the one before its position.
+        An earlier release marked such a row as a claimed one. A claimed row remembers no message, or the one
+        before its position.
         """
         return self.batch_id in {FOLLOWED, CLAIMED}
 
@@ -221,7 +220,7 @@ class NewGeneration(NamedTuple):
     """Epoch stored when the queue was inspected; whoever claims or resets it since inspects it again."""
     next_offset: int
     boundary: int | None = None
-    """Where the logs differ; ``next_offset`` if None. Somebody may have put the group behind it."""
+    """Offset from which the logs differ; ``next_offset`` if None. The group may have been moved beyond it."""
 
 
 class SinkRecord(NamedTuple):
