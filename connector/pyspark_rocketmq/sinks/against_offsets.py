@@ -146,8 +146,8 @@ def replayed_messages(
     """
     forgotten = {}
     for queue, row in rows.items():
-        known = (each for each in standings if row.sinks.identity_of(each.name, each.identity) is not None)
-        farthest = max((each.watermarks.get(queue, 0) for each in known), default=0)
+        known = (sink for sink in standings if row.sinks.identity_of(sink.name, sink.identity) is not None)
+        farthest = max((sink.watermarks.get(queue, 0) for sink in known), default=0)
         if farthest > row.next_offset:
             forgotten[queue] = farthest - row.next_offset
     return forgotten
@@ -159,7 +159,7 @@ def ahead_of(
     """Return the farthest sink of each queue where it is ahead of the offset row and of its last message."""
     records: dict[MessageQueue, SinkRecord] = {}
     for queue, row in rows.items():
-        if all(each.watermarks.get(queue, 0) <= row.next_offset for each in standings):
+        if all(sink.watermarks.get(queue, 0) <= row.next_offset for sink in standings):
             continue
         farthest = _farthest(queue, row.generation, standings)
         if farthest is None:
@@ -187,10 +187,10 @@ def records_of(
 def _farthest(queue: MessageQueue, generation: int, standings: Sequence[SinkStanding]) -> SinkRecord | None:
     found = [
         SinkRecord(
-            generation, each.watermarks[queue], RememberedMessages.from_text(each.newest.get(queue, ""))
+            generation, sink.watermarks[queue], RememberedMessages.from_text(sink.newest.get(queue, ""))
         )
-        for each in standings
-        if each.watermarks.get(queue)
+        for sink in standings
+        if sink.watermarks.get(queue)
     ]
     return max(found, key=lambda record: (record.next_offset, bool(record.last_message)), default=None)
 

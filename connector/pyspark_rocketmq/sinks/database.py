@@ -201,7 +201,7 @@ class DatabaseBatch:
             OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark
                 grows.
         """
-        rows = pa.concat_tables([self.writer.schema.empty_table(), *(each.table() for each in written)])
+        rows = pa.concat_tables([self.writer.schema.empty_table(), *(rows.table() for rows in written)])
         grown = moved_by(
             self.writer.watermarks,
             acked,

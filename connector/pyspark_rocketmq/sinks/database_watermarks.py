@@ -158,7 +158,7 @@ class WatermarkTable:
         """Return the group's rows."""
         with self.transaction() as cursor:
             cursor.execute(self._sql.select, (consumer_group,))
-            rows = [_Row(*each) for each in cursor.fetchall()]
+            rows = [_Row(*values) for values in cursor.fetchall()]
         # A database may ignore case: leave out rows of a group whose name differs only in case.
         found = [row for row in rows if row.consumer_group == consumer_group]
         watermarks = {

@@ -85,7 +85,7 @@ class MultiSink:
             OptionError: If there is no sink, or if two have the same place: the first one's commit would move
                 the watermarks of the other, and the other's rows would never be written.
         """
-        self._routes = tuple(each if isinstance(each, Route) else Route(sink=each) for each in sinks)
+        self._routes = tuple(sink if isinstance(sink, Route) else Route(sink=sink) for sink in sinks)
         if not self._routes:
             raise OptionError(
                 ("sink=[] names none; name one, or none with sink=None",), where="several sinks"
@@ -130,13 +130,15 @@ class MultiSink:
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
         """Return the standings of all sinks; see ``Sink.standings``."""
-        return tuple(each for sink in self.sinks for each in sink.standings(consumer_group, queues))
+        return tuple(standing for sink in self.sinks for standing in sink.standings(consumer_group, queues))
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
         """Return the smallest watermark of each generation, 0 if a sink has none; see ``Sink.watermarks``."""
         found = [sink.watermarks(consumer_group) for sink in self.sinks]
-        generations = {key for each in found for key in each}
-        return newest_generations({key: min(each.get(key, 0) for each in found) for key in generations})
+        generations = {key for watermarks in found for key in watermarks}
+        return newest_generations(
+            {key: min(watermarks.get(key, 0) for watermarks in found) for key in generations}
+        )
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Begin a batch in each sink; see ``Sink.begin``."""
@@ -162,7 +164,7 @@ def single_sinks(sink: Sink) -> tuple[Sink, ...]:
     """Return the single sinks within a sink; only the sink itself if it is a single one."""
     if not isinstance(sink, MultiSink):
         return (sink,)
-    return tuple(single for each in sink.sinks for single in single_sinks(each))
+    return tuple(single for inner in sink.sinks for single in single_sinks(inner))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,7 @@ class _MultiBatch:
 
     def commit(self, written: Sequence[_WrittenBy], acked: Mapping[MessageQueue, int]) -> int | None:
         versions = [
-            batch.commit([each.of_sink for each in written if each.index == index], acked)
+            batch.commit([result.of_sink for result in written if result.index == index], acked)
             for index, batch in enumerate(self.batches)
         ]
         return next((version for version in versions if version is not None), None)
