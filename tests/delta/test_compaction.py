@@ -30,10 +30,10 @@ from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq.delta import compaction
 from pyspark_rocketmq.delta.commit import StoredFile, stored_files
 from pyspark_rocketmq.delta.compaction import (
+    MIN_SMALL_FILES,
     TARGETS,
-    WORTH_IT,
-    Beside,
-    Pace,
+    BackgroundThrottle,
+    Throttle,
     bins_of,
     compact_if_worth_it,
     is_as_delta_rs_writes,
@@ -58,14 +58,14 @@ _TIMEOUT_S = 30.0
     ("sizes", "target"),
     [
         ([], None),
-        ([10 * KIB] * (WORTH_IT - 1), None),
-        ([10 * KIB] * WORTH_IT, TARGETS[0]),
-        ([1] * WORTH_IT, TARGETS[0]),
-        ([TARGETS[0]] * (WORTH_IT - 1) + [1], TARGETS[1]),
+        ([10 * KIB] * (MIN_SMALL_FILES - 1), None),
+        ([10 * KIB] * MIN_SMALL_FILES, TARGETS[0]),
+        ([1] * MIN_SMALL_FILES, TARGETS[0]),
+        ([TARGETS[0]] * (MIN_SMALL_FILES - 1) + [1], TARGETS[1]),
         ([MIB] * 64, TARGETS[2]),
         ([10 * KIB] * 200_000, TARGETS[2]),
         ([64 * MIB] * 1000, None),
-        ([64 * MIB] * 1000 + [1] * (WORTH_IT - 1), None),
+        ([64 * MIB] * 1000 + [1] * (MIN_SMALL_FILES - 1), None),
     ],
 )
 def test_files_are_compacted_when_many_are_small_and_to_what_they_fill(
@@ -131,15 +131,15 @@ def test_work_beside_batches_takes_a_fifth_of_a_core_and_ends_with_the_process()
         slept += seconds
         clock.advance(seconds)
 
-    pace = Beside(clock.monotonic_s, sleep, lambda: wanted[0])
+    pace = BackgroundThrottle(clock.monotonic_s, sleep, lambda: wanted[0])
     for _ in range(1_000):
         clock.advance(0.003)
-        assert pace.goes_on()
+        assert pace.pause()
 
     worked = clock.monotonic_s() - began_s - slept
     assert worked / (worked + slept) == pytest.approx(0.2, abs=0.02)
     wanted[0] = False
-    assert not pace.goes_on()
+    assert not pace.pause()
 
 
 @pytest.fixture(params=["itself", "delta-rs"])
@@ -148,7 +148,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     if request.param == "delta-rs":
         # As on storage of other machines.
         monkeypatch.setattr(LogFiles, "takes_commits", False)
-    monkeypatch.setattr(compaction, "WORTH_IT", 10)
+    monkeypatch.setattr(compaction, "MIN_SMALL_FILES", 10)
     monkeypatch.setattr(sink_table, "_COMPACT_EVERY", EVERY)
     return tmp_path / "orders"
 
@@ -253,14 +253,14 @@ def test_rows_of_one_key_are_merged_beside_it(path: Path) -> None:
 
 def before_compacting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do ``act`` once, after the files were rewritten and before that is committed."""
-    real, acts = compaction._Rewriting._put, [act]
+    real, acts = compaction._Rewriter._put, [act]
 
-    def late(self: compaction._Rewriting, *files: Any) -> bool:
+    def late(self: compaction._Rewriter, *files: Any) -> bool:
         if acts:
             acts.pop()()
         return real(self, *files)
 
-    monkeypatch.setattr(compaction._Rewriting, "_put", late)
+    monkeypatch.setattr(compaction._Rewriter, "_put", late)
 
 
 def test_a_batch_that_is_committed_while_files_are_compacted_stays(
@@ -289,14 +289,14 @@ def test_a_commit_that_comes_at_the_last_moment_is_looked_at(
 ) -> None:
     """J3, H1: another compaction of the same files, after this one has looked and before it commits."""
     run(sink_of(path, compaction=False), 12)
-    real, others = compaction._Rewriting._commit_next, [lambda: job("--option", f"table={path}")]
+    real, others = compaction._Rewriter._commit_next, [lambda: job("--option", f"table={path}")]
 
-    def late(self: compaction._Rewriting, *arguments: Any) -> None:
+    def late(self: compaction._Rewriter, *arguments: Any) -> None:
         if others:
             others.pop()()
         real(self, *arguments)
 
-    monkeypatch.setattr(compaction._Rewriting, "_commit_next", late)
+    monkeypatch.setattr(compaction._Rewriter, "_commit_next", late)
     assert job("--option", f"table={path}") == 0
 
     assert (files_of(path), offsets_of(path)) == (1, list(range(12)))
@@ -330,8 +330,8 @@ def test_nothing_is_written_in_vain_once_the_table_has_another_form(
 ) -> None:
     """J3."""
     run(sink_of(path, compaction=False), 12)
-    monkeypatch.setattr(compaction, "_FILES_A_BIN", 3)
-    monkeypatch.setattr(compaction, "_FILES_A_COMMIT", 3)
+    monkeypatch.setattr(compaction, "_MAX_BIN_FILES", 3)
+    monkeypatch.setattr(compaction, "_MAX_COMMIT_FILES", 3)
     before = set(path.glob("*.parquet"))
     before_compacting(
         monkeypatch, lambda: DeltaTable(path).alter.set_table_properties({"delta.appendOnly": "true"})
@@ -347,7 +347,7 @@ def test_files_that_cannot_be_read_keep_no_others_from_being_compacted(
 ) -> None:
     """J3."""
     run(sink_of(path, compaction=False), 12)
-    monkeypatch.setattr(compaction, "_FILES_A_BIN", 3)
+    monkeypatch.setattr(compaction, "_MAX_BIN_FILES", 3)
     damaged = path / next(stored_files(DeltaTable(path))).path
     kept = damaged.read_bytes()
     damaged.write_bytes(b"PAR1" + b"x" * (len(kept) - 8) + b"PAR1")
@@ -405,18 +405,18 @@ def test_a_compaction_ends_with_its_process(tmp_path: Path) -> None:
     program = """
 import threading
 from pyspark_rocketmq.delta.maintenance import Maintenance
-from pyspark_rocketmq.delta.compaction import Beside
+from pyspark_rocketmq.delta.compaction import BackgroundThrottle
 
 has_begun = threading.Event()
 
 def work(_):
-    pace = Beside()
+    pace = BackgroundThrottle()
     has_begun.set()
-    while pace.goes_on():
+    while pace.pause():
         pass
     print("ended early", flush=True)
 
-Maintenance("sink", "/nowhere", heeds_process_ends=True).after_commit(99, 100, work)
+Maintenance("sink", "/nowhere", is_interruptible=True).after_commit(99, 100, work)
 has_begun.wait()
 print("the program is through", flush=True)
 """
@@ -432,7 +432,7 @@ print("the program is through", flush=True)
     assert done.stdout.split("\n") == ["the program is through", "ended early", ""]
 
 
-def made_anew(path: Path) -> None:
+def created_again(path: Path) -> None:
     run(sink_of(path.with_name("other"), compaction=False), 12)
     shutil.rmtree(path)
     path.with_name("other").rename(path)
@@ -446,7 +446,7 @@ def made_anew(path: Path) -> None:
         lambda path: DeltaTable(path).restore(3),
         lambda path: job("--option", f"table={path}"),
         lambda path: DeltaTable(path).alter.add_columns([Field("more", PrimitiveType("string"))]),
-        made_anew,
+        created_again,
     ],
     ids=["delete", "optimize", "restore", "this job", "alter", "another table"],
 )
@@ -505,14 +505,14 @@ def test_a_commit_that_storage_reports_as_another_s_or_as_failed_is_known_as_own
     path: Path, told: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(sink_of(path, compaction=False), 12)
-    real = compaction._Rewriting._commit_next
+    real = compaction._Rewriter._commit_next
 
-    def told_twice(self: compaction._Rewriting, *arguments: Any) -> None:
+    def told_twice(self: compaction._Rewriter, *arguments: Any) -> None:
         real(self, *arguments)
         raise told
 
     with monkeypatch.context() as patched:
-        patched.setattr(compaction._Rewriting, "_commit_next", told_twice)
+        patched.setattr(compaction._Rewriter, "_commit_next", told_twice)
         assert job("--option", f"table={path}") == 0
 
     assert (files_of(path), offsets_of(path)) == (1, list(range(12)))
@@ -529,7 +529,7 @@ def test_a_table_that_delta_rs_compacts_too_is_left_to_it(
 
     assert offsets_of(path) == list(range(7 * EVERY - 3))
     assert files_of(path) == 5 * EVERY + 1
-    assert caplog.text.count("small files are left alone from now on") == 1
+    assert caplog.text.count("small files are no longer compacted") == 1
     assert "ROWS ARE DOUBLED" not in caplog.text
 
 
@@ -547,7 +547,7 @@ def test_rows_that_delta_rs_has_doubled_are_reported(path: Path, caplog: pytest.
 
     told = f"ROWS ARE DOUBLED path={path}: version {version}, an OPTIMIZE by delta-rs, has compacted 13 files"
     assert told in caplog.text
-    assert f"RESTORE it to version {version - 1} " in caplog.text
+    assert f"RESTORE it to version {version - 1}, which" in caplog.text
 
 
 def test_a_process_that_ends_keeps_what_was_compacted_and_nothing_half_done(
@@ -561,8 +561,8 @@ def test_a_process_that_ends_keeps_what_was_compacted_and_nothing_half_done(
         run_batch(other, {Q0: number + 1}, row, queues=[Q0])
     looks = iter([True] * 15)
 
-    class Ending(Pace):
-        def goes_on(self) -> bool:
+    class Ending(Throttle):
+        def pause(self) -> bool:
             return next(looks, False)
 
     before = set(path.glob("step=*/*.parquet"))

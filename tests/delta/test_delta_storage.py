@@ -165,4 +165,4 @@ def test_a_sink_on_s3_warns_of_spark_s_writers_on_databricks(
     DeltaSink(path)._table._warn_of_spark()
 
     assert len(caplog.messages) == path.startswith("s3:")
-    assert all("as by OPTIMIZE, its commits on S3 could overwrite" in text for text in caplog.messages)
+    assert all("by OPTIMIZE, its commits on S3 could overwrite" in text for text in caplog.messages)

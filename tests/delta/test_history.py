@@ -35,14 +35,14 @@ def test_a_look_reads_one_page() -> None:
     catalog = Catalog(500)
     history = catalog.history()
 
-    assert (history.look(), history.newest) == (499, 499)
+    assert (history.refresh(), history.newest) == (499, 499)
     assert catalog.asked == [20]
 
 
 def test_older_commits_are_read_page_by_page_until_they_are_enough() -> None:
     catalog = Catalog(500)
     history = catalog.history()
-    history.look()
+    history.refresh()
 
     below = history.commit_infos_below(490)
 
@@ -55,7 +55,7 @@ def test_older_commits_are_read_page_by_page_until_they_are_enough() -> None:
 def test_a_version_that_the_history_has_forgotten_is_not_found() -> None:
     catalog = Catalog(30)
     history = catalog.history()
-    history.look()
+    history.refresh()
     del catalog.commits[:10]
 
     assert history.commit_info(9) is None
@@ -65,13 +65,13 @@ def test_a_version_that_the_history_has_forgotten_is_not_found() -> None:
 def test_as_of_a_version_later_commits_are_left_out() -> None:
     history = Catalog(500).history().as_of(7)
 
-    assert history.look() == 7
+    assert history.refresh() == 7
     assert history.commit_info(8) is None
 
 
 def test_a_history_without_commits_is_an_error() -> None:
     with pytest.raises(DeltaError, match=r"The history of shop\.orders"):
-        Catalog(0).history().look()
+        Catalog(0).history().refresh()
 
 
 def test_the_mark_of_a_commit_distinguishes_it_from_another_table_s() -> None:
@@ -79,7 +79,7 @@ def test_the_mark_of_a_commit_distinguishes_it_from_another_table_s() -> None:
     other.commits[1] = entry(1, operation="DELETE")
     histories = [catalog.history() for catalog in (one, other)]
     for history in histories:
-        history.look()
+        history.refresh()
 
     marks = [history.commit_file(1) for history in histories]
 

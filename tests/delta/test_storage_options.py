@@ -86,7 +86,7 @@ def test_the_environment_says_what_the_options_do_not(monkeypatch: pytest.Monkey
         ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
         ("AWS_REGION", "eu"),
     }
-    assert options.as_of_now(S3).values == options.values_for(S3)
+    assert options.for_tasks(S3).values == options.values_for(S3)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_task_gets_values_not_a_callable() -> None:
     """J1"""
     options = StorageOptions(lambda: {"aws_region": "eu"})
 
-    sent = pickle.loads(pickle.dumps(options.as_of_now(S3)))
+    sent = pickle.loads(pickle.dumps(options.for_tasks(S3)))
 
     assert not sent.is_renewable
     assert sent.values.items() - TRIES == {("aws_region", "eu")}

@@ -87,7 +87,7 @@ def test_the_example_is_not_refused_with_the_bundle_s_values(monkeypatch: pytest
 
     secrets.secrets.get.assert_called_once_with(values()["secret_scope"], "storage")
     assert start_problems(**started) == []
-    assert TableName.is_one(started["sink"].path), "Spark writes it, without keys of ours"
+    assert TableName.is_name(started["sink"].path), "Spark writes it, without keys of ours"
     ((offsets,), given) = store.call_args
     assert given == {"storage_options": KEYS}
     for place in (offsets, started["checkpoint"]):

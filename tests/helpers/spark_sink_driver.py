@@ -105,7 +105,7 @@ def main(config: Mapping[str, Any]) -> None:
     """See the module."""
     work = Path(config["work"])
     sink: str = config["sink"]
-    is_named = TableName.is_one(sink)
+    is_named = TableName.is_name(sink)
     name = sink if is_named else f"delta.`{sink.replace('s3:', 's3a:', 1)}`"
     killer = Killer(work, config["points"])
     kill_around_appends(killer, NameTarget if is_named else PathTarget, name)

@@ -255,7 +255,8 @@ def test_a_start_warns_that_spark_could_overwrite_commits(
 
     sink_on(s3)
     assert (
-        "where Spark writes path=s3://lake/sink, too, as by OPTIMIZE, its commits on S3 could" in caplog.text
+        "if Spark also writes path=s3://lake/sink, for example by OPTIMIZE, its commits on S3 could"
+        in caplog.text
     )
 
 

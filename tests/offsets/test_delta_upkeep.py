@@ -78,7 +78,7 @@ def test_a_commit_does_not_wait_for_the_upkeep(path: Path, monkeypatch: pytest.M
     """F1: what takes long is done beside it, once at a time."""
     begun, may_end = threading.Semaphore(0), threading.Event()
 
-    def slow(self: Upkeep, *, forget_files: bool) -> None:
+    def slow(self: Upkeep, *, removes_files: bool) -> None:
         begun.release()
         assert may_end.wait(PATIENCE_S)
 
@@ -183,16 +183,16 @@ def test_an_upkeep_that_ends_anywhere_is_finished_by_the_next(
     store = DeltaOffsetStore(path)
     monkeypatch.setattr(upkeep_module, "EVERY", 10**9)
     commits(store, 15)
-    upkeep(path).run(forget_files=False)
+    upkeep(path).run(removes_files=False)
     commits(store, 30, first=16)
     with monkeypatch.context() as patch:
         arm(patch, step)
         with pytest.raises(Killed):
-            upkeep(path).run(forget_files=True)
+            upkeep(path).run(removes_files=True)
 
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 45
     commits(DeltaOffsetStore(path), 1, first=46)
-    upkeep(path).run(forget_files=True)
+    upkeep(path).run(removes_files=True)
     commits(DeltaOffsetStore(path), 1, first=47)
 
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 47
@@ -242,7 +242,7 @@ def test_unreferenced_files_are_removed_and_the_history_stays(
     monkeypatch.setattr(LogFiles, "row_change_info", lambda *_: None)
     removing = upkeep(path)
 
-    removing._forget_files(DeltaTable(path), LogFiles(str(path)))
+    removing._remove_files(DeltaTable(path), LogFiles(str(path)))
 
     monkeypatch.undo()
     assert len(list(folder.iterdir())) == 1
@@ -265,10 +265,10 @@ def test_what_writers_left_that_were_killed_in_a_commit_goes(
     monkeypatch.undo()
     [left] = path.glob("_delta_log/*.tmp")
 
-    upkeep(path).run(forget_files=True)
+    upkeep(path).run(removes_files=True)
     assert left.exists(), "it may be written just now"
     os.utime(left, (time.time() - 3_700, time.time() - 3_700))
-    upkeep(path).run(forget_files=True)
+    upkeep(path).run(removes_files=True)
 
     assert not left.exists()
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 2
@@ -286,7 +286,7 @@ def test_files_that_the_log_can_still_open_are_kept_however_old(
     monkeypatch.setattr(DeltaTable, "vacuum", lambda self, kept, **_: hours.append(kept))
     later = Upkeep(str(path), FakeClock(time.time() + 30 * 3600), lambda table, group: {})
 
-    later._forget_files(DeltaTable(path), LogFiles(str(path)))
+    later._remove_files(DeltaTable(path), LogFiles(str(path)))
 
     assert hours == [31]
     assert {change: store.rows_of(GROUP, change) for change in store.changes(GROUP)} == before
@@ -305,7 +305,7 @@ def test_an_old_state_that_cannot_be_read_any_more_stops_no_upkeep(
     commits(store, 6 * EVERY, first=3)
 
     assert "a state of offsets is not kept" in caplog.text
-    assert "not looked after" not in caplog.text
+    assert "maintenance of" not in caplog.text
     assert len(LogFiles(str(path)).readable_versions()) < KEPT + 2 * EVERY
     assert store.read(GROUP)[Q0].next_offset == 6 * EVERY + 2
 
@@ -318,7 +318,7 @@ def test_two_upkeeps_at_once_record_the_past_once(path: Path) -> None:
     several = [upkeep(path) for _ in range(3)]
     threads = [
         threading.Thread(
-            target=one._thread._run_logged, args=(lambda _, one=one: one.run(forget_files=False), 1)
+            target=one._thread._run_logged, args=(lambda _, one=one: one.run(removes_files=False), 1)
         )
         for one in several
     ]
@@ -341,7 +341,7 @@ def test_a_failed_upkeep_is_logged_and_does_not_disturb_commits(
 
     commits(DeltaOffsetStore(path), 15)
 
-    assert re.search("not looked after, to be done later .*no space left", caplog.text)
+    assert re.search("maintenance of offset table failed, .*no space left", caplog.text)
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 15
 
 
@@ -354,11 +354,11 @@ def test_days_that_are_too_old_are_forgotten_and_files_become_few(
     history = HistoryTable(str(path))
     count = len(store.changes(GROUP))
 
-    history.forget_and_compact(0)
+    history.expire_and_compact(0)
     assert len(DeltaTable(history.path).file_uris()) == 1
     assert len(store.changes(GROUP)) == count
 
     commits(store, 45, first=46)
-    history.forget_and_compact(4e9)
+    history.expire_and_compact(4e9)
     assert DeltaTable(history.path).file_uris() == []
     assert store.changes(GROUP)[0].version == LogFiles(str(path)).readable_versions().start

@@ -46,7 +46,7 @@ _LOOKS: Final = 8
 """Number of tasks that look for a folder: the number of executors is not known."""
 
 
-def renewed_storage(store: OffsetStore) -> dict[str, str]:
+def storage_secrets_of(store: OffsetStore) -> dict[str, str]:
     """Return the renewed options with which to reach the store; empty if nothing has to be renewed."""
     return store.renew_storage() if isinstance(store, RenewsStorage) else {}
 
@@ -95,7 +95,7 @@ class CommitterParts:
             mirror=OffsetMirror(options, store, name) if is_shown else None,
             engine=self.engine,
             hub=hub,
-            before_batch=partial(renewed_storage, store),
+            before_batch=partial(storage_secrets_of, store),
         )
 
 

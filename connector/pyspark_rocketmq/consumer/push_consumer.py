@@ -28,7 +28,7 @@ from pyspark_rocketmq.consumer.batch_function import (
     ServerFunction,
     check_over_connect,
     driver_control,
-    renewed_storage,
+    storage_secrets_of,
 )
 from pyspark_rocketmq.consumer.engine import state
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
@@ -283,7 +283,7 @@ class PushConsumer:
             sink, str(checkpoint), every_second if trigger is None else trigger, query_name
         )
         store = self._store(ReadOptions.parse(options))
-        if storage := renewed_storage(store):
+        if storage := storage_secrets_of(store):
             options |= {"storageSecrets": json.dumps(storage)}
         if is_classic(spark):
             return self._start_here(spark, options, store, wanted)

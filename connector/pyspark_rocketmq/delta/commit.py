@@ -1,4 +1,4 @@
-"""Commits of a Delta table: their actions, who makes them, and the loop that follows other writers.
+"""Commits of a Delta table: their actions, their writers, and the loop that follows other writers.
 
 On disks of this machine, a commit of whole files is a file of JSON lines that gets its name by a link
 (:meth:`LogFiles.put`).  delta-rs makes all other commits.
@@ -24,13 +24,13 @@ from pyspark_rocketmq.retry import Errors, commit_with_retry
 
 T = TypeVar("T")
 
-ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Commit without checkpoint and cleanup, which :mod:`pyspark_rocketmq.delta.maintenance` does.
+NO_POST_COMMIT_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""Options of a commit without checkpoint and cleanup; :mod:`pyspark_rocketmq.delta.maintenance` does both.
 
 delta-rs would look for expired files at each commit, which takes seconds in a log of 100,000 files.
 """
 _MAX_CONFLICTS: Final = 100
-"""Most commits that may come first in one try; a commit on a local disk takes a tenth of a millisecond."""
+"""Most commits of others that may come first in one try; on a local disk each takes 0.1 ms."""
 
 Partition = tuple[tuple[str, str | None], ...]
 """Pairs of partition column and text of its value, in the columns' order."""
@@ -67,7 +67,7 @@ def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitNote:
-    """The information of a commit beside its rows."""
+    """Fields and transaction ids that a commit stores besides its rows."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of its ``commitInfo``."""
@@ -181,7 +181,7 @@ def commit_files(
         schema=table.schema(),
         partition_by=list(table.metadata().partition_columns),
         commit_properties=commit.note.properties(now_ms, max_retries=0 if only_next else None),
-        post_commithook_properties=ONLY_COMMIT,
+        post_commithook_properties=NO_POST_COMMIT_HOOKS,
     )
 
 

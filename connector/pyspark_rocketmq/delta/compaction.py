@@ -52,32 +52,32 @@ logger = logging.getLogger(__name__)
 
 TARGETS: Final = (1 << 20, 16 << 20, 128 << 20)
 """Size of a file after each step, in bytes."""
-WORTH_IT: Final = 64
+MIN_SMALL_FILES: Final = 64
 """Number of small files at which a partition is compacted."""
-_BYTES_A_COMMIT: Final = 256 << 20
-_FILES_A_COMMIT: Final = 10_000
-_FILES_A_BIN: Final = 4_000
+_MAX_COMMIT_BYTES: Final = 256 << 20
+_MAX_COMMIT_FILES: Final = 10_000
+_MAX_BIN_FILES: Final = 4_000
 """Most files of a bin; credentials are renewed between bins, and on slow storage this many take a minute."""
-_SECONDS_A_COMMIT: Final = 60.0
+_COMMIT_AFTER_S: Final = 60.0
 """Time after which the work so far is committed, so that it is kept if the process ends."""
 _ROWS_AT_ONCE: Final = 16 * 1024
 """Rows of small files that are gathered before they are added, since statistics take time for each piece."""
 _BYTES_AT_ONCE: Final = 16 << 20
 """Most bytes of rows in memory, and of a file that is read whole."""
-_WORKS_S: Final = 0.05
-_PAUSES: Final = 4.0
+_PAUSE_AFTER_S: Final = 0.05
+_PAUSE_FACTOR: Final = 4.0
 """Pause after each piece of work, in multiples of its duration: at most a fifth of a core is used."""
-_PAUSES_ELSEWHERE: Final = 1.0
+_REMOTE_PAUSE_FACTOR: Final = 1.0
 """The same for remote storage, where most of the duration is waiting."""
 _TARGET_PROPERTY: Final = "delta.targetFileSize"
 _UNITS: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
-_OF_FILES: Final = (ArrowException, FileNotFoundError, SchemaError)
+_FILE_ERRORS: Final = (ArrowException, FileNotFoundError, SchemaError)
 """Errors of a file that cannot be compacted, while others can."""
 _COMMIT_ID: Final = "compactionId"
 _PLAIN: Final = "!$&'()+,-./:;=@_~"
 """Characters that delta-rs does not encode in a path, besides letters and digits."""
-_LOOKED_BACK: Final = 100
-"""Number of earlier versions that the first look checks."""
+_FIRST_CHECKED: Final = 100
+"""Number of earlier versions that the first check covers."""
 
 
 class Compacted(NamedTuple):
@@ -99,7 +99,7 @@ def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | N
     sizes = list(sizes)
     for target in reversed(targets):
         small = [size for size in sizes if size < target // 2]
-        if len(small) >= WORTH_IT and (target == targets[0] or sum(small) >= target // 2):
+        if len(small) >= MIN_SMALL_FILES and (target == targets[0] or sum(small) >= target // 2):
             return target
     return None
 
@@ -126,28 +126,28 @@ def targets_of(configuration: Mapping[str, str]) -> tuple[int, ...]:
 def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
     """Group the small files of a partition, in their order, into bins of about ``target`` bytes."""
     bins: list[list[StoredFile]] = []
-    left = 0
+    room = 0
     for file in files:
         if file.size >= target // 2:
             continue
-        if file.size > left or len(bins[-1]) == _FILES_A_BIN:
+        if file.size > room or len(bins[-1]) == _MAX_BIN_FILES:
             bins.append([])
-            left = target
+            room = target
         bins[-1].append(file)
-        left -= file.size
-    return [each for each in bins if len(each) > 1]
+        room -= file.size
+    return [group for group in bins if len(group) > 1]
 
 
-class Pace:
-    """Pace of work that runs beside something more urgent; this class never pauses."""
+class Throttle:
+    """Slows down work that runs beside something more urgent; this class never pauses."""
 
-    def goes_on(self) -> bool:
-        """Pause if it is time to; return whether to go on."""
+    def pause(self) -> bool:
+        """Pause if it is time to; return whether the work should continue."""
         return True
 
 
-class Beside(Pace):
-    """Pace that uses a fifth of a core by default, and ends with the process's main thread."""
+class BackgroundThrottle(Throttle):
+    """Lets work use a fifth of a core by default, and stops it when the process's main thread ends."""
 
     def __init__(
         self,
@@ -155,56 +155,59 @@ class Beside(Pace):
         sleep: Callable[[float], object] = process_ends.wait,
         is_wanted: Callable[[], bool] = lambda: not process_ends.is_set(),
         *,
-        pauses: float = _PAUSES,
+        pause_factor: float = _PAUSE_FACTOR,
     ) -> None:
-        """Start now; ``pauses`` is in multiples of the work's duration, other arguments are for tests."""
-        self._now_s, self._sleep, self._is_wanted, self._pauses = now_s, sleep, is_wanted, pauses
+        """Start now; a pause takes ``pause_factor`` times as long as the work before it.
+
+        The other arguments are for tests.
+        """
+        self._now_s, self._sleep, self._is_wanted, self._pause_factor = now_s, sleep, is_wanted, pause_factor
         self._since_s = now_s()
 
-    def goes_on(self) -> bool:
-        """See :class:`Pace`."""
+    def pause(self) -> bool:
+        """See :class:`Throttle`."""
         worked_s = self._now_s() - self._since_s
-        if worked_s >= _WORKS_S:
-            self._sleep(worked_s * self._pauses)
+        if worked_s >= _PAUSE_AFTER_S:
+            self._sleep(worked_s * self._pause_factor)
             self._since_s = self._now_s()
         return self._is_wanted()
 
 
 class Compactor:
-    """Compacts a sink's table from time to time, unless delta-rs' OPTIMIZE does that, too."""
+    """Compacts a sink's table from time to time, until it finds an OPTIMIZE by delta-rs in the log."""
 
     def __init__(self) -> None:
-        self._looked_at: int | None = None
+        self._checked_up_to: int | None = None
         """The newest version that was checked for removals by delta-rs."""
-        self._is_left_alone = False
+        self._has_stopped = False
 
     def compact_if_worth_it(self, table: DeltaTable, log: LogFiles) -> None:
         """Compact the table at its version if that is worth it; raise the errors of :func:`compact`."""
         version = int(table.version())
-        since = version - _LOOKED_BACK if self._looked_at is None else self._looked_at
-        for found, operation in removed_by_delta_rs(log, since, version):
-            self._look_at(log, found, operation)
-        self._looked_at = version
-        if not self._is_left_alone:
+        since = version - _FIRST_CHECKED if self._checked_up_to is None else self._checked_up_to
+        for found, operation in unchecked_removals(log, since, version):
+            self._report_removals(log, found, operation)
+        self._checked_up_to = version
+        if not self._has_stopped:
             compact_if_worth_it(table, log)
 
-    def _look_at(self, log: LogFiles, version: int, operation: str) -> None:
+    def _report_removals(self, log: LogFiles, version: int, operation: str) -> None:
         path, optimizes = masked(log.table_uri), operation == "OPTIMIZE"
-        if optimizes and not self._is_left_alone:
-            self._is_left_alone = True
+        if optimizes and not self._has_stopped:
+            self._has_stopped = True
             logger.warning(
-                "small files are left alone from now on path=%s: version %d is an OPTIMIZE by delta-rs, "
-                "which doubles rows beside another compaction. Set compaction=False, or run "
-                "`pyspark-rocketmq tables compact` in its place.",
+                "small files are no longer compacted path=%s: version %d is an OPTIMIZE by delta-rs, which "
+                "doubles rows if another compaction runs at the same time. Set compaction=False, or run "
+                "`pyspark-rocketmq tables compact` instead of it.",
                 path,
                 version,
             )
-        missed = missed_by(log, version)
+        missed = count_missed_files(log, version)
         if missed and optimizes:
             logger.error(
                 "ROWS ARE DOUBLED path=%s: version %d, an OPTIMIZE by delta-rs, has compacted %s that had "
-                "been replaced since it began. Stop the table's queries, RESTORE it to version %d (later "
-                "rows of all writers go), and start them as their error then says.",
+                "been replaced since it began. Stop the table's queries and RESTORE it to version %d, which "
+                "also removes later rows of all writers. Then start the queries and do as their errors say.",
                 path,
                 version,
                 counted(missed, "file"),
@@ -221,7 +224,7 @@ class Compactor:
             )
 
 
-def removed_by_delta_rs(log: LogFiles, since: int, version: int) -> list[tuple[int, str]]:
+def unchecked_removals(log: LogFiles, since: int, version: int) -> list[tuple[int, str]]:
     """Return the versions after ``since``, up to ``version``, in which delta-rs removed files unchecked.
 
     These are the operations by which delta-rs removes files without checking the commits made since it
@@ -239,7 +242,7 @@ def removed_by_delta_rs(log: LogFiles, since: int, version: int) -> list[tuple[i
     )
 
 
-def missed_by(log: LogFiles, version: int) -> int:
+def count_missed_files(log: LogFiles, version: int) -> int:
     """Return how many files the commit of a version removes that were no longer in the version before it."""
     if version - 1 not in log.readable_versions():
         return 0
@@ -249,11 +252,13 @@ def missed_by(log: LogFiles, version: int) -> int:
     return len(removed - there)
 
 
-def compact_if_worth_it(table: DeltaTable, log: LogFiles, pace: Pace | None = None) -> Compacted:
+def compact_if_worth_it(table: DeltaTable, log: LogFiles, throttle: Throttle | None = None) -> Compacted:
     """Slowly compact each partition that has many small files; raise the errors of :func:`compact`."""
     targets = targets_of(table.metadata().configuration)
-    pace = pace or Beside(pauses=_PAUSES if log.is_local else _PAUSES_ELSEWHERE)
-    return _compact(table, log, lambda files: target_of((file.size for file in files), targets), pace)
+    throttle = throttle or BackgroundThrottle(
+        pause_factor=_PAUSE_FACTOR if log.is_local else _REMOTE_PAUSE_FACTOR
+    )
+    return _compact(table, log, lambda files: target_of((file.size for file in files), targets), throttle)
 
 
 def compact(table: DeltaTable, log: LogFiles) -> Compacted:
@@ -268,23 +273,23 @@ def compact(table: DeltaTable, log: LogFiles) -> Compacted:
             table; raised after the other files are compacted.
     """
     target = largest_target(table.metadata().configuration)
-    return _compact(table, log, lambda _: target, Pace())
+    return _compact(table, log, lambda _: target, Throttle())
 
 
 def _compact(
-    table: DeltaTable, log: LogFiles, target_for: Callable[[list[StoredFile]], int | None], pace: Pace
+    table: DeltaTable, log: LogFiles, target_for: Callable[[list[StoredFile]], int | None], throttle: Throttle
 ) -> Compacted:
-    rewriting = _Rewriting(table, log, pace)
+    rewriter = _Rewriter(table, log, throttle)
     by_partition: dict[Partition, list[StoredFile]] = {}
     for file in stored_files(table):
         if is_below(file.path) and (log.takes_commits or is_as_delta_rs_writes(file.path)):
             by_partition.setdefault(file.partition, []).append(file)
     for files in by_partition.values():
         target = target_for(files)
-        for each in bins_of(files, target) if target is not None else ():
-            if not rewriting.rewrite(each):
-                return rewriting.finish()
-    return rewriting.finish()
+        for small_files in bins_of(files, target) if target is not None else ():
+            if not rewriter.rewrite(small_files):
+                return rewriter.finish()
+    return rewriter.finish()
 
 
 def is_as_delta_rs_writes(path: str) -> bool:
@@ -295,14 +300,14 @@ def is_as_delta_rs_writes(path: str) -> bool:
     return quote(unquote(path), safe=_PLAIN) == path
 
 
-class _Rewriting:
+class _Rewriter:
     """Writes and commits the files of one compaction."""
 
-    def __init__(self, table: DeltaTable, log: LogFiles, pace: Pace) -> None:
+    def __init__(self, table: DeltaTable, log: LogFiles, throttle: Throttle) -> None:
         self._table = table
         self._log = log
         self._values = log.storage.values
-        self._pace = pace
+        self._throttle = throttle
         self._version = int(table.version())
         self._tip = log.commit_file(self._version)
         self._partition_by = tuple(table.metadata().partition_columns)
@@ -311,15 +316,15 @@ class _Rewriting:
         self._filesystem, self._folder = filesystem_of(log.table_uri, log.storage)
         self._old: list[StoredFile] = []
         self._new: list[WrittenFile] = []
-        self._gone: set[str] = set()
-        """Decoded paths of files that other commits have removed since."""
+        self._removed_since: set[str] = set()
+        """Decoded paths of files that other commits have removed since this compaction began."""
         self._is_changed = False
         """Whether the table or its form has changed, so that nothing more can be committed."""
         self._failure: Exception | None = None
         self._done = Compacted()
         self._committed_s = time.monotonic()
 
-    def _take_options(self) -> None:
+    def _renew_options(self) -> None:
         """Renew the storage options, since keys may expire while a large table is compacted."""
         self._log.storage.renew()
         if self._log.storage.values is not self._values:
@@ -330,13 +335,13 @@ class _Rewriting:
 
     def rewrite(self, files: Sequence[StoredFile]) -> bool:
         """Join these files of one partition into one; return whether to go on."""
-        self._take_options()
+        self._renew_options()
         made = GrowingFile(self._filesystem, self._folder, self._schema, dict(files[0].partition))
         try:
             is_whole = self._copy(files, made)
             if is_whole:
                 self._new.append(made.finish())
-        except _OF_FILES as error:
+        except _FILE_ERRORS as error:
             self._abandon(made)
             self._failure = self._failure or error
             return True
@@ -348,7 +353,7 @@ class _Rewriting:
             return False
         self._old += files
         nbytes, taken_s = sum(file.size for file in self._old), time.monotonic() - self._committed_s
-        if nbytes >= _BYTES_A_COMMIT or len(self._old) >= _FILES_A_COMMIT or taken_s >= _SECONDS_A_COMMIT:
+        if nbytes >= _MAX_COMMIT_BYTES or len(self._old) >= _MAX_COMMIT_FILES or taken_s >= _COMMIT_AFTER_S:
             self._commit()
         return not self._is_changed
 
@@ -367,7 +372,7 @@ class _Rewriting:
                 if count >= _ROWS_AT_ONCE or nbytes >= _BYTES_AT_ONCE:
                     made.add(pa.concat_batches(gathered))
                     gathered, count, nbytes = [], 0, 0
-            if not self._pace.goes_on():
+            if not self._throttle.pause():
                 return False
         if gathered:
             made.add(pa.concat_batches(gathered))
@@ -414,12 +419,12 @@ class _Rewriting:
             logger.info("files changed while they were compacted path=%s", masked(self._log.table_uri))
 
     def _put(self, old: Sequence[StoredFile], new: Sequence[WrittenFile]) -> bool:
-        """Commit after the commits of others; return False if they changed these files or more than files."""
+        """Commit on top of other commits; return False if they changed these files, or more than files."""
         # Writers encode paths differently; for Spark, paths that decode to the same one are the same file.
         paths, commit_id = {unquote(file.path) for file in old}, str(uuid.uuid4())
 
         def follow(_: Exception | None) -> Callable[[], bool]:
-            is_there = self._followed(commit_id, paths)
+            is_there = self._follow_commits(commit_id, paths)
             if is_there is None:
                 return partial(self._put_next, old, new, commit_id)
             return lambda: is_there
@@ -437,14 +442,14 @@ class _Rewriting:
                 # Another commit came first, or this one was made and the answer was lost.
                 raise FileExistsError(errno.EEXIST, f"There is version {self._version + 1}") from error
             raise
-        self._move_on()
+        self._advance()
         return True
 
-    def _followed(self, commit_id: str, paths: Set[str]) -> bool | None:
-        """Follow the commits made since; return None if this commit can come next.
+    def _follow_commits(self, commit_id: str, paths: Set[str]) -> bool | None:
+        """Read the commits made since; return None if this commit can come next.
 
         Else return True if this commit exists already, and False if another one changed the files in
-        ``paths``, or too much of the table.
+        ``paths``, or anything but files.
         """
         if self._log.commit_file(self._version) != self._tip:
             # It is another table, or the same one in an earlier state.
@@ -456,12 +461,12 @@ class _Rewriting:
             if not self._log.keeps_form(self._version + 1):
                 self._is_changed = True
                 return False
-            self._gone.update(map(unquote, self._log.removed_paths(self._version + 1)))
-            self._move_on()
+            self._removed_since.update(map(unquote, self._log.removed_paths(self._version + 1)))
+            self._advance()
         if self._log.may_lack_commits_after(self._version):
             self._is_changed = True
             return False
-        return None if self._gone.isdisjoint(paths) else False
+        return None if self._removed_since.isdisjoint(paths) else False
 
     def _has_next(self) -> bool:
         return self._log.commit_info(self._version + 1) is not None
@@ -488,6 +493,6 @@ class _Rewriting:
         # Commit as the next version or fail: a later version might follow another OPTIMIZE of these files.
         commit_files(self._log, table, self._version, commit, only_next=True)
 
-    def _move_on(self) -> None:
+    def _advance(self) -> None:
         self._version += 1
         self._tip = self._log.commit_file(self._version)

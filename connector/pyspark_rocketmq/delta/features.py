@@ -1,4 +1,4 @@
-"""Decisions by a table's features and properties: which commits need Spark, which changes concern rows.
+"""Decides by a table's features and properties which commits need Spark, and which changes concern rows.
 
 Adding finished Parquet files to the log skips anything that Delta does to rows *while writing them*.  Tables
 for which Delta does that are left to Spark's own writer.  No I/O.
@@ -30,7 +30,7 @@ _ALLOWED_FEATURES = frozenset(
 
 By ``PROTOCOL.md`` none of them requires more of a commit that adds whole files with their row counts.
 """
-_OF_ROWS_ONLY = frozenset(
+_ROW_ONLY_FEATURES = frozenset(
     {
         "allowColumnDefaults",
         "clustering",
@@ -101,7 +101,7 @@ def refused_features(form: TableForm) -> tuple[str, ...]:
 
 def features_of_every_commit(form: TableForm) -> tuple[str, ...]:
     """Return the features for which Spark must make even a commit without rows; empty if there are none."""
-    return tuple(sorted(form.features - _ALLOWED_FEATURES - _OF_ROWS_ONLY))
+    return tuple(sorted(form.features - _ALLOWED_FEATURES - _ROW_ONLY_FEATURES))
 
 
 def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
@@ -135,8 +135,8 @@ def _decides_on_rows(property_name: str) -> bool:
     return property_name.startswith("delta.") and property_name not in _UPKEEP_PROPERTIES
 
 
-def forgets_transactions(form: TableForm) -> bool:
-    """Whether the table's writers drop old transaction ids."""
+def expires_transactions(form: TableForm) -> bool:
+    """Whether the table's writers delete old transaction ids."""
     return TRANSACTION_RETENTION in form.configuration
 
 

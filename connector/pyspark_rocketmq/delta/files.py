@@ -1,6 +1,6 @@
-"""Parquet files of a Delta table, with statistics; without the table's log.
+"""Parquet files of a Delta table with their statistics; the table's log is elsewhere.
 
-This module does not use delta-rs: tasks write files, too, and the process that forks them must not load it.
+This module does not use delta-rs: tasks import it, and the process that forks them must not load delta-rs.
 
 Source: ``PROTOCOL.md``, "Per-file Statistics"; strings are truncated as by delta-spark's
 ``StatisticsCollection``.
@@ -277,7 +277,7 @@ class GrowingFile:
         self.path = "/".join([*subfolders, f"part-{uuid.uuid4()}.parquet"])
         if subfolders:
             filesystem.create_dir("/".join([folder, *subfolders]), recursive=True)
-        self._kept = f"{folder}/{self.path}" if isinstance(filesystem, fs.LocalFileSystem) else None
+        self._local_file = f"{folder}/{self.path}" if isinstance(filesystem, fs.LocalFileSystem) else None
         self._stream = filesystem.open_output_stream(f"{folder}/{self.path}")
         self._parquet = pq.ParquetWriter(self._stream, schema, compression="zstd")
 
@@ -306,9 +306,9 @@ class GrowingFile:
         self._parquet.close()
         size = self.size
         self._stream.close()
-        if self._kept is not None:
-            fsync_path(self._kept)
-            fsync_path(Path(self._kept).parent)
+        if self._local_file is not None:
+            fsync_path(self._local_file)
+            fsync_path(Path(self._local_file).parent)
         return WrittenFile(
             path=self.path,
             size=size,

@@ -33,7 +33,8 @@ _CREDENTIAL: Final = re.compile(
     r"key|secret|token|password|credential|sas|encryption|impersonation|account\.email|assumed\.role\.arn"
 )
 """Names of settings without which the storage may refuse access, or store data without encryption."""
-_OF_OTHERS: Final = re.compile(r"bucket\.|.*\.(?:dfs|blob)\.|sas\.[^.]+$")
+_OTHER_PLACE: Final = re.compile(r"bucket\.|.*\.(?:dfs|blob)\.|sas\.[^.]+$")
+"""Names of settings of another bucket, account or container."""
 _OWN_PROVIDER: Final = re.compile(
     r"(?:.*\.)?(?:Simple|Temporary|Default|Instance|IAM|Environment|Container|WebIdentity)\w*"
 )
@@ -112,13 +113,13 @@ class _HadoopSettings:
         self._settings = settings
         self._names = {key.removeprefix(prefix): key for key in settings if key.startswith(prefix)}
         for pattern in own:
-            of_own = ((re.fullmatch(pattern, key), key) for key in settings)
-            self._names.update({match[1]: key for match, key in of_own if match is not None})
-        self._taken: set[str] = set()
+            matches = ((re.fullmatch(pattern, key), key) for key in settings)
+            self._names.update({match[1]: key for match, key in matches if match is not None})
+        self._translated: set[str] = set()
 
     def take(self, *names: str) -> str:
         """Return the first of these settings that is set, else an empty text; all count as translated."""
-        self._taken.update(names)
+        self._translated.update(names)
         return next((self._settings[self._names[name]] for name in names if name in self._names), "")
 
     def options(self, by_name: Mapping[str, str]) -> dict[str, str]:
@@ -135,9 +136,9 @@ class _HadoopSettings:
         return [
             key
             for name, key in self._names.items()
-            if name not in self._taken
+            if name not in self._translated
             and _CREDENTIAL.search(name)
-            and not _OF_OTHERS.match(name)
+            and not _OTHER_PLACE.match(name)
             and self._settings[key].lower() not in ("true", "false")
         ]
 
@@ -160,10 +161,10 @@ def _endpoint_options(found: _HadoopSettings) -> dict[str, str]:
     options: dict[str, str] = {}
     is_plain = found.take("connection.ssl.enabled").lower() == "false"
     endpoint = found.take("endpoint")
-    of_aws = _AWS_ENDPOINT.fullmatch(endpoint)
-    if of_aws is not None:
+    aws_endpoint = _AWS_ENDPOINT.fullmatch(endpoint)
+    if aws_endpoint is not None:
         # Without a region Hadoop uses this endpoint for every region; delta-rs finds the right one itself.
-        options |= {"aws_region": of_aws[1]} if of_aws[1] else {}
+        options |= {"aws_region": aws_endpoint[1]} if aws_endpoint[1] else {}
         endpoint = ""
     if endpoint:
         scheme = "http" if is_plain else "https"

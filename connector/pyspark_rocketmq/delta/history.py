@@ -1,6 +1,7 @@
 """The commits of a table as its catalog shows them, for tables whose log this process may not read.
 
-``DESCRIBE HISTORY`` shows them.  This module knows no SQL engine: a function reads the newest commits.
+They come from ``DESCRIBE HISTORY``.  This module has no SQL engine: its caller passes a function that reads
+the newest commits.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from pyspark_rocketmq.delta.log import CommitFile
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 
 _PAGES: Final = (20, 200, 2_000, None)
-"""Numbers of commits to read, one after another until they are enough; each takes 0.2 s on a local disk."""
+"""Numbers of commits to read: each number is tried until one is enough, in 0.2 s on a local disk."""
 
 ReadCommits = Callable[[int | None], list[dict[str, Any]]]
-"""Reads the newest commits, the newest first: at most so many, or all; times are in nanoseconds."""
+"""Function that reads the newest commits, the newest first: at most the number given, or all for None.
+
+Times are in nanoseconds.
+"""
 
 
 class CatalogHistory:
@@ -42,7 +46,7 @@ class CatalogHistory:
         """Return the history as of a version."""
         return CatalogHistory(self.table_uri, self.storage, self._read, last=version)
 
-    def look(self) -> int:
+    def refresh(self) -> int:
         """Look for newer commits; return the newest version.
 
         Raises:

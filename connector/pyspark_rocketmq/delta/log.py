@@ -1,4 +1,4 @@
-"""The log of a Delta table: reading and cleaning up that delta-rs lacks or does too slowly.
+"""Reads, writes and cleans up the log of a Delta table where delta-rs cannot, or is too slow.
 
 delta-rs makes checkpoints, removes expired files of the log, and reads everything about a table's newest
 version.  For each commit it lists the whole log several times, and it keeps the name of every file.  A commit
@@ -39,19 +39,19 @@ _LOG: Final = "_delta_log"
 _LAST_CHECKPOINT: Final = f"{_LOG}/_last_checkpoint"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
-_ANY = re.compile(r"(\d{20})\..+")
+_LOG_FILE = re.compile(r"(\d{20})\..+")
 _TXN: Final = b'"txn"'
 _FILE_ACTIONS: Final = (b'{"add":', b'{"remove":', b'{"cdc":')
-_FORMLESS: Final = frozenset({"add", "remove", "cdc", "txn", "commitInfo"})
+_FORM_KEEPING_ACTIONS: Final = frozenset({"add", "remove", "cdc", "txn", "commitInfo"})
 """Actions that cannot change columns, properties or features."""
 _UNFINISHED: Final = ".rocketmq-"
 """Prefix of the names of commits that are being written; readers of Delta tables ignore such names."""
-_UNFINISHED_FOR_S: Final = 3600.0
+_UNFINISHED_MAX_AGE_S: Final = 3600.0
 """Age above which an unfinished commit was left by a killed process."""
 _READ_AT_ONCE = 256 * 1024
 """Bytes read by one request to an object store."""
 _READS_AT_ONCE = 32
-_FOLLOWED_COMMITS = 20
+_MAX_FOLLOWED_COMMITS = 20
 """With more new commits than this, reading all transaction ids again is quicker than reading the commits."""
 
 _Read = TypeVar("_Read")
@@ -73,7 +73,7 @@ class Transactions(NamedTuple):
 
 
 def transaction_line(app_id: str, version: int, now_ms: int) -> str:
-    """Return the line of a commit that sets a transaction id; a sink's commit has one line for each queue."""
+    """Return the line of a commit that sets a transaction id; a sink's commit has one such line per queue."""
     return f'{{"txn": {{"appId": {json.dumps(app_id)}, "version": {version}, "lastUpdated": {now_ms}}}}}'
 
 
@@ -83,8 +83,8 @@ class LogFiles:
     def __init__(self, table_uri: str, storage: StorageOptions = NO_OPTIONS) -> None:
         self.table_uri: Final = table_uri
         self.storage: Final = storage
-        self._folder_here = local_path(table_uri)
-        self.is_local: Final = self._folder_here is not None
+        self._local_folder = local_path(table_uri)
+        self.is_local: Final = self._local_folder is not None
         """Whether the log is on a disk or a mount of this machine."""
 
     @property
@@ -94,8 +94,8 @@ class LogFiles:
 
     @cached_property
     def _files(self) -> fs.FileSystem:
-        if self._folder_here is not None:
-            return fs.SubTreeFileSystem(self._folder_here, fs.LocalFileSystem())
+        if self._local_folder is not None:
+            return fs.SubTreeFileSystem(self._local_folder, fs.LocalFileSystem())
         return fs.PyFileSystem(DeltaStorageHandler(self.table_uri, self.storage.values_for(self.table_uri)))
 
     def readable_versions(self) -> range:
@@ -129,7 +129,7 @@ class LogFiles:
         try:
             with self._lines(version) as lines:
                 for line in lines:
-                    # Most writers put it first; for the others this parses few lines in vain.
+                    # Most writers put it first; for other writers, a few lines are parsed in vain.
                     if b'"commitInfo"' in line and (info := json.loads(line).get("commitInfo")) is not None:
                         return {**info, "version": version}
         except FileNotFoundError:
@@ -143,7 +143,7 @@ class LogFiles:
         """
         try:
             with self._lines(version) as lines:
-                return all(line.startswith(_FILE_ACTIONS) or _is_formless(line) for line in lines)
+                return all(line.startswith(_FILE_ACTIONS) or _line_keeps_form(line) for line in lines)
         except FileNotFoundError:
             return None
 
@@ -178,8 +178,8 @@ class LogFiles:
                 request twice.
             OSError: If the commit failed; it may have been made all the same.
         """
-        assert self._folder_here is not None
-        log = Path(self._folder_here, _LOG)
+        assert self._local_folder is not None
+        log = Path(self._local_folder, _LOG)
         unfinished = log / f"{_UNFINISHED}{uuid.uuid4()}.tmp"
         try:
             lines = [action if isinstance(action, str) else json.dumps(action) for action in actions]
@@ -197,10 +197,10 @@ class LogFiles:
         """Remove the files of processes that were killed in :meth:`put`."""
         if not self.takes_commits:
             return
-        assert self._folder_here is not None
-        for left in Path(self._folder_here, _LOG).glob(f"{_UNFINISHED}*"):
+        assert self._local_folder is not None
+        for left in Path(self._local_folder, _LOG).glob(f"{_UNFINISHED}*"):
             with suppress(OSError):
-                if time.time() - left.stat().st_mtime > _UNFINISHED_FOR_S:
+                if time.time() - left.stat().st_mtime > _UNFINISHED_MAX_AGE_S:
                     left.unlink()
 
     def last_checkpoint_file(self) -> tuple[int | None, int | None]:
@@ -247,14 +247,14 @@ class LogFiles:
                 version.
             ValueError, KeyError: If the log has the form of a later protocol.
         """
-        if known is not None and 0 <= version - known.table_version <= _FOLLOWED_COMMITS:
+        if known is not None and 0 <= version - known.table_version <= _MAX_FOLLOWED_COMMITS:
             try:
-                return self._followed(known, version)
+                return self._with_later_commits(known, version)
             except FileNotFoundError:
                 logger.debug("commits were cleaned up, transaction ids are read from the checkpoint")
-        return self._followed(self._checkpointed_transactions(version), version)
+        return self._with_later_commits(self._checkpointed_transactions(version), version)
 
-    def forget_before(self, version: int) -> int:
+    def remove_before(self, version: int) -> int:
         """Remove log files before the newest checkpoint that is not above ``version``; return their number.
 
         delta-rs cleans the log up only by age, and every commit lists it: at ten commits a second each list
@@ -262,9 +262,12 @@ class LogFiles:
         versions that are left have no gap.
         """
         names = self._names()
-        first = max((each for each in _versions(_CHECKPOINT, names) if each <= version), default=0)
-        # In the order of names, which is that of versions: the end of the log is always left.
-        outdated = sorted(name for name in names if (found := _ANY.fullmatch(name)) and int(found[1]) < first)
+        checkpoints = _versions(_CHECKPOINT, names)
+        first = max((checkpoint for checkpoint in checkpoints if checkpoint <= version), default=0)
+        # In the order of versions, so that the log never has a gap.
+        outdated = sorted(
+            name for name in names if (found := _LOG_FILE.fullmatch(name)) and int(found[1]) < first
+        )
         for name in outdated:
             try:
                 self._files.delete_file(f"{_LOG}/{name}")
@@ -308,10 +311,10 @@ class LogFiles:
     def _read_each(self, read: Callable[[int], _Read], versions: Sequence[int]) -> Iterator[_Read]:
         return map(read, versions) if self.is_local else read_ahead(read, versions)
 
-    def _followed(self, known: Transactions, version: int) -> Transactions:
+    def _with_later_commits(self, known: Transactions, version: int) -> Transactions:
         by_app_id = dict(known.by_app_id)
         later = range(known.table_version + 1, version + 1)
-        for actions in self._read_each(lambda each: self._actions(_commit_path(each), _TXN), later):
+        for actions in self._read_each(lambda commit: self._actions(_commit_path(commit), _TXN), later):
             by_app_id |= _by_app_id(actions)
         return Transactions(version, by_app_id)
 
@@ -356,12 +359,12 @@ def read_ahead(read: Callable[[int], _Read], versions: Sequence[int]) -> Iterato
             begin, at_once = begin + at_once, min(2 * at_once, _READS_AT_ONCE)
 
 
-def _is_formless(line: bytes) -> bool:
+def _line_keeps_form(line: bytes) -> bool:
     try:
         action = json.loads(line) if line.strip() else {}
     except ValueError:
         return False
-    return isinstance(action, dict) and action.keys() <= _FORMLESS
+    return isinstance(action, dict) and action.keys() <= _FORM_KEEPING_ACTIONS
 
 
 def _by_app_id(actions: Iterable[Mapping[str, Any]]) -> dict[str, int]:

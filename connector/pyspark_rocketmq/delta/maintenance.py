@@ -1,4 +1,4 @@
-"""Maintenance of a Delta table beside its commits, in background threads."""
+"""Maintenance of a Delta table between its commits, in background threads."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ class Maintenance:
         table_uri: str,
         storage: StorageOptions = NO_OPTIONS,
         *,
-        heeds_process_ends: bool = False,
+        is_interruptible: bool = False,
     ) -> None:
         """Create the thread's object; nothing runs before the first commit.
 
-        ``kind`` describes the table in one word, for the log and the thread's name.  A process that ends in
-        good order waits for the work; it waits at most 30 s for work that checks :data:`process_ends`
-        (``heeds_process_ends``).
+        ``kind`` describes the table in one word, for the log and the thread's name.  A process that exits
+        normally waits for a running task; if the task checks :data:`process_ends`
+        (``is_interruptible``), at most 30 s.
         """
         self._kind = kind
         self._table_uri = table_uri
         self._storage = storage
-        self._heeds_process_ends = heeds_process_ends
+        self._is_interruptible = is_interruptible
         self._guard = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
         self._seen: int | None = None
 
-    def after_commit(self, before: int, every: int, work: Callable[[int], None]) -> None:
-        """Note a commit on top of version ``before``, and start ``work`` if it is due; return at once.
+    def after_commit(self, before: int, every: int, task: Callable[[int], None]) -> None:
+        """Note a commit on top of version ``before``, and start ``task`` if it is due; return at once.
 
-        It is due every ``every`` versions.  ``work`` gets the number of its run, counted from the table's
+        It is due every ``every`` versions.  ``task`` gets the number of its run, counted from the table's
         beginning.
         """
         with self._guard:
@@ -55,19 +55,19 @@ class Maintenance:
             is_due = (before if last is None else last) // every < (before + 1) // every
             if not is_due or (self._running is not None and not self._running.done()):
                 return
-            self._running = self._begin(work, (before + 1) // every)
+            self._running = self._begin(task, (before + 1) // every)
 
-    def _begin(self, work: Callable[[int], None], number: int) -> Future[None]:
+    def _begin(self, task: Callable[[int], None], number: int) -> Future[None]:
         name = f"rocketmq-{self._kind}-upkeep"
-        if not self._heeds_process_ends:
+        if not self._is_interruptible:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, name)
-            return self._thread.submit(self._run_logged, work, number)
+            return self._thread.submit(self._run_logged, task, number)
         done: Future[None] = Future()
 
         def run() -> None:
             try:
-                self._run_logged(work, number)
+                self._run_logged(task, number)
             finally:
                 done.set_result(None)
 
@@ -88,12 +88,12 @@ class Maintenance:
         if running is not None:
             running.result(timeout_s)
 
-    def _run_logged(self, work: Callable[[int], None], number: int) -> None:
+    def _run_logged(self, task: Callable[[int], None], number: int) -> None:
         try:
-            work(number)
+            task(number)
         except STORAGE_ERRORS as error:
             logger.warning(
-                "%s table not looked after, to be done later path=%s: %s",
+                "maintenance of %s table failed, the next run makes up for it path=%s: %s",
                 self._kind,
                 masked(self._table_uri),
                 self._storage.describe_error(error),
@@ -102,4 +102,4 @@ class Maintenance:
             if process_ends.is_set():
                 return
             # Nobody waits for this thread, and commits do not depend on it.
-            logger.exception("%s table not looked after path=%s", self._kind, masked(self._table_uri))
+            logger.exception("maintenance of %s table failed path=%s", self._kind, masked(self._table_uri))

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable
 
-from pyspark_rocketmq.delta.commit import ONLY_COMMIT
+from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS
 from pyspark_rocketmq.delta.files import NULL_PARTITION, is_folder_name
 from pyspark_rocketmq.errors import SchemaError
 
@@ -52,7 +52,7 @@ def merge_rows(
         source_alias=_SOURCE,
         target_alias=_TARGET,
         commit_properties=properties,
-        post_commithook_properties=ONLY_COMMIT,
+        post_commithook_properties=NO_POST_COMMIT_HOOKS,
     )
     merger.when_matched_update(values).when_not_matched_insert(values).execute()
 

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.delta import commit as commits
-from pyspark_rocketmq.delta.commit import ONLY_COMMIT, CommitNote, FileCommit, StoredFile, is_below
+from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote, FileCommit, StoredFile, is_below
 from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
@@ -120,7 +120,7 @@ class Partition(NamedTuple):
                 mode="overwrite",
                 predicate=self.predicate,
                 commit_properties=note.properties(),
-                post_commithook_properties=ONLY_COMMIT,
+                post_commithook_properties=NO_POST_COMMIT_HOOKS,
             )
             return None
         added = self._written(snapshot.log, rows.drop_columns([self.column]))

@@ -1,4 +1,4 @@
-"""Paths, URIs and names of Delta tables, and a check of what a local disk must be able to do.
+"""Paths, URIs and names of Delta tables, and a check that a local disk can create files exclusively.
 
 Loads neither delta-rs nor Arrow, so that tasks can import it.
 """
@@ -81,7 +81,7 @@ class TableName(NamedTuple):
         return cls(parts)
 
     @classmethod
-    def is_one(cls, place: str | Path) -> bool:
+    def is_name(cls, place: str | Path) -> bool:
         """Whether ``place`` can only be a table's name."""
         try:
             return cls.of(place) is not None
@@ -105,7 +105,7 @@ def table_uri(path: str | Path) -> str:
     text = str(path)
     blob = _BLOB_URI.match(text)
     if blob is not None:
-        # Hadoop's older name for the same container, which delta-rs does not know.
+        # Hadoop's older name for the same container; delta-rs refuses it.
         return f"abfs{blob[1]}://{blob[2]}.dfs.{text[blob.end() :]}"
     scheme = _SINGLE_SLASH.match(text)
     if scheme is None or isinstance(path, Path):
@@ -116,7 +116,8 @@ def table_uri(path: str | Path) -> str:
     rest = text[scheme.end() :]
     if scheme[1].lower() == "dbfs":
         problem = (
-            f"'{text}' is a path of Spark's alone; write /dbfs/{rest}, or a folder of a volume: /Volumes/…"
+            f"'{text}' is a path that only Spark understands; write /dbfs/{rest}, or a folder of a volume: "
+            "/Volumes/…"
         )
     else:
         problem = (

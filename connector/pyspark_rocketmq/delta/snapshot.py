@@ -40,8 +40,8 @@ MAX_AGE_S: Final = 3600.0
 
 Delta keeps commits for 30 days unless a table's properties say otherwise.
 """
-_MOST_FOLLOWED: Final = 1_000
-"""Most commits that are followed; opening the table takes about as long as reading this many."""
+_MAX_FOLLOWED: Final = 1_000
+"""Most commits that are read one by one; opening the table takes about as long as reading this many."""
 
 
 class CommitLog(Protocol):
@@ -66,15 +66,15 @@ class CommitLog(Protocol):
         ...
 
 
-class Followed(Protocol):
-    """A view of a table that moves to newer versions."""
+class TableView(Protocol):
+    """A view of a table that can move to newer versions."""
 
     @property
     def log(self) -> CommitLog:
         """The table's commits."""
         ...
 
-    def take_options(self) -> None:
+    def use_renewed_options(self) -> None:
         """Continue with the storage options as last renewed, if this object does not use them already.
 
         Raises:
@@ -102,12 +102,12 @@ class Handle(Protocol):
     """View of a table that one thread keeps."""
 
     @property
-    def snapshot(self) -> Followed:
+    def snapshot(self) -> TableView:
         """The table, which this handle moves to newer versions."""
         ...
 
 
-class Snapshot(Followed, Protocol):
+class Snapshot(TableView, Protocol):
     """A table at one version, read from its files or from a catalog."""
 
     @property
@@ -152,15 +152,15 @@ class Snapshot(Followed, Protocol):
         ...
 
 
-class _Facts(NamedTuple):
-    """The state of a table that stays the same until a commit changes more than files."""
+class _TableFacts(NamedTuple):
+    """The part of a table's state that changes only when a commit changes more than files."""
 
     form: TableForm
     arrow_schema: pa.Schema
     table_id: str
 
     @classmethod
-    def of(cls, table: DeltaTable) -> _Facts:
+    def of(cls, table: DeltaTable) -> _TableFacts:
         arrow_schema = pa.schema(table.schema().to_arrow()).remove_metadata()
         return cls(read_form(table), arrow_schema, str(table.metadata().id))
 
@@ -178,12 +178,13 @@ class TableSnapshot:
     ) -> None:
         """Start at the version of ``table``, which was just opened with the storage options ``storage``.
 
-        ``needs_delta_rs`` is for those who merge, replace or query rows: then delta-rs must know every file.
+        ``needs_delta_rs``: whether rows will be merged, replaced or queried, for which delta-rs keeps the
+        names of all files.
         """
         self._log = LogFiles(table.table_uri, storage)
         self._values = storage.values
         self._clock = clock or SystemClock()
-        self._looked_s = self._clock.monotonic_s()
+        self._refreshed_s = self._clock.monotonic_s()
         """Time of the last look for newer commits, monotonic."""
         self._tip = self._log.commit_file(int(table.version()))
         self._checkpoint = self._last_checkpoint_file()
@@ -192,14 +193,14 @@ class TableSnapshot:
         """Whether commits of files are made here, and not by delta-rs."""
         self._table: DeltaTable | None = None
         """The table at this version, if delta-rs makes the commits."""
-        self._facts: _Facts | None = None
-        self._take(table)
+        self._facts: _TableFacts | None = None
+        self._use(table)
         self._transactions: Transactions | None = None
         """Transaction ids as of the last query for them, or the last commit of this object."""
 
     @property
     def log(self) -> LogFiles:
-        """See :meth:`Followed.log`."""
+        """See :meth:`TableView.log`."""
         return self._log
 
     @property
@@ -215,12 +216,12 @@ class TableSnapshot:
     @property
     def table(self) -> DeltaTable:
         """The table at this version as delta-rs opens it; opened now unless it is still open."""
-        return self._at(self.version) if self._table is None else self._table
+        return self._open_version(self.version) if self._table is None else self._table
 
     @property
     def table_id(self) -> str:
         """See :meth:`Snapshot.table_id`."""
-        return self._known().table_id
+        return self._current_facts().table_id
 
     @property
     def location(self) -> str:
@@ -230,7 +231,7 @@ class TableSnapshot:
     @property
     def arrow_schema(self) -> pa.Schema:
         """See :meth:`Snapshot.arrow_schema`."""
-        return self._known().arrow_schema
+        return self._current_facts().arrow_schema
 
     @property
     def shows_transactions(self) -> bool:
@@ -239,31 +240,31 @@ class TableSnapshot:
 
     def form(self) -> TableForm:
         """See :meth:`Snapshot.form`; the object is the same until a commit may have changed the form."""
-        return self._known().form
+        return self._current_facts().form
 
-    def _known(self) -> _Facts:
+    def _current_facts(self) -> _TableFacts:
         if self._facts is None:
-            self._facts = _Facts.of(self.table)
+            self._facts = _TableFacts.of(self.table)
         return self._facts
 
-    def _take(self, table: DeltaTable) -> int:
+    def _use(self, table: DeltaTable) -> int:
         """Note the state of a table that was opened or refreshed; return the version."""
-        # A table that is not kept has the names of all files in memory.
-        self._table, self._facts = (None, _Facts.of(table)) if self.commits_itself else (table, None)
+        # Keep the table only if delta-rs commits: it has the names of all files in memory.
+        self._table, self._facts = (None, _TableFacts.of(table)) if self.commits_itself else (table, None)
         return int(table.version())
 
-    def take_options(self) -> None:
-        """See :meth:`Followed.take_options`."""
+    def use_renewed_options(self) -> None:
+        """See :meth:`TableView.use_renewed_options`."""
         storage = self._log.storage
         if storage.values is self._values:
             return
         self._values = storage.values
         self._log = LogFiles(self._log.table_uri, storage)
         if self._table is not None:
-            self._table = self._at(self.version)
+            self._table = self._open_version(self.version)
 
     def is_still_there(self) -> bool:
-        """See :meth:`Followed.is_still_there`.
+        """See :meth:`TableView.is_still_there`.
 
         delta-rs does not notice another table that has as many commits, and would add a commit to that one's
         log.
@@ -271,7 +272,7 @@ class TableSnapshot:
         return self._log.commit_file(self._tip.version) == self._tip
 
     def may_have_newer(self) -> bool:
-        """See :meth:`Followed.may_have_newer`.
+        """See :meth:`TableView.may_have_newer`.
 
         If the next commit is missing, it may have been cleaned up after a checkpoint of a later version.  On
         remote storage only delta-rs can find out, so the answer is always True.
@@ -282,13 +283,13 @@ class TableSnapshot:
         return self._log.commit_file(version + 1).size is not None or self._may_lack_commits_after(version)
 
     def refresh(self) -> None:
-        """See :meth:`Followed.refresh`."""
-        looked_s, age_s = self._clock.monotonic_s(), self._age_s()
+        """See :meth:`TableView.refresh`."""
+        refreshed_s, age_s = self._clock.monotonic_s(), self._age_s()
         # If this raises, the next look does a full refresh.
-        self._looked_s = -math.inf
+        self._refreshed_s = -math.inf
         checkpoint = self._last_checkpoint_file()
         version = self._newest_version(age_s)
-        self._looked_s, self._checkpoint = looked_s, checkpoint
+        self._refreshed_s, self._checkpoint = refreshed_s, checkpoint
         if version != self._tip.version:
             self._tip = self._log.commit_file(version)
 
@@ -296,23 +297,23 @@ class TableSnapshot:
         """Return the newest version; the last look was ``age_s`` seconds ago."""
         if self._table is not None:
             self._table.update_incremental()
-            return self._take(self._table)
-        version = self.version if age_s <= MAX_AGE_S else self._reopened()
-        for _ in range(_MOST_FOLLOWED):
+            return self._use(self._table)
+        version = self.version if age_s <= MAX_AGE_S else self._reopen()
+        for _ in range(_MAX_FOLLOWED):
             keeps_form = self._log.keeps_form(version + 1)
             if keeps_form:
                 version += 1
             elif keeps_form is None and not self._may_lack_commits_after(version):
                 return version
             else:
-                version = self._reopened()
-        return self._reopened()
+                version = self._reopen()
+        return self._reopen()
 
-    def _reopened(self) -> int:
+    def _reopen(self) -> int:
         self._checkpoint = self._log.last_checkpoint_file()
-        return self._take(self._at(None))
+        return self._use(self._open_version(None))
 
-    def _at(self, version: int | None) -> DeltaTable:
+    def _open_version(self, version: int | None) -> DeltaTable:
         return open_table(self._log.table_uri, self._log.storage, version=version)
 
     def _last_checkpoint_file(self) -> tuple[int | None, int | None] | None:
@@ -325,11 +326,13 @@ class TableSnapshot:
         return not is_known and self._log.may_lack_commits_after(version)
 
     def _age_s(self) -> float:
-        return self._clock.monotonic_s() - self._looked_s
+        return self._clock.monotonic_s() - self._refreshed_s
 
     def as_of(self, version: int) -> TableSnapshot:
         """See :meth:`Snapshot.as_of`; the result only reads."""
-        return TableSnapshot(self._at(version), self._log.storage, needs_delta_rs=False, clock=self._clock)
+        return TableSnapshot(
+            self._open_version(version), self._log.storage, needs_delta_rs=False, clock=self._clock
+        )
 
     def all_transactions(self) -> Mapping[str, int]:
         """Return all transaction ids with their versions; for errors see :meth:`LogFiles.transactions`."""
@@ -356,7 +359,7 @@ class TableSnapshot:
             DeltaError: If they could not be added, and no other writer has added them meanwhile.
         """
         try:
-            self._at(None).alter.add_columns(Schema.from_arrow(schema).fields)
+            self._open_version(None).alter.add_columns(Schema.from_arrow(schema).fields)
         except DeltaError:
             self.refresh()
             if not set(schema.names) <= self.form().column_types.keys():
@@ -381,7 +384,7 @@ class TableSnapshot:
         if self._table is None:
             if self.may_have_newer():
                 raise FileExistsError(errno.EEXIST, f"There may be a commit after version {begun_at}")
-            self._looked_s = self._clock.monotonic_s()
+            self._refreshed_s = self._clock.monotonic_s()
         commit_files(self._log, self._table, begun_at, commit)
         if self._table is None:
             self._tip = self._log.commit_file(begun_at + 1)
@@ -442,16 +445,18 @@ class HandlePerThread(Generic[HandleT]):
         if handle is not None:
             table = handle.snapshot
             try:
-                table.take_options()
+                table.use_renewed_options()
                 if table.is_still_there():
                     if table.may_have_newer():
                         table.refresh()
                     return handle
-                logger.warning("table is not what it was: %s", masked(table.log.table_uri))
+                logger.warning(
+                    "table was replaced or restored, opening it again: %s", masked(table.log.table_uri)
+                )
             except STORAGE_ERRORS as error:
                 # An idle handle may need log files that were cleaned up since: open again from a checkpoint.
                 table.log.storage.describe_error(error)
-                logger.info("to be opened again: %s", masked(table.log.table_uri), exc_info=True)
+                logger.info("opening table again: %s", masked(table.log.table_uri), exc_info=True)
         return self.keep(self._open())
 
     def keep(self, handle: HandleT) -> HandleT:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Given = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+GivenOptions = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """Storage options as the user passes them."""
 
 _SECRET: Final = re.compile("key|secret|token|password|credential|sas|service_account", re.IGNORECASE)
@@ -81,7 +81,7 @@ _ROLES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _REGIONS: Final = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION"})
 """Regions; many machines have one set, whatever storage they use."""
-_BRAND: Final = re.compile("^(?:aws|azure_storage|azure|google)_")
+_PREFIX: Final = re.compile("^(?:aws|azure_storage|azure|google)_")
 _SYNONYMS: Final = {
     "default_region": "region",
     "endpoint_url": "endpoint",
@@ -96,7 +96,7 @@ FAMILY_OF: Final = {
     **dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "az"),
     "gs": "gs",
 }
-_PATIENCE: Final = {"backoff_config.max_backoff": "1s", "max_retries": "20"}
+_RETRY_OPTIONS: Final = {"backoff_config.max_backoff": "1s", "max_retries": "20"}
 """Retries for some ten seconds.  By default delta-rs tries ten times and sleeps for up to 15 s in between,
 even if the storage is back sooner."""
 
@@ -111,7 +111,7 @@ class StorageOptions:
     Neither ``repr`` nor an error shows a value.
     """
 
-    def __init__(self, given: Given | None = None) -> None:
+    def __init__(self, given: GivenOptions | None = None) -> None:
         """Store the options; a callable is called when they are first needed.
 
         Raises:
@@ -123,7 +123,7 @@ class StorageOptions:
         """The values that :meth:`values_for` returned last."""
 
     @classmethod
-    def of(cls, given: StorageOptions | Given | None) -> StorageOptions:
+    def of(cls, given: StorageOptions | GivenOptions | None) -> StorageOptions:
         """Make one of ``given``, or return it if it is one already."""
         return given if isinstance(given, StorageOptions) else cls(given)
 
@@ -163,7 +163,7 @@ class StorageOptions:
         if local_path(uri) is not None:
             return {}
         given = _joined(self.values, _environment_for(uri))
-        self._used = {**_patience_for(uri, given), **given}
+        self._used = {**_retry_options_for(uri, given), **given}
         return self._used
 
     def renew(self) -> Mapping[str, str]:
@@ -188,15 +188,13 @@ class StorageOptions:
                         "error below it in the traceback, and start again."
                     ) from error
                 # Do not log the error's text, which may contain anything.
-                logger.warning(
-                    "storage options could not be renewed, going on with those of before: %s", failure
-                )
+                logger.warning("storage options could not be renewed, using the previous ones: %s", failure)
             else:
                 self._values = self._values if values == self._values else values
         assert self._values is not None
         return self._values
 
-    def as_of_now(self, uri: str) -> StorageOptions:
+    def for_tasks(self, uri: str) -> StorageOptions:
         """Return the options for tasks: only values, including those of the environment."""
         return StorageOptions(self.values_for(uri))
 
@@ -213,9 +211,9 @@ class StorageOptions:
         hidden.sort(key=len, reverse=True)
         seen: BaseException | None = error
         while seen is not None:
-            seen.args = tuple(_without(arg, hidden) if isinstance(arg, str) else arg for arg in seen.args)
+            seen.args = tuple(_redacted(arg, hidden) if isinstance(arg, str) else arg for arg in seen.args)
             seen = seen.__cause__ or seen.__context__
-        text = _without(str(error), hidden)
+        text = _redacted(str(error), hidden)
         return text if text.endswith((".", "!")) else f"{text}."
 
     def __eq__(self, other: object) -> bool:
@@ -232,7 +230,7 @@ class StorageOptions:
         return f"StorageOptions({', '.join(names)})"
 
 
-def _without(text: str, hidden: Iterable[str]) -> str:
+def _redacted(text: str, hidden: Iterable[str]) -> str:
     # delta-rs writes each cause on its own line, in colours.
     text = masked(" ".join(_COLOUR.sub("", text).split()))
     for value in hidden:
@@ -259,12 +257,12 @@ def _texts_of(given: object) -> dict[str, str]:
     }
 
 
-def _patience_for(uri: str, given: Iterable[str]) -> dict[str, str]:
+def _retry_options_for(uri: str, given: Iterable[str]) -> dict[str, str]:
     if urlsplit(uri).scheme.lower() not in FAMILY_OF:
         return {}
     # delta-rs has several names for each option, and it is random which of two wins.
     known = {name.rpartition(".")[2].lower() for name in given}
-    return {name: text for name, text in _PATIENCE.items() if name.rpartition(".")[2] not in known}
+    return {name: text for name, text in _RETRY_OPTIONS.items() if name.rpartition(".")[2] not in known}
 
 
 def _environment_for(uri: str) -> dict[str, str]:
@@ -280,11 +278,11 @@ def is_reached_by_environment(uri: str) -> bool:
 
 
 def _joined(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Join options; of several names for the same one, keep the first, since delta-rs would take any."""
+    """Join options; of several names for one option keep the first, since delta-rs would use any."""
     joined: dict[str, str] = {}
     known: set[str] = set()
     for name, text in (item for layer in layers for item in layer.items()):
-        plain = _BRAND.sub("", name.lower())
+        plain = _PREFIX.sub("", name.lower())
         plain = _SYNONYMS.get(plain, plain)
         if plain not in known:
             joined[name] = text

@@ -33,7 +33,7 @@ STORAGE_ERRORS = (DeltaError, OSError)
 
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before remote storage is asked again."""
-_TIMES_OPENED: Final = 9
+_OPEN_ATTEMPTS: Final = 9
 """Attempts to open a local table before its error is raised; see :func:`open_table`."""
 
 _LEGACY_WRITER_FEATURES = (
@@ -149,9 +149,9 @@ def _nullable_type(type_: pa.DataType) -> pa.DataType:
 
 
 def read_with_retry(
-    what: str, uri: str, storage: StorageOptions, ask: Callable[[], T], sleep: Callable[[float], object]
+    what: str, uri: str, storage: StorageOptions, read: Callable[[], T], sleep: Callable[[float], object]
 ) -> T:
-    """Return ``ask()``; call it again if remote storage does not answer.
+    """Return ``read()``; call it again if remote storage does not answer.
 
     Within each call delta-rs itself tries twenty times, which takes some ten seconds, unless the storage
     options say otherwise.
@@ -163,7 +163,7 @@ def read_with_retry(
 
     def attempt(_: Exception | None) -> T:
         try:
-            return ask()
+            return read()
         except STORAGE_ERRORS as error:
             # This removes secrets from the error before it is logged.
             storage.describe_error(error)
@@ -182,7 +182,7 @@ def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int |
         DeltaError: If there is no table, or its storage does not answer.
     """
     options = storage.values_for(uri)
-    for _ in range(_TIMES_OPENED if version is None and local_path(uri) is not None else 0):
+    for _ in range(_OPEN_ATTEMPTS if version is None and local_path(uri) is not None else 0):
         try:
             return DeltaTable(uri, storage_options=options)
         except TableNotFoundError:

@@ -39,7 +39,7 @@ from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.partition import Files, Partition, rows_of_files
 from pyspark_rocketmq.delta.paths import TableName, check_exclusive_create, table_uri
 from pyspark_rocketmq.delta.snapshot import HandlePerThread, TableSnapshot
-from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
+from pyspark_rocketmq.delta.storage_options import GivenOptions, StorageOptions
 from pyspark_rocketmq.delta.table import (
     STORAGE_ERRORS,
     TableForm,
@@ -102,12 +102,12 @@ class DeltaOffsetStore(RowOffsetStore):
         self,
         path: str | Path,
         *,
-        storage_options: Given | StorageOptions | None = None,
+        storage_options: GivenOptions | StorageOptions | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Name the table; ``storage_options`` are those of :class:`DeltaSink`."""
-        if TableName.is_one(path):
+        if TableName.is_name(path):
             problem = (
                 f"{path} is the name of a table of a catalog; an offset table is written by delta-rs, with "
                 f"every batch: name its path or URI, or for a folder of that name './{path}'"
@@ -117,7 +117,7 @@ class DeltaOffsetStore(RowOffsetStore):
         self.storage: Final = StorageOptions.of(storage_options)
         self._clock = clock or SystemClock()
         self._sleep = sleep
-        self._known: dict[str, _Known] = {}
+        self._cached: dict[str, _CachedRows] = {}
         """Newest rows read or written of each group, valid while the table version is the same."""
         self._upkeep = Upkeep(self._path, self._clock, _read_rows, self.storage)
         self._handles = HandlePerThread(self._opened)
@@ -219,7 +219,7 @@ class DeltaOffsetStore(RowOffsetStore):
         found: dict[int, Mapping[MessageQueue, OffsetRow]] = {}
         for version in sorted({change.version for change in changes}, reverse=True):
             try:
-                found[version] = _read_rows(self._at(version), consumer_group)
+                found[version] = _read_rows(self._open_version(version), consumer_group)
             except STORAGE_ERRORS:
                 # The log does not reach back so far; older versions can only be in the history.
                 break
@@ -230,13 +230,13 @@ class DeltaOffsetStore(RowOffsetStore):
             else found
         )
 
-    def _at(self, version: int) -> DeltaTable:
+    def _open_version(self, version: int) -> DeltaTable:
         return open_table(self._path, self.storage, version=version)
 
     def open_anew(self) -> None:
         """Use whatever table exists now, as a new object would; for a query that starts."""
         self._handles.forget()
-        self._known.clear()
+        self._cached.clear()
         self._table_id = None
 
     def wait_for_upkeep(self, timeout_s: float) -> None:
@@ -272,12 +272,12 @@ class DeltaOffsetStore(RowOffsetStore):
                 "this group and that the table can be written; the batch may be tried again."
             ) from error
 
-    def _rows(self, newest: TableSnapshot, consumer_group: str) -> _Known:
+    def _rows(self, newest: TableSnapshot, consumer_group: str) -> _CachedRows:
         # A table version never changes, and looking up the newest one is cheaper than reading rows.
-        known = self._known.get(consumer_group)
+        known = self._cached.get(consumer_group)
         if known is None or known.version != newest.version:
             known = _followed(newest, consumer_group, known) or _read(newest, consumer_group)
-            self._known[consumer_group] = known
+            self._cached[consumer_group] = known
         return known
 
     @contextmanager
@@ -296,7 +296,7 @@ class DeltaOffsetStore(RowOffsetStore):
         self,
         newest: TableSnapshot,
         consumer_group: str,
-        before: _Known,
+        before: _CachedRows,
         change: Change[ResultT],
         action: str,
     ) -> ResultT:
@@ -314,13 +314,13 @@ class DeltaOffsetStore(RowOffsetStore):
             stored = _with_dropped_columns(rows_to_table(rows.values()), newest.form())
             files = _partition(consumer_group).replace(newest, stored, before.files, note)
         # If the newest version is one higher at the next look, it is this one.
-        self._known[consumer_group] = _Known(before.version + 1, rows, files, transaction)
-        self._upkeep.written(before.version)
+        self._cached[consumer_group] = _CachedRows(before.version + 1, rows, files, transaction)
+        self._upkeep.after_commit(before.version)
         return change.result
 
     def _opened(self) -> TableSnapshot:
         # The same table may have been restored to an older state: its versions mean other content now.
-        self._known.clear()
+        self._cached.clear()
         self.storage.renew()
         try:
             table = open_table(self._path, self.storage)
@@ -330,8 +330,8 @@ class DeltaOffsetStore(RowOffsetStore):
                 raise OffsetError(
                     f"The offset table {self._path} is gone: deleted, or its storage is not mounted. Nothing "
                     "was stored. Put the table back and start the query again; started without it, the query "
-                    "goes on where its sink's table is, or, without a sink, where the brokers know the group "
-                    "to be."
+                    "continues at the offsets of its sink's table, or, without a sink, at those of the "
+                    "brokers."
                 ) from error
             table = create_table(
                 self._path,
@@ -345,16 +345,16 @@ class DeltaOffsetStore(RowOffsetStore):
         table_id = str(table.metadata().id)
         if self._table_id not in (None, table_id):
             raise OffsetError(
-                f"The offset table {self._path} is another one than before: it was deleted and made anew, or "
-                "replaced, while this query ran. Nothing was stored in it. Put the former table back, or "
-                "start the query again: it goes on where the new table says, or, of a group that is not in "
-                "it, where the sink is, or, without a sink, where the brokers know the group to be."
+                f"The offset table {self._path} is another one than before: it was deleted and created "
+                "again, or replaced, while this query ran. Nothing was stored in it. Put the former table "
+                "back, or start the query again: it continues at the offsets of the new table, or, for a "
+                "group that is not in it, at those of the sink, or, without a sink, at those of the brokers."
             )
         self._table_id = table_id
         return TableSnapshot(table, self.storage, needs_delta_rs=False, clock=self._clock)
 
 
-class _Known(NamedTuple):
+class _CachedRows(NamedTuple):
     version: int
     rows: Rows
     files: Files | None
@@ -363,7 +363,7 @@ class _Known(NamedTuple):
     """Transaction version of the group's last commit; None if it was not read yet."""
 
 
-def _followed(newest: TableSnapshot, consumer_group: str, known: _Known | None) -> _Known | None:
+def _followed(newest: TableSnapshot, consumer_group: str, known: _CachedRows | None) -> _CachedRows | None:
     """Return the group's newest rows from those of an earlier version and the commits since, if possible."""
     if known is None or known.files is None or known.version > newest.version:
         return None
@@ -373,13 +373,15 @@ def _followed(newest: TableSnapshot, consumer_group: str, known: _Known | None) 
         return None
     if files == known.files:
         return known._replace(version=newest.version)
-    return _Known(newest.version, rows_from_table(consumer_group, rows_of_files(newest.log, files)), files)
+    return _CachedRows(
+        newest.version, rows_from_table(consumer_group, rows_of_files(newest.log, files)), files
+    )
 
 
-def _read(newest: TableSnapshot, consumer_group: str) -> _Known:
+def _read(newest: TableSnapshot, consumer_group: str) -> _CachedRows:
     table = newest.table
     files = _partition(consumer_group).files_in(table) if newest.commits_itself else None
-    return _Known(newest.version, _read_rows(table, consumer_group), files)
+    return _CachedRows(newest.version, _read_rows(table, consumer_group), files)
 
 
 def _read_rows(table: DeltaTable, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
@@ -431,7 +433,7 @@ def _check_form(path: str, form: TableForm) -> None:
     if differences:
         raise SchemaError(
             f"The table at {path} is not an offset table: {'; '.join(differences)}. "
-            "Name another path for the offset store; a missing table is made by itself."
+            "Name another path for the offset store; a missing table is created automatically."
         )
     refused = sorted(form.features - _ALLOWED_FEATURES)
     if form.configuration.get("delta.appendOnly", "false").lower() == "true":

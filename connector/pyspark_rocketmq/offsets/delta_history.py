@@ -41,7 +41,7 @@ HISTORY_DAYS: Final = 7
 """How far back a group can be reset or charted."""
 _FOLDER: Final = "_history"
 _TRANSACTION: Final = "offsets"
-_ADDED = pa.schema(
+_CHANGE_COLUMNS = pa.schema(
     [
         pa.field("day", pa.date32()),
         pa.field("version", pa.int64()),
@@ -56,7 +56,7 @@ _TABLE_PROPERTIES = {
     "delta.logRetentionDuration": "interval 1 hour",
 }
 
-_SCHEMA = pa.schema([*_ADDED, *SCHEMA])
+_SCHEMA = pa.schema([*_CHANGE_COLUMNS, *SCHEMA])
 EVERY: Final = 100
 """Versions from one upkeep to the next."""
 KEPT_COMMITS: Final = 200
@@ -64,9 +64,9 @@ KEPT_COMMITS: Final = 200
 since it lengthens the listing of the log."""
 _FILES_KEPT_S: Final = 3600.0
 """Minimum time for which a snapshot of the table stays readable."""
-_FORGET_EVERY: Final = 10
+_REMOVE_FILES_EVERY: Final = 10
 """Upkeeps from one removal of data files to the next; each removal adds two versions to the table."""
-RowsOf = Callable[[DeltaTable, str], Mapping[MessageQueue, OffsetRow]]
+ReadRows = Callable[[DeltaTable, str], Mapping[MessageQueue, OffsetRow]]
 
 
 class HistoryTable:
@@ -85,7 +85,7 @@ class HistoryTable:
         return -1 if recorded is None else recorded
 
     def append(self, moments: Sequence[Moment], up_to: int) -> None:
-        """Add ``moments`` and remember ``up_to``.
+        """Add ``moments`` and record that the history is complete up to version ``up_to``.
 
         Raises:
             DeltaError: If another process has appended since ``recorded_up_to``, or storage fails.
@@ -126,7 +126,7 @@ class HistoryTable:
             split[version] = rows_from_table(consumer_group, part)
         return split
 
-    def forget_and_compact(self, now_s: float) -> None:
+    def expire_and_compact(self, now_s: float) -> None:
         """Delete the days that are too old and compact the table, once it has many files."""
         table = self._opened()
         if table is None:
@@ -168,7 +168,8 @@ def _to_table(moment: Moment) -> pa.Table:
     at = datetime.fromtimestamp(moment.change.at_s, UTC)
     added = (at.date(), moment.change.version, at, moment.change.action)
     columns = [
-        pa.repeat(pa.scalar(value, field.type), len(rows)) for value, field in zip(added, _ADDED, strict=True)
+        pa.repeat(pa.scalar(value, field.type), len(rows))
+        for value, field in zip(added, _CHANGE_COLUMNS, strict=True)
     ]
     return pa.table([*columns, *rows.columns], schema=_SCHEMA)
 
@@ -177,23 +178,25 @@ class Upkeep:
     """Maintains one offset table in the background."""
 
     def __init__(
-        self, table_uri: str, clock: Clock, rows_of: RowsOf, storage: StorageOptions = NO_OPTIONS
+        self, table_uri: str, clock: Clock, read_rows: ReadRows, storage: StorageOptions = NO_OPTIONS
     ) -> None:
         self._table_uri = table_uri
         self._storage = storage
         self._clock = clock
-        self._rows_of = rows_of
+        self._read_rows = read_rows
         self._thread = Maintenance("offset", table_uri, storage)
 
-    def written(self, before: int) -> None:
+    def after_commit(self, before: int) -> None:
         """Note a commit on top of version ``before``, and begin an upkeep if one is due. Return at once."""
-        self._thread.after_commit(before, EVERY, lambda run: self.run(forget_files=run % _FORGET_EVERY == 0))
+        self._thread.after_commit(
+            before, EVERY, lambda run: self.run(removes_files=run % _REMOVE_FILES_EVERY == 0)
+        )
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the end of a running upkeep."""
         self._thread.wait(timeout_s)
 
-    def run(self, *, forget_files: bool) -> None:
+    def run(self, *, removes_files: bool) -> None:
         """Run all steps once, on this thread.
 
         Raises:
@@ -206,13 +209,13 @@ class Upkeep:
         log = LogFiles(self._table_uri, self._storage)
         self._record(history, log, version)
         table.create_checkpoint()
-        removed = log.forget_before(version - KEPT_COMMITS)
-        if forget_files:
+        removed = log.remove_before(version - KEPT_COMMITS)
+        if removes_files:
             log.remove_unfinished()
-            self._forget_files(table, log)
-            history.forget_and_compact(self._clock.now_s())
+            self._remove_files(table, log)
+            history.expire_and_compact(self._clock.now_s())
         logger.info(
-            "offset table looked after path=%s version=%d log_files=-%d",
+            "offset table maintained path=%s version=%d log_files=-%d",
             masked(self._table_uri),
             version,
             removed,
@@ -225,8 +228,8 @@ class Upkeep:
             # Another table was here before; its history does not belong to this one.
             recorded = -1
         found = (
-            StoredChange.of_commit(each, log.row_change_info(each))
-            for each in range(max(recorded + 1, readable.start), version + 1)
+            StoredChange.of_commit(commit, log.row_change_info(commit))
+            for commit in range(max(recorded + 1, readable.start), version + 1)
         )
         changes = worth_keeping([change for change in found if change is not None])
         kept: list[list[Moment]] = []
@@ -235,7 +238,7 @@ class Upkeep:
                 kept.append(self._moments(change))
             except STORAGE_ERRORS as error:
                 if not kept:
-                    # Either the newest rows can still be read, or the storage does not answer at all.
+                    # The newest rows can be read unless the storage does not answer at all.
                     raise
                 logger.warning(
                     "a state of offsets is not kept, since a file of it is gone or damaged path=%s "
@@ -244,7 +247,7 @@ class Upkeep:
                     change.version,
                     self._storage.describe_error(error),
                 )
-        moments = [moment for each in reversed(kept) for moment in each]
+        moments = [moment for moments_then in reversed(kept) for moment in moments_then]
         if moments:
             history.append(moments, version)
 
@@ -254,9 +257,9 @@ class Upkeep:
             groups: Collection[str] = (change.consumer_group,)
         else:
             groups = {partition["consumer_group"] for partition in table.partitions()}
-        return [Moment(change, rows) for group in sorted(groups) if (rows := self._rows_of(table, group))]
+        return [Moment(change, rows) for group in sorted(groups) if (rows := self._read_rows(table, group))]
 
-    def _forget_files(self, table: DeltaTable, log: LogFiles) -> None:
+    def _remove_files(self, table: DeltaTable, log: LogFiles) -> None:
         """Remove data files that no version of the log refers to, also those that a killed writer left."""
         kept_s = _FILES_KEPT_S
         readable = log.readable_versions()

@@ -144,7 +144,7 @@ class WriteOptions(ConnectionOptions):
     ).doc(
         "What the messages' UNIQ_KEY (`msgId`) is made of, with batch, partition and row. The same rows, "
         "in the same partitions, written again under the same `writeId` have the same ones, so that "
-        "readers can tell. Different rows must not share one; those of different micro-batches, within "
+        "readers recognise them. Different rows must not share one; those of different micro-batches, within "
         "`foreachBatch`, too, do not."
     )
 

@@ -110,7 +110,7 @@ def test_rows_that_spark_has_deleted_beside_their_files_stay_deleted(
     spark: SparkSession, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """J3, H1: compaction leaves a table with deletion vectors to Spark's OPTIMIZE."""
-    monkeypatch.setattr(compaction, "WORTH_IT", 2)
+    monkeypatch.setattr(compaction, "MIN_SMALL_FILES", 2)
     sink, table = prepared(path), f"delta.`{path}`"
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
     for number in range(4):

@@ -239,33 +239,35 @@ def test_a_restore_while_a_batch_runs_is_noticed(
 
 
 @pytest.mark.parametrize(
-    "made_anew",
+    "statements",
     [
         pytest.param("DROP TABLE {name}; CREATE TABLE {name} ({columns}) USING delta", id="dropped"),
         pytest.param("REPLACE TABLE {name} ({columns}) USING delta", id="replaced", marks=pytest.mark.long),
     ],
 )
-def test_a_table_made_again_under_its_name_is_noticed(spark: SparkSession, name: str, made_anew: str) -> None:
+def test_a_table_made_again_under_its_name_is_noticed(
+    spark: SparkSession, name: str, statements: str
+) -> None:
     """J7: in the middle of a batch, by the query that runs, and by the next one."""
     make_table(spark, name)
     sink = prepared(name)
     run(sink, {Q0: 2}, rows(Q0, 0, 2))
     batch = sink.begin(GROUP, {Q0: 0, Q1: 0})
-    store = MemoryOffsetStore(f"anew {name}", clock=FakeClock())
+    store = MemoryOffsetStore(f"again {name}", clock=FakeClock())
     [row] = store.claim(GROUP, "me", {Q0: 0}).values()
     state = QueueState(2, row.epoch)
     passed = QueueCommit(queue=Q0, state=state, sinks=recorded_sinks(batch.standings))
     store.commit(GROUP, [passed], query_id="q", batch_id=1)
     written = written_by(batch, rows(Q0, 2, 3))
-    for statement in made_anew.format(name=name, columns=_COLUMNS).split(";"):
+    for statement in statements.format(name=name, columns=_COLUMNS).split(";"):
         spark.sql(statement)
 
-    with pytest.raises(SinkMoved, match="was deleted, made anew or put back"):
+    with pytest.raises(SinkMoved, match="was deleted, created again or put back"):
         batch.commit(written, {Q0: 3})
     after = DeltaSink(name).standings(GROUP, {Q0: 0})
     with pytest.raises(SinkSetBack, match=r"it is another table .*rmq\.reset_to_sink"):
-        check_has_all(GROUP, store.read(GROUP), after, store="memory:anew")
-    if "REPLACE" not in made_anew:
+        check_has_all(GROUP, store.read(GROUP), after, store="memory:again")
+    if "REPLACE" not in statements:
         assert sink.begin(GROUP, {Q0: 0}).standings == after
     assert stored_in(spark, name) == []
     spark.sql(f"DROP TABLE {name}")
@@ -273,7 +275,7 @@ def test_a_table_made_again_under_its_name_is_noticed(spark: SparkSession, name:
         sink.begin(GROUP, {Q0: 0})
     with pytest.raises(SinkSetBack, match="it is not there any more"):
         check_has_all(
-            GROUP, store.read(GROUP), DeltaSink(name).standings(GROUP, {Q0: 0}), store="memory:anew"
+            GROUP, store.read(GROUP), DeltaSink(name).standings(GROUP, {Q0: 0}), store="memory:again"
         )
 
 

@@ -219,7 +219,7 @@ def test_a_handle_that_was_idle_for_long_opens_the_table_again(
     """J3: by then its log may have been cleaned up."""
     sink = prepared(path)
     batch = sink.begin(GROUP, {Q0: 0})
-    table_of(batch)._looked_s -= 3_601.0
+    table_of(batch)._refreshed_s -= 3_601.0
     again = counted(monkeypatch)
 
     batch.commit(files_of(batch.task_writer(), iter([rows(Q0, 0, 1)])), {Q0: 1})
@@ -232,13 +232,13 @@ def test_a_handle_that_was_idle_for_long_opens_the_table_again(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What delta-rs opens from here on."""
     found: list[object] = []
-    take = TableSnapshot._take
+    take = TableSnapshot._use
 
     def noted(snapshot: TableSnapshot, table: DeltaTable) -> int:
         found.append(table)
         return take(snapshot, table)
 
-    monkeypatch.setattr(TableSnapshot, "_take", noted)
+    monkeypatch.setattr(TableSnapshot, "_use", noted)
     return found
 
 
@@ -276,7 +276,7 @@ def test_a_commit_that_was_cleaned_up_is_not_made_again(path: Path) -> None:
 def test_after_very_many_commits_of_others_the_table_is_opened_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyspark_rocketmq.delta.snapshot._MOST_FOLLOWED", 3)
+    monkeypatch.setattr("pyspark_rocketmq.delta.snapshot._MAX_FOLLOWED", 3)
     sink, other = prepared(path), prepared(path)
     for end in range(1, 9):
         run_batch(other, {Q1: end}, rows(Q1, end - 1, end))
@@ -289,7 +289,7 @@ def test_a_table_that_delta_rs_shows_as_it_was_a_moment_ago_is_followed_from_the
 ) -> None:
     """J3: while delta-rs lists a large folder commits are made."""
     sink, other = prepared(path), prepared(path)
-    table_of(sink.begin(GROUP, {Q1: 0}))._looked_s -= 3_601.0
+    table_of(sink.begin(GROUP, {Q1: 0}))._refreshed_s -= 3_601.0
     for end in range(1, 5):
         run_batch(other, {Q1: end}, rows(Q1, end - 1, end))
     monkeypatch.setattr(

@@ -378,7 +378,7 @@ def test_a_table_replaced_under_its_log_while_a_batch_runs_is_noticed(
     files = files_of(batch.task_writer(), iter([rows(Q0, end, end + 1)]))
     DeltaTable.create(path, SCHEMA, mode="overwrite")
 
-    with pytest.raises(SinkMoved, match="made anew"):
+    with pytest.raises(SinkMoved, match="created again"):
         batch.commit(files, {Q0: end + 1})
 
     assert offsets_in(path) == []

@@ -89,7 +89,7 @@ def test_a_table_that_was_made_again_is_noticed_however_many_commits_it_has(
         (path / file.path).touch()
 
     assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 0}
-    with pytest.raises(SinkMoved, match="was deleted, made anew or put back"):
+    with pytest.raises(SinkMoved, match="was deleted, created again or put back"):
         before._commit(files, {Q0: 4})
 
     assert DeltaTable(path).version() == commits

@@ -213,7 +213,7 @@ def test_both_witnesses_are_judged(recorded: dict[str, object], expected: dict[s
     """H10: ids are newer than a commit of files, and older than one by Spark."""
     entry = {"userMetadata": json.dumps(recorded)}
 
-    found = GroupCommit.judged({"a": 5}, entry, number=1)
+    found = GroupCommit.combined({"a": 5}, entry, number=1)
 
     assert found.watermarks == expected
     assert found.number == (2 if NUMBER in recorded else 1)
@@ -393,7 +393,7 @@ def test_a_message_is_the_newest_only_below_the_watermark_that_it_was_recorded_w
     recorded = {REACHED: {"a": 4, "b": 7}, "newest": {"a": [3, 1003, 64], "b": [6, 1006, 900]}}
     entry = {"version": 9, "userMetadata": json.dumps(recorded)}
 
-    behind = GroupCommit.judged({"a": 5, "b": 7}, entry)
+    behind = GroupCommit.combined({"a": 5, "b": 7}, entry)
     assert behind.newest == {"b": [6, 1006, 900]}
     record = behind.record_of_files(SinkCommit.of(GROUP, {"b": 8}, {"b": "[7,1007,950]"}), 0)
     assert record == {REACHED: {"a": 5, "b": 8}, "newest": {"b": [7, 1007, 950]}}

@@ -90,7 +90,7 @@ class StoredTable:
     def as_of(self, version: int) -> StoredTable:
         return self
 
-    def take_options(self) -> None: ...
+    def use_renewed_options(self) -> None: ...
 
     def is_still_there(self) -> bool:
         return True

@@ -86,8 +86,8 @@ class FileAppender:
         watermarks = {**before.watermarks, **commit.watermarks}
         return self.put(log, (), commit._replace(watermarks=watermarks, record=record))
 
-    def count_as_spark(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """Set watermarks by a commit without rows in the form of those that Spark makes for the group."""
+    def set_watermarks_as_spark(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+        """Set watermarks by a commit without rows, in the form of Spark's commits for the group."""
         counter = {group_app_id(commit.consumer_group): before.number + 1}
         record = before.record_by_spark(commit)
         return self.put(log, (), commit._replace(watermarks=counter, record=record))
@@ -100,7 +100,7 @@ class FileAppender:
         """Commit files, and watermarks and record as they are in ``commit``; return the new version."""
         begun_at = self.table.version
         self.table.append(files, log.note_of(commit))
-        return log.made(begun_at, commit)
+        return log.note_made(begun_at, commit)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class MergeAppender:
         begun_at = self.table.version
         rows = log.files.read(files, self.table.arrow_schema)
         self.table.merge(rows, self.keys, columns.names, log.note_of(commit), order=POSITION_COLUMNS)
-        version = log.made(begun_at, commit)
+        version = log.note_made(begun_at, commit)
         log.files.remove(files)
         return version
 
@@ -152,7 +152,7 @@ class MergeAppender:
 def with_record(before: GroupCommit, commit: SinkCommit) -> SinkCommit:
     """Return a commit of files with the group's progress, and all ids that the table lacks."""
     return commit._replace(
-        # From this commit on the transaction ids count, including those of queues that stood still.
+        # From this commit on the transaction ids are used, so they must include queues that did not move.
         watermarks={**before.not_in_ids, **commit.watermarks},
         record=before.record_of_files(commit, time.time_ns() // 1_000_000),
     )

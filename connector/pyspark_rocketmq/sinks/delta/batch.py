@@ -33,8 +33,8 @@ _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
 """Pauses before further tries of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
 _UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
 """Errors after which it is unknown whether a commit was made."""
-_PAUSES_OF_STORAGE_S = (0.1, 0.5, 2.0, 0.0)
-"""Pauses after each look for files, which a mount may show late."""
+_FILE_CHECK_PAUSES_S = (0.1, 0.5, 2.0, 0.0)
+"""Pauses after each check for files, which a mount may show late."""
 _SHOWN_FILES = 3
 
 
@@ -105,24 +105,24 @@ class DeltaBatch:
             return None
         path, storage = self.table.path, self.table.storage
         try:
-            read_with_retry(f"files for {path}", path, storage, lambda: self._look_at(files), self.sleep)
+            read_with_retry(f"files for {path}", path, storage, lambda: self._check_files(files), self.sleep)
         except STORAGE_ERRORS as error:
             raise SinkConflict(
-                f"What tasks wrote for {path} could not be looked at: {storage.describe_error(error)} "
+                f"Files that tasks wrote for {path} could not be checked: {storage.describe_error(error)} "
                 "Nothing of this batch was added; it may run again."
             ) from error
         return self._commit(files, grown)
 
-    def _look_at(self, files: Sequence[WrittenFile]) -> None:
+    def _check_files(self, files: Sequence[WrittenFile]) -> None:
         # The batch may have taken longer than its credentials are valid.
         self.table.storage.renew()
-        self.log.table.take_options()
+        self.log.table.use_renewed_options()
         self._check_seen(files)
 
     def _check_seen(self, files: Sequence[WrittenFile]) -> None:
         """Refuse files that the driver does not see where readers of the table will look for them."""
         unseen: list[str] = []
-        for pause_s in _PAUSES_OF_STORAGE_S:
+        for pause_s in _FILE_CHECK_PAUSES_S:
             unseen = self.log.files.unseen(files)
             if not unseen:
                 return
@@ -147,7 +147,7 @@ class DeltaBatch:
         def follow(failure: Exception | None) -> Callable[[], int]:
             nonlocal tried_at
             self._check_still_there()
-            # Spark adds to the newest version, and would not conflict with commits made since.
+            # Spark adds to the newest version, and so would not notice commits made since the check.
             if failure is not None or (self.is_by_spark and self.log.table.may_have_newer()):
                 self.log.table.refresh()
             if self.log.version != self.version:
@@ -181,7 +181,7 @@ class DeltaBatch:
 
     def _another_table(self) -> SinkMoved:
         return SinkMoved(
-            f"The Delta table {self.table.path} was deleted, made anew or put back to an earlier state "
+            f"The Delta table {self.table.path} was deleted, created again or put back to an earlier state "
             "while this batch ran. Nothing of this batch was added."
         )
 
@@ -192,7 +192,7 @@ class DeltaBatch:
         if self.is_by_spark:
             self.log.files.remove(files)
         else:
-            self.table.look_after(self.log)
+            self.table.start_maintenance(self.log)
         return made_at
 
     def _check_changes(self, grown: Mapping[MessageQueue, int]) -> None:
@@ -219,7 +219,7 @@ class DeltaBatch:
             )
         if bool(self.table.check_unaltered(self.log.table.form())) != self.is_by_spark:
             raise SinkMoved(
-                f"The Delta table {path} was given features, or lost some, that decide how rows are written, "
+                f"Features of the Delta table {path} that decide how rows are written were added or removed "
                 "while this batch ran. Nothing of this batch was added. Run the batch again."
             )
         # Spark's writer checks the rows against the table's form at that time.

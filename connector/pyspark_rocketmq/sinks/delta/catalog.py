@@ -51,7 +51,7 @@ from pyspark_rocketmq.sinks.delta.spark_writer import (
 from pyspark_rocketmq.sinks.delta.task_files import TaskFolder
 from pyspark_rocketmq.spark.version import HAS_DELTA, arrow_schema
 
-_GONE: Final = frozenset(
+_MISSING_TABLE: Final = frozenset(
     {
         "TABLE_OR_VIEW_NOT_FOUND",
         "SCHEMA_NOT_FOUND",
@@ -63,17 +63,15 @@ _GONE: Final = frozenset(
 )
 """Spark's error conditions for a missing table, or one whose folder is gone."""
 _NO_TABLES: Final = ("`DETAIL`", "`HISTORY`")
-_FACTS: Final = ("version", "timestamp", "operation", "operationParameters", "userMetadata")
+_HISTORY_COLUMNS: Final = ("version", "timestamp", "operation", "operationParameters", "userMetadata")
 _ROW_OPERATIONS: Final = frozenset({"DELETE", "UPDATE", "MERGE", "OPTIMIZE", "STREAMING UPDATE"})
-"""Operations that do not change partitioning, properties or features, which Spark takes a second to read."""
+"""Operations that keep partitioning, properties and features, so that these need not be read again."""
 _COMPUTED_BY: Final = frozenset({"generatedColumns", "identityColumns"})
 _STAGED: Final = "rocketmq-staged"
 """Folder within a staging folder that only this package writes to."""
-_LEFT_FOR_S: Final = 7 * 86_400
+_LEFTOVER_AGE_S: Final = 7 * 86_400
 """Age above which a file was left by a killed task; Delta's VACUUM has the same limit."""
 _ERRORS: Final = (PySparkException, Py4JError)
-
-
 _REASONS: Final = ("its name in a catalog",)
 _SKIPPED: Final = (
     " Spark leaves out a commit of a group if the table has a later one of it. If its history no longer "
@@ -92,7 +90,7 @@ def _rows(spark: SparkSession, sql: str) -> list[Row]:
     try:
         return spark.sql(sql).collect()
     except _ERRORS as error:
-        if isinstance(error, PySparkException) and error.getCondition() in _GONE:
+        if isinstance(error, PySparkException) and error.getCondition() in _MISSING_TABLE:
             if (error.getMessageParameters() or {}).get("relationName") in _NO_TABLES:
                 # Without Delta, Spark reads it as DESCRIBE of a column in a table named DETAIL or HISTORY.
                 raise _NoDelta from error
@@ -103,8 +101,8 @@ def _rows(spark: SparkSession, sql: str) -> list[Row]:
 def _first_line(error: BaseException) -> str:
     """Return the most informative line of an error; Py4J puts a line before it."""
     lines = str(error).strip().splitlines()
-    said = lines[1:2] if isinstance(error, Py4JError) and len(lines) > 1 else lines[:1]
-    return masked("".join(said).lstrip(": "))
+    shown = lines[1:2] if isinstance(error, Py4JError) and len(lines) > 1 else lines[:1]
+    return masked("".join(shown).lstrip(": "))
 
 
 class _NoDelta(DeltaError):
@@ -117,9 +115,10 @@ def _read_commits(spark: SparkSession, name: TableName, limit: int | None) -> li
 
 
 def _entry(row: Row) -> dict[str, Any]:
-    facts = {key: row[key] for key in _FACTS}
-    time_ns = int(facts["timestamp"].timestamp() * 1_000) * 1_000_000
-    return {**facts, "timestamp": time_ns, "operationParameters": dict(facts["operationParameters"] or {})}
+    columns = {name: row[name] for name in _HISTORY_COLUMNS}
+    time_ns = int(columns["timestamp"].timestamp() * 1_000) * 1_000_000
+    parameters = dict(columns["operationParameters"] or {})
+    return {**columns, "timestamp": time_ns, "operationParameters": parameters}
 
 
 class CatalogSnapshot:
@@ -130,7 +129,7 @@ class CatalogSnapshot:
         self._spark = spark
         self._name = name
         self.log: Final = history
-        self._tip = history.commit_file(history.look())
+        self._tip = history.commit_file(history.refresh())
         self._detail = detail
         self._schema = self._columns()
 
@@ -168,13 +167,13 @@ class CatalogSnapshot:
             features=frozenset(self._detail["tableFeatures"] or ()),
         )
 
-    def take_options(self) -> None:
+    def use_renewed_options(self) -> None:
         """Do nothing: Spark reaches the storage with its own options."""
 
     def is_still_there(self) -> bool:
         """Whether the table is the same one, and was not put back to an earlier state."""
         try:
-            newest = self.log.look()
+            newest = self.log.refresh()
             # REPLACE TABLE keeps the history of the previous table.
             if self.log.commit_file(self.version) == self._tip and self._keep_form_up_to(newest):
                 return True
@@ -194,12 +193,12 @@ class CatalogSnapshot:
         return detail
 
     def may_have_newer(self) -> bool:
-        """Whether there is a newer commit as of the last look, which :meth:`is_still_there` takes."""
+        """Whether there was a newer commit when :meth:`is_still_there` was last called."""
         return self.log.newest != self.version
 
     def refresh(self) -> None:
         """Move to the newest version."""
-        version = self.log.look()
+        version = self.log.refresh()
         if version == self.version:
             return
         if not self._keep_form_up_to(version):
@@ -296,7 +295,7 @@ class CatalogHome:
             DeltaError: If the catalog does not answer.
         """
         self.storage.renew()
-        spark = self._found_session()
+        spark = self._require_session()
         try:
             [detail] = _rows(spark, f"DESCRIBE DETAIL {self._name.sql}")
         except TableNotFoundError:
@@ -328,7 +327,7 @@ class CatalogHome:
         log = SinkLog(table, TaskFolder(self._rows_uri, self.storage), lost_hint=_SKIPPED)
         return SinkHandle(log, self.spark, None)
 
-    def _found_session(self) -> SparkSession:
+    def _require_session(self) -> SparkSession:
         spark = self.session.take()
         if spark is None:
             problem = f"{self._name} is the name of a table, for which a running Spark session is needed"
@@ -373,7 +372,7 @@ class CatalogHome:
         finally:
             filesystem.delete_file(f"{folder}/{name}")
         if self._staging is not None:
-            _remove_left(filesystem, folder, time.time())
+            _remove_leftovers(filesystem, folder, time.time())
 
     def _address_of(self, name: str) -> str:
         """Return the address by which Spark finds the folder that tasks write to."""
@@ -436,9 +435,9 @@ class CatalogHome:
                 raise cannot_take_files(self.path, reasons, problem)
 
 
-def _remove_left(filesystem: fs.FileSystem, folder: str, now_s: float) -> None:
+def _remove_leftovers(filesystem: fs.FileSystem, folder: str, now_s: float) -> None:
     """Remove the files that killed tasks have left."""
     for file in filesystem.get_file_info(fs.FileSelector(folder or "/", allow_not_found=True)):
-        if file.mtime_ns is not None and now_s - file.mtime_ns / 1e9 > _LEFT_FOR_S:
+        if file.mtime_ns is not None and now_s - file.mtime_ns / 1e9 > _LEFTOVER_AGE_S:
             with suppress(OSError):
                 filesystem.delete_file(file.path)

@@ -1,4 +1,4 @@
-"""Decisions of a Delta sink without I/O: do rows fit a table, whose is a commit, what does it record?"""
+"""Decisions of a Delta sink: whether rows fit a table, and the ids and records of its commits. No I/O."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 REACHED: Final = "reached"
 """Field in the ``userMetadata`` of a commit of files: watermarks of the group's queues, by application id."""
 WATERMARKS: Final = "watermarks"
-"""Field with the same in a commit by Spark or in its form; it overrides the transaction ids of queues."""
+"""Field for watermarks in a commit by Spark, or in one of that form; it overrides ids of queues."""
 NUMBER: Final = "commits"
-"""Field beside ``watermarks``: the version of the group's own id, which counts such commits."""
+"""Field next to ``watermarks``: the version of the group's own id, which counts such commits."""
 NEWEST: Final = "newest"
 """Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
 WHOLE_AT: Final = "wholeAt"
 """Field in a commit of files that records all of very many queues: time of the commit, in milliseconds."""
 CHANGED_SINCE: Final = "changedSince"
-"""Field in a commit of files that records only the changes since one with ``wholeAt``: that one's version."""
+"""Field in a commit of files that records only changes: version of the commit with ``wholeAt`` before it."""
 
 
 def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
@@ -275,7 +275,7 @@ def restored_to(entry: Mapping[str, Any]) -> int:
 def own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sink's part of a history entry; empty for commits of others.
 
-    An entry that the commit's own writer has kept contains it as a mapping, which need not be parsed.
+    It is JSON in the log; in an entry that this process has cached it is a mapping already.
     """
     metadata = entry.get("userMetadata") or "{}"
     if isinstance(metadata, dict):

@@ -32,7 +32,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.delta.commit import commit_on_top
 from pyspark_rocketmq.delta.paths import TableName, table_uri
-from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
+from pyspark_rocketmq.delta.storage_options import GivenOptions, StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, read_with_retry
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved
@@ -73,7 +73,7 @@ class DeltaSink:
         merge_keys: Sequence[str] = (),
         schema_evolution: bool = False,
         compaction: bool = True,
-        storage_options: Given | StorageOptions | None = None,
+        storage_options: GivenOptions | StorageOptions | None = None,
         staging: str | Path | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -89,7 +89,7 @@ class DeltaSink:
             schema_evolution: Add columns that the rows have and the table lacks, like Delta's
                 ``mergeSchema``; columns that only the table has are null in new rows. Types and partitioning
                 never change.
-            compaction: Compact small files from time to time, in a thread of this process beside the batches.
+            compaction: Compact small files from time to time, in a background thread of this process.
                 Tables that Spark writes are not compacted.
             storage_options: Options of delta-rs for an object store (``aws_access_key_id``, ``allow_http``
                 …), or a callable that returns them and is called at each batch. Their values are never shown.
@@ -180,11 +180,11 @@ class DeltaSink:
         what = f"The progress of group {consumer_group} in {self.path}"
         return self._read(what, lambda: self._begin(consumer_group, queues))
 
-    def _read(self, what: str, ask: Callable[[], T]) -> T:
+    def _read(self, what: str, read: Callable[[], T]) -> T:
         """Return ``read_with_retry``; raise OffsetError if the storage does not answer."""
         storage = self._table.storage
         try:
-            return read_with_retry(what, self.path, storage, ask, self._sleep)
+            return read_with_retry(what, self.path, storage, read, self._sleep)
         except STORAGE_ERRORS as error:
             raise OffsetError(
                 f"{what} could not be read: {storage.describe_error(error)} "
@@ -215,7 +215,7 @@ class DeltaSink:
             partition_by=() if reasons or table.merge_keys else form.partition_by,
             watermarks=watermarks,
             fills_missing=table.schema_evolution and not reasons,
-            storage=table.storage.as_of_now(rows_uri),
+            storage=table.storage.for_tasks(rows_uri),
         )
         return DeltaBatch(
             table=table,
@@ -282,7 +282,7 @@ class DeltaSink:
             return by_generation(consumer_group, read_progress(log, consumer_group))
         except STORAGE_ERRORS as exc:
             raise OffsetError(
-                f"What group {consumer_group} has written to {self.path} could not be read: "
+                f"The watermarks of group {consumer_group} in {self.path} could not be read: "
                 f"{self._table.storage.describe_error(exc)} Check that "
                 "the table's folder _delta_log can be read and has all files since its last checkpoint."
             ) from exc

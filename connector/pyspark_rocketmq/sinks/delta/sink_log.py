@@ -33,7 +33,7 @@ class SinkLog:
     def __init__(self, table: Snapshot, files: TaskFolder, lost_hint: str = "") -> None:
         """Start at the version of ``table``; ``files`` is the folder that tasks write to.
 
-        ``lost_hint`` says what to do if a commit that was made is not in the log.
+        ``lost_hint`` is the advice for a user if a commit that was made is not in the log.
         """
         self.table = table
         self.files = files
@@ -59,7 +59,7 @@ class SinkLog:
 
     @property
     def begins_at_first_commit(self) -> bool:
-        """Whether the look for a commit reached the table's first commit; for use if it was not found."""
+        """Whether a search for a commit has reached the table's first commit; for use if it found none."""
         return self._seen.first == 0
 
     def shows_restores_since(self, consumer_group: str) -> bool:
@@ -89,7 +89,7 @@ class SinkLog:
         return version
 
     def restored_since_last_commit(self, consumer_group: str) -> int | None:
-        """Return the version of the last RESTORE if no commit of the group knew it; else None."""
+        """Return the version of the last RESTORE if no commit of the group has seen it; else None."""
         return self._summary(lambda seen: seen.covers(consumer_group)).restored_since(consumer_group)
 
     def was_replaced_at(self, version: int) -> bool:
@@ -97,8 +97,8 @@ class SinkLog:
         entry = self.log.commit_info(version)
         return entry is not None and is_replacement(entry)
 
-    def came_past_restore(self, consumer_group: str) -> int | None:
-        """Return the version of the group's commit during which that RESTORE came; else None."""
+    def commit_after_restore(self, consumer_group: str) -> int | None:
+        """Return the version of the group's commit after that RESTORE, if it had not seen it; else None."""
         return self._summary(lambda seen: seen.covers(consumer_group)).commit_after_restore(consumer_group)
 
     def newest_commit(self, consumer_group: str) -> Mapping[str, Any] | None:
@@ -150,13 +150,13 @@ class SinkLog:
         log: SinkLog = self
         # The restored version may itself come after a RESTORE, and each one kept the watermarks.
         while (restored_at := log.restored_since_last_commit(consumer_group)) is not None:
-            came_past = log.came_past_restore(consumer_group)
-            if came_past is not None:
+            commit_after = log.commit_after_restore(consumer_group)
+            if commit_after is not None:
                 raise OffsetError(
                     f"While {self.log.table_uri} was restored at version {restored_at}, rows of group "
-                    f"{consumer_group} were being added, which are in version {came_past}. They are consumed "
-                    f"again, too, and would be there twice: restore version {came_past - 1} first, and call "
-                    "this again."
+                    f"{consumer_group} were being added, which are in version {commit_after}. They are "
+                    f"consumed again, too, and would be there twice: restore version {commit_after - 1} "
+                    "first, and call this again."
                 )
             entry = log.log.commit_info(restored_at)
             if entry is None:
@@ -166,8 +166,8 @@ class SinkLog:
             log = SinkLog(log.table.as_of(restored_to(entry)), self.files, self._lost_hint)
         return log
 
-    def before(self, commit: SinkCommit) -> dict[str, Any]:
-        """Return the record for a commit: what its writer has seen of the log, and the group's progress."""
+    def record_for(self, commit: SinkCommit) -> dict[str, Any]:
+        """Return the record for a commit: a summary of the log before it, and the group's progress."""
         seen = self._summary(lambda seen: seen.last >= seen.first).to_metadata()
         self._recorded = (commit, {"seen": seen, **commit.record})
         return dict(self._recorded[1])
@@ -175,10 +175,10 @@ class SinkLog:
     def note_of(self, commit: SinkCommit) -> CommitNote:
         """Return the information of a commit on top of this object's version."""
         return CommitNote(
-            metadata=commit.metadata(**self.before(commit)), transactions=dict(commit.watermarks)
+            metadata=commit.metadata(**self.record_for(commit)), transactions=dict(commit.watermarks)
         )
 
-    def made(self, begun_at: int, commit: SinkCommit) -> int:
+    def note_made(self, begun_at: int, commit: SinkCommit) -> int:
         """Return the version of a commit that was just made on top of version ``begun_at``, and note it."""
         if self.version != begun_at + 1:
             return self.version_of(commit, begun_at)

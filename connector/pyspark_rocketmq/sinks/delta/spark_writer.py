@@ -254,7 +254,7 @@ class SparkWriter:
         """
         begun_at, number = log.version, before.number + 1
         commit = commit._replace(record={**before.record_by_spark(commit), **self.target.record})
-        metadata = commit.metadata(**log.before(commit))
+        metadata = commit.metadata(**log.record_for(commit))
         schema = from_arrow_schema(columns, prefer_timestamp_ntz=True)
         paths = [plain_path(f"{self.target.files_address}/{file.path}") for file in files]
         spark = self.session.spark

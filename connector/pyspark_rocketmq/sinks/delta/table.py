@@ -64,7 +64,7 @@ _CLEAN_UP_EVERY = 1_000
 
 
 class TableHome(Protocol):
-    """Where a table is, and what follows from that."""
+    """The place of a table, and everything that depends on it."""
 
     storage: StorageOptions
     session: Session
@@ -248,8 +248,8 @@ class SinkTable:
         self.compaction = compaction
         self._compactor = Compactor()
         self._wanted: TableForm | None = None
-        self._taken: TableForm | None = None
-        """The last form of the table that files were found to fit; most commits do not change it."""
+        self._checked_form: TableForm | None = None
+        """The form of the table for which files were last found to fit; most commits do not change it."""
         self.schema = pa.schema([])
         """Columns of the rows; empty until the table is prepared."""
         self.table_id: str | None = None
@@ -259,7 +259,7 @@ class SinkTable:
         self._handles: HandlePerThread[SinkHandle] = HandlePerThread(self._opened)
         self._session_of_handles: SparkSession | None = None
         self._upkeep = Maintenance("sink", self.path, self.storage)
-        self._compactions = Maintenance("sink", self.path, self.storage, heeds_process_ends=True)
+        self._compactions = Maintenance("sink", self.path, self.storage, is_interruptible=True)
 
     def prepare(self, schema: pa.Schema) -> None:
         """Create the table if it is missing, else check it; see ``DeltaSink.prepare``."""
@@ -287,7 +287,7 @@ class SinkTable:
         form = handle.log.table.form()
         self._check_columns(form, wanted)
         check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
-        self._wanted, self._taken, self.schema = wanted, None, schema
+        self._wanted, self._checked_form, self.schema = wanted, None, schema
         self._forget_handles_of_another_session()
         self._handles.keep(handle)
         self.table_id = handle.log.table.table_id
@@ -314,7 +314,7 @@ class SinkTable:
         ]
         if all(problems):
             path = masked(self.path)
-            logger.warning("where Spark writes path=%s, too, as by OPTIMIZE, %s", path, problems[-1])
+            logger.warning("if Spark also writes path=%s, for example by OPTIMIZE, %s", path, problems[-1])
 
     def _check_columns(self, form: TableForm, wanted: TableForm) -> None:
         form = self.home.comparable(form, wanted)
@@ -347,13 +347,13 @@ class SinkTable:
             )
         return handle
 
-    def look_after(self, log: SinkLog) -> None:
+    def start_maintenance(self, log: SinkLog) -> None:
         """Start a checkpoint and a compaction if due, after a commit of files; return at once."""
         every = checkpoint_interval(log.table.form().configuration)
         self._upkeep.after_commit(
             log.version - 1,
             every,
-            lambda number: self._look_after(cleans_up=number % max(1, _CLEAN_UP_EVERY // every) == 0),
+            lambda number: self._maintain(cleans_up=number % max(1, _CLEAN_UP_EVERY // every) == 0),
         )
         if self.compaction:
             # On its own thread: for a large table it takes long, and checkpoints must not wait for it.
@@ -368,7 +368,7 @@ class SinkTable:
         for thread in (self._upkeep, self._compactions):
             thread.wait(timeout_s)
 
-    def _look_after(self, *, cleans_up: bool) -> None:
+    def _maintain(self, *, cleans_up: bool) -> None:
         self.storage.renew()
         table = open_table(self.path, self.storage)
         table.create_checkpoint()
@@ -376,7 +376,7 @@ class SinkTable:
         if cleans_up and configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
             table.cleanup_metadata()
             LogFiles(self.path, self.storage).remove_unfinished()
-        logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
+        logger.info("sink table maintained path=%s version=%d", masked(self.path), table.version())
 
     def _compact(self) -> None:
         self.storage.renew()
@@ -385,7 +385,7 @@ class SinkTable:
             self._compactor.compact_if_worth_it(table, LogFiles(self.path, self.storage))
 
     def check_not_restored(self, log: SinkLog, consumer_group: str) -> None:
-        """Refuse a table after a RESTORE that the group's last commit did not know of.
+        """Refuse a table after a RESTORE that the group's last commit has not seen.
 
         Raises:
             SinkConflict: If there was one; it may have removed rows.
@@ -398,14 +398,14 @@ class SinkTable:
             if not log.shows_restores_since(consumer_group):
                 self._warn_of_restores(consumer_group)
             return
-        came_past = log.came_past_restore(consumer_group)
+        commit_after = log.commit_after_restore(consumer_group)
         is_replaced = log.was_replaced_at(restored_at)
         when = (
             f"after group {consumer_group} wrote to it last"
-            if came_past is None
-            else f"while rows of group {consumer_group} were being added (version {came_past})"
+            if commit_after is None
+            else f"while rows of group {consumer_group} were being added (version {commit_after})"
         )
-        first = "" if came_past is None else f"restore version {came_past - 1}, "
+        first = "" if commit_after is None else f"restore version {commit_after - 1}, "
         undo = (
             f"If the {'replacement' if is_replaced else 'RESTORE'} was a mistake, restore the version before "
             "it first: then nothing is consumed again. "
@@ -420,7 +420,7 @@ class SinkTable:
             f"whose rows are gone, stop every query of the group, {first}{given}run "
             f"DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset "
             "store, for example DeltaOffsetStore(path), and start the query again. "
-            f"{undo if came_past is None else ''}To accept the "
+            f"{undo if commit_after is None else ''}To accept the "
             f"gap{kept}, stop them and run in Python: `from pyspark_rocketmq import DeltaSink; sink = "
             f"DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, {{key.queue: offset for key, "
             f"offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "
@@ -450,12 +450,12 @@ class SinkTable:
                 f"The sink {self.path} does not know its rows' columns yet. Call prepare with their schema "
                 "first."
             )
-        if form is self._taken:
+        if form is self._checked_form:
             return ()
         self._check_columns(form, self._wanted)
         reasons = self.reasons_for_spark(form)
         if not reasons:
-            self._taken = form
+            self._checked_form = form
         return reasons
 
     def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:
@@ -483,13 +483,13 @@ class SinkTable:
 
     def rewind(self, handle: SinkHandle, before: GroupCommit, commit: SinkCommit) -> int:
         """Make a commit without rows that sets watermarks; return the new version."""
-        before = before.set_by(commit)
+        before = before.after_rewind(commit)
         form = handle.log.table.form()
         if not self.home.reasons_for_spark(form):
             return handle.appender.set_watermarks(handle.log, before, commit)
         recorder = self._recorder(handle)
         if recorder is not None:
-            return recorder.count_as_spark(handle.log, before, commit)
+            return recorder.set_watermarks_as_spark(handle.log, before, commit)
         self.reasons_for_spark(form)
         return self.home.spark.set_watermarks(handle.log, before, commit)
 

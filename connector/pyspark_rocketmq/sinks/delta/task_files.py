@@ -166,7 +166,7 @@ class TaskFolder:
         return self._opened[1:]
 
     def unseen(self, files: Sequence[WrittenFile]) -> list[str]:
-        """Describe those ``files`` that this machine sees not at all, or with another size."""
+        """Describe the ``files`` that this machine does not see, or sees with another size."""
         filesystem, folder = self._place()
         found = filesystem.get_file_info([f"{folder}/{file.path}" for file in files])
         return [

@@ -1,12 +1,10 @@
-"""How far a group's rows go in a Delta table: the one reader, for sinks, offset stores and command lines.
+"""Reads a group's watermarks in a Delta table, for sinks, offset stores and command lines. Without Spark.
 
-Nothing here uses Spark.
+Watermarks are in two places: in the table's transaction ids, and in the record within the group's newest
+commit.  Each place may lack some of them, so both are read:
 
-They are in two places: in the table's transaction ids, and in the record within the group's newest commit.
-Each place may lack a part, so both are read:
-
-* With ``delta.setTransactionRetentionDuration`` the next checkpoint drops the ids of queues that stood still,
-  and those of older releases at once. The commit has all of them.
+* With ``delta.setTransactionRetentionDuration`` the next checkpoint drops the ids of queues that did not
+  move, and those of older releases at once. The commit has all of them.
 * The log keeps commits for 30 days (``delta.logRetentionDuration``). Ids stay.
 * Spark's writer stores one id per commit, so the records of its commits are newer than the ids of queues.
 * delta-rs may put a commit of files after one of another member that its writer had not seen; then the ids
@@ -15,8 +13,7 @@ Each place may lack a part, so both are read:
 A catalog shows only the commits of a table, so those record the progress of the whole group, and ids are read
 only for rows that came by the table's path.
 
-If neither is left, the watermarks are unknown, and that is an error: if they were taken for 0, rows would be
-doubled.
+If neither place has them any more, that is an error: if they were taken for 0, rows would be doubled.
 
 A commit records the last generation of each queue, since nothing is written to earlier ones any more. If very
 many queues are idle (deleted topics), most commits record only what has changed since a commit that has
@@ -35,7 +32,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from pyspark_rocketmq.delta.features import TRANSACTION_RETENTION, forgets_transactions
+from pyspark_rocketmq.delta.features import TRANSACTION_RETENTION, expires_transactions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict
@@ -62,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 WHOLE: Final = "whole"
 """Field of a commit whose watermarks are those of every queue that the group ever wrote."""
-_WORTH_LEAVING_OUT: Final = 64
+_MAX_IDLE_RECORDED: Final = 64
 """Number of idle queues above which commits leave them out; a commit records about 100 bytes per queue."""
 _LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
 """Age up to which commits refer to one that has all queues; logs are cleaned up by age."""
@@ -101,9 +98,9 @@ def recorded(entry: Mapping[str, Any] | None, whole_entry: Mapping[str, Any] | N
     if CHANGED_SINCE in own:
         whole = _whole(whole_entry)
         if whole is None:
-            return Recorded(watermarks, _known(newest), None, is_whole=False)
+            return Recorded(watermarks, _without_nulls(newest), None, is_whole=False)
         newest = {**whole.newest, **newest}
-        return Recorded({**whole.watermarks, **watermarks}, _known(newest), whole)
+        return Recorded({**whole.watermarks, **watermarks}, _without_nulls(newest), whole)
     return Recorded(watermarks, newest, _whole(entry), is_whole=REACHED in own)
 
 
@@ -119,7 +116,7 @@ def _mapping(own: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _known(newest: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(newest: Mapping[str, Any]) -> dict[str, Any]:
     return {name: numbers for name, numbers in newest.items() if numbers is not None}
 
 
@@ -139,7 +136,7 @@ class GroupCommit:
     """The commit that has all queues, where there are very many."""
 
     @classmethod
-    def judged(
+    def combined(
         cls,
         stored: Mapping[str, int],
         entry: Mapping[str, Any] | None,
@@ -147,7 +144,7 @@ class GroupCommit:
         *,
         number: int = 0,
     ) -> GroupCommit:
-        """Return the progress that the ids in ``stored`` and the group's newest commit show together."""
+        """Combine the ids in ``stored`` with the record in ``entry``, the group's newest commit."""
         own = {} if entry is None else own_metadata(entry)
         known = recorded(entry, whole_entry)
         if WATERMARKS in own:
@@ -165,22 +162,24 @@ class GroupCommit:
         newest = known.newest
         if watermarks != known.watermarks:
             at = known.watermarks
-            newest = {name: each for name, each in newest.items() if at.get(name) == watermarks.get(name)}
+            newest = {
+                name: numbers for name, numbers in newest.items() if at.get(name) == watermarks.get(name)
+            }
         return cls(watermarks=watermarks, number=number, not_in_ids=missing, newest=newest, whole=known.whole)
 
-    def reached_with(self, commit: SinkCommit) -> Mapping[str, int]:
+    def watermarks_after(self, commit: SinkCommit) -> Mapping[str, int]:
         """Return the watermarks of the last generations once ``commit`` is made."""
         return last_generations({**self.watermarks, **commit.watermarks})
 
     def record_of_files(self, commit: SinkCommit, now_ms: int) -> dict[str, Any]:
         """Return the record of the group for a commit of files."""
-        reached, newest = self.reached_with(commit), commit.newest_after(self.newest)
-        if len(reached) <= _WORTH_LEAVING_OUT:
+        reached, newest = self.watermarks_after(commit), commit.newest_after(self.newest)
+        if len(reached) <= _MAX_IDLE_RECORDED:
             return _record(reached, newest)
         whole = self.whole
         if whole is not None and 0 <= now_ms - whole.at_ms <= _LONGEST_SINCE_MS:
             changed = {name: at for name, at in reached.items() if whole.watermarks.get(name) != at}
-            if len(reached) - len(changed) > _WORTH_LEAVING_OUT:
+            if len(reached) - len(changed) > _MAX_IDLE_RECORDED:
                 names = newest.keys() | whole.newest.keys()
                 differs = {
                     name: newest.get(name) for name in names if newest.get(name) != whole.newest.get(name)
@@ -192,12 +191,13 @@ class GroupCommit:
         """Return the record of the group for a commit by Spark, or one in the same form."""
         newest = commit.newest_after(self.newest)
         kept = {NEWEST: newest} if newest else {}
-        return {WATERMARKS: self.reached_with(commit), NUMBER: self.number + 1, **kept}
+        return {WATERMARKS: self.watermarks_after(commit), NUMBER: self.number + 1, **kept}
 
-    def set_by(self, commit: SinkCommit) -> GroupCommit:
-        """Return this without the newest messages of queues that an operator's ``commit`` moves."""
+    def after_rewind(self, commit: SinkCommit) -> GroupCommit:
+        """Return this without the newest messages of the queues that ``commit``, a rewind, moves."""
         moved = {name for name, at in commit.watermarks.items() if self.watermarks.get(name) != at}
-        return replace(self, newest={name: each for name, each in self.newest.items() if name not in moved})
+        kept = {name: numbers for name, numbers in self.newest.items() if name not in moved}
+        return replace(self, newest=kept)
 
 
 def _record(watermarks: Mapping[str, int], newest: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,16 +227,16 @@ def read_progress(
         return _from_commits(log, consumer_group)
     stored = _stored_ids(log, consumer_group, generations)
     number = stored.pop(group_app_id(consumer_group), 0)
-    forgets = forgets_transactions(log.table.form())
-    newest = log.newest_commit(consumer_group) if stored or number or forgets else None
+    expires = expires_transactions(log.table.form())
+    newest = log.newest_commit(consumer_group) if stored or number or expires else None
     if newest is None and number:
-        raise _forgotten(log, consumer_group)
+        raise _lost_progress_error(log, consumer_group)
     whole = log.whole_record_of(newest)
-    if forgets and (
+    if expires and (
         not log.begins_at_first_commit if newest is None else not records_progress(newest, whole)
     ):
-        raise _unknown(log, consumer_group)
-    return GroupCommit.judged(stored, newest, whole, number=number)
+        raise _unknown_progress_error(log, consumer_group)
+    return GroupCommit.combined(stored, newest, whole, number=number)
 
 
 def _stored_ids(
@@ -248,7 +248,7 @@ def _stored_ids(
         OSError, ValueError, KeyError: If ids can only be read by their names, and no queue is named.
     """
     group = group_app_id(consumer_group)
-    of_queues = f"{group}:"
+    queue_prefix = f"{group}:"
     try:
         known = log.table.all_transactions()
     except (OSError, ValueError, KeyError):
@@ -256,21 +256,21 @@ def _stored_ids(
         if not ids:
             raise
         return log.table.transaction_versions([group, *ids])
-    return {name: at for name, at in known.items() if name.startswith(of_queues) or name == group}
+    return {name: at for name, at in known.items() if name.startswith(queue_prefix) or name == group}
 
 
 def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
-    """Return the progress in a table of a catalog, with rows that came by the table's path before."""
+    """Return the progress in a table named by a catalog; its path may have been used before."""
     newest = log.newest_commit(consumer_group)
     if newest is None and log.begins_at_first_commit:
         return GroupCommit()
     if newest is not None and own_metadata(newest).get(WHOLE):
-        return GroupCommit.judged({}, newest)
+        return GroupCommit.combined({}, newest)
     stored = _ids_by_path(log, consumer_group)
-    forgets = forgets_transactions(log.table.form())
+    expires = expires_transactions(log.table.form())
     whole = log.whole_record_of(newest)
-    if forgets and (newest is None or not records_progress(newest, whole)):
-        raise _unknown(log, consumer_group)
+    if expires and (newest is None or not records_progress(newest, whole)):
+        raise _unknown_progress_error(log, consumer_group)
     if stored is None:
         if newest is None:
             return GroupCommit()
@@ -282,8 +282,8 @@ def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
         )
     number = stored.pop(group_app_id(consumer_group), 0)
     if newest is None and number:
-        raise _forgotten(log, consumer_group)
-    return GroupCommit.judged(stored, newest, whole, number=number)
+        raise _lost_progress_error(log, consumer_group)
+    return GroupCommit.combined(stored, newest, whole, number=number)
 
 
 def _ids_by_path(log: SinkLog, consumer_group: str) -> dict[str, int] | None:
@@ -309,21 +309,21 @@ def last_known_progress(log: SinkLog, consumer_group: str) -> GroupCommit:
     try:
         known = read_progress(log, consumer_group)
     except SinkConflict:
-        known = _still_known(log, consumer_group)
+        known = _remaining_progress(log, consumer_group)
     if log.table.shows_transactions or known.number or log.begins_at_first_commit:
         return known
     # A number above any count of commits so far.
     return replace(known, number=int(time.time()))
 
 
-def _still_known(log: SinkLog, consumer_group: str) -> GroupCommit:
+def _remaining_progress(log: SinkLog, consumer_group: str) -> GroupCommit:
     if not log.table.shows_transactions:
         return GroupCommit()
     stored = _stored_ids(log, consumer_group, ())
     number = stored.pop(group_app_id(consumer_group), 0)
     newest = log.newest_commit(consumer_group)
     # In a table that Spark writes, the ids are older than the lost record.
-    known = GroupCommit.judged({} if number else stored, newest, log.whole_record_of(newest))
+    known = GroupCommit.combined({} if number else stored, newest, log.whole_record_of(newest))
     return replace(known, number=number)
 
 
@@ -337,7 +337,7 @@ def has_rows_of(log: SinkLog, consumer_group: str) -> bool:
         group = group_app_id(consumer_group)
         if any(name == group or name.startswith(f"{group}:") for name in known):
             return True
-        if not forgets_transactions(log.table.form()):
+        if not expires_transactions(log.table.form()):
             return False
     return log.newest_commit(consumer_group) is not None
 
@@ -375,7 +375,7 @@ def by_generation(consumer_group: str, known: GroupCommit) -> dict[QueueGenerati
     return newest_generations({key: at for key, at in generations.items() if key is not None})
 
 
-def _forgotten(log: SinkLog, consumer_group: str) -> SinkConflict:
+def _lost_progress_error(log: SinkLog, consumer_group: str) -> SinkConflict:
     """Return the error for a group whose progress was only in its newest commit, which is gone."""
     return SinkConflict(
         f"The Delta table {masked(log.log.table_uri)} has rows of group {consumer_group}, but the log entry "
@@ -385,7 +385,7 @@ def _forgotten(log: SinkLog, consumer_group: str) -> SinkConflict:
     )
 
 
-def _unknown(log: SinkLog, consumer_group: str) -> SinkConflict:
+def _unknown_progress_error(log: SinkLog, consumer_group: str) -> SinkConflict:
     """Return the error for a table that may have dropped the group's watermarks."""
     return SinkConflict(
         f"Cannot determine up to which offset the Delta table {masked(log.log.table_uri)} has rows of group "
