@@ -36,7 +36,7 @@ from pyspark_rocketmq.delta.compaction import (
     Throttle,
     bins_of,
     compact_if_worth_it,
-    is_as_delta_rs_writes,
+    has_delta_rs_encoding,
     largest_target,
     target_of,
     targets_of,
@@ -612,12 +612,12 @@ def test_a_path_is_compared_with_what_delta_rs_writes(names: list[str]) -> None:
         written = LogFiles(folder).removed_paths(1)
 
     assert {unquote(path) for path in written} == set(paths)
-    assert all(map(is_as_delta_rs_writes, written))
+    assert all(map(has_delta_rs_encoding, written))
 
 
 @pytest.mark.parametrize("path", ["day=a b/f", "day=a%3Ab/f", "day=ü/f", "day=a%2fb/f"])
 def test_a_path_that_somebody_else_wrote_differently_is_not_touched(path: str) -> None:
-    assert not is_as_delta_rs_writes(path)
+    assert not has_delta_rs_encoding(path)
 
 
 def test_a_command_compacts_on_demand(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -282,7 +282,7 @@ def _compact(
     rewriter = _Rewriter(table, log, throttle)
     by_partition: dict[Partition, list[StoredFile]] = {}
     for file in stored_files(table):
-        if is_below(file.path) and (log.takes_commits or is_as_delta_rs_writes(file.path)):
+        if is_below(file.path) and (log.takes_commits or has_delta_rs_encoding(file.path)):
             by_partition.setdefault(file.partition, []).append(file)
     for files in by_partition.values():
         target = target_for(files)
@@ -292,7 +292,7 @@ def _compact(
     return rewriter.finish()
 
 
-def is_as_delta_rs_writes(path: str) -> bool:
+def has_delta_rs_encoding(path: str) -> bool:
     """Whether delta-rs, when it removes a file, would write its path exactly as the log has it.
 
     Other writers URL-encode other characters, and a path with another encoding names another file.

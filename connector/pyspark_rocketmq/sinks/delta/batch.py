@@ -153,7 +153,7 @@ class DeltaBatch:
             if self.log.version != self.version:
                 done_at = None if tried_at is None else self.log.find_commit(commit, tried_at)
                 if done_at is not None:
-                    return partial(self._found, done_at, files)
+                    return partial(self._finish_earlier_commit, done_at, files)
                 self._check_changes(grown)
             tried_at = self.log.version if tried_at is None else tried_at
             return partial(self._write, files, commit)
@@ -169,7 +169,7 @@ class DeltaBatch:
                 "else changes this table; the batch may run again."
             ) from error
 
-    def _found(self, version: int, files: Sequence[WrittenFile]) -> int:
+    def _finish_earlier_commit(self, version: int, files: Sequence[WrittenFile]) -> int:
         """Return the version of this batch's commit, which an earlier try has made."""
         if self.is_by_spark:
             self.log.files.remove(files)
@@ -177,9 +177,9 @@ class DeltaBatch:
 
     def _check_still_there(self) -> None:
         if not self.log.table.is_still_there():
-            raise self._another_table()
+            raise self._replaced_error()
 
-    def _another_table(self) -> SinkMoved:
+    def _replaced_error(self) -> SinkMoved:
         return SinkMoved(
             f"The Delta table {self.table.path} was deleted, created again or put back to an earlier state "
             "while this batch ran. Nothing of this batch was added."
@@ -200,7 +200,7 @@ class DeltaBatch:
         group, path = self.consumer_group, self.table.path
         if self.log.table.table_id != self.standings[0].identity:
             # CREATE OR REPLACE keeps the log of the previous table.
-            raise self._another_table()
+            raise self._replaced_error()
         self.table.check_not_restored(self.log, group)
         # This commit builds on the other members' commits for their queues.
         self.before = read_progress(self.log, group, self.generations.items())

@@ -177,7 +177,7 @@ class CatalogSnapshot:
             # REPLACE TABLE keeps the history of the previous table.
             if self.log.commit_file(self.version) == self._tip and self._keep_form_up_to(newest):
                 return True
-            return newest >= self.version and self._described()["id"] == self.table_id
+            return newest >= self.version and self._read_detail()["id"] == self.table_id
         except TableNotFoundError:
             return False
 
@@ -188,7 +188,7 @@ class CatalogSnapshot:
         )
         return all(map(_keeps_form, later))
 
-    def _described(self) -> Row:
+    def _read_detail(self) -> Row:
         [detail] = _rows(self._spark, f"DESCRIBE DETAIL {self._name.sql}")
         return detail
 
@@ -202,7 +202,7 @@ class CatalogSnapshot:
         if version == self.version:
             return
         if not self._keep_form_up_to(version):
-            self._detail = self._described()
+            self._detail = self._read_detail()
         self._schema = self._columns()
         self._tip = self.log.commit_file(version)
 

@@ -205,7 +205,7 @@ class DeltaSink:
         table.check_not_restored(log, consumer_group)
         unknown = {queue: name for queue, name in ids.items() if name not in before.watermarks}
         if unknown and (later := superseded(unknown, before.watermarks)):
-            raise _begun_again(self.path, consumer_group, later)
+            raise _later_generation_error(self.path, consumer_group, later)
         rows_uri = table.home.rows_uri
         writer = TaskWriter(
             table_uri=rows_uri,
@@ -399,7 +399,7 @@ class DeltaSink:
         )
 
 
-def _begun_again(path: str, consumer_group: str, queues: Iterable[MessageQueue]) -> SinkMoved:
+def _later_generation_error(path: str, consumer_group: str, queues: Iterable[MessageQueue]) -> SinkMoved:
     return SinkMoved(
         f"The Delta table {path} has rows of later generations of {'; '.join(map(str, sorted(queues)))} than "
         f"group {consumer_group} was to write: their offsets began again, and another consumer has followed "

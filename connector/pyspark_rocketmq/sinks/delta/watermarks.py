@@ -65,7 +65,7 @@ _LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
 """Age up to which commits refer to one that has all queues; logs are cleaned up by age."""
 
 
-class Recorded(NamedTuple):
+class RecordedProgress(NamedTuple):
     """A group's progress as one of its commits records it."""
 
     watermarks: Mapping[str, int]
@@ -86,7 +86,9 @@ class WholeRecord(NamedTuple):
     newest: Mapping[str, Any]
 
 
-def recorded(entry: Mapping[str, Any] | None, whole_entry: Mapping[str, Any] | None = None) -> Recorded:
+def read_record(
+    entry: Mapping[str, Any] | None, whole_entry: Mapping[str, Any] | None = None
+) -> RecordedProgress:
     """Return the record in a group's commit of files.
 
     Args:
@@ -98,10 +100,10 @@ def recorded(entry: Mapping[str, Any] | None, whole_entry: Mapping[str, Any] | N
     if CHANGED_SINCE in own:
         whole = _whole(whole_entry)
         if whole is None:
-            return Recorded(watermarks, _without_nulls(newest), None, is_whole=False)
+            return RecordedProgress(watermarks, _without_nulls(newest), None, is_whole=False)
         newest = {**whole.newest, **newest}
-        return Recorded({**whole.watermarks, **watermarks}, _without_nulls(newest), whole)
-    return Recorded(watermarks, newest, _whole(entry), is_whole=REACHED in own)
+        return RecordedProgress({**whole.watermarks, **watermarks}, _without_nulls(newest), whole)
+    return RecordedProgress(watermarks, newest, _whole(entry), is_whole=REACHED in own)
 
 
 def _whole(entry: Mapping[str, Any] | None) -> WholeRecord | None:
@@ -146,9 +148,9 @@ class GroupCommit:
     ) -> GroupCommit:
         """Combine the ids in ``stored`` with the record in ``entry``, the group's newest commit."""
         own = {} if entry is None else own_metadata(entry)
-        known = recorded(entry, whole_entry)
+        known = read_record(entry, whole_entry)
         if WATERMARKS in own:
-            known = Recorded(own[WATERMARKS], known.newest)
+            known = RecordedProgress(own[WATERMARKS], known.newest)
             # Such commits store no ids of queues, so ids may be of earlier generations than the record.
             watermarks = last_generations({**stored, **own[WATERMARKS]})
             number = max(number, own[NUMBER])
@@ -206,7 +208,7 @@ def _record(watermarks: Mapping[str, int], newest: Mapping[str, Any]) -> dict[st
 
 def records_progress(entry: Mapping[str, Any], whole_entry: Mapping[str, Any] | None = None) -> bool:
     """Whether a commit records its group's progress; commits of older releases do not."""
-    return WATERMARKS in own_metadata(entry) or recorded(entry, whole_entry).is_whole
+    return WATERMARKS in own_metadata(entry) or read_record(entry, whole_entry).is_whole
 
 
 def read_progress(
