@@ -15,7 +15,7 @@ from pyspark_rocketmq.consumer.batch_function import (
     CommitterParts,
     check_over_connect,
     read_epochs,
-    renewed_storage,
+    storage_secrets_of,
 )
 from pyspark_rocketmq.consumer.preparation import table_places, use_session
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
@@ -146,8 +146,8 @@ def parts(store: OffsetStore) -> CommitterParts:
 def test_storage_options_are_renewed_for_a_store_that_has_them() -> None:
     store = RenewingStore()
 
-    assert renewed_storage(OwnStore()) == {}
-    assert [renewed_storage(store), renewed_storage(store)] == [{"token": "1"}, {"token": "2"}]
+    assert storage_secrets_of(OwnStore()) == {}
+    assert [storage_secrets_of(store), storage_secrets_of(store)] == [{"token": "1"}, {"token": "2"}]
 
 
 def test_spark_connect_refuses_only_a_store_whose_options_this_process_renews() -> None:
@@ -237,7 +237,7 @@ def test_delta_stores_show_whether_options_are_renewed_and_delta_sinks_their_fol
     sink = DeltaSink(tmp_path / "orders")
 
     assert (renewable.has_renewable_storage, fixed.has_renewable_storage) == (True, False)
-    assert renewed_storage(fixed) == {}
+    assert storage_secrets_of(fixed) == {}
     assert table_places(sink, fixed) == {
         "sink": str(tmp_path / "orders"),
         "offset_store": str(tmp_path / "offsets"),

@@ -121,7 +121,7 @@ def driver_control(
         must_ask=must_ask,
         slots=slots,
         read_epochs=partial(read_epochs, store, offset_key(options)),
-        storage_options=partial(renewed_storage, store),
+        storage_options=partial(storage_secrets_of, store),
         clock=SystemClock(),
         ends_tasks=ends_tasks,
         calls_end_s=calls_end_s,
@@ -248,5 +248,5 @@ __all__ = [
     "check_server_has",
     "driver_control",
     "read_epochs",
-    "renewed_storage",
+    "storage_secrets_of",
 ]
