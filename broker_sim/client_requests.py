@@ -122,7 +122,7 @@ def handle_consume_directly(state: BrokerState, peer: Peer, command: RemotingCom
 
 
 def handle_consumer_status(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
-    """223: the members' own progress; all are queried at once, and silent members are left out."""
+    """223: the members' own progress; all are queried at the same time, and silent members are left out."""
     header = from_ext_fields(GetConsumerStatusRequestHeader, command.ext_fields)
     members = state.membership.members(header.group)
     if not members:

@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """End the connection immediately."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -47,7 +47,7 @@ def delay_level(properties: Mapping[str, str], levels: int) -> int:
 def postponement(
     topic: str, queue_id: int, properties: Mapping[str, str], *, settings: BrokerSettings, now_ms: int
 ) -> Postponement | None:
-    """Return the postponement of a message for this queue; None if it is stored there at once.
+    """Return the postponement of a message for this queue; None if it is stored there immediately.
 
     Raises:
         Refused: the timer is switched off, too far away, or not a number.

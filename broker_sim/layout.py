@@ -1,7 +1,7 @@
 """Layout of messages in a broker's commit log (``MessageExtEncoder``, V1 and V2): writer and reader.
 
 The simulator has its own writer, separate from the connector's codec: one codec on both sides would hide its
-mistakes. It writes whole runs of messages at once, because batch sends must be cheap.
+mistakes. It writes whole runs of messages in one step, because batch sends must be cheap.
 """
 
 from __future__ import annotations

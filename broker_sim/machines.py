@@ -126,7 +126,7 @@ class Role:
         return self._broker.connection_closed(peer)
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Have the broker do its due work."""
+        """Do the broker's work that is due."""
         return self._broker.look_at_clock()
 
     def next_deadline_s(self) -> float | None:

@@ -101,7 +101,7 @@ class NameServer:
         self._forgotten = {}
 
     def unregister(self, broker_name: str, broker_id: int = 0) -> None:
-        """Remove a stopped machine; with the last one of its name, the queues leave every route at once."""
+        """Remove a stopped machine; with the last of its name, its queues leave all routes immediately."""
         for known in (self._brokers, self._forgotten):
             registration = known.get(broker_name)
             if registration is not None:

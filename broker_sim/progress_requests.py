@@ -2,7 +2,7 @@
 
 43, 208, 300, 303, 314, 343 and 345 (``AdminBrokerProcessor``); 222 INVOKE_BROKER_TO_RESET_OFFSET moves a
 group (``Broker2Client``). By default the broker keeps the new offset until the group's next pull, and does
-not wake held pulls (golden fact 11). With useServerSideResetOffset=false it notifies all members at once.
+not wake held pulls (golden fact 11). With useServerSideResetOffset=false it notifies all members immediately.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _OLDEST_WITH_MAX_RECONSUME_TIMES = 121  # V3_4_9
 
 _FIRST_RETRY_LEVEL = 3
 _LONGEST_STORED_NAME = 127
-"""Longest name of a topic that is not a retry topic (``HookUtils.checkBeforePutMessage``)."""
+"""Maximum length of the name of a topic that is not a retry topic (``HookUtils.checkBeforePutMessage``)."""
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 

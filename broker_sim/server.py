@@ -146,7 +146,7 @@ class Around:
         return self._inner.connection_closed(peer)
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Have the inner endpoint do its due work."""
+        """Do the inner endpoint's work that is due."""
         return self._inner.look_at_clock()
 
     def next_deadline_s(self) -> float | None:

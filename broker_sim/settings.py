@@ -33,7 +33,7 @@ class BrokerSettings:
     enable_property_filter: bool = False
     """Whether consumers may filter by SQL92."""
     use_server_side_reset_offset: bool = True
-    """Whether the next pull returns a reset; otherwise the group's members are notified at once."""
+    """Whether the next pull returns a reset; otherwise the group's members are notified immediately."""
     timer_wheel_enable: bool = True
     timer_max_delay_s: int = 3 * 24 * 3600
     transaction_timeout_s: float = 6.0

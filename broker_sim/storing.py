@@ -1,4 +1,4 @@
-"""Stores messages: at once, or first where they wait for their time."""
+"""Stores messages: immediately, or first where they wait for their time."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 MOST_CHARACTERS: Final = 2_000
-"""Longest text shown, in characters."""
+"""Maximum length of a string that is shown, in characters."""
 
 _MASK: Final = "***"
 _USER_INFO: Final = re.compile(

@@ -94,7 +94,7 @@ class OrderlyEngineKind(StrEnum):
     STATE = "state"
     """Grouped by queue, with Spark's state: works with any order of the rows."""
     DIRECT = "direct"
-    """In the task that reads a queue's range, without shuffle and state."""
+    """In the task that reads a queue's range, without shuffle or state."""
 
 
 class ConsumeOrderlyStatus(StrEnum):
@@ -361,7 +361,7 @@ class QueueState(NamedTuple):
     """Number of times the listener gave back the message at ``next_offset``."""
     suspended_until_s: float | None = None
     """Wall-clock second before which the queue is not planned, at most 30 s ahead (``plan_ranges``). The time
-    of the ack itself: the queue has not moved, and may go on at once. None at an unchanged offset: the
+    of the ack itself: the queue has not moved, and may go on immediately. None at an unchanged offset: the
     listener waits for more messages (``StallCounter``)."""
     retry_counts: RetryCounts = NO_RETRIES
     """Numbers of times it gave back messages from ``next_offset`` on; empty if ``reconsume_times`` is
@@ -412,7 +412,7 @@ class QueueRange:
 
     queue: MessageQueue
     state: QueueState
-    """Start of the range, and the state for a group's next delivery; without suspension and last message."""
+    """Start of the range, and the state for a group's next delivery; without suspension or last message."""
     end: int
     """Exclusive queue offset."""
 

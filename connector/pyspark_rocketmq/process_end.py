@@ -29,13 +29,13 @@ _under_way: set[threading.Thread] = set()
 
 
 def await_at_end(thread: threading.Thread) -> None:
-    """Have the end of the process wait for a daemon thread that checks :data:`process_ends`."""
+    """Make the end of the process wait for a daemon thread that checks :data:`process_ends`."""
     _heeding.add(thread)
 
 
 @contextmanager
 def native_call(what: str) -> Iterator[None]:
-    """Have the end of the process wait for the block, which calls native code; for at most 30 s.
+    """Make the end of the process wait for the block, which calls native code; for at most 30 s.
 
     Raises:
         RocketMQError: If the process ends already, and this is not its main thread; the block is not begun.

@@ -84,7 +84,7 @@ def commit_with_retry(
             again.
         pauses_s: Pauses before further attempts; when they are used up, the last error reaches the caller.
         sleep: Function that waits.
-        unknown: Errors after which to try again; all others reach the caller at once.
+        unknown: Errors after which to try again; all others reach the caller immediately.
         refused: Those of the ``unknown`` errors that mean that the commit was not stored and will not be.
     """
     pauses = iter(pauses_s)

@@ -18,9 +18,10 @@ FactsT = TypeVar("FactsT")
 
 _MOST_REMEMBERED: Final = 3
 _FAR: Final = 64
-"""Largest ratio of distances to the newest message: the oldest remembered one's to the next one's."""
+"""Maximum ratio of distances to the newest message: the oldest remembered one's to the next one's."""
 MOST_SPANS: Final = 1000
-"""Most spans in a text; every commit of the group writes it again. A few are usual: batches stay together."""
+"""Maximum number of spans in a string; every commit of the group writes it again. A few are usual: batches
+stay together."""
 
 
 class StoredValue(ABC, Generic[FactsT]):
@@ -136,7 +137,10 @@ class LastMessage(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the queue was once seen to end before it."""
+        """Whether the queue was found to end before this message's offset.
+
+        The message is lost then, even if the queue has grown past its offset since.
+        """
         return self.store_timestamp < 0
 
 

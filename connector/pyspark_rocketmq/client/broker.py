@@ -256,7 +256,7 @@ class BrokerClient:
     def update_consumer_offset(
         self, address: str, consumer_group: str, queue: MessageQueue, commit_offset: int
     ) -> None:
-        """Store the next offset to consume; the broker accepts any value, also a lower one."""
+        """Store the next offset to consume; the broker accepts any ``commit_offset``, even a lower one."""
         header = headers.UpdateConsumerOffsetRequestHeader(
             consumer_group=self._names.named(consumer_group),
             topic=self._names.named(queue.topic),
@@ -281,7 +281,7 @@ class BrokerClient:
         consumer_group: str | None = None,
         producer_group: str | None = None,
     ) -> None:
-        """Leave a group; the other members rebalance at once. Queue locks remain: unlock queues first."""
+        """Leave a group; the other members rebalance immediately. Queue locks remain: unlock queues first."""
         header = headers.UnregisterClientRequestHeader(
             client_id=client_id,
             consumer_group=self._names.named(consumer_group) if consumer_group is not None else None,

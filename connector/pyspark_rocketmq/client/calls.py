@@ -35,7 +35,7 @@ class BrokerCalls:
         self._pool = pool
         self._clock = clock
         self.timeout_s = timeout_s
-        """Longest time for connection and answer together."""
+        """Maximum time for connection and answer together."""
 
     def now_ms(self) -> int:
         """Return the wall-clock time in milliseconds."""

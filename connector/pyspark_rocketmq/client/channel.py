@@ -46,9 +46,9 @@ RequestHandler = Callable[[RemotingCommand], RemotingCommand | None]
 
 _JOIN_DISPATCHER_S = 5.0
 MOST_REQUESTS: Final = 1_000
-"""Most requests in one queue, including the one being handled."""
+"""Maximum number of requests in one queue, including the one being handled."""
 MOST_BYTES: Final = 32 << 20
-"""Most memory of one queue, in bytes: twice the longest frame."""
+"""Maximum memory of one queue, in bytes: twice the longest frame."""
 _BUSY: Final = "[OVERLOAD]the client has too many requests to answer, try again"
 
 OnResponse = Callable[[RemotingCommand | RocketMQError], object]

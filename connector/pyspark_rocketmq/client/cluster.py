@@ -1,4 +1,4 @@
-"""One cluster as given by options: its clients, its topics' routes, and calls to several brokers at once."""
+"""One cluster as given by options: its clients, its topics' routes, and parallel calls to brokers."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def at_brokers(names: Collection[str], ask: Callable[[str], T]) -> dict[str, T]:
 
 
 def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
-    """Return the answer of ``ask`` for each queue: brokers at once, queues of a broker one after another.
+    """Return the answer of ``ask`` for each queue: brokers in parallel, queues of a broker one after another.
 
     After a call that raised, its broker is not asked again; the error is raised as by :func:`at_brokers`.
     """
@@ -189,7 +189,7 @@ def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) 
 def outcomes_at_queues(
     queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]
 ) -> dict[MessageQueue, T | RocketMQError]:
-    """Return the answers of ``ask``, or its errors; brokers at once, queues of a broker one by one.
+    """Return the answers of ``ask``, or its errors; brokers at the same time, queues of a broker one by one.
 
     A broker that does not answer is not asked again: its other queues get the same error.
     """
@@ -230,8 +230,8 @@ class PatientLookup:
 
     A topic that the producer has never seen may be new, or be on brokers that are restarting. It is looked
     for until the time is over; only then brokers are expected to create it. Otherwise other brokers would
-    create it, and keys would move there. Messages without keys need not wait: they go at once to brokers that
-    create topics.
+    create it, and keys would move there. Messages without keys need not wait: they go immediately to brokers
+    that create topics.
     """
 
     producer: Producer

@@ -116,7 +116,7 @@ def confirm_soon(
 ) -> None:
     """Like :func:`confirm`, without waiting: ``on_confirmed`` gets None or the error, exactly once.
 
-    It is called at once if the name is already confirmed.
+    It is called immediately if the name is already confirmed.
     """
     if _is_confirmed(channel, broker_name, deadline):
         on_confirmed(None)

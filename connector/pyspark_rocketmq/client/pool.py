@@ -147,8 +147,8 @@ class ChannelPool(Closing):
     def get_soon(self, address: str, deadline: Deadline, on_channel: OnChannel) -> None:
         """Like :meth:`get`, without waiting: ``on_channel`` gets channel or error, exactly once.
 
-        It is called at once if there is an open channel, otherwise on a thread that connects. If no thread
-        can be started, because the process is about to end (Python 3.12 and later), this one connects.
+        It is called immediately if there is an open channel, otherwise on a thread that connects. If no
+        thread can be started, because the process is about to end (Python 3.12 and later), this one connects.
         """
         try:
             found, is_ours = self._place(address)

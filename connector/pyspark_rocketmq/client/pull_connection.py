@@ -41,9 +41,9 @@ PullT = TypeVar("PullT", bound=Outgoing)
 _LENGTH_WORD: Final = 4
 _FIRST_BYTES: Final = 1 << 20
 _MOST_BYTES: Final = 8 << 20
-"""Largest usual buffer: twice the bytes decoded at once. A longer frame gets its own, larger buffer."""
+"""Usual maximum size of a buffer: twice the bytes decoded in one step. A longer frame gets a larger one."""
 _LEAST_ROOM: Final = 256 << 10
-"""Least room for receiving: a receive from TLS must be able to take a whole record."""
+"""Minimum room for receiving: a receive from TLS must be able to take a whole record."""
 _MOST_SPARES: Final = 3
 
 T = TypeVar("T")

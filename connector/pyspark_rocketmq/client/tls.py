@@ -26,7 +26,7 @@ from pyspark_rocketmq.client.transport import (
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError, TlsFailed
 
 _PIECE_BYTES: Final = 256 * 1024
-"""Bytes encrypted at once, which bounds how long a reader waits for the lock."""
+"""Bytes encrypted in one call, which bounds how long a reader waits for the lock."""
 _OTHER_HOST: Final = frozenset({62, 64})
 """``X509_V_ERR_HOSTNAME_MISMATCH`` and ``X509_V_ERR_IP_ADDRESS_MISMATCH``."""
 _NOT_VALID_NOW: Final = frozenset({9, 10})

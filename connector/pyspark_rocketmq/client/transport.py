@@ -158,7 +158,7 @@ class SendingTime:
         self._began_s = time.monotonic()
 
     def next_s(self) -> float:
-        """Return the timeout of the next send; never 0, so that data the socket accepts at once is sent."""
+        """Return the timeout of the next send; never 0, so that data the socket can take now is sent."""
         return max(0.001, min(self._stall_s, self._limit_s - (time.monotonic() - self._began_s)))
 
     def complaint(self, rest: int) -> str:

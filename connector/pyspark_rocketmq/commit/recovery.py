@@ -156,9 +156,9 @@ def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
 def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Store the newest messages of a sink that is ahead of the group's offsets, for planners to check.
 
-    A sink is ahead after a kill between data and offsets, after an offset store was restored to an earlier
-    state, and if the offsets were made from the sink. The broker may have lost these messages since, and
-    other messages may have their offsets.
+    A sink is ahead after a kill between its commit and the offset commit, after an offset store was restored
+    to an earlier state, and if the offsets were created from the sink. The broker may have lost these
+    messages since, and other messages may have their offsets.
 
     Raises:
         OffsetError: If the sink's log cannot be read.

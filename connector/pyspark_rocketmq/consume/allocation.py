@@ -31,7 +31,10 @@ _FORMS: Final = (
 
 
 class AllocationStrategy(Protocol):
-    """Chooses one member's queues; pure, and the same for every member of the group."""
+    """Chooses the queues of one member.
+
+    ``allocate`` must be a pure function, and every member of the group must use the same strategy.
+    """
 
     @property
     def name(self) -> str:

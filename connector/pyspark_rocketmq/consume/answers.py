@@ -30,7 +30,7 @@ class Reaction(StrEnum):
     FEW_TRIES = "3 tries"
     """The request is tried three times within a second; an error if the third try fails."""
     ENDS = "error"
-    """The query fails at once."""
+    """The query fails immediately."""
     LOSS = "loss"
     """Messages are lost; ``failOnDataLoss`` decides what follows."""
     LEFT_OUT = "left out"

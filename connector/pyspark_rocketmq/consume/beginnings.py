@@ -30,8 +30,8 @@ def begin_new_queues(
 ) -> Beginnings:
     """Choose how each of ``without_offset`` begins.
 
-    A topic begins where the options say, in all of its queues at once.  Queues added to a topic that has
-    begun were made later, and begin with their first message.  So a topic waits while a broker is away:
+    A topic begins where the options say, in all of its queues at the same time.  Queues added to a topic that
+    has begun were made later, and begin with their first message.  So a topic waits while a broker is away:
     otherwise that broker's queues would count as made later.  It also waits while a broker does not report
     the group's offsets in it, since the group may have begun there.
 

@@ -15,7 +15,7 @@ The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``Proces
    one round, and are then done; the call's later answer no longer counts for them (E7).
 6. ``done`` is the smallest message not done, and never goes back (E6).
 7. A run that has lasted 60 s delivers nothing new and waits for the calls that are out, so that a micro-batch
-   ends. A run that is given up (its queue was taken away or reset, or the query stops) does so at once.
+   ends. A run that is given up (its queue was taken away or reset, or the query stops) does so immediately.
 8. If an earlier run could not send back the first message of a range, the range begins with only that
    message. The others wait while it fails, because they would be delivered again.
 
@@ -58,7 +58,7 @@ SEND_BACK_PAUSE_S: Final = 5.0
 EXPIRED_DELAY_LEVEL: Final = 3
 """Delay level of messages whose call takes too long (``ProcessQueue.cleanExpiredMsg``)."""
 EXPIRED_PER_ROUND: Final = 16
-"""Most such messages sent back in one round (``ProcessQueue.cleanExpiredMsg``)."""
+"""Maximum number of such messages sent back in one round (``ProcessQueue.cleanExpiredMsg``)."""
 _WAITING: Final = 0
 _WITH_LISTENER: Final = 1
 _GOING_BACK: Final = 2
@@ -72,7 +72,7 @@ class Answer(NamedTuple):
     acknowledged: int
     """Messages done, counted from the delivery's first; the others have failed."""
     delay_level: int
-    """Level for those that failed: 0 lets the broker decide, -1 makes them dead letters at once."""
+    """Level for those that failed: 0 lets the broker decide, -1 makes them dead letters immediately."""
     problem: str | None = None
     """A sentence for the user if the listener broke its contract."""
 
@@ -165,10 +165,10 @@ class ConcurrentSettings:
     """The consumer's settings that matter to concurrent consumption, with RocketMQ's defaults."""
 
     consume_message_batch_max_size: int = CONSUMER_DEFAULTS.consume_message_batch_max_size
-    """Most messages of one delivery."""
+    """Maximum number of messages of one delivery."""
     consume_thread_max: int = CONSUMER_DEFAULTS.consume_thread_max
-    """Most listener calls at the same time in a task. Java's ``consumeThreadMin`` is the size of an
-    idle pool; here a thread is started when there is work for it."""
+    """Maximum number of listener calls at the same time in a task. Java's ``consumeThreadMin`` is the size of
+    an idle pool; here a thread is started when there is work for it."""
     max_reconsume_times: int = DEFAULT_MAX_RECONSUME_TIMES
     """Attempts after the first one; then a message is a dead letter."""
     consume_timeout_s: float = CONSUMER_DEFAULTS.consume_timeout_s
@@ -321,7 +321,7 @@ class ConcurrentConsumption:
         self._is_given_up = True
 
     def lose_threads(self) -> None:
-        """Stop waiting for a thread: calls of this run and others hold all of them and do not return."""
+        """Stop waiting for a free thread: calls that do not return, of this run or others, hold them all."""
         self._are_threads_lost = True
 
     def answered(self, number: int, answer: Answer) -> Settled:

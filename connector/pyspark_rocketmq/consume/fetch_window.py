@@ -50,7 +50,8 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
 
 _BATCH_BYTES: Final = 4 << 20
-"""Stored bytes handed out at once for all ranges: enough to decode fast, small beside a worker's memory."""
+"""Stored bytes handed out at the same time for all ranges: enough to decode fast, small beside a worker's
+memory."""
 _USUAL_ANSWER_BYTES: Final = 256 << 10
 """``maxTransferBytesOnMessageInMemory``: the expected size of an answer until a larger one has arrived."""
 _AHEAD_BYTES: Final = 16 << 20
@@ -62,7 +63,7 @@ _FLOW_CONTROL_PAUSE_S: Final = 0.02
 """Pause after flow control, since a quota refills soon
 (``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``)."""
 _LONGEST_PATIENCE_OF_A_GROUP_S: Final = 10.0
-"""Longest patience of a group: a micro-batch ends with its slowest range, so a broker in trouble delays the
+"""Maximum patience of a group: a micro-batch ends with its slowest range, so a broker in trouble delays the
 queues of other brokers."""
 
 _GONE: Final[Mapping[int, type[DataLoss]]] = {
@@ -133,9 +134,9 @@ class RangeWindow:
 
         Args:
             index: Index of the range among those that are read.
-            of: The range; done at once if its end is not past its start.
+            of: The range; done immediately if its end is not past its start.
             segment: Offsets per segment, at least 1.
-            depth: Most pulls in flight, at least 1.
+            depth: Maximum number of pulls in flight, at least 1.
             max_ahead_bytes: While this many bytes wait for ``take()``, only the first open segment goes on
                 (otherwise nothing could ever be taken). Answers already in flight still add to them.
             log: Called as ``Logger.log``, with events that an operator should see.
@@ -405,7 +406,7 @@ class RangeWindow:
 
 
 class FetchWindow:
-    """The pulls of all ranges that are read at once."""
+    """The pulls of all ranges that are read together."""
 
     def __init__(
         self, ranges: Sequence[ReadRange], *, depth: int, max_bytes: int, log: Callable[..., object]
@@ -414,8 +415,8 @@ class FetchWindow:
 
         Args:
             ranges: Ranges to read.
-            depth: Most pulls in flight.
-            max_bytes: Most stored bytes that are requested, or received and not yet handed out.
+            depth: Maximum number of pulls in flight.
+            max_bytes: Maximum number of stored bytes that are requested, or received and not yet handed out.
             log: Called as ``Logger.log``, with events that an operator should see.
         """
         self.ranges = tuple(

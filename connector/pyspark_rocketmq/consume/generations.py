@@ -41,7 +41,8 @@ from pyspark_rocketmq.stored_values import (
 )
 
 _MOST_PULLED_AGAIN: Final = 800
-"""Most offsets before a range that are pulled again; with a filter, a pull scans at least as many."""
+"""Maximum number of offsets before a range that are pulled again; with a filter, a pull scans at least as
+many."""
 
 
 class Witnesses(NamedTuple):

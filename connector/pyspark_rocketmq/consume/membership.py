@@ -9,7 +9,7 @@ member gets and gives up a single queue.
    as it is (B4); so does the allocation of a topic whose share cannot be computed (B2). A lock call that
    fails leaves the locks as they are until they expire (C2).
 2. Bad news is checked twice. A member missing from the list for the first time, this one included, still
-   counts as a member; a new one counts at once (B4).
+   counts as a member; a new one counts immediately (B4).
 3. A lock's age counts from the moment it was requested, so the broker's own clock for it starts later.
 4. Without locks (concurrent and broadcasting consumers) a share is held as soon as it is known. Members that
    see different groups may then both plan a queue for a moment; the claim in the offset store decides.
@@ -17,11 +17,11 @@ member gets and gives up a single queue.
    planned, so a queue is never released while a plan that may contain it is being made (B5).
 6. Plans have numbers. A report that a batch is over, for all queues or for some, names its plan, so a late
    report does not touch the plan that is under way by then.
-7. A member that stops gives back at once the queues that no batch holds, and the others when their batch is
-   over: the next owner of a queue must not overlap with a call of that batch. It waits only as long as Spark
-   lets Python workers go on after a stop. With locks it leaves the group first, so that the others wait for
-   its locks and a drain does not end without its queues. Without locks it leaves last, since the others begin
-   as soon as it is off the list.
+7. A member that stops gives back immediately the queues that no batch holds, and the others when their batch
+   is over: the next owner of a queue must not overlap with a call of that batch. It waits only as long as
+   Spark lets Python workers go on after a stop. With locks it leaves the group first, so that the others wait
+   for its locks and a drain does not end without its queues. Without locks it leaves last, since the others
+   begin as soon as it is off the list.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``,
 ``ConsumeMessageOrderlyService``.
@@ -240,7 +240,7 @@ class Membership:
         self._is_looking = False
         self._renew_at_s = inf
         self._retry_at_s: dict[MessageQueue, float] = {}
-        """When a wanted queue is tried; one without an entry is tried at once."""
+        """When a wanted queue is tried; one without an entry is tried immediately."""
         self._leave_at_s: float | None = None
         """When a member that stops leaves, even if queues are still planned; None unless it stops."""
         self.has_left = False
@@ -376,7 +376,7 @@ class Membership:
         return min(moments)
 
     def route_changed(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        """Take the readable queues of all subscribed topics; a new broker gets a heartbeat at once."""
+        """Take the readable queues of all subscribed topics; a new broker gets a heartbeat immediately."""
         ordered = tuple(sorted_queues(queues))
         if ordered == self._queues:
             return

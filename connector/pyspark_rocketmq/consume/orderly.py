@@ -10,12 +10,13 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
    reconsumption for each message of the batch; a roll-back does not.
 4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Dead
    letters that a broker has stored are not counted; if they are the whole batch, it has passed and the queue
-   goes on at once. One message that could not be sent, or that may be tried again, takes the whole batch
+   goes on immediately. One message that could not be sent, or that may be tried again, takes the whole batch
    back, dead letters included, so these may be sent again when it fails again (``checkReconsumeTimes``).
 5. A run that has lasted 60 s yields after the running delivery; at least one is made (D7). A run that goes on
    after a suspension begins those 60 s again, as a Java client's does. It does not yield while messages are
    consumed without a commit: the next run would begin before them, and might never get further. A run that
-   is given up (its queue was taken away or reset, or the query stops) yields at once, between two deliveries.
+   is given up (its queue was taken away or reset, or the query stops) yields immediately, between two
+   deliveries.
 
 Messages are indexes ``0 … count-1`` in queue order; the driver has their offsets. Only messages that were put
 back have a counter, so the machine costs nothing per message.
@@ -74,7 +75,7 @@ class Outcome(NamedTuple):
     return_type: ReturnType
     effect: Effect
     problem: str | None = None
-    """A sentence for the user, without queue and offset, if the listener broke its contract."""
+    """A sentence for the user, without queue or offset, if the listener broke its contract."""
     dead_letters: tuple[int, ...] = ()
     """Messages to send as dead letters, in this order; only with ``SEND_BACK``."""
 
@@ -168,7 +169,7 @@ class OrderlySettings:
     """The consumer's settings that matter to orderly consumption, with RocketMQ's defaults."""
 
     consume_message_batch_max_size: int = CONSUMER_DEFAULTS.consume_message_batch_max_size
-    """Most messages of one delivery."""
+    """Maximum number of messages of one delivery."""
     suspend_current_queue_time_millis: int = CONSUMER_DEFAULTS.suspend_current_queue_time_millis
     """Pause of a suspended queue if the context sets none."""
     max_time_consume_continuously_s: float = 60.0
@@ -178,7 +179,7 @@ class OrderlySettings:
     max_reconsume_times: int = CONSUMER_DEFAULTS.max_reconsume_times
     """A message put back as often as this becomes a dead letter when it fails again (D6)."""
     consume_thread_max: int = CONSUMER_DEFAULTS.consume_thread_max
-    """Most listener calls at the same time in one task, each for another queue."""
+    """Maximum number of listener calls at the same time in one task, each for another queue."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "consume_thread_max", "consume_message_batch_max_size")

@@ -25,7 +25,7 @@ Spark schedules it, and two Python processes handle it. A queue with a few messa
 3. If that makes more tasks than can run at the same time, and this number is known, there are only that many,
    each with its share of the work. A task that waits for a core could do nothing for its queues, and a task
    with a suspended queue left would have to end for it (D3).
-4. Neighbours in a task that together take at most 25 ms are read at once: pulled in one burst and decoded
+4. Neighbours in a task that together take at most 25 ms are read together: pulled in one burst and decoded
    together, which takes as long for a few short ranges as for one. None of them waits longer to be given up
    than the call of a slow listener lasts.
 
@@ -48,19 +48,21 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueS
 from pyspark_rocketmq.stored_values import NO_MESSAGES
 
 LONGEST_LEFT_OUT_S: Final = 120.0
-"""Longest time that a ready queue may be in no plan (``ProcessQueue.PULL_MAX_IDLE_TIME``)."""
+"""Maximum time that a ready queue may be in no plan (``ProcessQueue.PULL_MAX_IDLE_TIME``)."""
 
 MAX_PARTS: Final = 100_000
-"""Most parts of one read: a broker may report any offset, and Spark's driver keeps each task in memory."""
+"""Maximum number of parts of one read: a broker may report any offset, and Spark's driver keeps each task in
+memory."""
 READ_MS: Final = 0.01
 """Approximate time to pull and decode a message."""
 WORTH_A_TASK_MS: Final = 25.0
 """Duration below which ranges share one task."""
 _READ_TOGETHER: Final = 1024
-"""Most offsets of several ranges that are read at once: their messages are in memory together."""
+"""Maximum number of offsets of several ranges that are read together: their messages are in memory
+together."""
 _LONGER: Final = 1.25
 _LARGEST_DELIVERY = 1024
-"""Most messages that a listener may get at once (``consumeMessageBatchMaxSize``)."""
+"""Maximum number of messages that a listener may get in one call (``consumeMessageBatchMaxSize``)."""
 REST_S: Final = 60.0
 """Pause before a listener gets uncommitted messages again if there are no new ones to add."""
 
@@ -113,7 +115,7 @@ def split_ranges(
         ranges: One for each queue.
         min_partitions: Approximate number of parts in all, shared in proportion to length; ranges shorter
             than a fair part stay whole, and no part is empty, so there may be fewer.
-        max_records: Most offsets of one part.
+        max_records: Maximum number of offsets of one part.
 
     Raises:
         OptionError: If ``max_records`` requires more than ``MAX_PARTS`` parts; none is made then.
@@ -180,7 +182,7 @@ def shared_tasks(ranges: Sequence[Expected], slots: int = 0) -> list[list[int]]:
 
 
 def read_together(ranges: Sequence[Expected]) -> list[range]:
-    """Group the indexes of one task's ``ranges`` that are read at once; ascending, each index once."""
+    """Group the indexes of one task's ``ranges`` that are read together; ascending, each index once."""
     together: list[range] = []
     offsets, lasts_ms = 0, 0.0
     for index, each in enumerate(ranges):
@@ -237,11 +239,12 @@ class ReadLimits:
     """How much one plan may read; None means no limit."""
 
     max_offsets_per_trigger: int | None = None
-    """Most offsets of all queues together, as in Spark's Kafka source."""
+    """Maximum number of offsets of all queues together, as in Spark's Kafka source."""
     max_bytes_per_trigger: int | None = None
-    """Most bytes of all queues together, by known message sizes; each queue gets at least one offset."""
+    """Maximum number of bytes of all queues together, by known message sizes; each queue gets at least one
+    offset."""
     pull_threshold_for_queue: int | None = None
-    """Most offsets of each queue: RocketMQ's flow control (D13)."""
+    """Maximum number of offsets of each queue: RocketMQ's flow control (D13)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ separated by spaces, because its broker's other queues go on meanwhile."""
 EVERY_BROKER: Final = ""
 """Name under which a checkpoint of an earlier release has one time for all brokers."""
 MOST_SHOWN: Final = 16
-"""Most offsets remembered while none of them is known to have arrived."""
+"""Maximum number of offsets remembered while none of them is known to have arrived."""
 _FORGOTTEN_S: Final = 15.0
 """How much of its latest offset changes a crashed broker loses at most: it stores offsets every 5 s
 (``flushConsumerOffsetInterval``)."""
@@ -96,7 +96,7 @@ NEVER_SHOWN: Final = ShownOffsets()
 class OffsetGap:
     """A queue whose next offset lies outside its broker's range (PULL_OFFSET_MOVED, found before pulling).
 
-    To continue at ``corrected``, store it as the queue's progress at once. An offset beyond the end is
+    To continue at ``corrected``, store it as the queue's progress immediately. An offset beyond the end is
     compared with the end of *that* moment; a later plan would correct it past newer messages.
     """
 

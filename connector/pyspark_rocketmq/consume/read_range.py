@@ -23,7 +23,7 @@ class ReadSettings(NamedTuple):
     pull_batch_size: int
     pulls_in_flight: int
     max_in_flight_bytes: int
-    """Most stored bytes requested or received and not decoded yet."""
+    """Maximum number of stored bytes requested or received and not decoded yet."""
     property_columns: tuple[str, ...]
     """Properties to read as further columns behind ``columns``."""
     columns: tuple[str, ...] | None

@@ -53,7 +53,7 @@ class Segments:
 
         Args:
             start: First offset of the range.
-            end: Its end, exclusive; the range is complete at once if that is not past ``start``.
+            end: Its end, exclusive; the range is complete immediately if that is not past ``start``.
             size: Offsets per segment, at least 1.
         """
         self.in_flight = 0
@@ -85,8 +85,8 @@ class Segments:
         """Return the pulls to send now, ascending; each is given out once until it is reported.
 
         Args:
-            at_most: Most pulls to return.
-            most_open: Most segments that may be open, at least 1.
+            at_most: Maximum number of pulls to return.
+            most_open: Maximum number of segments that may be open, at least 1.
             has_room: Whether later segments may run ahead; otherwise only the first open one is pulled.
         """
         pulls = self._idle_pulls(at_most, has_room) if self._idle else []

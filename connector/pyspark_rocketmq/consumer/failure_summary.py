@@ -16,9 +16,9 @@ from pyspark_rocketmq.model import MessageQueue
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 60.0
-"""Shortest time between two summaries; the first one comes at once."""
+"""Shortest time between two summaries; the first one comes immediately."""
 _SHOWN: Final = 3
-"""Most queues named in a summary."""
+"""Maximum number of queues named in a summary."""
 _FAILS_ALWAYS: Final = 3
 """Number of failed attempts after which a message may fail for ever."""
 

@@ -1,4 +1,4 @@
-"""``run_listener``: calls an orderly listener without Spark and brokers, for tests."""
+"""``run_listener`` calls an orderly listener for tests, without Spark or brokers."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ def run_listener(
     max_reconsume_times: int = CONSUMER_DEFAULTS.max_reconsume_times,
     max_suspensions: int = 20,
 ) -> ListenerRun:
-    """Give an orderly listener the messages of one queue, without Spark and broker; for tests.
+    """Give an orderly listener the messages of one queue, without Spark or a broker; for tests.
 
-    A suspended queue is delivered again at once, with ``reconsume_times`` and ``context.attempt`` one higher.
+    A suspended queue is delivered again immediately, with ``reconsume_times`` and ``context.attempt`` one
+    higher.
 
     Args:
         listener: Any form that ``register_message_listener`` takes with ``orderly=True``.
         messages: In queue order; their offsets are counted from 0.
         output_schema: As in ``register_message_listener``. Without a Spark session a text may only have
             columns of plain types.
-        consume_message_batch_max_size: Most messages per call.
+        consume_message_batch_max_size: Maximum number of messages per call.
         max_reconsume_times: How often a message that fails is delivered again before it is a dead letter; -1
             means no limit.
         max_suspensions: Number of suspensions after which the run ends, if a message always fails.

@@ -25,12 +25,12 @@ from pyspark_rocketmq.retry import Errors, commit_with_retry
 T = TypeVar("T")
 
 NO_POST_COMMIT_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Options of a commit without checkpoint and cleanup; :mod:`pyspark_rocketmq.delta.maintenance` does both.
+"""Options of a commit without checkpoint or cleanup; :mod:`pyspark_rocketmq.delta.maintenance` does both.
 
 delta-rs would look for expired files at each commit, which takes seconds in a log of 100,000 files.
 """
 _MAX_CONFLICTS: Final = 100
-"""Most commits of others that may come first in one try; on a local disk each takes 0.1 ms."""
+"""Maximum number of commits of others that may come first in one try; on a local disk each takes 0.1 ms."""
 
 Partition = tuple[tuple[str, str | None], ...]
 """Pairs of partition column and text of its value, in the columns' order."""
@@ -195,8 +195,8 @@ def commit_on_top(
 ) -> T:
     """Commit on top of the commits of others; try until the commit is known to be stored.
 
-    If another commit comes first, the commit is made on top of it at once, up to 100 times in one try; after
-    more, and after other errors, the next try follows a pause.
+    If another commit comes first, the commit is made on top of it immediately, up to 100 times in one try;
+    after more, and after other errors, the next try follows a pause.
 
     Args:
         what: Name of the commit, for the log.
@@ -206,7 +206,7 @@ def commit_on_top(
             commit came first.
         pauses_s: Pauses before further tries; when they are used up, the last error reaches the caller.
         sleep: Function that waits.
-        unknown: Errors after which the commit may have been stored; all others reach the caller at once.
+        unknown: Errors after which the commit may have been stored; all others reach the caller immediately.
     """
 
     def attempt(failure: Exception | None) -> T:

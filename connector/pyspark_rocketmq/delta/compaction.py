@@ -57,13 +57,14 @@ MIN_SMALL_FILES: Final = 64
 _MAX_COMMIT_BYTES: Final = 256 << 20
 _MAX_COMMIT_FILES: Final = 10_000
 _MAX_BIN_FILES: Final = 4_000
-"""Most files of a bin; credentials are renewed between bins, and on slow storage this many take a minute."""
+"""Maximum number of files of a bin; credentials are renewed between bins, and on slow storage this many take
+a minute."""
 _COMMIT_AFTER_S: Final = 60.0
 """Time after which the work so far is committed, so that it is kept if the process ends."""
 _ROWS_AT_ONCE: Final = 16 * 1024
 """Rows of small files that are gathered before they are added, since statistics take time for each piece."""
 _BYTES_AT_ONCE: Final = 16 << 20
-"""Most bytes of rows in memory, and of a file that is read whole."""
+"""Maximum number of bytes of rows in memory, and of a file that is read whole."""
 _PAUSE_AFTER_S: Final = 0.05
 _PAUSE_FACTOR: Final = 4.0
 """Pause after each piece of work, in multiples of its duration: at most a fifth of a core is used."""

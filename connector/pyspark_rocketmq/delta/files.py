@@ -39,7 +39,7 @@ _ROW_GROUP_ROWS = 128 * 1024
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Value in the name of the folder for rows whose partition value is null."""
 _LONGEST_NAME = 255
-"""Longest name of a folder that file systems allow, in bytes."""
+"""Maximum length of a folder's name in file systems, in bytes."""
 PartitionValues = tuple[str | None, ...]
 """Text of each partition column's value, in the columns' order; None for null."""
 

@@ -347,7 +347,7 @@ class LogFiles:
 
 
 def read_ahead(read: Callable[[int], _Read], versions: Sequence[int]) -> Iterator[_Read]:
-    """Yield ``read(version)`` for each version; the further it goes, the more are read at once.
+    """Yield ``read(version)`` for each version; the further it goes, the more are read at the same time.
 
     Callers mostly need only the first one; an object store takes some 20 ms for each.
     """

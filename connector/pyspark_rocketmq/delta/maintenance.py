@@ -45,7 +45,7 @@ class Maintenance:
         self._seen: int | None = None
 
     def after_commit(self, before: int, every: int, task: Callable[[int], None]) -> None:
-        """Note a commit on top of version ``before``, and start ``task`` if it is due; return at once.
+        """Note a commit on top of version ``before``, and start ``task`` if it is due; return immediately.
 
         It is due every ``every`` versions.  ``task`` gets the number of its run, counted from the table's
         beginning.

@@ -1,7 +1,7 @@
 """Rows that are merged into a Delta table by a key, through delta-rs.
 
 The rows pass through the memory of this process.  This is made for micro-batches, not for a backfill of
-millions at once.
+millions at a time.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from pyspark_rocketmq.delta.storage_options import filesystem_of
 from pyspark_rocketmq.delta.table import query_rows, sql_literal
 
 _MOST_FOLLOWED = 50
-"""Most commits that are followed one by one."""
+"""Maximum number of commits that are followed one by one."""
 
 Files = tuple[StoredFile, ...]
 

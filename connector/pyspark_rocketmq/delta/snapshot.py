@@ -41,7 +41,8 @@ MAX_AGE_S: Final = 3600.0
 Delta keeps commits for 30 days unless a table's properties say otherwise.
 """
 _MAX_FOLLOWED: Final = 1_000
-"""Most commits that are read one by one; opening the table takes about as long as reading this many."""
+"""Maximum number of commits that are read one by one; opening the table takes about as long as reading this
+many."""
 
 
 class CommitLog(Protocol):

@@ -36,7 +36,7 @@ from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, Hea
 logger = logging.getLogger(__name__)
 
 _WITHIN_S: Final = 3.0
-"""Longest time for unlocking and unregistering, after the last delivery has ended."""
+"""Maximum time for unlocking and unregistering, after the last delivery has ended."""
 
 _members: list[RunningMember] = []
 

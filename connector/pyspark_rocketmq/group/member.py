@@ -5,8 +5,8 @@ machine. A lock guards it, and no code calls a server or waits while it holds th
 has a deadline, and calls of one kind go to all brokers at the same time: the worst round stays below the 10 s
 for which a lock still counts after its renewal is due, however many brokers are silent.
 
-When a connection breaks, its broker drops the membership. So a heartbeat follows at once, without waiting for
-the next half minute: otherwise the others would see this member missing and take its queues.
+When a connection breaks, its broker drops the membership. So a heartbeat follows immediately, without waiting
+for the next half minute: otherwise the others would see this member missing and take its queues.
 
 A broker keeps one subscription table per group, the one of the last heartbeat: members with different
 subscriptions silently take messages from each other (rocketmq-client-go#592, apache/rocketmq#7885).
@@ -57,7 +57,7 @@ _LOCK_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 3.0
 """Maximum time-out of the clients in :class:`GroupCalls`: ``ClientConfig.mqClientApiTimeout``."""
 _LONGEST_SLEEP_S = 1.0
-"""Longest time until a broken connection or a new route is noticed."""
+"""Maximum time until a broken connection or a new route is noticed."""
 _SETTLE_CHECK_S = 0.05
 
 
@@ -170,7 +170,7 @@ class PlanWatcher(Protocol):
         ...
 
     def calls_end_s(self) -> float:
-        """Longest time for which a call of the listener may continue after the end of its query."""
+        """Maximum time for which a call of the listener may continue after the end of its query."""
         ...
 
 
@@ -224,7 +224,7 @@ class RunningMember:
         self._watcher = watcher
 
     def start(self) -> None:
-        """Join the group; return at once."""
+        """Join the group; return immediately."""
         self._thread.start()
 
     def stop(self, within_s: float) -> None:
@@ -246,7 +246,7 @@ class RunningMember:
 
     @property
     def calls_end_s(self) -> float:
-        """Longest time for which :meth:`stop` may wait for calls of the listener."""
+        """Maximum time for which :meth:`stop` may wait for calls of the listener."""
         return CALLS_END_S if self._watcher is None else self._watcher.calls_end_s()
 
     # --- for the planner ------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class OffsetMirror:
         """Whether sending has failed since the last complete round, so that a warning was logged."""
 
     def show(self, accepted: Iterable[QueueCommit]) -> None:
-        """Send the commits that the store has just accepted; return at once."""
+        """Send the commits that the store has just accepted; return immediately."""
         news = {commit.queue: commit for commit in accepted}
         if not news:
             return

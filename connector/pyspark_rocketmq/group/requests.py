@@ -60,8 +60,8 @@ class ClientRemotingProcessor:
     """Answers brokers' requests to one member of one group; passes on groups and topics without namespace.
 
     Pass it to a pool as ``handler_for``. It runs on the dispatcher thread of each request's channel, so on
-    several threads at once. A slow listener delays the later requests on that connection, but not the answers
-    to our own requests. An exception is answered with code 1 and the error's text.
+    several threads at the same time. A slow listener delays the later requests on that connection, but not
+    the answers to our own requests. An exception is answered with code 1 and the error's text.
 
     Source: RocketMQ 5.3.3 ``ClientRemotingProcessor``.
     """
@@ -165,7 +165,7 @@ class ClientRemotingProcessor:
     # --- requests, answered ---------------------------------------------------------------------------------
 
     def consumer_ids_changed(self, consumer_group: str) -> None:
-        """Rebalance at once (B1). Such requests come often and in bursts."""
+        """Rebalance immediately (B1). Such requests come often and in bursts."""
         if self._member is not None and consumer_group == self._options.consumer_group:
             self._member.notified()
 

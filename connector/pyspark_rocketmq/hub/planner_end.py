@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 5.0
 _FIRST_SLOTS_S: Final = 2.0
-"""Longest time for which the first plan waits for the driver's first report."""
+"""Maximum time for which the first plan waits for the driver's first report."""
 _STORAGE_ANSWER_S: Final = 10.0
-"""Longest wait for renewed storage options, which the driver gets from somebody else."""
+"""Maximum wait for renewed storage options, which the driver gets from somebody else."""
 _AGAIN_AFTER_S: Final = 5.0
 """Pause before another attempt to connect."""
 
@@ -81,7 +81,7 @@ class PlannerControl:
         """Reason why queues are held up, from the driver's last report; empty without one."""
 
     def start(self, member: QueueLocks) -> None:
-        """Begin to report finished queues to ``member``; return at once."""
+        """Begin to report finished queues to ``member``; return immediately."""
         self._member = member
         # A daemon, because Spark decides when the process ends.
         threading.Thread(target=self._run, name="rocketmq-driver-connection", daemon=True).start()

@@ -21,9 +21,9 @@ from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.hub.messages import JsonObject
 
 LONGEST_GREETING: Final = 512
-"""Longest line, in bytes, before the other side has proved itself."""
+"""Maximum length of a line, in bytes, before the other side has proved itself."""
 LONGEST_LINE: Final = 8 << 20
-"""Longest line, in bytes, after that."""
+"""Maximum length of a line, in bytes, after that."""
 _VERSION: Final = 1
 _KEY_BYTES: Final = 32
 _CODE_CHARS: Final = 32

@@ -29,7 +29,7 @@ _LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
 _SEND_BACK_THREADS: Final = 16
 """Maximum number of deliveries whose failed messages are sent back at the same time."""
 _LOOP_END_S: Final = 1.0
-"""Longest time for cancelling a range's calls; a loop that is blocked by a call is abandoned."""
+"""Maximum time for cancelling a range's calls; a loop that is blocked by a call is abandoned."""
 Settling = bool | Awaitable[bool]
 
 

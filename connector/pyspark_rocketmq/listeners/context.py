@@ -346,7 +346,7 @@ class ConsumeConcurrentlyContext(DeliveryContext):
         self.ack_index = ACK_ALL
         """With CONSUME_SUCCESS: index of the last message that is done; those after it have failed."""
         self.delay_level_when_next_consume = BROKER_DECIDES
-        """Delay level of failed messages; 0: 3 + their reconsume times; -1: dead letters at once."""
+        """Delay level of failed messages; 0: 3 + their reconsume times; -1: dead letters immediately."""
 
 
 class _Followed(list[MessageExt]):

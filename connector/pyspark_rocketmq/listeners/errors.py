@@ -19,7 +19,7 @@ LONGEST_PAUSE_S: Final = 600.0
 MOST_KEYS: Final = 100
 """Number of different errors remembered; beyond that, the one not seen for longest is forgotten."""
 MOST_CHARACTERS: Final = 300
-"""Longest line shown, in characters."""
+"""Maximum length of a line that is shown, in characters."""
 _MOST_CAUSES: Final = 10
 """Maximum number of causes shown in an error's line; users' code may chain any number, even in a circle."""
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")

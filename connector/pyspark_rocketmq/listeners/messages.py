@@ -32,7 +32,7 @@ _MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
 """Columns of texts that neighbouring messages often share."""
 _RECONSUME_TIMES: Final = "reconsumeTimes"
 _MADE_AT_ONCE: Final = 512
-"""Number of messages made at once. Few enough for the processor's caches and for the threshold of Python's
+"""Number of messages made at a time. Few enough for the processor's caches and for the threshold of Python's
 garbage collector; enough to make the cost of reading a column negligible."""
 
 

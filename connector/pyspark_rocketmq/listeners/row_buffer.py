@@ -37,7 +37,7 @@ _FEW_ROWS: Final = 1024
 """Number of new rows of a range that are packed into a batch."""
 _WRITTEN_BYTES: Final = 4 << 20
 _WRITTEN_ROWS: Final = 64 * 1024
-"""Approximate number of rows that a sink's writer gets at once."""
+"""Approximate number of rows that a sink's writer gets at a time."""
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 Emitted: TypeAlias = "Row | pa.RecordBatch | SpilledRows"

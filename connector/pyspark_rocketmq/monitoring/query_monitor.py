@@ -166,7 +166,7 @@ class QueryMonitor(StreamingQueryListener):
             spark.streams.addListener(self)
 
     def register_listener(self, listener: MetricsListener) -> None:
-        """Have ``listener`` called with the metrics of each micro-batch, on the monitor's thread."""
+        """Call ``listener`` with the metrics of each later micro-batch, on the monitor's thread."""
         self._listeners.append(listener)
 
     def queries(self) -> dict[str, QueryState]:

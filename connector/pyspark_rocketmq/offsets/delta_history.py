@@ -187,7 +187,7 @@ class Upkeep:
         self._thread = Maintenance("offset", table_uri, storage)
 
     def after_commit(self, before: int) -> None:
-        """Note a commit on top of version ``before``, and begin an upkeep if one is due. Return at once."""
+        """Note a commit on top of version ``before``, and begin an upkeep if due; return immediately."""
         self._thread.after_commit(
             before, EVERY, lambda run: self.run(removes_files=run % _REMOVE_FILES_EVERY == 0)
         )

@@ -159,10 +159,12 @@ def parsed_addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def namespace_of(namespace: str, name_servers: Iterable[str], namespace_v2: str | None) -> str:
-    """Return the namespace of version 1 in a producer's arguments; empty if there is none.
+    """Return a producer's version-1 namespace, given or part of a name server's address.
+
+    It is empty if there is none or ``namespace_v2`` is set.
 
     Raises:
-        OptionError: If they also name a namespace of version 2.
+        OptionError: If ``namespace`` and ``namespace_v2`` are both given.
     """
     if namespace and namespace_v2:
         problem = "namespace and namespace_v2 (of settings) exclude each other; give one"

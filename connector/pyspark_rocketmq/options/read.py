@@ -329,7 +329,7 @@ class ReadOptions(PositionOptions):
         return self.subscribed() if retry is None else (*self.subscribed(), retry)
 
     def trigger_delay_ms(self) -> int:
-        """Longest time for which a plan may wait for ``minOffsetsPerTrigger``."""
+        """Maximum time for which a plan may wait for ``minOffsetsPerTrigger``."""
         return _DEFAULT_TRIGGER_DELAY_MS if self.max_trigger_delay_ms is None else self.max_trigger_delay_ms
 
     def cross_field_problems(self) -> list[str]:

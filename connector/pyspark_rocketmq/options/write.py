@@ -24,11 +24,11 @@ from pyspark_rocketmq.options.parsers import (
 SINK_GROUP: Final = "pyspark-rocketmq-sink"
 """Default producer group of a sink."""
 MOST_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Largest body that decoders accept (``wire.compression.MAX_BODY_BYTES``)."""
+"""Maximum size of a body that decoders accept (``wire.compression.MAX_BODY_BYTES``)."""
 
 
 class BodyCompression(StrEnum):
-    """Compression of bodies, including none."""
+    """How message bodies are compressed; ``NONE`` leaves them as they are."""
 
     NONE = "none"
     ZLIB = "zlib"

@@ -85,8 +85,8 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
 
     Args:
         rows: Not a stream; for a stream, arrange the DataFrame that ``foreachBatch`` gets.
-        partitions: Number of tasks that send; by default as many as Spark runs at once or, with Spark
-            Connect, ``spark.sql.shuffle.partitions``.
+        partitions: Number of tasks that send; by default as many as Spark runs at the same time or, with
+            Spark Connect, ``spark.sql.shuffle.partitions``.
 
     Raises:
         SchemaError: If ``rows`` is a stream, or has no column ``shardingKey``.
@@ -107,7 +107,7 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
     numbered = rows.withColumn(_POSITION, sf.monotonically_increasing_id())
     key = sf.coalesce(sf.col(SHARDING_KEY).cast("string"), sf.col(_POSITION).cast("string"))
     spark = rows.sparkSession
-    # Spark Connect does not report how many tasks run at once.
+    # Spark Connect does not report how many tasks run at the same time.
     count = partitions or (spark.sparkContext.defaultParallelism if is_classic(spark) else None)
     arranged = numbered.repartition(key) if count is None else numbered.repartition(count, key)
     return arranged.sortWithinPartitions(_POSITION).drop(_POSITION)

@@ -48,7 +48,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 
 def seen_routes(options: WriteOptions) -> SeenRoutes:
-    """Return the route of option ``topic`` if the cluster answers at once; tasks look up a column's topics.
+    """Return the route of option ``topic`` if the cluster answers now; tasks look up a column's topics.
 
     All tasks of a write, including repeated ones, distribute sharding keys over the queues of this one
     look-up, even if brokers restart meanwhile.

@@ -237,7 +237,10 @@ def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
 
 
 def rows_there_text(consumer_group: str, path: str, count: int) -> str:
-    """Describe why a group is not moved back to the beginning of a sink with rows but without watermarks."""
+    """Explain why a group is not moved back to the beginning.
+
+    The sink already has rows of its queues but no watermarks, so the group would write these rows twice.
+    """
     return (
         f"Nothing was changed: {path} shows no watermark of group {consumer_group}, but has "
         f"{counted(count, 'row')} of its queues, which the group would write a second time. If "

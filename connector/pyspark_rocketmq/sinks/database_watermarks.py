@@ -373,7 +373,7 @@ def _is_integrity_error(error: Exception) -> bool:
 
 
 class _Statements:
-    """Statements in SQL that SQLite, PostgreSQL, MySQL and others understand alike."""
+    """SQL statements for the watermark table that SQLite, PostgreSQL, MySQL and others all accept."""
 
     def __init__(self, table: str, mark: str) -> None:
         self._table = table

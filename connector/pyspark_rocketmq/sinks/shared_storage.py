@@ -28,7 +28,7 @@ from pyspark_rocketmq.errors import OptionError, StorageNotShared
 logger = logging.getLogger(__name__)
 
 _LOOK_TIMEOUT_S: Final = 60.0
-"""Longest time that the start of a query waits for executors to look; later the first batch finds out."""
+"""Maximum time that the start of a query waits for executors to look; later the first batch finds out."""
 _MOST_LOOKS: Final = 200
 _HIDDEN: Final = ("_", ".")
 """Prefixes of folders that Delta's VACUUM ignores."""

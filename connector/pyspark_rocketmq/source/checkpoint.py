@@ -15,7 +15,7 @@ from pyspark_rocketmq.source.ranges import is_plan
 logger = logging.getLogger(__name__)
 
 _MOST_CHARACTERS: Final = 200
-"""Longest offset shown in an error, in characters."""
+"""Maximum length of an offset shown in an error, in characters."""
 
 
 def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:

@@ -366,7 +366,7 @@ class ClusterView:
     def _shown(
         self, queues: Mapping[str, _Queues], addresses: Mapping[str, BrokerAddress]
     ) -> dict[str, _Shown]:
-        """Return each broker's answers; all are called at once, so that their timeouts do not add up.
+        """Return each broker's answers; all are called in parallel, so that their timeouts do not add up.
 
         A topic that a broker refuses is not asked for again for a while, once any broker has answered. The
         broker's other topics go on in a group. In a plain stream they wait, because its offset has one time

@@ -17,7 +17,7 @@ from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.progress import ProgressSource
 
 _MOST_SHOWN: Final = 5
-"""Most queues named in an error."""
+"""Maximum number of queues named in an error."""
 
 
 class Drain:

@@ -163,7 +163,7 @@ class Fetcher:
             self._go_away(place, refused)
 
     def _go_away(self, place: _Place, refused: Iterable[_Pull]) -> None:
-        """Connect again to a broker that shuts down: at once the first time, later as after any failure."""
+        """Connect again to a broker that shuts down: first immediately, later as after any failure."""
         reason = "the broker is shutting down and sent the client away (GO_AWAY)"
         error = ChannelClosed(place.address, reason) if place in self._gone_away else None
         self._gone_away.add(place)

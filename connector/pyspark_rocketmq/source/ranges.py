@@ -19,7 +19,7 @@ all queues first, then the next ones, up to eight, because most of the higher by
 With option ``handOverRanges`` a range is passed on in place of its messages, and the next operator reads it.
 Otherwise every message would be decoded in one Python process, converted to Spark's rows, and converted to
 Arrow again for the other process.  The first row is then a *ticket*, the pickled partitions of ranges that
-are read at once.  The other rows are null, one for each further offset of these ranges: Spark counts a
+are read together.  The other rows are null, one for each further offset of these ranges: Spark counts a
 stream's rows as its input (``numInputRows``), and users watch that number. They are dropped after they are
 counted.
 """
@@ -59,15 +59,16 @@ from pyspark_rocketmq.source.schema import PLANNED_RANGE, range_from_json, range
 from pyspark_rocketmq.stored_values import RetryCounts
 
 MOST_COUNTED = 10_000_000
-"""Most rows of a ticket, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may
-contain any number."""
+"""Maximum number of rows of a ticket, which take 40 MB: no listener gets as many messages in a micro-batch,
+but a plan may contain any number."""
 TICKET_SCHEMA = pa.schema([(PLANNED_RANGE, pa.binary())])
 _VERSION = 1
 _PACKED_VERSION = 2
 _MOST_IN_JSON: Final = 256
 _MOST_QUEUES: Final = 1_000_000
 _MOST_BYTES_A_QUEUE: Final = 4096
-"""Most unpacked bytes per queue, for names and retry counts; longer data is neither written nor read."""
+"""Maximum number of unpacked bytes per queue, for names and retry counts; longer data is neither written nor
+read."""
 _COLUMNS: Final = 5
 _INT64_BYTES: Final = 8
 _SHOWN = 200
@@ -155,7 +156,7 @@ class Ticket(NamedTuple):
     """Ranges that are passed on in place of their messages."""
 
     partitions: tuple[QueuePartition, ...]
-    """The partitions of ranges that are read at once; at least one."""
+    """The partitions of ranges that are read together; at least one."""
     tasks: int = 1
     """Number of tasks of the batch."""
 

@@ -172,7 +172,7 @@ def _share_of(partition: QueuePartition, count: int) -> QueuePartition:
 
 
 def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
-    """Read several ranges at once, over one connection per broker; yield the rows of :func:`read_queue`."""
+    """Read several ranges together, over one connection per broker; yield the rows of :func:`read_queue`."""
     for partition, piece in _read(partitions):
         yield partition, spark_rows(piece) if partition.settings.is_group_read else piece
 

@@ -59,7 +59,10 @@ class EndReason(StrEnum):
 def spark_schema(
     *, consumer_mode: bool, columns: Sequence[str] | None = None, property_columns: Sequence[str] = ()
 ) -> StructType:
-    """Return the source's schema as Spark sees it; outside consumer mode, only with these columns."""
+    """Return the source's schema as a Spark type.
+
+    In consumer mode it is fixed; otherwise it has ``columns`` (by default all), then ``property_columns``.
+    """
     # Not from DDL text: that needs a SparkContext, which the planner's process does not have.
     return from_arrow_schema(
         CONSUMER_SCHEMA if consumer_mode else projected_schema(columns, property_columns)

@@ -38,7 +38,8 @@ NAMESPACED: Final = "nsd"
 """Ext field that is "true" if ``NAMESPACE`` is present."""
 
 MAX_FRAME_LENGTH: Final = 16 * 1024 * 1024
-"""Most bytes of a whole frame, length word included (``com.rocketmq.remoting.frameMaxLength``)."""
+"""Maximum number of bytes of a whole frame, length word included
+(``com.rocketmq.remoting.frameMaxLength``)."""
 RESPONSE_FLAG: Final = 0x1
 ONEWAY_FLAG: Final = 0x2
 _MAX_HEADER_LENGTH: Final = 0xFFFFFF

@@ -24,13 +24,15 @@ from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH
 
 MAX_EXPANDED_BYTES: Final = 128 * 1024 * 1024
-"""Most decompressed bytes of a short answer: by default it has at most 32 messages of at most 4 MiB."""
+"""Maximum number of decompressed bytes of a short answer: by default it has at most 32 messages of at most
+4 MiB."""
 MAX_EXPANSION: Final = 64
-"""Most decompressed bytes for each byte of a long answer; texts reach 30."""
+"""Maximum number of decompressed bytes for each byte of a long answer; text reaches 30."""
 MAX_BODY_BYTES: Final = MAX_EXPANDED_BYTES
-"""Most bytes of one decompressed body; Java has no bound, but its producers send at most 4 MiB by default."""
+"""Maximum number of bytes of one decompressed body; Java has no bound, but its producers send at most 4 MiB
+by default."""
 MAX_BATCH_BYTES: Final = MAX_FRAME_LENGTH
-"""Most bytes of one decompressed inner batch."""
+"""Maximum number of bytes of one decompressed inner batch."""
 _BATCH_WEIGHT: Final = MAX_EXPANDED_BYTES // MAX_BATCH_BYTES
 """How many times an inner batch counts, because a member of 22 bytes becomes a row of ten times as many. A
 single batch always fits."""
@@ -46,7 +48,7 @@ _LZ4_EXPANSION: Final = 256
 _USUAL_BYTES: Final = 1 << 16
 _USUAL_EXPANSION: Final = 32
 _LARGEST_WINDOW: Final = 1 << 27
-"""Largest window of a Zstandard frame, in bytes, as in Java's decoder (``ZSTD_WINDOWLOG_LIMIT_DEFAULT``)."""
+"""Maximum window of a Zstandard frame, in bytes, as in Java's decoder (``ZSTD_WINDOWLOG_LIMIT_DEFAULT``)."""
 
 _idle_zstd: Final[list[zstandard.ZstdDecompressor]] = []
 _SKIPPABLE: Final = 0x184D2A5
@@ -58,8 +60,8 @@ _ZSTD_RLE: Final = 2
 _ZSTD_SHORTEST_FRAME: Final = 5
 """Bytes that Java needs for another frame; fewer bytes after the last frame count as the end."""
 MAX_FRAMES: Final = 65_536
-"""Most frames of one body, including skippable ones; Java has no bound, but each frame costs some
-microseconds and may be empty."""
+"""Maximum number of frames of one body, including skippable ones; Java has no bound, but each frame costs
+some microseconds and may be empty."""
 
 
 class CompressionType(IntEnum):
@@ -188,7 +190,7 @@ def _zstd_frame(frame: bytes, most: int) -> bytes:
 
 
 def _zstd_result(frame: bytes, most: int) -> bytes:
-    """Decompress at once, which needs no window in addition to a result of known size."""
+    """Decompress in one step, which needs no window in addition to a result of known size."""
     # Making a decompressor costs more than using it, and two threads must not share one; list operations are
     # atomic.
     try:

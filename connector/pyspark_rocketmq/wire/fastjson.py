@@ -43,7 +43,7 @@ _repr.maxlevel = 3
 _repr.maxstring = _repr.maxother = _repr.maxlong = _MAX_CHARACTERS
 
 MAX_JSON_MEMORY: Final = 32 * 1024 * 1024
-"""Most bytes of objects, twice the longest frame: about 20,000 queues or 100,000 topics."""
+"""Maximum number of bytes of objects, twice the longest frame: about 20,000 queues or 100,000 topics."""
 _LIGHT_BYTES: Final = 512 * 1024
 """Texts of at most this length stay below the limit whatever they contain."""
 _BYTES_PER_MARK: Final = 100
@@ -53,7 +53,7 @@ _WIDEST_CHARACTER: Final = 4
 _MAX_ODD_DEPTH: Final = 32
 """Deepest nesting around an odd key (real bodies need 4); it bounds how often a text is scanned again."""
 _MAX_REFUSED_CHARS: Final = 1 << 30
-"""Largest sum of the positions at which the scanner refused. Each refusal takes time in proportion to its
+"""Maximum sum of the positions at which the scanner refused. Each refusal takes time in proportion to its
 position, because the error counts lines; without a bound a hostile body could take the square of its length.
 A route of 3000 brokers in the old form stays below."""
 _SPACE: Final = re.compile(r"[ \t\n\r]*")

@@ -21,7 +21,7 @@ _PREFIX: Final = 8
 """Length word and header-length word, which contain all sizes of the frame."""
 _MIN_LENGTH: Final = 4
 _TRUSTED_BYTES: Final = 256 * 1024
-"""Most bytes reserved for a body before it arrives; a pull's answer has as many by default."""
+"""Maximum number of bytes reserved for a body before it arrives; a pull's answer has as many by default."""
 
 
 class Outgoing(Protocol):

@@ -19,7 +19,7 @@ _MAX_PORT = 65535
 
 _OFFSET_BYTES = 8
 _LONGEST_SHOWN = 64
-"""Most characters of a wrong id shown in an error."""
+"""Maximum number of characters of a wrong id shown in an error."""
 _OFFSET_MESSAGE_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 
 

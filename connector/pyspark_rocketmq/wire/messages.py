@@ -36,7 +36,7 @@ from pyspark_rocketmq.wire.properties import decode_properties, decode_text, enc
 MIN_STORED_BYTES: Final = 91
 """Size of an IPv4 V1 message with empty body, topic and properties."""
 MAX_V1_TOPIC_BYTES: Final = 127
-"""Longest topic in V1, whose topic length is a signed byte."""
+"""Maximum length of a topic in V1, whose topic length is a signed byte."""
 BATCH_MEMBER_OVERHEAD: Final = 22
 
 _HEAD = struct.Struct(">iiiiiqqiq")

@@ -17,7 +17,8 @@ PROPERTY_SEPARATOR: Final = "\x02"
 MAX_PROPERTIES_BYTES: Final = 32767
 """The stored length is a signed short (``Short.MAX_VALUE``)."""
 _MAX_READ_BYTES: Final = 512 * 1024
-"""Most bytes read from a request, more than can be stored; as objects they take up to fifty times as much."""
+"""Maximum number of bytes read from a request, more than can be stored; as objects they take up to fifty
+times as much."""
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"

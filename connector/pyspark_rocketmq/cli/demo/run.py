@@ -54,8 +54,8 @@ _STOP_TIMEOUT_S = 5.0
 QUEUES = 8
 _REQUEST_TIMEOUT_S = 5.0
 _ROUTE_TIMEOUT_S = 40.0
-"""Time for a topic's route to appear. A broker reports a new topic to the name server at once, or with its
-next heartbeat, every 30 s."""
+"""Time for a topic's route to appear. A broker reports a new topic to the name server immediately, or with
+its next heartbeat, every 30 s."""
 _ROUTE_POLL_S = 0.1
 _REQUEST_TIMEOUT_MS = 5_000
 

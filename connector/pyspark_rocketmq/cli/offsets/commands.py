@@ -217,7 +217,7 @@ def reset(
 )
 @_change_options
 def accept_gap(conf: Path | None, pairs: Sequence[str], options: Any) -> None:
-    """Have a group go on where it is although its sink has lost rows: they stay away."""
+    """Let a group continue where it is although its sink has lost rows, which stay lost."""
     settings = load_settings(OffsetsChangeSettings, "offsets accept-gap", conf, pairs)
     implementation("offsets.change").accept_gap(settings, options, open_console())
 
@@ -232,7 +232,7 @@ def accept_gap(conf: Path | None, pairs: Sequence[str], options: Any) -> None:
     "--messages", type=click.IntRange(min=1), help="How many of each queue; without it, all there are now."
 )
 def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, options: Any) -> None:
-    """Pass messages over: a group's backlog, or a message that cannot be consumed."""
+    """Skip messages: a group's backlog, or a message that cannot be consumed."""
     if messages is not None and not options.choice.queues:
         raise click.UsageError("--messages needs --queue: messages are counted in each queue.")
     settings = load_settings(OffsetsChangeSettings, "offsets skip", conf, pairs)

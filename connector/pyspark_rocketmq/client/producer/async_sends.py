@@ -64,8 +64,8 @@ class AsyncSends:
 
         Args:
             producer: Sends the messages; it is not closed here.
-            max_sends: Most messages under way.
-            max_bytes: Most bytes of their bodies; a larger message is sent by itself.
+            max_sends: Maximum number of messages under way.
+            max_bytes: Maximum number of bytes of their bodies; a larger message is sent by itself.
             wait_s: How long :meth:`send` may wait for the answers of other sends.
         """
         self._producer = producer

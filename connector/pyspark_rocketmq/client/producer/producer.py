@@ -145,13 +145,13 @@ class Producer(Closing):
                 the prefix ``http://``.
             producer_group: Name shown to brokers.
             send_timeout_s: Time-out of one send with all its attempts.
-            retry_times_when_send_failed: Further attempts of a send without key and queue.
+            retry_times_when_send_failed: Further attempts of a send without a key or queue.
             retry_times_when_send_async_failed: Further attempts of :meth:`send_async`.
             compress_over_bytes: Bodies of at least this size are compressed, except in batches.
             compression_type: Compression of bodies, or None for none; Java clients before 5.0 read only zlib.
             max_message_size: The largest body in bytes, before it is compressed. By default brokers take
                 4 MiB as sent (their ``maxMessageSize``), and readers of this package 128 MiB.
-            send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or
+            send_latency_fault_enable: Whether messages without a key or queue avoid brokers that were slow or
                 failed, see :class:`FaultTable`.
             settings: Credentials and TLS of the producer's own connections, ``namespace_v2`` and
                 ``broker_addresses`` (docs/how-to/clouds.md).

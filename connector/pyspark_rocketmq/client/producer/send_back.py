@@ -119,8 +119,8 @@ class SendBack:
 
         Args:
             message: The message as it was consumed, with its own topic even if it came from the retry topic.
-            delay_level: 0: the broker chooses 3 + reconsume times; -1: a dead letter at once; otherwise the
-                level itself.
+            delay_level: 0: the broker chooses 3 + reconsume times; -1: a dead letter immediately; otherwise
+                the level itself.
             max_reconsume_times: A message tried more often becomes a dead letter; at least 0.
 
         Raises:

@@ -4,7 +4,7 @@ A message is sent as a *half message*, the local transaction is run, and its out
 one-way. If the outcome is lost or unknown, or the sender has died, the broker asks a member of the producer
 group. So a transaction producer is a member, with heartbeats, and any member must be able to answer.
 
-Heartbeats go to every broker of the topics that the producer was given or has sent to, at once and every
+Heartbeats go to every broker of the topics that the producer was given or has sent to, immediately and every
 30 s, on a separate thread. So a restarted producer answers for the one before it, and a broker that is down
 does not hold up transactions at other brokers.
 
@@ -105,8 +105,8 @@ class TransactionProducer(Closing):
             name_servers: See :class:`Producer`.
             producer_group: Group whose members all know the outcomes of transactions.
             check: Called on a thread of a connection, one call at a time for each broker.
-            topics: Their brokers may ask at once, also about an earlier process. Another topic's brokers may
-                ask after its first message.
+            topics: Their brokers may ask immediately, also about an earlier process. Another topic's brokers
+                may ask after its first message.
             send_timeout_s: Time-out of one send.
             max_message_size: See :class:`Producer`.
             settings: Credentials and TLS.

@@ -1,6 +1,6 @@
-"""The pool of listener calls that the ranges of a task share, and the ranges that are consumed at once.
+"""The pool of listener calls shared by a task's ranges, and the ranges that are consumed side by side.
 
-:mod:`pyspark_rocketmq.consume.call_slots` decides which range may begin a call; this module has its lock and
+:mod:`pyspark_rocketmq.consume.call_slots` decides which range may begin a call; this module adds the lock and
 the threads. Each range has its own thread, which begins its calls and settles them; a call runs on any thread
 of the pool. The task's own thread reads ranges and yields results.
 """
@@ -20,7 +20,8 @@ from pyspark_rocketmq.listeners.calls import DaemonThreads
 _OUT_OF_MEMORY_BYTES: Final = 128 << 20
 """Memory of unfinished ranges at which the task reads no further one; a single range may take any amount."""
 _WAITING_RANGES: Final = 8
-"""Most unfinished ranges beyond those that can have a call: they send messages back, or pause."""
+"""Maximum number of unfinished ranges beyond those that can have a call: they send messages back, or
+pause."""
 _LOOK_EVERY_S: Final = 0.05
 """How often the task checks for slow calls while a range is left to read."""
 
@@ -29,7 +30,7 @@ class PooledRun(Hashable, Protocol):
     """A range that takes slots of the pool."""
 
     def look_again(self) -> None:
-        """Check again: there may be a slot, or the task ends; called by any thread, returns at once."""
+        """Check again: there may be a slot, or the task ends; called by any thread, returns immediately."""
         ...
 
     def lets_next_begin(self) -> bool:
@@ -104,7 +105,7 @@ class CallPool:
         self.wake()
 
     def wake(self) -> None:
-        """Have the waiting ranges that are next check again."""
+        """Wake the waiting ranges that are next, to check again."""
         while self.waiting:
             with self._guard:
                 run = self._slots.wake()
@@ -122,7 +123,7 @@ class CallPool:
         return len(joined) >= ranges and all(run.lets_next_begin() for run in joined)
 
     def close(self) -> None:
-        """End idle threads, and each range after its running calls; returns at once."""
+        """End idle threads, and each range after its running calls; returns immediately."""
         with self._guard:
             self.is_stopped = True
             joined = list(self._joined)
@@ -146,7 +147,7 @@ class RangesAtOnce:
 
         Args:
             ranges: The ranges to consume, as they are read.
-            consume: Consumes one range to its end; called on threads, for several ranges at once.
+            consume: Consumes one range to its end; called on threads, for several ranges at the same time.
             pool: The pool in which calls take slots.
             give_away: Takes, if it can, the result of a range that was given up, on the thread that consumed
                 it: the task's own thread may be reading.

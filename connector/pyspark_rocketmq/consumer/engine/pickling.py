@@ -16,7 +16,7 @@ from pyspark_rocketmq.consumer.engine.task import Engine
 from pyspark_rocketmq.source.schema import ReadPiece
 
 _DEEPEST: Final = 6
-"""Most levels that are searched; a deeper culprit is reported as the last one."""
+"""Maximum number of levels that are searched; a deeper culprit is reported as the last one."""
 
 
 class PickledOnce:

@@ -22,7 +22,7 @@ from typing import Any, TypeGuard
 from pyspark_rocketmq.sinks.delta.rules import is_restore_or_replacement, own_metadata
 
 _MAX_GROUPS = 100
-"""Most groups that a commit names."""
+"""Maximum number of groups that a commit names."""
 _NEAR_COMMITS = 20
 """Read up to this many more commits to reach a range that another commit records, even if not needed now."""
 

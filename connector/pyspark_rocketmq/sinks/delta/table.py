@@ -348,7 +348,7 @@ class SinkTable:
         return handle
 
     def start_maintenance(self, log: SinkLog) -> None:
-        """Start a checkpoint and a compaction if due, after a commit of files; return at once."""
+        """Start a checkpoint and a compaction if due, after a commit of files; return immediately."""
         every = checkpoint_interval(log.table.form().configuration)
         self._upkeep.after_commit(
             log.version - 1,

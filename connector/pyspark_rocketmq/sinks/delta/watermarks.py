@@ -4,7 +4,7 @@ Watermarks are in two places: in the table's transaction ids, and in the record 
 commit.  Each place may lack some of them, so both are read:
 
 * With ``delta.setTransactionRetentionDuration`` the next checkpoint drops the ids of queues that did not
-  move, and those of older releases at once. The commit has all of them.
+  move, and those of older releases immediately. The commit has all of them.
 * The log keeps commits for 30 days (``delta.logRetentionDuration``). Ids stay.
 * Spark's writer stores one id per commit, so the records of its commits are newer than the ids of queues.
 * delta-rs may put a commit of files after one of another member that its writer had not seen; then the ids

@@ -23,12 +23,12 @@ ByteArray = npt.NDArray[np.uint8]
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 _LEAST_REPEATED: Final = 4096
 _MOST_SHARED_BYTES: Final = 1 << 20
-"""Largest repetition that is kept; larger ones are made for one batch."""
+"""Maximum size of a repetition that is kept; larger ones are created for one batch."""
 _OFFSET: Final = np.dtype(np.int32)
 
 _PIECE: Final = 1 << 17
 _FEW_ROWS: Final = 16
-"""Most rows left to numpy's own reduction, which takes a step for each row."""
+"""Maximum number of rows left to numpy's own reduction, which takes a step for each row."""
 
 
 class IrregularLayout(Exception):
@@ -97,7 +97,7 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
 
 
 def repeated_texts(texts: Sequence[str], times: int) -> pa.StringArray:
-    """Return a column that repeats the sequence of texts ``times`` times; equal columns share memory."""
+    """Return a string column that repeats ``texts`` ``times`` times; equal ones up to 1 MiB share memory."""
     longest = _shared_rows(times)
     if longest * sum(map(len, texts)) > _MOST_SHARED_BYTES:
         return _repeated(tuple(texts), times)
@@ -186,7 +186,7 @@ class ByteMatrix(NamedTuple):
         rows = len(self.rows)
         packed = pooled_bytes(rows * ends[-1]).reshape(rows, ends[-1])
         if len(ranges) > 1:
-            # Write the bytes that are the same in all rows at once.
+            # Write the bytes that are the same in all rows in one step.
             packed[:] = np.concatenate([self.rows[0, begin:end] for begin, end in ranges])
         for (begin, end), packed_end in zip(ranges, ends, strict=True):
             if len(ranges) == 1 or not self.is_same(begin, end):

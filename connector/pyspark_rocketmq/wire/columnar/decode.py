@@ -1,4 +1,4 @@
-"""Decode pulled messages into Arrow columns, all messages of a buffer at once: the hot path of every read.
+"""Decode pulled messages into Arrow columns, all messages of a buffer together: the hot path of every read.
 
 Regular input is decoded by numpy views on the pulled bytes, without a Python object per message: find the
 messages and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), replace inner batches by their members
@@ -307,7 +307,7 @@ class _Decoder:
         return self._decode_part(located, budget)
 
     def decode_in_turn(self, data: bytes, bounds: Sequence[int]) -> Iterator[pa.RecordBatch | Undecodable]:
-        """Decode all messages between the bounds at once or, if that fails, one half after the other."""
+        """Decode all messages between the bounds together or, if that fails, one half after the other."""
         part = data[bounds[0] : bounds[-1]]
         try:
             yield self.decode(part)

@@ -1,4 +1,4 @@
-"""Decode the properties of many messages at once, into a map column and into columns of single properties.
+"""Decode the properties of many messages together, into a map column and into columns of single properties.
 
 The properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries and cut at the
 separators into *tokens*, alternately ``U+0002 name U+0001`` and the value. A row's names with their

@@ -5,7 +5,7 @@ finds everything. This module checks the whole layout, so that columns made from
 byte.
 
 Each message contains only where the next one begins, and a Python step for each message would be the most
-expensive part of decoding. So starts are guessed, and all guesses are checked at once. The first guess is
+expensive part of decoding. So starts are guessed, and all guesses are checked together. The first guess is
 that all messages are as long as the first. For the second guess, chains of sizes are followed in lockstep,
 from the beginning of each body and from places with a message's magic number, each until it meets the next.
 If a magic number was inside a body, the check fails, and the sizes are followed one by one.
@@ -45,7 +45,7 @@ _SIZES = np.dtype(">u4")
 _SIZE_BYTES = np.dtype((np.void, _SIZES.itemsize))
 _MAGIC_AT: Final = 4
 _MIN_LOCKSTEP: Final = 256
-"""Least messages for lockstep; fewer are followed one by one in the same time."""
+"""Minimum number of messages for lockstep; fewer are followed one by one in the same time."""
 _STEPS_BETWEEN_CHECKS: Final = 8
 FIXED: Final = np.dtype(
     {
@@ -70,7 +70,7 @@ _HEAD_BYTES, _BORN_HOST_AT, _STORE_TIMESTAMP_AT, _TAIL_AT, _TAIL_BYTES = 48, 48,
 _STORE_TIMESTAMP_BYTES: Final = 8
 _PORT_HIGH_FROM_END: Final = 4
 _MAX_V2_TOPIC_BYTES: Final = 32767
-"""Longest topic in V2, whose topic length is a signed short."""
+"""Maximum length of a topic in V2, whose topic length is a signed short."""
 _U16 = np.dtype(">u2")
 _ARRAYS: Final = (
     *("starts", "ends", "fixed", "sys_flag", "topic_at", "topic_end", "body_at", "body_length"),
@@ -170,7 +170,7 @@ def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> Int
 
 
 def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | None:
-    """Follow about ``chains`` chains at once, at least one in each slice."""
+    """Follow about ``chains`` chains at the same time, at least one in each slice."""
     data, begins, ends = slices
     stride = max(1, int((ends - begins).sum()) // chains)
     entries_of = [

@@ -40,7 +40,8 @@ class PullMessageRequestHeader(TopicRequestFields):
     queue_offset: int = long_field("queueOffset")
     """First queue offset wanted."""
     max_msg_nums: int = int_field("maxMsgNums")
-    """Most messages wanted; the broker's own limits (32, or 8 from disk) also apply. 0 counts as 1."""
+    """Maximum number of messages wanted; the broker's own limits (32, or 8 from disk) also apply. 0 counts as
+    1."""
     sys_flag: int = int_field("sysFlag")
     """Bits of ``PullSysFlag``."""
     commit_offset: int = long_field("commitOffset")
@@ -127,7 +128,7 @@ class QueryConsumerOffsetRequestHeader(TopicRequestFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateConsumerOffsetRequestHeader(TopicRequestFields):
-    """15 UPDATE_CONSUMER_OFFSET; the broker accepts any value, also a lower one."""
+    """15 UPDATE_CONSUMER_OFFSET; the broker accepts any ``commit_offset``, even a lower one."""
 
     consumer_group: str = text_field("consumerGroup")
     topic: str = text_field("topic")
@@ -186,7 +187,7 @@ class GroupConfigRequestHeader(RequestFields):
 class GroupRequestHeader(RequestFields):
     """38 GET_CONSUMER_LIST_BY_GROUP and 203 GET_CONSUMER_CONNECTION_LIST; 40 NOTIFY_CONSUMER_IDS_CHANGED.
 
-    The broker sends the last one, oneway, to make members rebalance at once.
+    The broker sends the last one, oneway, to make members rebalance immediately.
     """
 
     consumer_group: str = text_field("consumerGroup")

@@ -36,7 +36,8 @@ _PREFIX: Final = _SIZES.size
 _JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
 """A frame's second word that is lower announces a JSON header, and is the header's length."""
 _MOST_PATTERNS: Final = 8
-"""Most patterns learnt by one connection; if a peer's headers always differ, the full decoder reads them."""
+"""Maximum number of patterns learnt by one connection; if a peer's headers always differ, the full decoder
+reads them."""
 _FREE: Final = re.compile(
     rb'"(?P<field>nextBeginOffset|minOffset|maxOffset|suggestWhichBrokerId)":"(?P<text>[0-9]+)"'
     rb'|"(?P<opaque>opaque)":(?P<number>[0-9]+)'
@@ -52,7 +53,8 @@ class PullStatus(IntEnum):
     NO_NEW_MSG = ResponseCode.PULL_NOT_FOUND
     """There is no message at this offset yet; pull again from ``next_begin_offset``."""
     NO_MATCHED_MSG = ResponseCode.PULL_RETRY_IMMEDIATELY
-    """Messages were scanned and none matched; pull again at once, from the advanced ``next_begin_offset``."""
+    """Messages were scanned and none matched; pull again immediately, from the advanced
+    ``next_begin_offset``."""
     OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
     """The broker does not have the offset, or it was reset; ``next_begin_offset`` is the corrected one."""
 
@@ -69,7 +71,8 @@ class PullRequest:
     queue_offset: int
     """First queue offset wanted."""
     max_msg_nums: int = 32
-    """Most messages wanted; the broker's own limits (32, or 8 from disk, and 256 KiB) also apply."""
+    """Maximum number of messages wanted; the broker's own limits (32, or 8 from disk, and 256 KiB) also
+    apply."""
     sys_flag: int = PullSysFlag.SUBSCRIPTION
     """``SUBSCRIPTION``: filter by ``subscription`` below. Without it: by the group's latest heartbeat.
     ``SUSPEND``: the broker may hold the request. ``COMMIT_OFFSET``: store ``commit_offset`` for the group."""

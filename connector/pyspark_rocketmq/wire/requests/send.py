@@ -107,7 +107,7 @@ class SendSettings:
     default_topic: str = AUTO_CREATE_TOPIC
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    """Most bytes of a body, or of all members of a batch together."""
+    """Maximum number of bytes of a body, or of all members of a batch together."""
 
 
 def settings_of(message: Message, settings: SendSettings) -> SendSettings:
