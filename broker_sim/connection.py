@@ -41,7 +41,7 @@ class TlsMode(StrEnum):
 class ServerTls:
     """Certificate and rules of every server of a cluster (``TlsSystemConfig``).
 
-    Without a certificate, a real 5.3.3 makes its own (``tls.test.mode.enable``); here TLS is refused then.
+    Without a certificate, a real 5.3.3 creates its own (``tls.test.mode.enable``); here TLS is refused then.
     """
 
     mode: TlsMode = TlsMode.PERMISSIVE

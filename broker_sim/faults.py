@@ -31,7 +31,7 @@ class GoAway:
 
 @dataclass(frozen=True, slots=True)
 class DropConnection:
-    """Close the connection instead of doing the work, or as soon as it is made."""
+    """Close the connection instead of doing the work, or as soon as it is open."""
 
 
 @dataclass(frozen=True, slots=True)

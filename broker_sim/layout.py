@@ -222,7 +222,7 @@ class StoredParts:
     """One stored message taken apart."""
 
     run: MessageRun
-    """The message as a run of one, which can be stored again, also with changes."""
+    """The message as a run of one, which can be stored again, with or without changes."""
     queue_offset: int
     commit_log_offset: int
     store_timestamp: int

@@ -1,8 +1,8 @@
 """SQL92 expressions over message properties, evaluated as RocketMQ's filter module does.
 
-A property is a text, or null when the message lacks it; null makes a comparison null, and only true matches.
-Texts are converted to the type they are compared with; a text that does not convert fails the whole
-expression, and so does not match, even beside an OR that would be true.
+A property is a string, or null when the message lacks it; null makes a comparison null, and only true
+matches. Strings are converted to the type they are compared with; a string that does not convert fails the
+whole expression, and so does not match, even beside an OR that would be true.
 
 Source: ``ComparisonExpression``, ``LogicExpression``, ``UnaryExpression``, ``ExpressionMessageFilter``.
 """
@@ -191,7 +191,7 @@ def _equal(left: Node, right: Node) -> Node:
 
 
 def ordering(left: Node, right: Node, holds: Callable[[int], bool]) -> Node:
-    """<, <=, > or >=: constants must be numbers; two texts are compared as doubles."""
+    """<, <=, > or >=: constants must be numbers; two strings are compared as doubles."""
     for side in (left, right):
         _check_order_operand(side)
 
@@ -225,7 +225,7 @@ def not_between(operand: Node, low: Node, high: Node) -> Node:
 
 
 def one_of(operand: Node, texts: Sequence[str], *, is_in: bool) -> Node:
-    """IN and NOT IN: a property among texts."""
+    """IN and NOT IN: a property among strings."""
     if operand.kind is not Kind.PROPERTY:
         raise Sql92Error("IN needs a property on its left")
     accepted = frozenset(texts)
@@ -238,7 +238,7 @@ def one_of(operand: Node, texts: Sequence[str], *, is_in: bool) -> Node:
 
 
 def text_test(operand: Node, search: str, test: Callable[[str, str], bool], *, holds: bool) -> Node:
-    """CONTAINS, STARTSWITH, ENDSWITH and their opposites: false for empty texts and other types."""
+    """CONTAINS, STARTSWITH, ENDSWITH and their opposites: false for empty strings and other types."""
 
     def evaluate(properties: Properties) -> Value:
         value = operand.evaluate(properties)
@@ -260,7 +260,7 @@ def compare(left: Value, right: Value) -> int:
     """Negative, 0 or positive; -1 for types that have nothing to do with each other.
 
     Raises:
-        Sql92Error: a text does not convert to the other side's type.
+        Sql92Error: a string does not convert to the other side's type.
 
     Source: ``ComparisonExpression.__compare``.
     """

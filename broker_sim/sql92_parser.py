@@ -1,4 +1,4 @@
-"""Compiles texts to SQL92 expressions (``SelectorParser.jj``).
+"""Compiles strings to SQL92 expressions (``SelectorParser.jj``).
 
 The grammar has its own precedence: NOT and the signs bind tightest, then < <= > >= BETWEEN IN CONTAINS and so
 on, then = <> IS, then AND, then OR. Text after a complete expression is ignored, as in Java.
@@ -118,7 +118,7 @@ class _Parser:
             left = following
 
     def _predicate(self, left: Node, *, is_negated: bool) -> Node | None:
-        """Parse BETWEEN, IN or a text test, after NOT or not; None if none of them follows."""
+        """Parse BETWEEN, IN or a string test, after NOT or not; None if none of them follows."""
         if self._take("BETWEEN"):
             low = self._unary()
             self._expect("AND")

@@ -57,7 +57,7 @@ class Deadline:
 
 
 class SleepWatch:
-    """Measures how long the machine has slept since this object was made, while other clocks went on.
+    """Measures how long the machine has slept since this object was created, while other clocks went on.
 
     Not thread-safe.
 

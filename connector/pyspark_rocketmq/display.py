@@ -1,8 +1,8 @@
 """Safe text for logs, errors and ``repr``: without secrets or control characters, and of limited length.
 
-Anyone who can register a broker or join a group chooses texts that are shown: a remark, a name, an address, a
-client id. Unescaped, they could begin new lines in a log, control a terminal or fill a disk. Storage URIs may
-contain keys or passwords.
+Anyone who can register a broker or join a group chooses strings that are shown: a remark, a name, an address,
+a client id. Unescaped, they could begin new lines in a log, control a terminal or fill a disk. Storage URIs
+may contain keys or passwords.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def peer_text(text: str) -> str:
     Characters that cannot be printed (control and direction characters, line breaks, lone surrogates) are
     escaped as in Python's literals, such as ``\x1b``. A text that is cut ends with "…".
     """
-    # Cut first: a text may have megabytes, and escaping may make it ten times as long.
+    # Cut first: a string may have megabytes, and escaping may make it ten times as long.
     short = text[: MOST_CHARACTERS + 1]
     if not short.isprintable():
         short = "".join(map(_printable, short))

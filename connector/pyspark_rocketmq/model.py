@@ -29,7 +29,7 @@ PulledBody = bytes | memoryview
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """Maximum size of the body of a message or a batch, unless a producer sets another limit
-(``DefaultMQProducer.maxMessageSize``, also the brokers' default)."""
+(``DefaultMQProducer.maxMessageSize``, which is also the brokers' default)."""
 
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
@@ -164,7 +164,7 @@ Millis = Annotated[int, "milliseconds since the epoch"]
 
 
 class MessageExt(NamedTuple):
-    """A message as a broker stored it; a tuple, because millions of them are made.
+    """A message as a broker stored it; a tuple, because millions of them are created.
 
     ``message_queue`` and ``queue_offset`` are its only unique key: all messages of one producer batch show
     the same ``msg_id``.
@@ -172,7 +172,7 @@ class MessageExt(NamedTuple):
 
     # All fields but the last declare the columns of a message: names, order and types.
     topic: str
-    """The topic to which it was first sent, also if it comes from a retry queue."""
+    """The topic to which it was first sent, even if it comes from a retry queue."""
     broker_name: str
     queue_id: Int32
     queue_offset: Int64
@@ -244,7 +244,7 @@ QUEUE_OFFSET: Final = camel_case("queue_offset")
 POSITION_COLUMNS: Final = (*QUEUE_COLUMNS, QUEUE_OFFSET)
 """Columns that identify the message of a row, in the source and in every sink."""
 LISTENER_COLUMNS: Final = (*MESSAGE_COLUMNS, ORIGIN_TOPIC)
-"""Columns from which a listener's messages are made."""
+"""Columns from which a listener's messages are created."""
 
 
 def queue_columns(queue: MessageQueue) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Values that stores keep as texts: the messages that a queue's progress remembers, and retry counts.
+"""Values that stores keep as strings: the messages that a queue's progress remembers, and retry counts.
 
 Each value has one codec. Only the code that stores a value, or sends it to another process, calls the codec;
 all other code uses the value.
@@ -25,12 +25,12 @@ stay together."""
 
 
 class StoredValue(ABC, Generic[FactsT]):
-    """A frozen value that is read from its text at the first use.
+    """A frozen value that is read from its string at the first use.
 
-    A store reads a thousand rows for a micro-batch, and most of their values are never used. A text that
+    A store reads a thousand rows for a micro-batch, and most of their values are never used. A string that
     another program has damaged is reported where its value is needed, and is stored again as it was.
 
-    Values with equal texts are equal. A value with an empty text is false.
+    Values with equal strings are equal. A value with an empty string is false.
     """
 
     __slots__ = ("_facts", "_text")
@@ -66,7 +66,7 @@ class StoredValue(ABC, Generic[FactsT]):
     @staticmethod
     @abstractmethod
     def _decode(text: str) -> Any:
-        """Return the facts in a text.
+        """Return the facts in a string.
 
         Raises:
             DamagedOffsets: If the text cannot be read.
@@ -103,7 +103,7 @@ def read_json(text: str, column: str, read: Callable[[Any], FactsT]) -> FactsT:
 
 
 compact_json: Final = json.JSONEncoder(separators=(",", ":")).encode
-"""Returns a value as JSON without spaces; ``json.dumps`` would make an encoder with each call."""
+"""Returns a value as JSON without spaces; ``json.dumps`` would create an encoder with each call."""
 
 
 def integers_text(numbers: Iterable[int]) -> str:

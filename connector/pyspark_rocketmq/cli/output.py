@@ -43,7 +43,7 @@ _TOTALS_WHERE_ANY = frozenset(
 )
 _TOTALS_SPARE = ("callMs", "okPerSecond", "failedPerSecond", "members", "queues")
 _FORMULA: Final = ("=", "+", "-", "@")
-"""First characters of texts that spreadsheets would interpret as formulas."""
+"""First characters of strings that spreadsheets would interpret as formulas."""
 
 
 def records_table(title: str, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> Table:

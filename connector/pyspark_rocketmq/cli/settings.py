@@ -85,7 +85,7 @@ def _like(
 
 
 def gather_texts(conf: Path | None, pairs: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Read and merge both sources; return the texts by key, and a sentence for every problem.
+    """Read and merge both sources; return the strings by key, and a sentence for every problem.
 
     Keys are merged without regard to case, as Spark treats them.
     """
@@ -249,7 +249,7 @@ class ClusterAccess(OptionSet):
 
 
 def _texts(settings: OptionSet, keys: Iterable[str]) -> dict[str, str]:
-    """Return the values of those ``keys`` that a command has, as texts; without those that are empty."""
+    """Return the values of those ``keys`` that a command has, as strings; without those that are empty."""
     values = {
         field.metadata["spec"].key: getattr(settings, field.name) for field in dataclasses.fields(settings)
     }

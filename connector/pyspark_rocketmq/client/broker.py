@@ -1,7 +1,7 @@
 """Requests to a broker, one typed call for each.
 
 Only a task's pulls (:mod:`~pyspark_rocketmq.client.pull_connection`) and the question for a broker's name
-(:mod:`~pyspark_rocketmq.client.identity`) are made elsewhere.
+(:mod:`~pyspark_rocketmq.client.identity`) are created elsewhere.
 
 A call takes the broker's address first. Nothing here retries, caches or chooses a broker: callers do. Callers
 name topics and groups as users do; :mod:`~pyspark_rocketmq.client.names` adds and removes the namespace, and

@@ -100,7 +100,7 @@ class RequestDispatcher:
         try:
             self._answer(answer)
         except LocalProtocolError as error:
-            # It may repeat a text of the request that JSON can carry but UTF-8 cannot.
+            # It may repeat a string of the request that JSON can carry but UTF-8 cannot.
             logger.warning("answer cannot be sent code=%d: %s", request.code, error)
             self._answer(
                 request.response(ResponseCode.SYSTEM_ERROR, remark="The client's answer cannot be sent.")

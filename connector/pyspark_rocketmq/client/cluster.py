@@ -43,7 +43,7 @@ creates it at the group's first heartbeat: it exists a moment later, or never if
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One cluster as given by options; makes the clients that talk to it."""
+    """One cluster as given by options; creates the clients that talk to it."""
 
     name_servers: tuple[str, ...]
     pool: ChannelPool

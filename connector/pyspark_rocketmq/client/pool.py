@@ -80,7 +80,7 @@ class Elsewhere:
         """Connect to the address to use instead of ``address``.
 
         Raises:
-            ConnectFailed: If no connection could be made; it names both addresses.
+            ConnectFailed: If no connection could be opened; it names both addresses.
         """
         instead = self.addresses.get(address)
         if instead is None:
@@ -131,7 +131,8 @@ class ChannelPool(Closing):
         """Return an open channel to ``address``; one caller connects, and others wait for it.
 
         Raises:
-            ConnectFailed: If no connection could be made before ``deadline`` or within the connect time-out.
+            ConnectFailed: If no connection could be opened before ``deadline`` or within the connect
+                time-out.
             ChannelClosed: If the pool is closed.
         """
         found, is_ours = self._place(address)
@@ -252,7 +253,7 @@ class ConnectionSettings:
     tls_verify_certificate: bool = True
     """False accepts any certificate, as the Java client does in its test mode (its default)."""
     tls_verify_hostname: bool = True
-    """False accepts a trusted certificate that was made for another host."""
+    """False accepts a trusted certificate that was issued for another host."""
     namespace_v2: str | None = None
     """Id of the instance that every request names, for clusters that require it."""
     broker_addresses: tuple[tuple[str, str], ...] = ()

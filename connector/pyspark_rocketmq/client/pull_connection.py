@@ -3,7 +3,7 @@
 Why this is not a channel: a channel's reader thread wakes once per answer and then competes for Python's lock
 with the thread that decodes messages. Here one thread sends the next pulls in one piece, receives everything
 that has arrived in one piece, and decodes in between while the broker works. This takes half the processor
-time, also at the broker, which gets bursts instead of single requests.
+time, at the broker too, which gets bursts instead of single requests.
 
 Rule 1: one thread. Rule 2: close the connection after any error. Rule 3: silence is measured only while
 waiting, not while the caller is busy or the process is suspended, because answers may have arrived meanwhile.
@@ -339,7 +339,7 @@ def acquire_connection(
     A new connection with a ``broker_name`` sends no pull before the server has confirmed that name.
 
     Raises:
-        ConnectFailed: If no connection could be made within the settings' time-out.
+        ConnectFailed: If no connection could be opened within the settings' time-out.
         OptionError: If a certificate or key file cannot be used.
     """
     kept = _idle.get((address, broker_name, settings), [])

@@ -189,5 +189,5 @@ def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None
 
 
 def _is_made_from_sink(row: OffsetRow) -> bool:
-    """Return whether no member has claimed a row since :func:`seed_offsets_from_sink` made it."""
+    """Return whether no member has claimed a row since :func:`seed_offsets_from_sink` created it."""
     return not row.owner and row.batch_id == CLAIMED

@@ -47,7 +47,7 @@ class AllocationStrategy(Protocol):
 
 
 def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Sort by topic, broker name and queue id; texts by their UTF-16 units (``MessageQueue.compareTo``)."""
+    """Sort by topic, broker name and queue id; strings by their UTF-16 units (``MessageQueue.compareTo``)."""
     return sorted(queues, key=_queue_order)
 
 
@@ -57,7 +57,7 @@ def sorted_members(members: Iterable[str]) -> list[str]:
 
 
 def java_order(text: str) -> bytes:
-    """Return a key that sorts texts as Java does: Python would put U+FFFD before U+1F600."""
+    """Return a key that sorts strings as Java does: Python would put U+FFFD before U+1F600."""
     return text.encode("utf-16-be", "surrogatepass")
 
 

@@ -1,6 +1,7 @@
 """The reaction of a query to each answer of a broker, by the request that it answers. Pure.
 
-The page docs/answers.md is made from :func:`reaction`, and tests hold it against planner, tasks and writes.
+The page docs/answers.md is generated from :func:`reaction`, and tests hold it against planner, tasks and
+writes.
 """
 
 from __future__ import annotations

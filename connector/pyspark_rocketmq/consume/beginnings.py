@@ -31,9 +31,9 @@ def begin_new_queues(
     """Choose how each of ``without_offset`` begins.
 
     A topic begins where the options say, in all of its queues at the same time.  Queues added to a topic that
-    has begun were made later, and begin with their first message.  So a topic waits while a broker is away:
-    otherwise that broker's queues would count as made later.  It also waits while a broker does not report
-    the group's offsets in it, since the group may have begun there.
+    has begun were created later, and begin with their first message.  So a topic waits while a broker is
+    away: otherwise that broker's queues would count as created later.  It also waits while a broker does not
+    report the group's offsets in it, since the group may have begun there.
 
     A retry topic is read from its first message, whatever the options say: each of its messages has failed in
     this group (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java

@@ -30,7 +30,7 @@ class CallSlots(Generic[RunT]):
         self._most = most
         self._taken = 0
         self._held: dict[RunT, int] = {}
-        """Running calls of each run that has joined, also of one that is over but has hanging calls."""
+        """Running calls of each run that has joined, even of one that is over but has hanging calls."""
         self._over: set[RunT] = set()
         self._hanging: dict[RunT, int] = {}
         self.waiting: dict[RunT, bool] = {}

@@ -1,8 +1,9 @@
 """Decides where a queue's next generation begins: when its log is not the one that was consumed.  Pure.
 
-A generation of a queue ends when its topic is deleted and made again, or when its broker loses the end of its
-log: other messages then have the same offsets (``sinks.base``). Bounds do not show it, because the new log
-may have grown past the old offsets. So the offset row remembers the newest message consumed, and a few before
+A generation of a queue ends when its topic is deleted and created again, or when its broker loses the end of
+its log: other messages then have the same offsets (``sinks.base``). Bounds do not show it, because the new
+log may have grown past the old offsets. So the offset row remembers the newest message consumed, and a few
+before
 it: the queue offset of each, and two numbers that master and replicas share and that no other message at this
 offset has. A group that begins, or is set, after stored messages remembers the last one that it skipped. The
 sink also keeps the newest message, since it may be ahead of the row.
@@ -12,8 +13,8 @@ sink also keeps the newest message, since it may be ahead of the row.
 1. If the newest remembered message still exists, or has expired and cannot be checked, this is the same log.
 2. Otherwise the newest message that is still there ends the common part, and the oldest one that is not there
    bounds the rest. Between them a message is new if its place in the broker's log *or* its store time is
-   larger. A topic made again comes after everything in its broker's log, whatever the clock said. A promoted
-   slave writes over the places that it lacked, at a later time.
+   larger. A topic created again comes after everything in its broker's log, whatever the clock said. A
+   promoted slave writes over the places that it lacked, at a later time.
 3. Where neither number separates old from new, everything counts as new: repeated messages cost less than
    lost ones.
 

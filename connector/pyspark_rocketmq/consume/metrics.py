@@ -95,7 +95,7 @@ class Watched(NamedTuple):
     """The facts of :class:`MetricsSnapshot`."""
 
     at: float
-    """Wall-clock second at which the sums were made."""
+    """Wall-clock second at which the sums were computed."""
     seconds: tuple[float, float]
     """How long the minute and the hour had been watched."""
     minute: ConsumeMetrics

@@ -118,7 +118,7 @@ def split_ranges(
         max_records: Maximum number of offsets of one part.
 
     Raises:
-        OptionError: If ``max_records`` requires more than ``MAX_PARTS`` parts; none is made then.
+        OptionError: If ``max_records`` requires more than ``MAX_PARTS`` parts; none is created then.
     """
     wanted = [each for each in ranges if each.count > 0]
     if max_records is not None:

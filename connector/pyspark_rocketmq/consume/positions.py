@@ -133,8 +133,8 @@ def stored_by(
 ) -> StoredBy:
     """Return the times for the plan that is made from ``bounds``.
 
-    A message stored later in the place of a passed one belongs to another log: the topic was deleted and made
-    again, or a slave without the log's end has become master.
+    A message stored later in the place of a passed one belongs to another log: the topic was deleted and
+    created again, or a slave without the log's end has become master.
 
     Args:
         before: Result of this function for the previous plan.

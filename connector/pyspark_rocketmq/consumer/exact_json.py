@@ -7,7 +7,7 @@ are first parsed into wider ones, and compared.
 
 All of it is one expression that contains ``from_json`` once: Spark would evaluate it again wherever a
 ``CASE`` repeats it.  Only bodies that may hold a field twice, or times and dates that are finer than their
-columns, are parsed once more, into texts (``json_as_sent``).
+columns, are parsed once more, into strings (``json_as_sent``).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
 
 
 def _is_text(text: Column) -> Column:
-    """Check that a text is UTF-8 and has no escapes of half a character, which become question marks."""
+    """Check that a string is UTF-8 and has no escapes of half a character, which become question marks."""
     has_halves = sf.contains(text, sf.lit("\\ud")) | sf.contains(text, sf.lit("\\uD"))
     are_pairs = ~sf.regexp_replace(text, _WHOLE_CHARACTERS, " ").rlike(_HALF)
     return sf.is_valid_utf8(text) & (~has_halves | are_pairs)

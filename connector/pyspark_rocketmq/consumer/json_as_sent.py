@@ -1,4 +1,4 @@
-"""Find values of a JSON object that ``from_json`` would drop silently, by parsing it into texts.
+"""Find values of a JSON object that ``from_json`` would drop silently, by parsing it into strings.
 
 A quick check of the body decides whether it is parsed once more: very few bodies are.
 """
@@ -145,7 +145,7 @@ def _fields_once(text: Column, kind: DataType, options: Mapping[str, str]) -> Co
 
 
 def _texts_of(kind: DataType, finer: Mapping[type[DataType], str]) -> DataType | None:
-    """Reduce ``kind`` to its times and dates, as texts; None if it has none."""
+    """Reduce ``kind`` to its times and dates, as strings; None if it has none."""
     match kind:
         case StructType():
             fields = [(field.name, _texts_of(field.dataType, finer)) for field in kind.fields]

@@ -52,7 +52,7 @@ def run_listener(
     Args:
         listener: Any form that ``register_message_listener`` takes with ``orderly=True``.
         messages: In queue order; their offsets are counted from 0.
-        output_schema: As in ``register_message_listener``. Without a Spark session a text may only have
+        output_schema: As in ``register_message_listener``. Without a Spark session a string may only have
             columns of plain types.
         consume_message_batch_max_size: Maximum number of messages per call.
         max_reconsume_times: How often a message that fails is delivered again before it is a dead letter; -1

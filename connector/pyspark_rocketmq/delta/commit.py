@@ -55,7 +55,7 @@ def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
     files = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     files = files.sort_by("modification_time")
     names = table.metadata().partition_columns
-    # Not partition_text: to compare with a text, Arrow loads pandas, which the source runner does without.
+    # Not partition_text: to compare with a string, Arrow loads pandas, which the source runner does without.
     columns = (files[f"partition.{name}"].cast(pa.string()).to_pylist() for name in names)
     texts = [[text or None for text in column] for column in columns]
     partitions: Iterable[tuple[str | None, ...]] = zip(*texts, strict=True) if names else [()] * len(files)

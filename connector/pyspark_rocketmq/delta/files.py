@@ -30,7 +30,7 @@ from pyspark_rocketmq.errors import SchemaError
 _INDEXED_COLUMNS = 32
 """Delta's default of ``delta.dataSkippingNumIndexedCols``."""
 _TEXT_LENGTH = 32
-"""Number of characters that a text bound keeps."""
+"""Number of characters that a string bound keeps."""
 _GREATEST_CHARACTER = "\U0010ffff"
 _US_PER_MS = 1_000
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only ever added to; the zone is written as text

@@ -171,7 +171,8 @@ class LogFiles:
 
         Args:
             version: The version to commit.
-            actions: The commit's actions; texts are finished lines, such as :func:`transaction_line` returns.
+            actions: The commit's actions; strings are finished lines, such as :func:`transaction_line`
+                returns.
 
         Raises:
             FileExistsError: If the version exists.  It may be this very commit, on a mount that sent the

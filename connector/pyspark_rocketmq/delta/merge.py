@@ -1,6 +1,6 @@
 """Rows that are merged into a Delta table by a key, through delta-rs.
 
-The rows pass through the memory of this process.  This is made for micro-batches, not for a backfill of
+The rows pass through the memory of this process.  This is meant for micro-batches, not for a backfill of
 millions at a time.
 """
 
@@ -80,10 +80,10 @@ def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa
 
 
 def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
-    """Replace texts that the table stores as null in partition columns by ""; return rows and such columns.
+    """Replace strings that the table stores as null in partition columns by ""; return rows and such columns.
 
-    Delta cannot store an empty text as a partition value, and delta-rs cannot store the text that names the
-    folder of null.
+    Delta cannot store an empty string as a partition value, and delta-rs cannot store the string that names
+    the folder of null.
     """
     blank = []
     for name in columns:

@@ -142,8 +142,8 @@ def check_exclusive_create(uri: str) -> None:
     fails if the name is taken; Databricks' volumes and many FUSE mounts have no links.
 
     Raises:
-        OptionError: If links cannot be made there.  A folder that is missing or cannot be written is left to
-            the first commit.
+        OptionError: If links cannot be created in the folder.  A folder that is missing or cannot be written
+            is left to the first commit.
     """
     folder = local_path(uri)
     if folder is None:

@@ -115,7 +115,7 @@ class StorageOptions:
         """Store the options; a callable is called when they are first needed.
 
         Raises:
-            OptionError: If they are not a mapping of names to texts, integers or booleans.
+            OptionError: If they are not a mapping of names to strings, integers or booleans.
         """
         self._given = given
         self._values: dict[str, str] | None = None if callable(given) else _texts_of(given or {})

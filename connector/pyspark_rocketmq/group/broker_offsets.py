@@ -1,4 +1,4 @@
-"""Reads and writes a group's offsets at its brokers, also as an offset store, and finds operators' resets.
+"""Reads and writes a group's offsets at its brokers, as an offset store too, and finds operators' resets.
 
 A broker keeps a reset until the group's next pull of the queue, and returns it with the answer (F5, golden
 fact 11).  A Java consumer always has a waiting pull. Here, a queue without new messages is in no plan, so it
@@ -135,7 +135,7 @@ class BrokerOffsets(Protocol):
         ...
 
     def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """Store offsets, also lower ones.
+        """Store offsets, even lower ones.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not store one; others may be stored.

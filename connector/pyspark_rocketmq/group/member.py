@@ -409,7 +409,7 @@ class RunningMember:
                 self._unregister()
 
     def _beat(self) -> None:
-        """Send a heartbeat to every broker of the routes, also to replicas (``sendHeartbeatToAllBroker``)."""
+        """Send a heartbeat to all brokers of the routes, replicas too (``sendHeartbeatToAllBroker``)."""
         names: dict[BrokerAddress, set[str]] = {}
         for broker in self._routes.brokers:
             for address in broker.addresses.values():

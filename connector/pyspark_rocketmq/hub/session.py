@@ -1,9 +1,9 @@
 """The protocol between driver, planner and tasks: lines of JSON between two ends that share a key.
 
 The key itself never travels. The hub greets with a random number. The connecting side answers with its own
-random number and with a proof made from both; the hub proves itself in the same way. From then on every line
-begins with a code made from the line's number and a key for this connection and direction, so that nobody can
-add, repeat or reorder lines. Nothing is encrypted.
+random number and with a proof computed from both; the hub proves itself in the same way. From then on every
+line begins with a code computed from the line's number and a key for this connection and direction, so that
+nobody can add, repeat or reorder lines. Nothing is encrypted.
 
 No I/O here: bytes in, JSON objects out, which ``messages`` reads.
 """
@@ -45,10 +45,10 @@ class HubAddress:
 
     @classmethod
     def parse(cls, text: str) -> HubAddress:
-        """Read a text of :meth:`to_text`.
+        """Read a string of :meth:`to_text`.
 
         Raises:
-            LocalProtocolError: If it is not such a text, which is not shown.
+            LocalProtocolError: If it is not such a string, which is not shown.
         """
         place, _, key = text.rpartition("/")
         host, _, port = place.rpartition(":")

@@ -237,7 +237,7 @@ class DeliveryContext:
 
     @property
     def logger(self) -> LoggerAdapter[Logger]:
-        """Logger of ``pyspark_rocketmq.listener``; texts begin with the queue and the current offset.
+        """Logger of ``pyspark_rocketmq.listener``; its lines begin with the queue and the current offset.
 
         Outside a loop that is the delivery's first offset.
         """

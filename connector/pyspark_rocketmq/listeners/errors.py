@@ -108,7 +108,7 @@ def _own_line(error: BaseException) -> str:
 
 
 def _shortened(text: str) -> str:
-    # Cut first: a text may be megabytes.
+    # Cut first: a string may have megabytes.
     short = text[: 4 * MOST_CHARACTERS]
     plain = " ".join("".join(one if one.isprintable() else " " for one in short).split())
     return plain if len(plain) <= MOST_CHARACTERS else plain[: MOST_CHARACTERS - 1] + "…"

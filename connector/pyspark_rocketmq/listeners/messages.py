@@ -29,11 +29,11 @@ from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 _TIMES = frozenset(TIME_COLUMNS)
 _MICROS_PER_MILLI = 1000
 _MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
-"""Columns of texts that neighbouring messages often share."""
+"""Columns of strings that neighbouring messages often share."""
 _RECONSUME_TIMES: Final = "reconsumeTimes"
 _MADE_AT_ONCE: Final = 512
-"""Number of messages made at a time. Few enough for the processor's caches and for the threshold of Python's
-garbage collector; enough to make the cost of reading a column negligible."""
+"""Number of messages created at a time. Few enough for the processor's caches and for the threshold of
+Python's garbage collector; enough to make the cost of reading a column negligible."""
 
 
 def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
@@ -131,7 +131,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         self._made: list[MessageExt] = []
         """The messages made, from index ``_first`` on."""
         self._shown: list[pa.RecordBatch] = []
-        """``batches`` in the form of :class:`ArrowMessages`, made for the first delivery."""
+        """``batches`` in the form of :class:`ArrowMessages`, created for the first delivery."""
 
     def __len__(self) -> int:
         return len(self.queue_offsets)
@@ -205,7 +205,7 @@ class ArrivedMessages(Sequence[MessageExt]):
 def taker_of(
     messages: Sequence[MessageExt], *, in_arrow: bool
 ) -> Callable[[int, int, Sequence[int]], Sequence[MessageExt]]:
-    """Return a function of first index, end and added reconsume times that makes a delivery."""
+    """Return a function of first index, end and added reconsume times that creates a delivery."""
     if isinstance(messages, ArrivedMessages):
         return messages.in_arrow if in_arrow else messages.in_objects
 

@@ -6,7 +6,7 @@ again.
 
 The ways from pandas to Arrow accept different values: both truncate 1.5 to 1 for a whole number, Arrow
 converts booleans to numbers, and a map with an entry of None crashes the process. So the class of a value is
-checked first, also inside arrays, maps and structs, and only then Arrow converts it. Spark can convert every
+checked first, even inside arrays, maps and structs, and only then Arrow converts it. Spark can convert every
 value that passes here, in any combination.
 """
 

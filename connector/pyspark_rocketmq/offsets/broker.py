@@ -51,7 +51,7 @@ class GroupAtBrokers(Protocol):
         ...
 
     def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
-        """Store offsets, also lower ones.
+        """Store offsets, even lower ones.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not store one; others may be stored.

@@ -260,7 +260,7 @@ class Upkeep:
         return [Moment(change, rows) for group in sorted(groups) if (rows := self._read_rows(table, group))]
 
     def _remove_files(self, table: DeltaTable, log: LogFiles) -> None:
-        """Remove data files that no version of the log refers to, also those that a killed writer left."""
+        """Remove data files that no version of the log refers to, including those left by a killed writer."""
         kept_s = _FILES_KEPT_S
         readable = log.readable_versions()
         oldest = next(

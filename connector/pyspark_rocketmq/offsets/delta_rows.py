@@ -54,7 +54,7 @@ _US_PER_S = 1_000_000
 
 
 def to_strings(values: Sequence[str | None]) -> pa.StringArray:
-    """Return an array of the texts, with null for None."""
+    """Return an array of the strings, with null for None."""
     encoded = [b"" if value is None else value.encode() for value in values]
     bounds = np.zeros(len(encoded) + 1, np.int32)
     np.cumsum([len(text) for text in encoded], out=bounds[1:])

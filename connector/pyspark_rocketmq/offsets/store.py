@@ -392,7 +392,7 @@ class RenewsStorage(Protocol):
 
 @runtime_checkable
 class OpensAgain(Protocol):
-    """A store that remembers its table, which may be deleted and made again between two queries."""
+    """A store that remembers its table, which may be deleted and created again between two queries."""
 
     def open_anew(self) -> None:
         """Use whatever table exists now; called before a query starts."""

@@ -1,3 +1,3 @@
-"""Parses the options that users set: texts in, values out. Pure."""
+"""Parses the options that users set: strings in, values out. Pure."""
 
 from __future__ import annotations

@@ -139,11 +139,11 @@ def specs_of(options: type[OptionSet]) -> tuple[OptionSpec, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OptionSet:
-    """Base of a set of options: a frozen dataclass whose fields are made by :func:`option`."""
+    """Base of a set of options: a frozen dataclass whose fields are created by :func:`option`."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, object]) -> Self:
-        """Parse a map of texts: keys in any case, numbers and booleans as Spark writes them.
+        """Parse a map of strings: keys in any case, numbers and booleans as Spark writes them.
 
         Raises:
             OptionError: With a sentence for every problem, not just the first.

@@ -38,7 +38,7 @@ class BodyCompression(StrEnum):
 
 @parses("JSON")
 def parse_properties(text: str) -> tuple[tuple[str, str], ...]:
-    """Parser of a JSON object of texts."""
+    """Parser of a JSON object of strings."""
     found = json_texts(text, '{"source": "lake"}')
     empty = [name for name, value in found.items() if not name or not value]
     if empty:

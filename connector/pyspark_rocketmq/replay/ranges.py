@@ -136,7 +136,7 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     A step has at most one range of each queue. All queues progress together and end with the last step.
 
     Raises:
-        OptionError: If there would be more than ``MAX_STEPS``; this is checked before any is made.
+        OptionError: If there would be more than ``MAX_STEPS``; this is checked before any is created.
     """
     total = sum(part.count for part in ranges)
     if total > most * MAX_STEPS:

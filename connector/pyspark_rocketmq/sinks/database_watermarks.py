@@ -111,7 +111,7 @@ class WatermarkTable:
         """Make the table, add columns that an older one lacks, and test what commits rely on.
 
         Raises:
-            OptionError: If the table cannot be made or has another form, or if connections commit by
+            OptionError: If the table cannot be created or has another form, or if connections commit by
                 themselves.
         """
         self._check_connects()
@@ -225,7 +225,7 @@ class WatermarkTable:
         return self._sql.forget_attempts(consumer_group)
 
     def _check_connects(self) -> None:
-        """Raise the driver's own error if no connection can be made."""
+        """Raise the driver's own error if no connection can be opened."""
         self._connect().close()
 
     def _bring_into_form(self) -> None:
@@ -246,7 +246,7 @@ class WatermarkTable:
             with self.transaction() as cursor:
                 cursor.execute(self._sql.select_nothing(columns))
                 cursor.fetchall()
-        except Exception as error:  # noqa: BLE001 - reported if the table cannot be made either
+        except Exception as error:  # noqa: BLE001 - reported if the table cannot be created either
             return error
         return None
 
@@ -345,7 +345,7 @@ class WatermarkTable:
 
 
 def _probe(unique: str) -> _Row:
-    """Return a row with the longest texts and largest numbers that the table must hold."""
+    """Return a row with the longest strings and largest numbers that the table must hold."""
     return _Row(
         f"try-out-{unique}".ljust(255, "x"),
         "t" * 255,

@@ -215,8 +215,8 @@ class QueueGenerations:
     ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
         """Return the message before each position that was moved, and for other queues the error of the look.
 
-        Where a generation is about to end, also the last message before its end: ranges below it are compared
-        with that.
+        Where a generation is about to end, return also the last message before its end: ranges below it are
+        compared with that.
         """
         messages = {queue: each.message for queue, each in found.items() if standings[queue].last is None}
         ahead = {

@@ -7,7 +7,7 @@ Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq":
 waited. ``uncommitted`` in plans of earlier releases is ignored.  The ranges are explicit, so that a replay
 reads the same messages. ``seq`` grows with every batch, because Spark compares offsets as text and a
 suspended queue may be planned twice with the same range.  Keys are written sorted, so that equal plans are
-equal texts.
+equal strings.
 
 A plan of more than 256 queues is packed: ten thousand queues take 60 KB, instead of 600 as JSON.  The form is
 ``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is a line of JSON followed by columns of

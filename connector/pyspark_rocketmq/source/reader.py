@@ -514,7 +514,7 @@ class _RangeReader:
 
         A broker that removes a file of its log while it reads skips the file's messages without reporting it
         (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a FOUND answer).
-        A compacted topic has gaps by design, also before its first message.
+        A compacted topic has gaps by design, even before its first message.
         """
         if self.partition.is_filtered:
             return

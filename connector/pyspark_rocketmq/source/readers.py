@@ -114,7 +114,7 @@ class RocketMQBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one range, on an executor."""
         if not isinstance(partition, QueuePartition):
-            # For an empty list (a topic without messages) Spark makes a partition by itself.
+            # For an empty list (a topic without messages) Spark creates a partition by itself.
             return iter(())
         return freeze_gc_after(read_queue(partition))
 

@@ -79,7 +79,7 @@ def range_to_json(planned: QueueRange) -> dict[str, int | str]:
 
 
 def range_from_json(queue: MessageQueue, entry: Mapping[str, Any]) -> QueueRange:
-    """Return the range in ``entry``, made by :func:`range_to_json`; nothing is checked."""
+    """Return the range in ``entry``, as written by :func:`range_to_json`; nothing is checked."""
     state = {
         field.name: field.from_plain(entry[field.in_plan]) for field in PLAN_FIELDS if field.in_plan in entry
     }

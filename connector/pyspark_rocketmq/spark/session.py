@@ -227,8 +227,8 @@ def check_worker_python(spark: SparkSession) -> None:
     """Try the workers' Python on this machine, before a query fails with a worker's ModuleNotFoundError.
 
     If no Python was named, Spark uses the ``python3`` of the PATH. If that one does not work, the session is
-    switched to the one of ``spark.pyspark.python``, which Spark ignores in sessions made by Python. Without
-    that setting, and if all workers are on this machine, it is switched to this program's Python.
+    switched to the one of ``spark.pyspark.python``, which Spark ignores in sessions created by Python.
+    Without that setting, and if all workers are on this machine, it is switched to this program's Python.
 
     Raises:
         RocketMQError: If the Python cannot be started or lacks packages that the workers need.

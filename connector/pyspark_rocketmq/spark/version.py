@@ -27,7 +27,7 @@ _STREAMS_TAKE_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
 HAS_DELTA: Final = tuple(map(int, pyspark.__version__.split(".")[:2])) <= (4, 2)
 """Whether Delta Lake has a release for this Spark; a platform may have its own Delta Lake."""
 NEWEST_DELTA: Final = (4, 4)
-"""Newest release of Delta Lake, made for Spark 4.2."""
+"""Newest release of Delta Lake, built for Spark 4.2."""
 
 if TYPE_CHECKING or SPARK_PASSES_TRIGGER:
     from pyspark.sql.streaming.datasource import (
@@ -76,7 +76,7 @@ class _ArchiveStamp:
 
     def _stamp(self) -> tuple[int, int] | None:
         with suppress(OSError):
-            found = os.stat(self._finder.archive)  # noqa: PTH116 - a path is made for each
+            found = os.stat(self._finder.archive)  # noqa: PTH116 - a path is created for each
             return found.st_mtime_ns, found.st_size
         return None
 

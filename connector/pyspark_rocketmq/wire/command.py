@@ -141,8 +141,8 @@ def encode_frame(command: RemotingCommand, *, max_frame_length: int = MAX_FRAME_
     """Encode one frame, with its 4-byte length prefix.
 
     Raises:
-        LocalProtocolError: If a number does not fit its field, a text is not Unicode, the header form cannot
-            carry the code, or the frame is longer than a server accepts.
+        LocalProtocolError: If a number does not fit its field, a string is not Unicode, the header form
+            cannot carry the code, or the frame is longer than a server accepts.
     """
     try:
         header = _ENCODERS[command.serialize_type](command)
@@ -257,7 +257,7 @@ def _language(value: object) -> int:
 
 
 def _json_ext_fields(value: object) -> dict[str, str]:
-    """Return the ext fields as texts; as in fastjson, numbers and booleans become text. Nulls are dropped."""
+    """Return the ext fields as strings; as in fastjson, numbers and booleans are converted, nulls dropped."""
     if value is None:
         return {}
     if type(value) is not dict:

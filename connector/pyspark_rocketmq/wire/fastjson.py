@@ -1,16 +1,16 @@
 """fastjson's JSON: read it with typed fields and bounded memory, and write it in Java's form.
 
 Like Java's reader, this one treats a null field as absent, ignores unknown fields and converts scalars:
-Apache's Go client writes ``codeSet`` as texts (``["112785"]``), other clients write numbers or booleans as
-texts. It never accepts a map or array as a text.
+Apache's Go client writes ``codeSet`` as strings (``["112785"]``), other clients write numbers or booleans as
+strings. It never accepts a map or array as a string.
 
 Java's ``Map<Long, …>`` arrives as ``{0:"127.0.0.1:10911"}`` and ``Map<MessageQueue, …>`` as
 ``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. The C scanner reads everything that
 is JSON. Where it refuses, this module reads one map or array itself, so that it never looks at braces and
 quotes inside strings.
 
-A small text can become large objects: sixteen million bytes of ``{},`` take four hundred million as dicts. So
-the largest possible size is computed before a text is read: its characters three times (as text, as text
+A short body can become large objects: sixteen million bytes of ``{},`` take four hundred million as dicts. So
+the largest possible size is computed before a body is read: its characters three times (as text, as text
 again where fastjson's keys need a second pass, as strings), and an object for each mark that makes one.
 
 Source: fastjson 1.2.83 ``TypeUtils.castToInt``, ``castToLong``, ``castToDouble``, ``castToBoolean``,
@@ -51,7 +51,7 @@ _MARKS: Final = (b",", b":", b"[", b"{")
 _COPIES: Final = 3
 _WIDEST_CHARACTER: Final = 4
 _MAX_ODD_DEPTH: Final = 32
-"""Deepest nesting around an odd key (real bodies need 4); it bounds how often a text is scanned again."""
+"""Deepest nesting around an odd key (real bodies need 4); it bounds how often text is scanned again."""
 _MAX_REFUSED_CHARS: Final = 1 << 30
 """Maximum sum of the positions at which the scanner refused. Each refusal takes time in proportion to its
 position, because the error counts lines; without a bound a hostile body could take the square of its length.
@@ -104,7 +104,7 @@ def loads(data: bytes) -> Any:
     Returns:
         The same as ``json.loads``, except for odd maps: bare integer keys become text (``{0:1}`` reads like
         ``{"0":1}``), and a map with an object or array among its keys is an :class:`ObjectMap`.  An *empty*
-        map is always a dict.  If a text key occurs twice, the last one counts.
+        map is always a dict.  If a string key occurs twice, the last one counts.
 
     Raises:
         RemoteProtocolError: If the body is not UTF-8, is cut off, is not JSON in this wider sense, or would
@@ -126,7 +126,7 @@ def dumps_java(value: object) -> bytes:
     None.
 
     Raises:
-        LocalProtocolError: If a text holds half a surrogate pair or a value has no JSON form.
+        LocalProtocolError: If a string holds half a surrogate pair or a value has no JSON form.
     """
     try:
         return _write(value).encode()
@@ -275,23 +275,23 @@ class JsonObject:
     members: Mapping[str, Any]
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Read a text; a number or a boolean becomes its text."""
+        """Read a string; a number or a boolean is converted."""
         return self._read(name, as_text, default)
 
     def optional_text(self, name: str) -> str | None:
-        """Read a text that may be absent."""
+        """Read a string that may be absent."""
         return None if self.members.get(name) is None else self.text(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Read an integer of at most 64 bits, also from a text of digits."""
+        """Read an integer of at most 64 bits; a string of digits is accepted too."""
         return self._read(name, _as_integer, default)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Read a finite number, whole or not, also from a text."""
+        """Read a finite number, whole or not; a string is accepted too."""
         return self._read(name, _as_number, default)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """Read a boolean, also from a number or text that stands for one."""
+        """Read a boolean; a number or a string that stands for one is accepted too."""
         return self._read(name, _as_flag, default)
 
     def choice(self, name: str, choices: Mapping[str, E], default: E | None = None) -> E:
@@ -317,7 +317,7 @@ class JsonObject:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """Read an array of texts; empty if absent, without nulls."""
+        """Read an array of strings; empty if absent, without nulls."""
         return self._read_items(name, as_text)
 
     def integers(self, name: str) -> list[int]:
@@ -339,12 +339,12 @@ class JsonObject:
         return list(as_object(value, f"{self.where}.{name}").members.items())
 
     def text_pairs(self, name: str) -> list[tuple[str, Any]]:
-        """Read the pairs of a map whose keys are texts; empty if absent, without null values."""
+        """Read the pairs of a map whose keys are strings; empty if absent, without null values."""
         where = f"{self.where}.{name}"
         return [(_required(key, as_text, where), item) for key, item in self.pairs(name) if item is not None]
 
     def text_map(self, name: str) -> dict[str, str]:
-        """Read a map of texts to texts; empty if absent, without null values."""
+        """Read a map of strings to strings; empty if absent, without null values."""
         where = f"{self.where}.{name}"
         return {key: _required(item, as_text, where) for key, item in self.text_pairs(name)}
 
@@ -382,7 +382,7 @@ def checked_int64(value: object, where: str) -> int:
 
 
 def as_text(value: object, where: str) -> str:
-    """Convert an already read scalar to a text."""
+    """Convert an already read scalar to a string."""
     if type(value) is str:
         return value
     if type(value) is bool:
@@ -430,7 +430,7 @@ def list_of(kind: type[T]) -> Callable[[JsonObject, str, Any], tuple[T, ...]]:
 
 
 def table_of(kind: type[T]) -> Callable[[JsonObject, str, Any], dict[str, T]]:
-    """Return a reader of a map of texts to maps, each of which is a ``kind``; empty if absent."""
+    """Return a reader of a map of strings to maps, each of which is a ``kind``; empty if absent."""
 
     def read(owner: JsonObject, name: str, _: Any) -> dict[str, T]:
         where = f"{owner.where}.{name}"
@@ -477,7 +477,7 @@ def _members_of(kind: Any) -> tuple[_Member, ...]:
 _members: Final[Callable[[Any], tuple[_Member, ...]]] = cache(_members_of)
 
 
-# --- scalars; None for a text that stands for nothing -------------------------------------------------------
+# --- scalars; None for a string that stands for nothing -----------------------------------------------------
 
 
 def _as_integer(value: object, where: str) -> int | None:

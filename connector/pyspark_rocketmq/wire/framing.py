@@ -32,7 +32,7 @@ class Outgoing(Protocol):
         ...
 
     def command(self) -> RemotingCommand:
-        """Return the same request as a command, for signing and for error texts."""
+        """Return the same request as a command, for signing and for error messages."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Message ids: where a message is stored (offset id) and who made it (unique key), both upper-case hex.
+"""Message ids: where a message is stored (offset id) and who created it (unique key), both upper-case hex.
 
 Neither identifies a delivered message: all messages of one producer batch have the same unique key, and a
 retried message gets a new offset id.

@@ -8,7 +8,7 @@ Stored layout (big-endian; a host is 8 bytes, or 20 if sysFlag marks it as IPv6)
 
 Rule 1: no message is lost silently. Where Java stops decoding and returns the messages so far, or reads past
 a wrong total size, this module raises ``RemoteProtocolError``. Rule 2: this module accepts every message that
-Java returns whole, also with a wrong CRC, malformed UTF-8 or odd properties.
+Java returns whole, even with a wrong CRC, malformed UTF-8 or odd properties.
 """
 
 from __future__ import annotations

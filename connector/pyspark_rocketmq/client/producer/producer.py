@@ -74,7 +74,7 @@ _MORE_THAN_A_MONTH_S = 32 * 86_400.0
 
 _SIGNS_OF_AN_OLD_ROUTE: Final = (TransportError, TopicNotFound)
 _ORDERED_CHUNK: Final = 4096
-"""Number of messages that ``send_ordered`` collects to make batches."""
+"""Number of messages that ``send_ordered`` collects to form batches."""
 
 
 class UniqueKeys:
@@ -160,7 +160,7 @@ class Producer(Closing):
             clock: The system's if not given.
             namespace: Namespace of the topics and of the producer group, which are named without it
                 everywhere. By default it is that of a host ``MQ_INST_…`` among ``name_servers``.
-            batch_send: Whether :meth:`send_ordered` makes batches; False for clusters that accept none.
+            batch_send: Whether :meth:`send_ordered` forms batches; False for clusters that accept none.
         """
         self._clock = clock or SystemClock()
         self._own_pool = None if pool else (settings or ConnectionSettings()).open_pool(self._clock)

@@ -67,7 +67,7 @@ LocalTransaction = Callable[[Message], LocalTransactionState]
 """Runs the local transaction of a message. The message's ``msg_id`` is the transaction's id, by which a check
 asks for it later (``TransactionListener.executeLocalTransaction``)."""
 TransactionCheck = Callable[[MessageExt], LocalTransactionState]
-"""Returns the outcome of the transaction with this ``msg_id``, also after a restart
+"""Returns the outcome of the transaction with this ``msg_id``, even after a restart
 (``TransactionListener.checkLocalTransaction``)."""
 
 
@@ -105,7 +105,7 @@ class TransactionProducer(Closing):
             name_servers: See :class:`Producer`.
             producer_group: Group whose members all know the outcomes of transactions.
             check: Called on a thread of a connection, one call at a time for each broker.
-            topics: Their brokers may ask immediately, also about an earlier process. Another topic's brokers
+            topics: Their brokers may ask immediately, even about an earlier process. Another topic's brokers
                 may ask after its first message.
             send_timeout_s: Time-out of one send.
             max_message_size: See :class:`Producer`.

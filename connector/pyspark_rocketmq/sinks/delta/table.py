@@ -109,7 +109,7 @@ class TableHome(Protocol):
         """Create the table, or open the one that another process created.
 
         Raises:
-            OptionError: If it cannot be made.
+            OptionError: If it cannot be created.
         """
         ...
 

@@ -2,8 +2,8 @@
 
 Regular input is decoded by numpy views on the pulled bytes, without a Python object per message: find the
 messages and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), replace inner batches by their members
-and make the columns (:mod:`~pyspark_rocketmq.wire.columnar.columns`). Input that the vectorised decoder does
-not expect (malformed UTF-8, odd properties) is isolated by halving and decoded by the scalar codec of
+and create the columns (:mod:`~pyspark_rocketmq.wire.columnar.columns`). Input that the vectorised decoder
+does not expect (malformed UTF-8, odd properties) is isolated by halving and decoded by the scalar codec of
 :mod:`~pyspark_rocketmq.wire.messages`. The scalar codec also decodes malformed bytes, as a whole. So the two
 decoders never differ, and errors are worded in one place.
 

@@ -1,8 +1,8 @@
 """Find where each message begins and where its parts are, in one buffer or several.
 
 Stored messages differ in four lengths (body, topic, properties, and hosts of IPv6), so a handful of gathers
-finds everything. This module checks the whole layout, so that columns made from the rows never read a wrong
-byte.
+finds everything. This module checks the whole layout, so that columns created from the rows never read a
+wrong byte.
 
 Each message contains only where the next one begins, and a Python step for each message would be the most
 expensive part of decoding. So starts are guessed, and all guesses are checked together. The first guess is

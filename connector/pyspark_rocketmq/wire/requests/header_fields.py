@@ -57,7 +57,7 @@ def from_ext_fields(header_class: type[HeaderT], ext_fields: Mapping[str, str]) 
     """Read a header from a command's ext fields; unknown names are ignored.
 
     Raises:
-        RemoteProtocolError: If a required field is missing or a text is not of Java's type.
+        RemoteProtocolError: If a required field is missing or a string is not of Java's type.
     """
     values: dict[str, Any] = {}
     for attribute, java_name, codec, required in _entries(header_class):
