@@ -270,7 +270,7 @@ def compare(left: Value, right: Value) -> int:
         return _compare(_converted(left, right), right)
     if isinstance(right, str):
         if isinstance(left, bool):
-            raise Sql92Error("Java casts the boolean to a text, and fails")
+            raise Sql92Error("Java casts the boolean to a string, and fails")
         return _compare(left, _converted(right, left))
     return _compare(left, right)
 

@@ -217,8 +217,8 @@ def _register_as_active(spark: SparkSession) -> None:
             # Spark 4.0 has found the installed package itself and does not let it be replaced.
             return
         raise RocketMQError(
-            f"A jar on Spark's class path has a data source '{DefaultSource.name()}' of its own (or one that "
-            "cannot be loaded, which Spark reports alike). Start the session without that jar."
+            f"A jar on Spark's class path has its own data source '{DefaultSource.name()}' (or one that "
+            "cannot be loaded; Spark reports both in the same way). Start the session without that jar."
         ) from error
     finally:
         if active.isDefined():

@@ -167,7 +167,7 @@ def test_the_error_of_a_path_names_the_topic_option(spark: SparkSession) -> None
 
 
 def test_a_source_for_no_session_is_refused_in_a_sentence() -> None:
-    with pytest.raises(RocketMQError, match=r"register needs a Spark session, not None; make one by"):
+    with pytest.raises(RocketMQError, match=r"register needs a Spark session, not None; create one by"):
         register(None)  # type: ignore[arg-type]
 
 

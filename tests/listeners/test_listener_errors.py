@@ -78,7 +78,7 @@ class Unspeakable(Exception):
     [
         (ValueError("order\n\x1b[31m7\r\n  is \u202ebad"), "ValueError: order [31m7 is bad"),
         (ValueError(), "ValueError"),
-        (Unspeakable(), "Unspeakable: its text cannot be had"),
+        (Unspeakable(), "Unspeakable: its message cannot be read"),
     ],
 )
 def test_an_error_is_one_line_without_control_characters(error: Exception, line: str) -> None:

@@ -98,7 +98,7 @@ def test_numbers_and_booleans_are_taken_as_spark_writes_them() -> None:
     )
     assert (parsed.pull_batch_size, parsed.fail_on_data_loss) == (64, False)
 
-    with pytest.raises(OptionError, match="option 'topics' is of type list; give it as text"):
+    with pytest.raises(OptionError, match="option 'topics' is of type list; give it as a string"):
         ReadOptions.parse({"nameServers": "a:1", "topics": ["orders"]})
 
 
@@ -207,7 +207,7 @@ def test_a_query_reads_one_topic_or_several(given: dict[str, str], subscribed: d
             "'topicPattern' does not go with 'consumerGroup', whose members must subscribe to the same",
         ),
         ({"subscriptions": '{"a": {"sql": ""}}'}, "which is empty"),
-        ({"subscriptions": '{"a": {"sq": "x"}}'}, "which is not a text; the shape is"),
+        ({"subscriptions": '{"a": {"sq": "x"}}'}, "which is not a string; the shape is"),
         ({"topics": " , "}, "topics=' , ' is empty"),
         ({"topics": "a,b,a"}, "names a twice"),
         ({"topics": "a,b c"}, "is not a topic name"),
@@ -217,7 +217,7 @@ def test_a_query_reads_one_topic_or_several(given: dict[str, str], subscribed: d
         ({"subscriptions": "[" * 100_000}, "is nested too deeply"),
         ({"subscriptions": '{"a": "*", "a": "x"}'}, "has the name 'a' twice"),
         ({"subscriptions": '{"a": "||"}'}, r"subscribes to '\|\|' of 'a', which names no tag"),
-        ({"subscriptions": '{"a": 1}'}, "subscribes to '1' of 'a', which is not a text"),
+        ({"subscriptions": '{"a": 1}'}, "subscribes to '1' of 'a', which is not a string"),
         ({"subscriptions": '{"a b": "*"}'}, r"subscribes to '\*' of 'a b', which is not a topic name"),
         (
             {"topics": "a,b", "startingOffsets": '{"c": {"broker-a": {"0": 1}}}'},

@@ -82,5 +82,5 @@ def test_a_queue_goes_to_its_namesake_or_always_to_the_same_other_one() -> None:
 
 def test_more_steps_than_can_be_done_are_refused_before_they_are_made() -> None:
     """H9: a broker may report any offset."""
-    with pytest.raises(OptionError, match="offsets_per_step=10 would make more than 1000000 steps"):
+    with pytest.raises(OptionError, match="offsets_per_step=10 would need more than 1000000 steps"):
         steps_of([planned(A0, 0, 1 << 62)], 10)

@@ -44,7 +44,9 @@ def test_rows_are_not_arranged_by_key_where_two_copies_of_a_task_would_send_them
         isStreaming=False, columns=["body", "shardingKey"], sparkSession=session(with_copies=True)
     )
 
-    with pytest.raises(OptionError, match=r"send the same rows, at the same time.*spark\.speculation=false"):
+    with pytest.raises(
+        OptionError, match=r"send the same rows, twice and out of order.*spark\.speculation=false"
+    ):
         by_sharding_key(rows)  # type: ignore[arg-type]
 
 

@@ -239,9 +239,9 @@ def test_more_bytes_than_a_column_holds_are_refused_with_a_remedy(monkeypatch: p
     monkeypatch.setattr(columnar_ranges, "MAX_COLUMN_BYTES", 200)
     body, flags = compress(bytes(1000), CompressionType.ZSTD)
 
-    with pytest.raises(LocalProtocolError, match="decode fewer messages at once"):
+    with pytest.raises(LocalProtocolError, match="decode fewer messages at a time"):
         decode_columns(bytes(201), "b")
-    with pytest.raises(LocalProtocolError, match="decode fewer messages at once"):
+    with pytest.raises(LocalProtocolError, match="decode fewer messages at a time"):
         decode_columns(encoded(stored_message(body=body, sys_flag=flags)), "b")
 
 

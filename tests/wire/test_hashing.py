@@ -48,7 +48,7 @@ def test_a_number_goes_to_the_queue_that_java_chooses_for_its_type(key: dict[str
 @pytest.mark.parametrize("key", [1 << 63, -(1 << 63) - 1, True])
 def test_a_key_that_is_no_number_of_javas_is_refused(key: int) -> None:
     """G1: it would go to some queue, and not to the one of Java's producers."""
-    with pytest.raises(LocalProtocolError, match="make it a text"):
+    with pytest.raises(LocalProtocolError, match="make it a string"):
         select_by_hash(key, 4)
 
 

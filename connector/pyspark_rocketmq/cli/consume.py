@@ -151,7 +151,8 @@ def _stop(
 ) -> None:
     """Stop the query after the running calls of the listener."""
     console.print(
-        f"{received.name}: waiting for the running listener calls; a second signal ends the command at once.",
+        f"{received.name}: waiting for the running listener calls; a second signal ends the command "
+        "immediately.",
         markup=False,
         highlight=False,
     )

@@ -351,21 +351,21 @@ def _machine_room_nearby(argument: str) -> AllocationStrategy:
 
 
 def _by_config(argument: str) -> AllocationStrategy:
-    return ByConfig(tuple(map(_queue, _items(argument, "a queue as TOPIC/BROKER/QUEUE"))))
+    return ByConfig(tuple(map(_queue, _items(argument, "a queue (TOPIC/BROKER/QUEUE)"))))
 
 
 def _queue(text: str) -> MessageQueue:
     topic, _, rest = text.partition("/")
     broker_name, _, queue_id = rest.rpartition("/")
     if not (topic and broker_name and queue_id.isascii() and queue_id.isdecimal() and len(queue_id) < 10):
-        raise ValueError(f"has {text!r} where a queue as TOPIC/BROKER/QUEUE belongs")
+        raise ValueError(f"has {text!r} where a queue (TOPIC/BROKER/QUEUE) belongs")
     return MessageQueue(topic, broker_name, int(queue_id))
 
 
 def _items(argument: str, what: str) -> list[str]:
     items = [item.strip() for item in argument.split(",")]
     if not all(items):
-        raise ValueError(f"lacks {what}")
+        raise ValueError(f"has an empty item where {what} belongs")
     return items
 
 
@@ -392,7 +392,7 @@ def _imported(text: str, module_name: str, class_name: str) -> AllocationStrateg
     try:
         return cast("AllocationStrategy", strategy_class())
     except Exception as exc:
-        raise _unusable(text, f"cannot be made without arguments: {type(exc).__name__}: {exc}") from exc
+        raise _unusable(text, f"cannot be created without arguments: {type(exc).__name__}: {exc}") from exc
 
 
 def _unusable(text: str, why: str) -> OptionError:

@@ -180,7 +180,7 @@ class ConcurrentSettings:
     def __post_init__(self) -> None:
         check_bounds(self, "consume_message_batch_max_size", "consume_thread_max")
         if self.max_reconsume_times < 0:
-            raise ValueError(f"maxReconsumeTimes must not be negative, not {self.max_reconsume_times}.")
+            raise ValueError(f"maxReconsumeTimes must be 0 or more, not {self.max_reconsume_times}.")
 
 
 @dataclass(slots=True)

@@ -115,16 +115,13 @@ def table_uri(path: str | Path) -> str:
         return text[scheme.end() - 1 :]
     rest = text[scheme.end() :]
     if scheme[1].lower() == "dbfs":
-        problem = (
-            f"'{text}' is a path that only Spark understands; write /dbfs/{rest}, or a folder of a volume: "
-            "/Volumes/…"
-        )
+        problem = f"only Spark understands '{text}'; write /dbfs/{rest}, or a folder of a volume: /Volumes/…"
     else:
         problem = (
             f"'{text}' is neither a path nor a URI; write {scheme[1]}://AUTHORITY/{rest}, or for a folder of "
             f"that name ./{text}"
         )
-    raise OptionError((problem,), where="path of a table")
+    raise OptionError((problem,), where="table path")
 
 
 def local_path(path: str) -> str | None:
@@ -161,7 +158,7 @@ def check_exclusive_create(uri: str) -> None:
                 "table by the storage's own address (s3://…, abfss://…, gs://…), or put it on a disk or a "
                 "network mount that has hard links."
             )
-            raise OptionError((problem,), where="path of a table") from exc
+            raise OptionError((problem,), where="table path") from exc
 
 
 def fsync_path(path: str | Path) -> None:

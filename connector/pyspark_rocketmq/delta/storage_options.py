@@ -242,10 +242,10 @@ def _texts_of(given: object) -> dict[str, str]:
     where = "storage options"
     if not isinstance(given, Mapping):
         raise OptionError(
-            (f"they are a {type(given).__name__}, not a mapping of names to texts",), where=where
+            (f"they are a {type(given).__name__}, not a mapping of names to strings",), where=where
         )
     problems = [
-        f"'{name}' is of type {type(value).__name__}; give it as text"
+        f"'{name}' is of type {type(value).__name__}; give it as a string"
         for name, value in given.items()
         if not isinstance(value, str | bool | int)
     ]
@@ -325,4 +325,4 @@ def filesystem_of(uri: str, storage: StorageOptions | None = None) -> tuple[fs.F
             "Use a path, or the URI of "
             "storage that delta-rs knows"
         )
-        raise OptionError((problem,), where="storage of a Delta table") from None
+        raise OptionError((problem,), where="Delta table storage") from None

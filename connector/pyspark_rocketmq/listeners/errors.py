@@ -103,7 +103,7 @@ def _own_line(error: BaseException) -> str:
     try:
         text = _shortened(str(error))
     except Exception:  # noqa: BLE001 - a user's class
-        text = "its text cannot be had"
+        text = "its message cannot be read"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

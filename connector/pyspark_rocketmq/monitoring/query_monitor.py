@@ -233,7 +233,7 @@ class QueryMonitor(StreamingQueryListener):
                 self._publish(metrics if times is None or self._is_behind() else _with_times(metrics, times))
         except Exception:
             # Nobody watches this thread; the query must not be affected.
-            logger.exception("metrics of a batch were not made")
+            logger.exception("metrics of a batch could not be computed")
         finally:
             with self._guard:
                 self._waiting -= 1

@@ -269,7 +269,7 @@ class DeltaOffsetStore(RowOffsetStore):
                 f"The {action} for group {consumer_group} could not be stored in {self._path} in "
                 f"{len(_PAUSES_S) + 1} tries; the last error was: "
                 f"{self.storage.describe_error(error)} Check how many consumers write "
-                "this group and that the table can be written; the batch may be tried again."
+                "this group and that the table can be written; the batch can be run again."
             ) from error
 
     def _rows(self, newest: TableSnapshot, consumer_group: str) -> _CachedRows:
@@ -442,6 +442,6 @@ def _check_form(path: str, form: TableForm) -> None:
         problem = (
             f"The offset table at {path} has the features {', '.join(refused)}, which the connector cannot "
             "write safely. Drop them (ALTER TABLE ... DROP FEATURE), or copy the rows into a new table: an "
-            "offset table made by the connector has reader version 1 and writer version 2."
+            "offset table created by the connector has reader version 1 and writer version 2."
         )
         raise OptionError((problem,), where="offset table")

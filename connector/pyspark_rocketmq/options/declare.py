@@ -239,7 +239,9 @@ def _parse_values(
         name, spec = known
         text = _text_of(given_value)
         if text is None:
-            problems.append(f"option '{spec.key}' is of type {type(given_value).__name__}; give it as text")
+            problems.append(
+                f"option '{spec.key}' is of type {type(given_value).__name__}; give it as a string"
+            )
             continue
         try:
             values[name] = spec.parse(text)

@@ -68,7 +68,7 @@ class StoreSpec:
         if kind is StoreKind.BROKER and place:
             raise ValueError(f"names a place after 'broker:', which has none. {_FORMS}")
         if kind is not StoreKind.BROKER and not place:
-            raise ValueError(f"names no path after its colon. {_FORMS}")
+            raise ValueError(f"has nothing after the colon. {_FORMS}")
         return cls(kind, place)
 
     def problems(self, message_model: MessageModel, *, consume_orderly: bool) -> list[str]:

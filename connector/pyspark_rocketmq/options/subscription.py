@@ -79,5 +79,5 @@ def _subscription(topic: str, wanted: object) -> Subscription:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"is not a text; the shape is {_SHAPE}")  # noqa: TRY004 - as every parser
+        raise ValueError(f"is not a string; the shape is {_SHAPE}")  # noqa: TRY004 - as every parser
     return value

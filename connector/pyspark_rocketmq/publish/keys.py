@@ -94,7 +94,7 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
     """
     if rows.isStreaming:
         raise SchemaError(
-            "by_sharding_key() needs all rows at once, and Spark sorts no stream: arrange and "
+            "by_sharding_key() needs all rows at the same time, and Spark sorts no stream: arrange and "
             "write the DataFrame that foreachBatch gets. A stream of queues of RocketMQ needs it only if it "
             "was shuffled."
         )

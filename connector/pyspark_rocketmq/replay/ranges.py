@@ -141,7 +141,7 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     total = sum(part.count for part in ranges)
     if total > most * MAX_STEPS:
         problem = (
-            f"offsets_per_step={most} would make more than {MAX_STEPS} steps of {total} offsets; raise it, "
+            f"offsets_per_step={most} would need more than {MAX_STEPS} steps of {total} offsets; raise it, "
             "or replay less at once"
         )
         raise OptionError((problem,), where="replay")

@@ -173,8 +173,7 @@ class ReplayRecord:
             raise RocketMQError(
                 f"The record of what was replayed could not be read from {self._path}: "
                 f"{self._storage.describe_error(error)} "
-                "Check that the storage can be reached and that it is a "
-                "table a replay has made."
+                "Check that the storage can be reached and that a replay created this table."
             ) from error
 
 

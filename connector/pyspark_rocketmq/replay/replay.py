@@ -111,7 +111,7 @@ class Replay:
         self._offsets_per_step = offsets_per_step
         problems = self._options.problems_of_batch()
         if problems:
-            raise OptionError(tuple(problems), where="options of a replay")
+            raise OptionError(tuple(problems), where="replay options")
 
     def to_table(self, path: str, on_step: OnStep | None = None) -> ReplaySummary:
         """Add every message that a Delta table lacks, by position; create the table if it is missing.
@@ -201,7 +201,7 @@ class Replay:
                 f"topic '{topic}' is read and cannot be written to as well; to have its consumers read "
                 "messages again, reset their group's offsets"
             )
-            raise OptionError((problem,), where="options of a replay")
+            raise OptionError((problem,), where="replay options")
         targets = TargetTopic(options, topic)
         recorded = ReplayRecord(
             record,
@@ -354,4 +354,4 @@ def _topic_name(topic: str) -> str:
     try:
         return _TOPIC_NAME(topic)
     except ValueError as error:
-        raise OptionError((f"topic {peer_text(topic)!r} {error}",), where="options of a replay") from None
+        raise OptionError((f"topic {peer_text(topic)!r} {error}",), where="replay options") from None

@@ -322,7 +322,7 @@ class TargetQueue:
                 if not results:
                     raise
                 raise TransportError(
-                    error.address, f"a part of a batch was stored, then no connection could be made: {error}"
+                    error.address, f"a part of a batch was stored, then the connection failed: {error}"
                 ) from error
         less_durable = (one.status for one in results if one.status is not SendStatus.SEND_OK)
         return replace(results[0], status=next(less_durable, SendStatus.SEND_OK))

@@ -276,12 +276,12 @@ def _what_is_missing(consumer_group: str, gap: SinkGap) -> str:
     elif gap.is_another:
         why = (
             f"it is another table (id {standing.identity}) than the one that was written to (id "
-            f"{gap.remembered}): deleted and made again, or replaced"
+            f"{gap.remembered}): deleted and created again, or replaced"
         )
     else:
         why = (
-            "it was made again, restored to an earlier state, or failed over to a replica without its last "
-            "commits"
+            "it was created again, restored to an earlier state, or failed over to a replica without its "
+            "last commits"
         )
     return (
         f"The sink {standing.name} lacks rows of messages that group {consumer_group} has passed; {why}. "

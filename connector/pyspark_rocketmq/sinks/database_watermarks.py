@@ -319,7 +319,7 @@ class WatermarkTable:
 
     def _refuse(self, what: str) -> None:
         problem = (
-            f"the table of watermarks {self.name} {what}. Make it again, or name another one by "
+            f"the table of watermarks {self.name} {what}. Create it again, or name another one by "
             f"watermark_table=…; it must be of this form: {self._sql.create}"
         )
         raise OptionError((problem,), where="database sink")

@@ -59,7 +59,7 @@ def check_not_nested(places: Mapping[str, str]) -> None:
         if _relation(normal_place(first), normal_place(second))
     )
     if problems:
-        raise OptionError(problems, where="tables of a query")
+        raise OptionError(problems, where="query tables")
 
 
 def _relation(one: str, other: str) -> str:

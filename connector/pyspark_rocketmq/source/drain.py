@@ -124,7 +124,7 @@ class Drain:
                 return found or TransportError(
                     queue.broker_name,
                     f"{queue} was there when this AvailableNow query began and is no longer in the topic's "
-                    "route. Start the broker, or the query again if the topic was made smaller",
+                    "route. Start the broker, or the query again if the topic has been shrunk",
                 )
         return None
 

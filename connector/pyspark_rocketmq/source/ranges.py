@@ -375,7 +375,7 @@ def _whole(value: object, at_least: int) -> int:
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise TypeError(f"{type(value).__name__} in the place of a text")
+        raise TypeError(f"{type(value).__name__} in place of a string")
     return value
 
 

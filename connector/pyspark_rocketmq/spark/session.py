@@ -164,9 +164,9 @@ def check_speculation(spark: SparkSession) -> None:
     """
     if is_speculative(spark):
         problem = (
-            "spark.speculation is on: a second copy of a slow task would give the listener the same "
-            "messages, or send the same rows, at the same time, out of their order; start the session with "
-            "spark.speculation=false"
+            "spark.speculation is on: a second copy of a slow task would run beside the first and give the "
+            "listener the same messages, or send the same rows, twice and out of order; start the session "
+            "with spark.speculation=false"
         )
         raise OptionError((problem,), where="Spark session")
 
@@ -175,7 +175,7 @@ def check_session(spark: SparkSession | None, what: str) -> None:
     """Raise RocketMQError without a session; ``SparkSession.getActiveSession()`` returns None then."""
     if spark is None:
         raise RocketMQError(
-            f"{what} needs a Spark session, not None; make one by SparkSession.builder.getOrCreate()."
+            f"{what} needs a Spark session, not None; create one by SparkSession.builder.getOrCreate()."
         )
 
 
@@ -265,7 +265,7 @@ def _problem_of(executable: str) -> str | None:
 @cache
 def _found_problem(executable: str) -> str | None:
     advice = (
-        f'Set os.environ["PYSPARK_PYTHON"] = {sys.executable!r} before the session is made, or export '
+        f'Set os.environ["PYSPARK_PYTHON"] = {sys.executable!r} before the session is created, or export '
         f"PYSPARK_PYTHON where the program is started, or install pyspark-rocketmq for {executable}; then "
         "start the program again. spark-submit takes --conf spark.pyspark.python, too."
     )

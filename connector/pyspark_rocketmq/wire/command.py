@@ -148,11 +148,16 @@ def encode_frame(command: RemotingCommand, *, max_frame_length: int = MAX_FRAME_
         header = _ENCODERS[command.serialize_type](command)
     except UnicodeEncodeError as exc:
         raise LocalProtocolError(
-            f"Request or response code {command.code} contains text with an unpaired surrogate at "
-            f"position {exc.start}; UTF-8 cannot carry it. Repair the text before it is sent."
+            f"Request or response code {command.code} contains a string with an unpaired surrogate at "
+            f"position {exc.start}; UTF-8 cannot carry it. Repair the string before it is sent."
         ) from exc
     length = 4 + len(header) + len(command.body)
-    if len(header) > _MAX_HEADER_LENGTH or length + 4 > max_frame_length:
+    if len(header) > _MAX_HEADER_LENGTH:
+        raise LocalProtocolError(
+            f"The header of a frame of code {command.code} would have {len(header)} bytes; at most "
+            f"{_MAX_HEADER_LENGTH} are accepted. Send less in one request."
+        )
+    if length + 4 > max_frame_length:
         raise LocalProtocolError(
             f"A frame of code {command.code} would have {length + 4} bytes (header {len(header)}); "
             f"at most {max_frame_length} are accepted. Send less in one request."
@@ -228,7 +233,7 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise RemoteProtocolError(f"The frame's header is not a JSON object; it begins {header[:80]!r}.")
     remark = fields.get("remark")
     if remark is not None and type(remark) is not str:
-        raise RemoteProtocolError(f"Header field 'remark' is not a text: {short_repr(remark)}.")
+        raise RemoteProtocolError(f"Header field 'remark' is not a string: {short_repr(remark)}.")
     return RemotingCommand(
         code=_integer(fields, "code"),
         opaque=_integer(fields, "opaque"),
@@ -274,7 +279,7 @@ def _json_text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    raise RemoteProtocolError(f"Ext field {name!r} is neither text nor a number: {short_repr(value)}.")
+    raise RemoteProtocolError(f"Ext field {name!r} is neither a string nor a number: {short_repr(value)}.")
 
 
 # --- binary header ------------------------------------------------------------------------------------------
@@ -376,11 +381,11 @@ def _read_ext_fields(header: bytes, at: int, most: int) -> dict[str, str]:
 def _read_text(header: bytes, at: int, width: int, end: int) -> tuple[str, int]:
     length, at = _read_length(header, at, width, end)
     if at + length > end:
-        raise RemoteProtocolError(f"A text of {length} bytes at byte {at} exceeds the binary header.")
+        raise RemoteProtocolError(f"A string of {length} bytes at byte {at} exceeds the binary header.")
     try:
         return header[at : at + length].decode(), at + length
     except UnicodeDecodeError as exc:
-        raise RemoteProtocolError(f"A text at byte {at} of a binary header is not UTF-8: {exc}.") from exc
+        raise RemoteProtocolError(f"A string at byte {at} of a binary header is not UTF-8: {exc}.") from exc
 
 
 def _read_length(header: bytes, at: int, width: int, end: int) -> tuple[int, int]:
@@ -404,7 +409,8 @@ def _checked_ext_fields(command: RemotingCommand) -> Iterator[tuple[str, str]]:
     for name, value in command.ext_fields.items():
         if not isinstance(value, str):
             raise LocalProtocolError(
-                f"Ext field {name!r} of a command with code {command.code} is not text: {short_repr(value)}."
+                f"Ext field {name!r} of a command with code {command.code} is not a string: "
+                f"{short_repr(value)}."
             )
         yield name, value
 

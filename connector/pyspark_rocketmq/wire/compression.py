@@ -112,7 +112,7 @@ class ExpansionBudget:
             if self.left < 0:
                 raise RemoteProtocolError(
                     f"The message bodies of an answer expand to more than {self._limit} bytes. If they are "
-                    "what was sent, pull fewer messages at once: lower pullBatchSize."
+                    "what was sent, pull fewer messages at a time: lower pullBatchSize."
                 )
         return expanded
 

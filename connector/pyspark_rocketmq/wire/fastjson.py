@@ -87,7 +87,7 @@ def check_json_size(data: bytes) -> None:
     needed = len(data) * _COPIES * width + _BYTES_PER_MARK * sum(map(data.count, _MARKS))
     if needed > MAX_JSON_MEMORY:
         raise RemoteProtocolError(
-            f"A JSON text of {len(data)} bytes would take up to {needed} bytes of memory; at most "
+            f"A JSON document of {len(data)} bytes would take up to {needed} bytes of memory; at most "
             f"{MAX_JSON_MEMORY} are spent on one. It begins {data[:80]!r}."
         )
 
@@ -210,7 +210,7 @@ class _Reader:
             return str(key)
         if isinstance(key, (dict, list, ObjectMap)):
             return key
-        raise self._error("Expecting a text, an integer, a map or an array as key", at)
+        raise self._error("Expecting a string, an integer, a map or an array as key", at)
 
     def _after_item(self, at: int, closing: str) -> tuple[int, bool]:
         """Return the position of the mark after an item, and whether it ends the map or array."""
@@ -389,7 +389,7 @@ def as_text(value: object, where: str) -> str:
         return "true" if value else "false"
     if type(value) in (int, float):
         return str(value)
-    raise RemoteProtocolError(f"{where} is not a text: {short_repr(value)}.")
+    raise RemoteProtocolError(f"{where} is not a string: {short_repr(value)}.")
 
 
 # --- dataclasses as maps ------------------------------------------------------------------------------------

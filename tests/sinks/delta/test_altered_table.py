@@ -223,5 +223,7 @@ def test_a_folder_that_cannot_be_made_is_reported_as_the_sink_s(tmp_path: Path) 
     file = tmp_path / "file"
     file.write_text("x")
 
-    with pytest.raises(OptionError, match=rf"The sink's folder {file}/t cannot be made: .*Not a directory"):
+    with pytest.raises(
+        OptionError, match=rf"The sink's folder {file}/t cannot be created: .*Not a directory"
+    ):
         prepared(file / "t")

@@ -42,6 +42,7 @@ from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Deadline, SystemClock
+from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, TopicRoute
 from pyspark_rocketmq.wire.requests.send import AUTO_CREATE_TOPIC
@@ -183,8 +184,8 @@ class DemoTopic:
             route = self._route(AUTO_CREATE_TOPIC)
         except TopicNotFound as error:
             raise JobFailed(
-                "No broker of this cluster makes topics by itself, so the demo cannot find where to make "
-                f"'{self._topic}'. Make an empty topic with mqadmin updateTopic and name it: "
+                "No broker of this cluster creates topics automatically, so the demo cannot create "
+                f"'{self._topic}'. Create an empty topic with mqadmin updateTopic and pass its name: "
                 "--option topic=…"
             ) from error
         for broker_name, share in share_queues(_masters(route), QUEUES).items():
@@ -202,7 +203,7 @@ class DemoTopic:
                 return route
             time.sleep(_ROUTE_POLL_S)
         raise JobFailed(
-            f"Topic '{self._topic}' was made, but the name server does not know its {QUEUES} queues after "
+            f"Topic '{self._topic}' was created, but the name server does not list its {QUEUES} queues after "
             f"{_ROUTE_TIMEOUT_S:g} s; check that every broker of the cluster can reach the name server."
         )
 
@@ -214,8 +215,9 @@ class DemoTopic:
         )
         if stored:
             raise JobFailed(
-                f"Topic '{self._topic}' has held {stored} messages already, and the demo counts its own; "
-                "give a new name, or leave option 'topic' out."
+                f"Topic '{self._topic}' is not new: brokers have stored {counted(stored, 'message')} in it, "
+                "and the demo counts only its own messages. Give the name of a new topic, or leave option "
+                "'topic' out."
             )
 
     def _route(self, topic: str) -> TopicRoute:

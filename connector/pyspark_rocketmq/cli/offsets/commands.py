@@ -88,7 +88,7 @@ def _change_options(function: CallableT) -> CallableT:
             help="Also while the group runs: the batch under way is fenced off, the query goes on from the "
             "new offsets.",
         ),
-        click.option("--dry-run", "is_dry_run", is_flag=True, help="Show the change and make none."),
+        click.option("--dry-run", "is_dry_run", is_flag=True, help="Show the change without applying it."),
         click.option(
             "--queue",
             "queues",

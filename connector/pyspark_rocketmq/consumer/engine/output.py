@@ -64,7 +64,7 @@ def _parsed(text: str) -> StructType:
             ""
             if has_parser
             else " Without a Spark session only names with plain types such as string, int, bigint and date "
-            "are understood: make a session first, or give a StructType."
+            "are understood: create a session first, or give a StructType."
         )
         raise SchemaError(
             f"The output schema '{text}' is not a schema such as 'order_id string, step string'.{more}"

@@ -400,8 +400,8 @@ class CatalogHome:
             self.session.spark.sql(sql)
         except _ERRORS as error:
             problem = (
-                f"there is no table {self._name}, and Spark could not make it: {_first_line(error)} Make its "
-                f"schema, or the table itself as its catalog wants it, such as: {sql}"
+                f"there is no table {self._name}, and Spark could not create it: {_first_line(error)} Create "
+                f"its schema, or the table itself as its catalog wants it, such as: {sql}"
             )
             raise OptionError((problem,), where="Delta sink") from error
         handle = self.open()

@@ -93,8 +93,8 @@ def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) 
     problem = (
         f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. "
         f"Spark's own writer, which knows these, cannot be used, because {why_not_by_spark}. Remove them "
-        "(ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT, ALTER COLUMN ... TYPE STRING), or let the sink make "
-        "a table of its own under another path and copy from there."
+        "(ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT, ALTER COLUMN ... TYPE STRING), or let the sink "
+        "create its own table under another path and copy from there."
     )
     return OptionError((problem,), where="Delta sink")
 
@@ -136,7 +136,7 @@ def check_characters(path: str, schema_json: str) -> None:
         raise SchemaError(
             f"The Delta table {path} cannot have {', '.join(forbidden)}: Delta takes no space, tab or line "
             "end and none of ,;{}()= in the name of a column or field. Rename it in the listener's output "
-            "schema, or make the table in Spark with column mapping (TBLPROPERTIES "
+            "schema, or create the table in Spark with column mapping (TBLPROPERTIES "
             "('delta.columnMapping.mode' = 'name')), for which Spark's writer adds the rows."
         )
 

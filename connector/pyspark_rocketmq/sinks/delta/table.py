@@ -184,9 +184,9 @@ class PathHome:
             if local_path(self.path) is None:
                 raise
             problem = (
-                f"The sink's folder {masked(self.path)} cannot be made: {self.storage.describe_error(error)} "
-                "Name a "
-                "folder that this process can make and write, or let it write there"
+                f"The sink's folder {masked(self.path)} cannot be created: "
+                f"{self.storage.describe_error(error)} Name a "
+                "folder that this process can create and write, or let it write there"
             )
             raise OptionError((problem,), where="Delta sink") from error
         return self._handle(table)

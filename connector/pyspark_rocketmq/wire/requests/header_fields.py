@@ -87,7 +87,7 @@ def _entries(header_class: type[Header]) -> tuple[tuple[str, str, _Codec, bool],
 
 def _write_text(value: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is not a text")
+        raise TypeError(f"{value!r:.80} is not a string")
     return value
 
 

@@ -62,7 +62,7 @@ def java_hash(sharding_key: ShardingKey) -> int:
         return java_string_hash(sharding_key)
     if isinstance(sharding_key, bool) or not -_MOST <= sharding_key < _MOST:
         raise LocalProtocolError(
-            f"Sharding key {sharding_key!r} is neither a text nor an integer of 64 bits; make it a text."
+            f"Sharding key {sharding_key!r} is neither a string nor an integer of 64 bits; make it a string."
         )
     number = int(sharding_key)
     if not isinstance(sharding_key, JavaInteger):
