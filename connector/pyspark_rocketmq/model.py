@@ -446,7 +446,7 @@ class QueueBounds(NamedTuple):
     """Milliseconds since the epoch; 0 if nothing is stored."""
 
     def allow(self, next_offset: int) -> bool:
-        """Whether reading can continue there: at a stored offset, or at the end."""
+        """Whether reading can continue at ``next_offset``: a stored offset, or the end."""
         return self.min_offset <= next_offset <= self.max_offset
 
 

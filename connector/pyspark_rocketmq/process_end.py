@@ -1,8 +1,9 @@
 """Keeps a process from ending within the work of its background threads.
 
-When Python shuts down, a daemon thread that returns from native code is ended there; if that code is delta-rs
-or Arrow, the process crashes (exit code -11).  So the main thread waits, once it has ended, for calls that
-are under way and for threads that heed :data:`process_ends`, and other threads begin no more calls.
+When Python shuts down, a daemon thread that returns from native code is ended at that point; if that code is
+delta-rs or Arrow, the process crashes (exit code -11).  So the main thread waits, once it has ended, for
+calls that are under way and for threads that heed :data:`process_ends`, and other threads begin no more
+calls.
 """
 
 from __future__ import annotations

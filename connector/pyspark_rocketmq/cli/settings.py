@@ -71,7 +71,7 @@ def _like(
     """Declare an option as ``options`` does, except for what is given.
 
     Key, parser and unit are always the same. A text is given if the option means something else in the
-    command, a default if it differs there.
+    command, a default if the command has another one.
     """
     field = next(field for field in dataclasses.fields(options) if field.name == name)
     spec: OptionSpec = field.metadata["spec"]

@@ -353,7 +353,7 @@ class TopicRoutes:
             self._name_server.invalidate(self._retry_topic)
 
     def _look_for_retries(self, brokers: Collection[str], deadline: Deadline) -> None:
-        """Look up the retry topic's route; keep the last one if it is not there or no name server answers."""
+        """Look up the retry topic's route if it is due; keep the last one if the lookup fails."""
         assert self._retry_topic is not None
         now_s = self._clock.monotonic_s()
         if self._retry_route is not None and _names(self._retry_route).issuperset(brokers):

@@ -60,7 +60,7 @@ class NameServerClient:
     """Asks one name server as long as it answers, then the next one. Shared by any number of threads.
 
     The answer of a single name server proves little: if it denies a topic or answers with an error, it may
-    have restarted, or brokers may no longer register there. Then the others are asked, and the last known
+    have restarted, or brokers may no longer register with it. Then the others are asked, and the last known
     route of a topic stays in use. Only a topic's brokers can show that it was deleted.
 
     Source: RocketMQ 5.3.3 ``NettyRemotingClient.getAndCreateNameserverChannel`` (sticky choice),

@@ -113,7 +113,7 @@ def reset_to_sink(
             queues, which are not the group's.
 
     Raises:
-        SinkConflict: If such a table has rows of the queues, which would be there twice.
+        SinkConflict: If such a table has rows of the queues, which it would then have twice.
         OffsetError: If a sink cannot be read, or if a queue was claimed or moved meanwhile; such a queue is
             not moved.
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.

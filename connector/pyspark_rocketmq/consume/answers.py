@@ -41,7 +41,7 @@ class Reaction(StrEnum):
     STORED = "stored"
     """Stored, but less durably than the broker is set up for; an error with ``requireSendOk``."""
     NONE_STORED = "none stored"
-    """The group has no offset there."""
+    """The group has no offset at the broker."""
     NO_ERROR = "no error"
     """Nothing to read at this offset yet, or the offset is corrected."""
 

@@ -33,11 +33,11 @@ def begin_new_queues(
     A topic begins where the options say, in all of its queues at the same time.  Queues added to a topic that
     has begun were created later, and begin with their first message.  So a topic waits while a broker is
     away: otherwise that broker's queues would count as created later.  It also waits while a broker does not
-    report the group's offsets in it, since the group may have begun there.
+    report the group's offsets in it, since the group may have begun at that broker.
 
     A retry topic is read from its first message, whatever the options say: each of its messages has failed in
     this group (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java
-    begins at the end there, and loses the messages given back before).
+    begins at the end of such a topic, and loses the messages given back before).
 
     Args:
         without_offset: Queues for which neither store nor broker has an offset.

@@ -3,10 +3,9 @@
 A generation of a queue ends when its topic is deleted and created again, or when its broker loses the end of
 its log: other messages then have the same offsets (``sinks.base``). Bounds do not show it, because the new
 log may have grown past the old offsets. So the offset row remembers the newest message consumed, and a few
-before
-it: the queue offset of each, and two numbers that master and replicas share and that no other message at this
-offset has. A group that begins, or is set, after stored messages remembers the last one that it skipped. The
-sink also keeps the newest message, since it may be ahead of the row.
+before it: the queue offset of each, and two numbers that master and replicas share and that no other message
+at this offset has. A group that begins, or is set, after stored messages remembers the last one that it
+skipped. The sink also keeps the newest message, since it may be ahead of the row.
 
 **Where the logs differ** (:func:`find_change`) depends only on the log:
 
@@ -73,7 +72,7 @@ def witnesses(
         messages: The messages that the queue's row remembers.
         start: Where the range begins.
         first: The queue's smallest offset.
-        end: Where the generation ends, if that is known: others have the places from there on.
+        end: Where the generation ends, if that is known: other messages have the places from this offset on.
     """
     lowest = max(first, start - _MOST_PULLED_AGAIN)
     known = [
@@ -99,8 +98,8 @@ class Meetings(NamedTuple):
 class Boundaries(StoredValue[Meetings]):
     """Offsets where generations of a queue meet, while nothing is consumed in the newest one.
 
-    A position that is set back below them belongs to an earlier generation: its messages were consumed there,
-    and sinks have their rows under that number.
+    A position that is set back below them belongs to an earlier generation: its messages were consumed in
+    that one, and sinks have their rows under that number.
 
     Text: JSON ``[[[offset, text of the messages], …], ahead]``.
 
@@ -242,7 +241,7 @@ class Standing(NamedTuple):
     was_reset: bool = False
     """Whether the last change of the row was an operator's."""
     was_followed: bool = False
-    """Whether another client put the position at the queue's broker, and it was taken from there."""
+    """Whether the position was taken from the queue's broker, where another client had stored it."""
 
     @property
     def last(self) -> LastMessage | None:
@@ -265,9 +264,9 @@ class NextGeneration(NamedTuple):
     next_offset: int
     """Where the next generation begins."""
     is_later: bool = False
-    """Whether the group has not reached it yet: until then the old generation goes on."""
+    """Whether the group has not reached this generation yet: until then the old one goes on."""
     is_wanted: bool = False
-    """Whether somebody has put the group there since the change, so that it is not a loss."""
+    """Whether somebody has moved the group to ``next_offset`` since the change, so that nothing is lost."""
     is_certain: bool = True
     """See ``LogChange.is_certain``."""
     boundary: int | None = None

@@ -38,8 +38,8 @@ class QueueLag(NamedTuple):
     max_offset: int | None
     """The broker's end of the queue, exclusive; None if it did not answer or does not have the queue."""
     next_stored_at_s: float | None = None
-    """Wall-clock second at which the message at ``next_offset`` was stored; None if it is not there or was
-    not asked for."""
+    """Wall-clock second at which the message at ``next_offset`` was stored; None if no such message is
+    stored yet or it was not asked for."""
 
     @property
     def messages(self) -> int | None:

@@ -5,7 +5,7 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
 1. One delivery at a time, ascending; the next only after the listener answered (D1, D2).
 2. An answer commits, accumulates (autoCommit=false), puts the current batch back, or puts everything not
    committed back. The two that put back suspend the queue: at ``goes_on_at_s`` this run goes on, if its
-   driver is still there; otherwise the queue is planned again from ``committed`` (D3, D4).
+   driver is still running; otherwise the queue is planned again from ``committed`` (D3, D4).
 3. An exception, None and anything else that is not a status also put back (D5). Every put-back counts one
    reconsumption for each message of the batch; a roll-back does not.
 4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Dead

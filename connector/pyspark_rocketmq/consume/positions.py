@@ -3,7 +3,7 @@
 **A claimed queue** continues at the offset store's position, or at its broker's position of the group. In a
 group of only Spark queries the store is the whole truth, and the broker has a copy of it. But a Java consumer
 may have had the queue meanwhile, or an operator may have moved the group at the broker while it was away:
-neither uses the store. So the row remembers which offsets this side has sent to the broker, or seen there.
+neither uses the store. So the row remembers which offsets this side has sent to the broker, or found at it.
 
 1. If the broker has one of them, nobody else has moved the group, and the store's offset is the newer one.
 2. If the broker has another one, somebody else has set it later. It is used, whether it is higher or lower.
@@ -39,7 +39,7 @@ _FORGOTTEN_S: Final = 15.0
 
 
 class ShownOffsets(StoredValue[tuple[int, ...]]):
-    """Offsets that this side has sent to a queue's broker, or seen there.
+    """Offsets that this side has sent to a queue's broker, or found at it.
 
     Text: a JSON list, oldest first; empty if the broker was never asked, as in a row of an earlier release.
     """
@@ -74,7 +74,7 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
         )
 
     def since(self, arrived: int | None) -> ShownOffsets:
-        """Remove the offsets that the broker cannot have any more once ``arrived`` is there."""
+        """Remove the offsets older than ``arrived``, which the broker cannot have any more."""
         known = self.offsets
         if arrived in known:
             return ShownOffsets(known[known.index(arrived) :])
@@ -307,7 +307,7 @@ class RecentOffsets:
 
     def __init__(self) -> None:
         self._passed: dict[MessageQueue, list[tuple[float, int]]] = {}
-        """Offsets of a queue, each with the monotonic second at which it came there; oldest first."""
+        """Offsets of a queue, each with the monotonic second at which the queue reached it; oldest first."""
         self._away_at_s: dict[str, float] = {}
         """When a broker was last seen to be away, by its name."""
 

@@ -37,7 +37,7 @@ class FailureSummary:
         self._tries_for_ever = tries_for_ever
         self._drains = drains
         self._suspended: dict[MessageQueue, tuple[int, float, int]] = {}
-        """Next offset, since when the queue has been there (wall-clock seconds), and how often its message
+        """Next offset, since when the queue has been at it (wall-clock seconds), and how often its message
         has failed."""
         self._failed = 0
         """Number of failed deliveries since the last summary."""

@@ -234,7 +234,7 @@ def split_by_partition(
 
 
 def partition_text(column: pa.Array) -> pa.Array:
-    """Return partition values as Delta writes them; an empty text is null there."""
+    """Return partition values as Delta writes them; an empty string becomes null."""
     texts = column.cast(pa.string())
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 

@@ -118,7 +118,7 @@ class _HadoopSettings:
         self._translated: set[str] = set()
 
     def take(self, *names: str) -> str:
-        """Return the first of these settings that is set, else an empty text; all count as translated."""
+        """Return the first of these settings that is set, else an empty string; all count as translated."""
         self._translated.update(names)
         return next((self._settings[self._names[name]] for name in names if name in self._names), "")
 
@@ -127,7 +127,7 @@ class _HadoopSettings:
         return {option: text for name, option in by_name.items() if (text := self.take(name))}
 
     def get(self, name: str) -> str:
-        """Return a setting, or an empty text; it does not count as translated."""
+        """Return a setting, or an empty string; it does not count as translated."""
         return self._settings.get(self._names.get(name, ""), "")
 
     @property

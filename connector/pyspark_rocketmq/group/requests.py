@@ -172,7 +172,7 @@ class ClientRemotingProcessor:
     def reset_offsets(
         self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
     ) -> None:
-        """Store the new positions: the next plan starts there, and the running batch is fenced off (F5)."""
+        """Store the new positions: the next plan starts from them, the running batch is fenced off (F5)."""
         if consumer_group != self._options.consumer_group or topic not in self._options.all_subscribed():
             return
         held = self._held()

@@ -388,7 +388,7 @@ def _cast(column: pa.Array, field: pa.Field, types: Mapping[str, tuple[str, _Che
 
 
 def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of type ``given`` that fit ``wanted`` keep their meaning there."""
+    """Whether values of type ``given`` that fit ``wanted`` keep their meaning as ``wanted``."""
     if pa.types.is_dictionary(given):
         given = given.value_type
     if given == wanted or pa.types.is_null(given):

@@ -121,14 +121,14 @@ class OffsetRow(NamedTuple):
 
     @property
     def was_reset_by_operator(self) -> bool:
-        """Whether an operator last moved the row, and no batch has started there."""
+        """Whether an operator last moved the row, and no batch has started from it since."""
         return self.batch_id == RESET
 
     @property
     def was_followed(self) -> bool:
         """Whether the row was last moved to an offset that somebody else stored at the queue's broker.
 
-        False once a batch has started there.
+        False once a batch has started from that offset.
         """
         return self.batch_id == FOLLOWED
 
@@ -312,7 +312,7 @@ class OffsetStore(Protocol):
         ...
 
     def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
-        """Remember which of the offsets sent to queues' brokers have arrived there; move no queue.
+        """Remember which of the offsets sent to queues' brokers have arrived at them; move no queue.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept winning.

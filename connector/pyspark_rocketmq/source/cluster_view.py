@@ -157,15 +157,15 @@ class ClusterView:
         self._knew_none_s = float("-inf")
         """When the name server last knew no broker at all, which happens only after its start."""
         self._seen: dict[str, TopicRoute] = {}
-        """The last route of each topic that has ever been there."""
+        """The last route of each topic that has ever had one."""
 
     def routes(self) -> Routes:
         """Return the topics' routes, at most ``routeRefreshMs`` old.
 
-        A topic that was there once keeps its route: a name server forgets topics whose brokers are all away.
+        A topic that once had a route keeps it: a name server forgets topics whose brokers are all away.
 
         Raises:
-            TopicNotFound: If no living broker has a topic that was never there, or any of the topics.
+            TopicNotFound: If no living broker has a topic that never had a route, or any of the topics.
             TopicAway: If brokers that may have it are not registered yet.
             StaticTopic: If a topic is static: its logical queues are mapped to brokers.
             TransportError: If no name server answered.

@@ -1,7 +1,8 @@
 """The end of a query that drains its queues, as one with ``trigger(availableNow=True)`` does.
 
-The ends of all queues are fixed when the drain begins. It is over when every queue has been read to there;
-until then the planner asks here why nothing can be planned, because an empty plan would end the query.
+The ends of all queues are fixed when the drain begins. It is over when every queue has been read to its fixed
+end; until then the planner asks this module why nothing can be planned, because an empty plan would end the
+query.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ class QueueGenerations:
         self._copied: dict[MessageQueue, tuple[int, BrokerAddress]] = {}
         """The epoch of a queue, and the slave at which its newest consumed message was seen."""
         self._ends: dict[MessageQueue, int] = {}
-        """The end of a queue's generation, if its position is lower and it goes on up to there."""
+        """The end of a queue's generation, if its position is lower and the generation goes on up to this
+        end."""
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
 

@@ -66,7 +66,7 @@ class SubscriptionData:
 def build_subscription(
     topic: str, expression: str | None, *, sub_version: int, expression_type: str | None = TAG
 ) -> SubscriptionData:
-    """Parse ``TagA || TagB``; only ``*``, the empty text and None mean everything.
+    """Parse ``TagA || TagB``; only ``*``, the empty string and None mean everything.
 
     An expression type other than ``TAG`` (or None) is left to the broker to parse.
 

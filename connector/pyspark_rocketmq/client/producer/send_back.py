@@ -198,7 +198,7 @@ class SendBack:
         A server that does not report its retry queues (a proxy, missing rights) is assumed to keep it.
 
         Raises:
-            RocketMQError: If the group has no retry queues there, or the broker does not answer.
+            RocketMQError: If the group has no retry queues at the broker, or the broker does not answer.
         """
         address = self._storing_broker(message)
         try:

@@ -2,7 +2,7 @@
 
 The sink's table has the position of a row's message and the listener's columns. If rows cross Spark on their
 way from the engine to the sink's writer, they have one more column, ``ack``. It is null in a data row; the
-one *ack row* after a queue's data rows has the JSON of its ``QueueAck`` there.
+one *ack row* after a queue's data rows has the JSON of its ``QueueAck`` in that column.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class DeltaSink:
             table_uri=rows_uri,
             # Spark reads the rows back and converts them to the table's form.
             schema=table.schema if reasons else log.table.arrow_schema,
-            # Merged files are read back; in a partition column an empty text would come back as null.
+            # Merged files are read back; in a partition column an empty string would come back as null.
             partition_by=() if reasons or table.merge_keys else form.partition_by,
             watermarks=watermarks,
             fills_missing=table.schema_evolution and not reasons,

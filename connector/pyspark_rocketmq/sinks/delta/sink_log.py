@@ -78,7 +78,7 @@ class SinkLog:
         """Return :meth:`find_commit` of a commit that was made.
 
         Raises:
-            DeltaError: If the commit is not there.
+            DeltaError: If the commit is not in the log.
         """
         version = self.find_commit(commit, since)
         if version is None:
