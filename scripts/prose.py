@@ -24,11 +24,14 @@ _FOLDERS: Final = (
     "connector", "broker_sim", "jobs", "scripts", "tests", "bench", "fuzz", "examples", "docs",
 )  # fmt: skip
 _GENERATED: Final = {"options.md", "errors.md", "answers.md", "semantics.md"}
-_FIRST_WORDS: Final = re.compile(r"(?:What|Of|As|By|Those|Whom|Whether it)\b")
+_FIRST_WORDS: Final = re.compile(r"(?:What|Of|As|By|Those|Whom|Whether it|Most)\b")
 _WORDS: Final = {
     "told": re.compile(r"\b(?:tell|tells|told|telling)\b", re.IGNORECASE),
     "alone": re.compile(r"\b\w+ alone\b(?! with)", re.IGNORECASE),
     "anew": re.compile(r"\banew\b", re.IGNORECASE),
+    "at once": re.compile(r"\bat once\b", re.IGNORECASE),
+    "alike": re.compile(r"\balike\b", re.IGNORECASE),
+    "data and offsets": re.compile(r"\bbetween (?:the )?data and (?:the )?offsets\b", re.IGNORECASE),
     "whom": re.compile(r"\b(?:whom|lest|thereby)\b", re.IGNORECASE),
 }
 HABITS: Final = ("first word", *_WORDS)

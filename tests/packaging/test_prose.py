@@ -24,6 +24,15 @@ def test_each_habit_of_a_module_is_found_with_its_line() -> None:
     assert sorted(found) == [("alone", 9), ("anew", 10), ("first word", 2), ("first word", 5), ("told", 10)]
 
 
+def test_words_with_two_meanings_are_found() -> None:
+    """A maximum is not the majority, and "at once" is either immediately or at the same time."""
+    module = 'MOST = 3\n"""Most calls at once, treated alike; most wait."""\n'
+
+    found = [(place.habit, place.line) for place in places_in_python("connector/a.py", module)]
+
+    assert sorted(found) == [("alike", 2), ("at once", 2), ("first word", 2)]
+
+
 def test_code_in_a_page_is_left_out() -> None:
     """Blocks and words in backquotes are code."""
     page = "Use `tell`.\n\n```python\ntold = 1\n```\nIt is told.\n"
