@@ -136,7 +136,7 @@ class MembershipTiming:
     heartbeat_s: float = 30.0
     rebalance_s: float = 20.0
     shortest_rebalance_s: float = 1.0
-    """Shortest time between two requests for the members (``RebalanceService.minInterval``)."""
+    """Minimum time between two requests for the members (``RebalanceService.minInterval``)."""
     lock_renewal_s: float = 20.0
     lock_valid_s: float = 30.0
     """How long a lock counts here after it was requested; the broker keeps it for 60 s."""

@@ -16,7 +16,7 @@ from pyspark_rocketmq.model import MessageQueue
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 60.0
-"""Shortest time between two summaries; the first one comes immediately."""
+"""Minimum time between two summaries; the first one comes immediately."""
 _SHOWN: Final = 3
 """Maximum number of queues named in a summary."""
 _FAILS_ALWAYS: Final = 3

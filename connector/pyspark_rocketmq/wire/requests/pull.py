@@ -269,7 +269,7 @@ class PullHeaderPattern:
     def of(cls, header: bytes, command: RemotingCommand) -> PullHeaderPattern | None:
         """Return the pattern of ``header``, from which ``command`` was decoded; None if it is unusual.
 
-        The header must contain each number once, in its usual spelling, and certainly not inside another string.
+        The header must contain each number once, in its usual spelling, and not inside another string.
         """
         if b"\\" in header:
             return None
