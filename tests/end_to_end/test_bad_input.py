@@ -86,7 +86,7 @@ def test_another_source_of_the_same_name_is_reported(
 ) -> None:
     monkeypatch.setattr(DefaultSource, "name", lambda: "csv")
 
-    with pytest.raises(RocketMQError, match="has a data source 'csv' of its own"):
+    with pytest.raises(RocketMQError, match="has its own data source 'csv'"):
         register(spark)
 
 
