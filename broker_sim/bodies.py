@@ -80,7 +80,7 @@ class OffsetWrapper:
 
 
 def consume_stats(offsets: Mapping[MessageQueue, OffsetWrapper], tps: float = 0.0) -> dict[str, object]:
-    """Make the answer to 208 GET_CONSUME_STATS, which is also a part of the answer to 317."""
+    """Create the answer to 208 GET_CONSUME_STATS, which is also a part of the answer to 317."""
     return {"consumeTps": tps, "offsetTable": offsets}
 
 

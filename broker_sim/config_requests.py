@@ -210,7 +210,7 @@ def _number(attribute: str) -> _Setting:
 
 
 def _pull_limit(attribute: str, factor: int = 1) -> _Setting:
-    """Make the setting of a pull limit; ``factor`` is the broker's unit in units of ours."""
+    """Create the setting of a pull limit; ``factor`` is the broker's unit in units of ours."""
 
     def read(settings: BrokerSettings, text: str) -> BrokerSettings:
         limits: Any = settings.pull_limits

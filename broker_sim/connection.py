@@ -54,7 +54,7 @@ class ServerTls:
     (``need.client.auth``: require)."""
 
     def context(self) -> ssl.SSLContext | None:
-        """Make the context for handshakes; None without a certificate.
+        """Create the context for handshakes; None without a certificate.
 
         Raises:
             OSError: If a file cannot be read or does not fit (``ssl.SSLError``).

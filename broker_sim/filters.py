@@ -49,7 +49,7 @@ def is_by_tags(subscription: SubscriptionData) -> bool:
 
 
 def tag_filter(subscription: SubscriptionData) -> MessageFilter:
-    """Make the filter of a subscription by tags."""
+    """Create the filter of a subscription by tags."""
     return EVERYTHING if subscription.sub_string == ALL else MessageFilter(subscription.code_set)
 
 

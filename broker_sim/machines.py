@@ -43,12 +43,12 @@ _NOT_AVAILABLE = (
 )
 MASTER_ID = 0
 Serve = Callable[[Endpoint, Callable[[], None]], EndpointServer]
-"""Makes the server of an endpoint, which calls the second argument after any work that may have stored
+"""Creates the server of an endpoint, which calls the second argument after any work that may have stored
 messages."""
 
 
 def make_replica(master: Broker, clock: Clock, settings: BrokerSettings) -> Broker:
-    """Make a broker with the master's name and metadata, and its own empty log."""
+    """Create a broker with the master's name and metadata, and its own empty log."""
     replica = Broker(master.name, clock, settings)
     replica.state.topics = master.state.topics
     replica.state.groups = master.state.groups

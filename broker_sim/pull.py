@@ -188,7 +188,7 @@ def _check_queue(state: BrokerState, peer: Peer, header: PullMessageRequestHeade
 
 
 def _filter(state: BrokerState, header: PullMessageRequestHeader) -> MessageFilter:
-    """Make the filter of the pull's own subscription if it has one, else of the group's heartbeats."""
+    """Create the filter of the pull's own subscription if it has one, else of the group's heartbeats."""
     brings_its_own = bool(header.sys_flag & _SUBSCRIPTION)
     subscription = _own_subscription(header) if brings_its_own else _registered_subscription(state, header)
     if is_by_tags(subscription):

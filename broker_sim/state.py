@@ -72,7 +72,7 @@ class BrokerState:
 
     @classmethod
     def create(cls, name: str, clock: Clock, settings: BrokerSettings, host: Host) -> BrokerState:
-        """Make the state of a new broker."""
+        """Create the state of a new broker."""
         topics = TopicTable(settings.default_queues)
         topics.ensure(REPLY_TOPIC, 1)
         return cls(
@@ -92,7 +92,7 @@ class BrokerState:
 def to_client(
     state: BrokerState, code: int, ext_fields: Mapping[str, str], body: bytes = b"", *, flag: int = 0
 ) -> RemotingCommand:
-    """Make a request from the broker to a client."""
+    """Create a request from the broker to a client."""
     return RemotingCommand(
         code=int(code),
         opaque=next(state.numbers) & 0x7FFFFFFF,

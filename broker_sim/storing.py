@@ -16,7 +16,7 @@ ADDED_TO_EVERY_MESSAGE: Mapping[str, str] = {"MSG_REGION": "DefaultRegion", "TRA
 
 
 def as_run(queue: MessageQueue, messages: Sequence[Message], *, born_timestamp: int) -> MessageRun:
-    """Make the run of messages that results from sending them to ``queue`` one by one."""
+    """Create the run of messages that results from sending them to ``queue`` one by one."""
     added = {**ADDED_TO_EVERY_MESSAGE, "CLUSTER": CLUSTER_NAME}
     return MessageRun(
         topic=queue.topic,

@@ -64,14 +64,14 @@ class DefaultSource(DataSource):
 
     @without_frames
     def reader(self, schema: StructType) -> RocketMQBatchReader:
-        """Make the reader of a bounded read."""
+        """Create the reader of a bounded read."""
         options = self._read_options()
         _refuse([*options.problems_of_batch(), *self._schema_problems(schema)])
         return RocketMQBatchReader(options)
 
     @without_frames
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's signature
-        """Make the reader of an unbounded read."""
+        """Create the reader of an unbounded read."""
         options = self._read_options()
         _refuse([*options.problems_of_stream(), *self._schema_problems(schema)])
         if (
@@ -87,7 +87,7 @@ class DefaultSource(DataSource):
 
     @without_frames
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
-        """Make the writer of a bounded write: ``df.write.format("rocketmq").mode("append")``.
+        """Create the writer of a bounded write: ``df.write.format("rocketmq").mode("append")``.
 
         Raises:
             OptionError: With every problem of the options, or if the mode is ``overwrite``.
@@ -102,7 +102,7 @@ class DefaultSource(DataSource):
 
     @without_frames
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:  # noqa: ARG002, N802
-        """Make the writer of an unbounded write, in output mode ``append`` or ``update``.
+        """Create the writer of an unbounded write, in output mode ``append`` or ``update``.
 
         Raises:
             OptionError: With every problem of the options.

@@ -418,7 +418,7 @@ class QueueRange:
 
     @classmethod
     def between(cls, queue: MessageQueue, start: int, end: int, *, epoch: int = 0) -> Self:
-        """Make a range whose first message was never given back."""
+        """Create a range whose first message was never given back."""
         return cls(queue, QueueState(start, epoch), end)
 
     def starting_at(self, start: int) -> Self:

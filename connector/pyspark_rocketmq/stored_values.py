@@ -36,13 +36,13 @@ class StoredValue(ABC, Generic[FactsT]):
     __slots__ = ("_facts", "_text")
 
     def __init__(self, facts: FactsT | None = None, text: str | None = None) -> None:
-        """Make the value of ``facts``, or of ``text``; without arguments, the empty value."""
+        """Create the value of ``facts``, or of ``text``; without arguments, the empty value."""
         self._facts = facts
         self._text = "" if facts is None and text is None else text
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Make the value that :meth:`to_text` has written; it is not read yet."""
+        """Create the value that :meth:`to_text` has written; it is not read yet."""
         return cls(None, text)
 
     def to_text(self) -> str:

@@ -129,7 +129,7 @@ def tables() -> None:
 )
 @settings_options
 def compact(conf: Path | None, pairs: Sequence[str]) -> None:
-    """Make few files of a Delta table's many; queries may write to it meanwhile."""
+    """Compact a Delta table's many files into few; queries may write to the table meanwhile."""
     settings = load_settings(TablesCompactSettings, "tables compact", conf, pairs)
     implementation("compact").compact_table(settings, open_console())
 

@@ -270,7 +270,7 @@ class RowCounter:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Make a bar with count and time; it shows nothing without a terminal."""
+    """Create a bar with count and time; it shows nothing without a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -24,7 +24,7 @@ _HOLD_SCAN_S: Final = 5.0
 
 
 def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-    """Make a request from its header's fields."""
+    """Create a request from its header's fields."""
     return RemotingCommand(code=code, ext_fields={} if header is None else to_ext_fields(header), body=body)
 
 

@@ -266,7 +266,7 @@ class ConnectionSettings:
         return cls(**{name: getattr(options, name) for name in names})
 
     def open_pool(self, clock: Clock, handler_for: HandlerFor | None = None) -> ChannelPool:
-        """Make a pool of channels with these settings; nothing is connected yet.
+        """Create a pool of channels with these settings; nothing is connected yet.
 
         Raises:
             OptionError: If a certificate or key file cannot be used.

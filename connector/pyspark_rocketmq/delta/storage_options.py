@@ -124,7 +124,7 @@ class StorageOptions:
 
     @classmethod
     def of(cls, given: StorageOptions | GivenOptions | None) -> StorageOptions:
-        """Make one of ``given``, or return it if it is one already."""
+        """Create one of ``given``, or return it if it is one already."""
         return given if isinstance(given, StorageOptions) else cls(given)
 
     @classmethod

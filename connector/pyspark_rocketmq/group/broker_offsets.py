@@ -158,7 +158,7 @@ class RemoteBrokerOffsets:
     def of(
         cls, options: ReadOptions, clock: Clock, *, pool: ChannelPool | None = None
     ) -> RemoteBrokerOffsets:
-        """Make the offsets of the group that a query reads as."""
+        """Create an instance for the group that a query reads as."""
         assert options.consumer_group is not None
         return cls(options.consumer_group, Cluster.of(options, clock, pool=pool).brokers())
 

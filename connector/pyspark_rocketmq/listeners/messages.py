@@ -70,7 +70,7 @@ class ArrowMessages(Sequence[MessageExt]):
 
     @classmethod
     def of(cls, messages: Sequence[MessageExt]) -> ArrowMessages:
-        """Make a batch of the messages of one queue, at least one."""
+        """Create a batch of the messages of one queue, at least one."""
         columns = dict(zip(MESSAGE_SCHEMA.names, map(list, zip(*messages, strict=True)), strict=False))
         for name in _TIMES:
             columns[name] = [millis * _MICROS_PER_MILLI for millis in columns[name]]
@@ -195,7 +195,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return found[::step]
 
     def _make(self, index: int) -> None:
-        """Make the message at ``index`` and some messages after it."""
+        """Create the message at ``index`` and some messages after it."""
         number = bisect_right(self._ends, index)
         batch = self._batches[number]
         rows = batch.slice(index - (self._ends[number] - batch.num_rows), _MADE_AT_ONCE)

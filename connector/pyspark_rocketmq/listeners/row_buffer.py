@@ -172,7 +172,7 @@ class RowBuffer:
             return len(self.rows) + LOOK_EVERY
 
     def pack(self) -> int:
-        """Make a batch of the newest rows; return the number of rows at which to check again."""
+        """Create a batch of the newest rows; return the number of rows at which to check again."""
         with self._guard:
             self._pack(len(self.rows))
             return len(self.rows) + LOOK_EVERY

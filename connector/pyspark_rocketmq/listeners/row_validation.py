@@ -87,7 +87,7 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType],
 
 
 class RowColumns:
-    """Makes record batches of columns; picklable."""
+    """Creates record batches of columns; picklable."""
 
     def __init__(self, schema: st.StructType) -> None:
         self._fields = tuple(schema.fields)
@@ -97,12 +97,12 @@ class RowColumns:
         """Whether no column is an array, a map or a struct."""
 
     def to_batch(self, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
-        """Make a batch of ``count`` rows; a column is a sequence, or one value for all rows."""
+        """Create a batch of ``count`` rows; a column is a sequence, or one value for all rows."""
         arrays = [self.array(field, columns[field.name], count) for field in self._fields]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def array(self, field: st.StructField, values: Any, count: int) -> pa.Array:
-        """Make one column; see :meth:`to_batch`."""
+        """Create one column; see :meth:`to_batch`."""
         wanted = self.schema.field(field.name).type
         if not isinstance(values, list | np.ndarray):
             return pa.repeat(pa.scalar(values, wanted), count)

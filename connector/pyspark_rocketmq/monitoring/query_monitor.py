@@ -130,7 +130,7 @@ class QueryMonitor(StreamingQueryListener):
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:
-        """Make a monitor that watches nothing yet; see :meth:`watch`.
+        """Create a monitor that watches nothing yet; see :meth:`watch`.
 
         Args:
             options: Options of the source, with which brokers are queried for queries without a consumer, to

@@ -113,7 +113,7 @@ SCHEMA = pa.schema([(name, _ARROW_TYPES[type_]) for name, type_ in COLUMN_TYPES.
 
 
 def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
-    """Make one table row of each offset row, sorted by queue so that equal rows make equal files."""
+    """Create one table row of each offset row, sorted by queue so that equal rows make equal files."""
     ordered = sorted(rows, key=attrgetter("queue"))
     columns = [list(map(attrgetter(path), ordered)) for path in _QUEUE_COLUMNS.values()]
     for field in STORED_FIELDS:

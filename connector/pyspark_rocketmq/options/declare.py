@@ -83,7 +83,7 @@ class Declared(NamedTuple):
     default: Any
 
     def doc(self, text: str) -> Any:
-        """Make a dataclass field of the option; ``text`` is its documentation."""
+        """Create a dataclass field of the option; ``text`` is its documentation."""
         spec = dataclasses.replace(self.spec, doc=text)
         return dataclasses.field(default=self.default, metadata={"spec": spec})
 

@@ -128,7 +128,7 @@ def _parse_queue_id(text: str, broker_name: str) -> int:
 
 
 def _whole_number(least: int, meaning: str) -> ParseValue:
-    """Make a parser of whole numbers from ``least`` on, described as ``meaning``."""
+    """Create a parser of whole numbers from ``least`` on, described as ``meaning``."""
 
     def parse(value: object, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
@@ -163,7 +163,7 @@ _TIMES: Final = _PositionsForm('{"topic": time} or {"topic": {"brokerName": {"qu
 def _positions(
     type_name: str, form: _PositionsForm, default: QueuePositions, words: Mapping[str, QueuePositions]
 ) -> Parser[QueuePositions]:
-    """Make a parser of ``words`` and of JSON; queues that the JSON does not name get ``default``."""
+    """Create a parser of ``words`` and of JSON; queues that the JSON does not name get ``default``."""
 
     @parses(type_name)
     def parse(text: str) -> QueuePositions:

@@ -108,7 +108,7 @@ class WatermarkTable:
         self._sql = _Statements(name, placeholder)
 
     def prepare(self, sleep: Callable[[float], None]) -> None:
-        """Make the table, add columns that an older one lacks, and test what commits rely on.
+        """Create the table, add columns that an older one lacks, and test what commits rely on.
 
         Raises:
             OptionError: If the table cannot be created or has another form, or if connections commit by

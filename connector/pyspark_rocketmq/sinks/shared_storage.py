@@ -112,7 +112,7 @@ def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
 
 @contextmanager
 def _marked(folders: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Make a file with a new name in each folder; yield file → name of the folder."""
+    """Create a file with a new name in each folder; yield file → name of the folder."""
     markers = {f"{folder}/_rocketmq_{uuid.uuid4()}": name for name, folder in folders.items()}
     try:
         for marker in markers:

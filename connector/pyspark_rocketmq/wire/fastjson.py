@@ -450,7 +450,7 @@ def decode_body(kind: type[T], body: bytes) -> T:
 
 
 def from_json(kind: type[T], owner: JsonObject) -> T:
-    """Make a ``kind``, a dataclass of :func:`member` fields, from a map."""
+    """Create a ``kind``, a dataclass of :func:`member` fields, from a map."""
     return kind(**{each.attribute: each.read(owner, each.java_name, each.default) for each in _members(kind)})
 
 

@@ -1,4 +1,4 @@
-"""Makes and sends the demo's orders, of five steps each; its listener fails some steps once."""
+"""Creates and sends the demo's orders, of five steps each; its listener fails some steps once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def order_events(orders: int, seed: int) -> Iterator[OrderEvent]:
 
 
 def event_to_message(event: OrderEvent, topic: str) -> Message:
-    """Make an event's message: order id as key and sharding key, step as tag, JSON as body."""
+    """Create an event's message: order id as key and sharding key, step as tag, JSON as body."""
     body = {"order_id": event.order_id, "step": event.step, "sequence": event.sequence}
     return Message(
         topic=topic,

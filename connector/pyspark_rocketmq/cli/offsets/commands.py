@@ -201,7 +201,7 @@ def lag(
 def reset(
     conf: Path | None, pairs: Sequence[str], *, target: Any, moment: Any, is_new_group: bool, options: Any
 ) -> None:
-    """Move a group: to a position in its queues, or to where it once was."""
+    """Move a group to a position in its queues, or back to where it once was."""
     if (target is None) == (moment is None):
         raise click.UsageError("Say where to: one of --to and --as-of.")
     settings = load_settings(OffsetsChangeSettings, "offsets reset", conf, pairs)

@@ -78,7 +78,7 @@ _ORDERED_CHUNK: Final = 4096
 
 
 class UniqueKeys:
-    """Makes keys that no other producer makes at the same time. Shared by any number of threads.
+    """Creates keys that no other producer creates at the same time. Shared by any number of threads.
 
     Source: RocketMQ 5.3.3 ``MessageClientIDSetter``.
     """

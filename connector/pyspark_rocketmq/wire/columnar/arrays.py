@@ -1,4 +1,4 @@
-"""Make Arrow arrays of byte ranges and byte matrices, without a Python object per value.
+"""Create Arrow arrays of byte ranges and byte matrices, without a Python object per value.
 
 All positions are in buffers below 2 GiB, Arrow's limit for 32-bit offsets.
 """

@@ -1,4 +1,4 @@
-"""Make Arrow columns of located messages; the members of an inner batch replace their message.
+"""Create Arrow columns of located messages; the members of an inner batch replace their message.
 
 A member has its own flag, body and properties and takes one queue offset; everything else is its batch's.
 """
@@ -151,7 +151,7 @@ def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray,
 
 
 class ColumnBuilder:
-    """Makes columns from rows without inner batches."""
+    """Creates columns from rows without inner batches."""
 
     def __init__(self, rows: Rows, broker_name: str, budget: ExpansionBudget) -> None:
         self._rows = rows

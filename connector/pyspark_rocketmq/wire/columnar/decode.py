@@ -322,7 +322,7 @@ class _Decoder:
             yield undecodable._replace(data=data[bounds[0] :]) if undecodable.stored is None else undecodable
 
     def columns_of(self, located: Rows, budget: ExpansionBudget) -> pa.RecordBatch:
-        """Make all columns by vectorised operations.
+        """Create all columns by vectorised operations.
 
         Raises:
             IrregularLayout: If the scalar codec must decode the messages.

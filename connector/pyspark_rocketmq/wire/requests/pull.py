@@ -121,7 +121,7 @@ class PullRequestTemplate:
     __slots__ = ("_request", "_template")
 
     def __init__(self, request: PullRequest) -> None:
-        """Make all pulls like ``request``, whose offset and count do not matter."""
+        """Prepare pulls like ``request``, whose own offset and count do not matter."""
         self._request = request
         header = request.encode(0)[_SIZES.size :].replace(b"%", b"%%")
         self._template = _NUMBERS_OF_ONE_PULL.sub(b"%d", header)

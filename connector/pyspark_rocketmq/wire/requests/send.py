@@ -134,7 +134,7 @@ def settings_of(message: Message, settings: SendSettings) -> SendSettings:
 def send_command(
     message: Message, queue: MessageQueue, settings: SendSettings, born_timestamp_ms: int
 ) -> RemotingCommand:
-    """Make a SEND_MESSAGE_V2 of one message, to which the caller has added ids, and which it has compressed.
+    """Create a SEND_MESSAGE_V2 of one message, which the caller has compressed and given ids.
 
     Raises:
         LocalProtocolError: If the body is empty or too large, or the properties cannot be written.
@@ -162,7 +162,7 @@ class Batch:
 
 
 def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) -> RemotingCommand:
-    """Make a SEND_BATCH_MESSAGE.
+    """Create a SEND_BATCH_MESSAGE.
 
     Raises:
         LocalProtocolError: If there is no message, a message is for another topic, delayed or transactional,
@@ -206,7 +206,7 @@ class EncodedBatch:
 def encoded_batch_command(
     batch: EncodedBatch, settings: SendSettings, born_timestamp_ms: int
 ) -> RemotingCommand:
-    """Make a SEND_BATCH_MESSAGE of an encoded batch.
+    """Create a SEND_BATCH_MESSAGE of an encoded batch.
 
     Raises:
         LocalProtocolError: If the batch is too large.
