@@ -87,7 +87,7 @@ def test_suspended_queues_and_messages_tried_again_are_marked() -> None:
     tried_again = moment(10, {Q0: 5}, reconsume_times=2)
     shown = history(suspended, tried_again, moment(20, {Q0: 6}), ends=({}, {}, {})).queue_records()
 
-    assert column(shown, "state") == ["suspended", "tried again", None]
+    assert column(shown, "state") == ["suspended", "retried", None]
 
 
 def test_dead_letters_are_shown_when_they_came() -> None:

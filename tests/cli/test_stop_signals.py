@@ -91,7 +91,7 @@ def test_a_signal_while_the_query_starts_stops_it_in_good_order(
 
     assert ended.value.code == 130
     assert capsys.readouterr().out.splitlines() == [
-        "SIGINT: waiting for the running listener calls; a second signal ends the command at once.",
+        "SIGINT: waiting for the running listener calls; a second signal ends the command immediately.",
         "Stopped: the finished work is committed, and the queues are given back.",
         "rows committed by this run: 0",
     ]

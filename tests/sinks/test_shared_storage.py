@@ -43,7 +43,7 @@ def test_a_uri_with_a_single_slash_is_no_folder_of_that_name(tmp_path: Path) -> 
     for make in (DeltaSink, DeltaOffsetStore):
         with pytest.raises(OptionError, match=r"'hdfs:/lake' is neither .* write hdfs://AUTHORITY/lake"):
             make("hdfs:/lake")
-        with pytest.raises(OptionError, match=r"'dbfs:/mnt/lake' .* write /dbfs/mnt/lake"):
+        with pytest.raises(OptionError, match=r"'dbfs:/mnt/lake'.* write /dbfs/mnt/lake"):
             make("dbfs:/mnt/lake")
 
 

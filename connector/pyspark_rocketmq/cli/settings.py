@@ -129,9 +129,7 @@ def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str,
         seen.add(key.lower())
         text = _to_text(value)
         if text is None:
-            problems.append(
-                f"--conf {conf}: '{key}' is neither a string, a number, true/false nor a list of these"
-            )
+            problems.append(f"--conf {conf}: '{key}' is neither text, number, true/false nor a list of these")
         else:
             yield key, text
 

@@ -74,9 +74,9 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     forgotten = replayed_messages(rows, standings)
     if forgotten:
         logger.warning(
-            "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, whose "
-            "rows the sink leaves out. So it is after a kill, by a micro-batch at most; else the offset "
-            "store was put back to an earlier state store=%r",
+            "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, and "
+            "the sink leaves out their rows. After a kill this is normal, for a micro-batch at most; "
+            "otherwise the offset store was put back to an earlier state store=%r",
             consumer_group,
             len(forgotten),
             sum(forgotten.values()),

@@ -22,7 +22,7 @@ class DemoSettings(OptionSet):
         "topic",
         default=None,
         default_text=_A_NEW_ONE,
-        doc="The topic for the messages; made if missing, else it must be empty.",
+        doc="The topic for the messages; created if missing, else it must be empty.",
     )
     consumer_group: str | None = like_source("consumer_group", default_text=_A_NEW_ONE, doc=GROUP_DOC)
     work_dir: str | None = option("workDir", parse_location, None, default_text="a new temporary one").doc(

@@ -256,7 +256,7 @@ def clone(conf: Path | None, pairs: Sequence[str], source: str, options: Any) ->
 @settings_options
 @output_options
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many changes at most."
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of changes."
 )
 def history(conf: Path | None, pairs: Sequence[str], output: str, limit: int) -> None:
     """Print the changes of a group that can be gone back to, the newest first."""

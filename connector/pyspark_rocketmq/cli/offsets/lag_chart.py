@@ -20,7 +20,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import Moment
 
 SUSPENDED: Final = "suspended"
-RETRIED: Final = "tried again"
+RETRIED: Final = "retried"
 
 Ends = Mapping[MessageQueue, int]
 """Offset up to which each queue was filled at one time."""
@@ -187,7 +187,7 @@ def _explained(records: list[dict[str, Any]], history: LagHistory) -> list[str]:
     states = {record["state"] for record in records}
     words = [
         ("triangle: queue suspended by its listener", SUSPENDED in states),
-        ("circle: its next message is tried again", RETRIED in states),
+        ("circle: its next message is delivered again", RETRIED in states),
         ("dashed line: offsets reset by an operator", bool(history.resets_s)),
     ]
     shown = "; ".join(text for text, is_there in words if is_there)
