@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.consume.part import Part, QueueAck, merged
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck, joined, merged
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueState
 
@@ -69,3 +69,57 @@ def test_a_part_without_one_of_its_facts_is_refused(missing: str) -> None:
     facts = {name: value for name, value in part("p", A).facts.items() if name != missing}
     with pytest.raises(KeyError):
         Part.from_facts(facts)
+
+
+def test_a_group_has_one_ack_for_each_queue_but_those_left_out() -> None:
+    first, second = part("one", B, A), part("two", C)
+    more = Part(id="more", acks=(ack(A, 3, 7), ack(C, 3, 4)))
+    group = Group((first, second, more), without=frozenset({C}))
+
+    assert (group.id, sorted(group.queues)) == ("one", [A, B])
+    assert [(each.queue, each.start, each.state.next_offset) for each in group.acks] == [(A, 0, 7), (B, 0, 3)]
+
+
+def test_joined_acks_add_counts_and_keep_the_newest_of_the_rest() -> None:
+    first = QueueAck(
+        queue=A,
+        start=0,
+        state=QueueState(3, 1, 0, None, "", "m2"),
+        consumed=3,
+        failed=1,
+        finished="",
+        read=4,
+        reset_to=9,
+        is_another_log=True,
+        dead_letters=1,
+        sent_back=2,
+        last_error="first",
+        refused_letter="gone",
+        metrics=ConsumeMetrics(ok=3),
+    )
+    second = QueueAck(
+        queue=A,
+        start=3,
+        state=QueueState(5, 1, 2, 7.5, "2", ""),
+        consumed=2,
+        failed=0,
+        finished="SUSPENDED",
+        read=2,
+        metrics=ConsumeMetrics(ok=2),
+    )
+    assert joined(first, second) == QueueAck(
+        queue=A,
+        start=0,
+        state=QueueState(5, 1, 2, 7.5, "2", "m2"),
+        consumed=5,
+        failed=1,
+        finished="SUSPENDED",
+        read=6,
+        reset_to=9,
+        is_another_log=True,
+        dead_letters=1,
+        sent_back=2,
+        last_error="first",
+        refused_letter="",
+        metrics=ConsumeMetrics(ok=5),
+    )

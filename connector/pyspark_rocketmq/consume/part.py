@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self
@@ -120,6 +120,36 @@ class Part:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parts that are committed together, in the order in which they came."""
+
+    parts: tuple[Part, ...]
+    without: frozenset[MessageQueue] = frozenset()
+    """Queues of which neither rows nor acks may be committed."""
+
+    @property
+    def id(self) -> str:
+        """Unique id, the same each time that the group is tried."""
+        return self.parts[0].id
+
+    @property
+    def acks(self) -> tuple[QueueAck, ...]:
+        """One ack for each queue, from the first part's start to the last one's state; by queue."""
+        acks: dict[MessageQueue, QueueAck] = {}
+        for part in self.parts:
+            for ack in part.acks:
+                if ack.queue not in self.without:
+                    before = acks.get(ack.queue)
+                    acks[ack.queue] = ack if before is None else joined(before, ack)
+        return tuple(acks[queue] for queue in sorted(acks))
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        """Queues that are committed."""
+        return frozenset(queue for part in self.parts for queue in part.queues) - self.without
+
+
 def merged(parts: Sequence[Part]) -> Part:
     """Merge several parts into one, with its acks sorted by queue.
 
@@ -140,4 +170,23 @@ def merged(parts: Sequence[Part]) -> Part:
         acks=tuple(acks),
         emitted=sum(part.emitted for part in parts),
         left_out=sum(part.left_out for part in parts),
+    )
+
+
+def joined(earlier: QueueAck, later: QueueAck) -> QueueAck:
+    """Join two acks of a queue, of which the later one begins where the earlier one ends."""
+    last_message = later.state.last_message or earlier.state.last_message
+    return replace(
+        later,
+        start=earlier.start,
+        state=later.state._replace(last_message=last_message),
+        consumed=earlier.consumed + later.consumed,
+        failed=earlier.failed + later.failed,
+        read=earlier.read + later.read,
+        reset_to=earlier.reset_to if later.reset_to is None else later.reset_to,
+        is_another_log=earlier.is_another_log or later.is_another_log,
+        dead_letters=earlier.dead_letters + later.dead_letters,
+        sent_back=earlier.sent_back + later.sent_back,
+        last_error=later.last_error or earlier.last_error,
+        metrics=earlier.metrics.plus(later.metrics),
     )

@@ -1,0 +1,641 @@
+"""Decides when tasks hand over what they have consumed, and which parts the driver commits together.
+
+A *cut* ends what a task has settled since its cut before: written rows and one ack per queue, its *part*. The
+driver asks all tasks for a cut at the same time, gathers the parts, and commits them as one *group*: one data
+commit and one offset commit, however many tasks there are. A task that has settled something reports so once
+per cut, so nothing is asked or committed while nothing happens. Two machines beside each other::
+
+    asking:     QUIET --dirty--> DUE --tick--> GATHERING --all answered, late, a queue ended--> QUIET or DUE
+    committing: IDLE --parts wait--> COMMITTING --failed--> RETRY --tick--> COMMITTING; after 60 s FAILED
+
+Rule 1 (chain): the parts of a queue form a chain. Each begins at the epoch and the offset that the part
+before has reached; the first one where the plan begins. A part that does not follow is not taken.
+Rule 2 (known parts): a part that is sent again, because its sender did not hear that it has arrived, is
+confirmed again and not counted again.
+Rule 3 (attempts): a later attempt of a task consumes nothing and ends the batch: its queues begin again from
+the offset store. The attempt that it replaces may be alive; then its last part counts, and the batch is not
+over before it has ended or paused. A queue whose tasks die four times at the same offset fails the batch; it
+is forgiven when it moves, or when a batch that had it ends without such a death.
+Rule 4 (poisoned queues): a queue that broke its chain, was refused by the sink or the offset store, or has
+another epoch now is *poisoned*: nothing of it is committed any more in this batch. The other queues go on.
+Rule 5 (one group): one group is committed at a time, and tried again with the same content before any other:
+its outcome may be unknown. It takes all that waits, up to 1,000 files.
+Rule 6 (pace): the first message after a pause is cut after 5 ms, later ones once per interval. No cut is
+asked for while one group is committed and another part waits, so slow commits lengthen the interval.
+Rule 7 (free queues): a queue is free once nobody delivers it, and no part of it waits or is committed.
+
+No I/O, no clock, no thread; methods take the monotonic time and return the actions to take.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue
+
+Queues = frozenset[MessageQueue]
+
+_FIRST_CUT_AFTER_S: Final = 0.005
+"""How long a message that comes after a pause waits for others before the cut."""
+_GATHER_S: Final = 0.1
+"""How long a group waits for the parts of all tasks."""
+_LARGEST_GROUP: Final = 1_000
+"""Most files of a group of more than one part."""
+_FIRST_RETRY_S: Final = 0.5
+_LONGEST_RETRY_S: Final = 5.0
+_FAIL_AFTER_S: Final = 60.0
+"""How long a failed commit is tried again."""
+_MOST_DEATHS: Final = 4
+"""Deaths of tasks at the same offset of a queue that fail the batch, as ``spark.task.maxFailures``."""
+_KNOWN_PARTS: Final = 1_000
+"""Number of ids kept for each task; parts in doubt are fewer."""
+_CLOSED_S: Final = 1.0
+"""How long a task may take to notice that its connection is closed, and its call in hand to end."""
+_SILENCE_S: Final = 20.0
+"""How long a task may go on when nothing comes from its driver."""
+_NOTHING: Final[Queues] = frozenset()
+
+
+class Place(NamedTuple):
+    """How far a queue was consumed."""
+
+    epoch: int
+    next_offset: int
+
+
+# --- actions --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer a task that begins or resumes."""
+
+    task: str
+    is_stopped: bool
+    """True if it must deliver nothing."""
+    known: frozenset[str] = frozenset()
+    """Ids of its parts in doubt that have arrived; it is to send the others, in order."""
+    uncommitted: frozenset[str] = frozenset()
+    """Ids of its parts that have arrived and are neither committed nor dropped yet."""
+    dropped: Queues = _NOTHING
+    """Queues that it must give up without a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskForCut:
+    """Ask tasks for their parts."""
+
+    number: int
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Confirm to a task that a part has arrived."""
+
+    task: str
+    part_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartsOver:
+    """Report to a task that its parts are committed or dropped, so that it may send others."""
+
+    task: str
+    part_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitGroup:
+    """Commit a group, and report :meth:`Cuts.committed` or :meth:`Cuts.commit_failed`."""
+
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Have tasks give up queues, and drop what they have not handed over of them."""
+
+    queues: Queues
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Nobody delivers these queues, and all that was delivered is committed or never will be."""
+
+    queues: Queues
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """Report that queues cannot go on in this batch; if they are still held, the batch should be ended."""
+
+    queues: Queues
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndTasks:
+    """Have tasks end after the call in hand and hand over their last part."""
+
+    reason: str
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Fail the batch, and so the query."""
+
+    error: Exception
+
+
+Action = Answer | AskForCut | Taken | PartsOver | CommitGroup | Drop | Free | Replan | EndTasks | Fail
+
+
+class Asking(Enum):
+    """State of the machine that asks for cuts."""
+
+    QUIET = "QUIET"
+    DUE = "DUE"
+    GATHERING = "GATHERING"
+
+
+class Committing(Enum):
+    """State of the machine that commits groups."""
+
+    IDLE = "IDLE"
+    COMMITTING = "COMMITTING"
+    RETRY = "RETRY"
+    FAILED = "FAILED"
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    name: str
+    partition: int
+    attempt: int
+    queues: Queues
+    is_stopped: bool
+    """True if it was stopped before it delivered anything."""
+    known: dict[str, None] = field(default_factory=dict)
+    """Ids of its newest parts that have arrived, in order; older ones cannot be in doubt any more."""
+    is_connected: bool = True
+    is_done: bool = False
+    pauses_at_s: float = -inf
+    """When it stops to deliver because it is not connected."""
+
+    @property
+    def is_running(self) -> bool:
+        return self.is_connected and not self.is_done
+
+    def note(self, part_id: str) -> None:
+        self.known[part_id] = None
+        if len(self.known) > _KNOWN_PARTS:
+            del self.known[next(iter(self.known))]
+
+    def may_deliver(self, now_s: float) -> bool:
+        is_at_it = self.is_connected or now_s < self.pauses_at_s
+        return is_at_it and not self.is_done and not self.is_stopped
+
+
+@dataclass(slots=True)
+class _Gathering:
+    number: int | None
+    """Number of the cut; None for the last parts of a batch that is ended."""
+    until_s: float
+    missing: set[str]
+    """Ids of tasks that have not answered."""
+
+
+class _Waiting(NamedTuple):
+    task: str
+    part: Part
+
+
+class _Deaths(NamedTuple):
+    next_offset: int
+    times: int
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Facts that end with the batch."""
+
+    reached: dict[MessageQueue, Place] = field(default_factory=dict)
+    """How far the parts of each queue have come."""
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    """Parts that are in no group yet."""
+    in_hand: list[_Waiting] = field(default_factory=list)
+    """Parts of the group that is being committed."""
+    poisoned: set[MessageQueue] = field(default_factory=set)
+    ended: set[MessageQueue] = field(default_factory=set)
+    """Queues that their task has ended, and that are not free yet."""
+    tasks: dict[str, _Task] = field(default_factory=dict)
+    newest: dict[int, _Task] = field(default_factory=dict)
+    """Newest attempt of each partition."""
+    dirty: set[str] = field(default_factory=set)
+    """Tasks that have reported since the last cut was asked for that they have settled something."""
+    is_closed: bool = False
+    """Whether nothing more is accepted from tasks."""
+
+
+class Cuts:
+    """The cuts and commits of one query's batches. Not thread-safe."""
+
+    def __init__(self, interval_s: float | None) -> None:
+        """Begin without a batch.
+
+        Args:
+            interval_s: Shortest time between two cuts, in seconds; 0 asks again as soon as a commit is over.
+                None asks for none: parts come when queues are given up and at the end of tasks.
+        """
+        self._interval_s = interval_s
+        self._deaths: dict[MessageQueue, _Deaths] = {}
+        self._number = 0
+        self._last_cut_s = -inf
+        self.begin_batch()
+
+    def begin_batch(self) -> None:
+        """Begin a batch, before its job; nothing of the one before may be waiting or in hand."""
+        self._batch = _Batch()
+        self._due_s: float | None = None
+        self._gathering: _Gathering | None = None
+        self._group: Group | None = None
+        self._retry_s: float | None = None
+        self._failing_since_s: float | None = None
+        self._failures = 0
+        self._error: Exception | None = None
+        self._end_reason: str | None = None
+
+    # --- state ----------------------------------------------------------------------------------------------
+
+    @property
+    def asking(self) -> Asking:
+        """State of the machine that asks for cuts."""
+        if self._gathering is not None:
+            return Asking.GATHERING
+        return Asking.QUIET if self._due_s is None else Asking.DUE
+
+    @property
+    def committing(self) -> Committing:
+        """State of the machine that commits groups."""
+        if self._error is not None:
+            return Committing.FAILED
+        if self._group is None:
+            return Committing.IDLE
+        return Committing.COMMITTING if self._retry_s is None else Committing.RETRY
+
+    @property
+    def next_tick_s(self) -> float | None:
+        """When :meth:`tick` has something to do; None if only another event can change anything."""
+        due_s = None if self._is_held_back else self._due_s
+        gathered_s = None if self._gathering is None else self._gathering.until_s
+        return min((at for at in (due_s, gathered_s, self._retry_s) if at is not None), default=None)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no part waits and none is being committed."""
+        return self._group is None and (not self._batch.waiting or self._error is not None)
+
+    def is_anybody_delivering(self, now_s: float) -> bool:
+        """Return whether a task may still deliver, also one that another attempt has replaced."""
+        return any(task.may_deliver(now_s) for task in self._batch.tasks.values())
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the batch is ended, so that no task may begin."""
+        return self._end_reason is not None
+
+    # --- tasks ----------------------------------------------------------------------------------------------
+
+    def begin(
+        self, task: str, partition: int, attempt: int, places: Mapping[MessageQueue, Place], now_s: float
+    ) -> list[Action]:
+        """Answer a task that is going to begin with its queues, at the places of the plan.
+
+        A task that is connected again before it got the answer begins again. The caller leaves out what comes
+        late from an older connection than the task's newest one.
+
+        ``task`` is the unique id of the attempt, ``attempt`` its number, from 0.
+        """
+        batch = self._batch
+        former = batch.newest.get(partition)
+        if former is not None and former.name == task:
+            return self.resume(task, ())
+        if batch.is_closed or (former is not None and former.attempt >= attempt):
+            return [Answer(task, is_stopped=True)]
+        is_stopped = self._is_another_attempt(former, attempt) or self.is_ending
+        mine = _Task(task, partition, attempt, frozenset(places), is_stopped)
+        batch.tasks[task] = batch.newest[partition] = mine
+        if not self._is_another_attempt(former, attempt):
+            batch.reached.update(places)
+            return [Answer(task, is_stopped)]
+        answer = Answer(task, is_stopped=True)
+        return [answer, *self._died(former, places), *self.end("another attempt of a task", now_s)]
+
+    def resume(self, task: str, in_doubt: Collection[str]) -> list[Action]:
+        """Answer a task that is connected again and does not know whether parts have arrived.
+
+        As for :meth:`begin`, what comes late from an older connection is left out.
+        """
+        mine = self._accepted(task)
+        if mine is None:
+            return [Answer(task, is_stopped=True)]
+        mine.is_connected = True
+        batch = self._batch
+        answer = Answer(
+            task,
+            mine.is_stopped,
+            known=frozenset(mine.known.keys() & set(in_doubt)),
+            uncommitted=frozenset(
+                each.part.id for each in (*batch.in_hand, *batch.waiting) if each.task == task
+            ),
+            dropped=mine.queues & batch.poisoned,
+        )
+        return [answer, *([EndTasks(self._end_reason, (task,))] if self._end_reason is not None else [])]
+
+    def dirty(self, task: str, now_s: float) -> list[Action]:
+        """Note that a task has settled something since its last cut."""
+        if self._accepted(task) is not None and not self.is_ending:
+            self._batch.dirty.add(task)
+            self._schedule(now_s)
+        return []
+
+    def part(
+        self, task: str, part: Part, now_s: float, *, cut: int | None = None, ends: Queues = _NOTHING
+    ) -> list[Action]:
+        """Take a part.
+
+        Args:
+            task: Id of the sender.
+            part: Its progress; every queue in it continues where the sender's part before has ended.
+            now_s: Monotonic time.
+            cut: Number of the cut that it answers; None if it was not asked for.
+            ends: Queues from which the task delivers nothing more.
+        """
+        actions: list[Action] = [Taken(task, part.id)]
+        mine = self._accepted(task)
+        if mine is None:
+            # Nothing of it counts, but its task waits for the answer.
+            return actions
+        if not self._is_known(mine, part.id):
+            mine.note(part.id)
+            following = [ack for ack in part.acks if self._follows(ack)]
+            broken = part.queues.difference(ack.queue for ack in following)
+            actions += self._poison(broken, "a part does not follow the one before")
+            for ack in following:
+                self._batch.reached[ack.queue] = Place(ack.state.epoch, ack.state.next_offset)
+            self._batch.waiting.append(_Waiting(task, part))
+            self._batch.ended |= ends
+        self._answered(task, cut)
+        return [*actions, *self._go_on(now_s, at_once=bool(ends) and not self.is_ending)]
+
+    def nothing(self, task: str, cut: int, now_s: float) -> list[Action]:
+        """Note that a task has made no progress since its last cut."""
+        if self._accepted(task) is not None:
+            self._answered(task, cut)
+        return self._go_on(now_s)
+
+    def released(self, task: str, queues: Queues, now_s: float) -> list[Action]:
+        """Note that a task has ended queues, and that nothing counts that is in none of its parts."""
+        mine = self._accepted(task)
+        if mine is None:
+            return []
+        self._batch.ended |= queues & mine.queues
+        return self._go_on(now_s)
+
+    def lost(self, task: str, now_s: float, *, is_silent: bool = False) -> list[Action]:
+        """Note that a task's newest connection broke; it may resume.
+
+        ``is_silent``: nothing came from it for a while, so it may not have noticed yet that it must pause.
+        """
+        if (mine := self._batch.tasks.get(task)) is not None:
+            mine.is_connected = False
+            mine.pauses_at_s = now_s + (_SILENCE_S if is_silent else _CLOSED_S)
+            self._forget_answer(task)
+        return self._go_on(now_s)
+
+    def done(self, task: str, now_s: float) -> list[Action]:
+        """Note that a task has ended."""
+        if (mine := self._batch.tasks.get(task)) is not None:
+            mine.is_done = True
+            self._forget_answer(task)
+        return self._go_on(now_s)
+
+    # --- commits --------------------------------------------------------------------------------------------
+
+    def committed(self, refused: Queues, now_s: float) -> list[Action]:
+        """Note that the group in hand is committed, without the queues that sink or store have refused."""
+        over, self._batch.in_hand = self._batch.in_hand, []
+        self._group = self._retry_s = self._failing_since_s = None
+        self._failures = 0
+        return [
+            *_over(over),
+            *self._poison(refused, "the sink or the offset store has refused the queue"),
+            *self._go_on(now_s),
+        ]
+
+    def commit_failed(self, error: Exception, now_s: float) -> list[Action]:
+        """Note that the group in hand could not be committed, or that nobody knows whether it was."""
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+        if now_s - self._failing_since_s >= _FAIL_AFTER_S:
+            self._group = self._retry_s = None
+            return [*self._fail(error), *self.end("failed", now_s)]
+        self._retry_s = now_s + min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(self._failures, 8))
+        self._failures += 1
+        return []
+
+    def moved(self, queues: Queues, now_s: float) -> list[Action]:
+        """Note that queues were claimed or reset since they were planned."""
+        return [*self._poison(queues, "the queue was claimed or reset"), *self._go_on(now_s)]
+
+    # --- the batch ------------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Check the time."""
+        actions: list[Action] = []
+        if self._retry_s is not None and now_s >= self._retry_s:
+            self._retry_s = None
+            actions += self._try_again()
+        actions += self._go_on(now_s)
+        if self._due_s is not None and now_s >= self._due_s and not self._is_held_back:
+            actions += self._ask(now_s)
+        return actions
+
+    def end(self, reason: str, now_s: float) -> list[Action]:
+        """End the batch: every task hands over its last part. Further calls change nothing."""
+        if self.is_ending:
+            return []
+        self._end_reason = reason
+        self._due_s = None
+        self._batch.dirty.clear()
+        running = tuple(task.name for task in self._batch.tasks.values() if task.is_running)
+        self._gathering = _Gathering(None, now_s + _GATHER_S, set(running))
+        return [EndTasks(reason, running), *self._go_on(now_s)]
+
+    def close(self, now_s: float) -> list[Action]:
+        """Note that the job is over: accept nothing more, and commit what waits."""
+        batch = self._batch
+        batch.is_closed = True
+        self._due_s = self._gathering = None
+        ended_well = (task for task in batch.newest.values() if task.is_done and not task.is_stopped)
+        for queue in {queue for task in ended_well for queue in task.queues}:
+            self._deaths.pop(queue, None)
+        return self._go_on(now_s)
+
+    # --- rules ----------------------------------------------------------------------------------------------
+
+    def _follows(self, ack: QueueAck) -> bool:
+        """Rule 1."""
+        return self._batch.reached.get(ack.queue) == (ack.state.epoch, ack.start)
+
+    def _is_known(self, task: _Task, part_id: str) -> bool:
+        """Rule 2."""
+        return part_id in task.known
+
+    def _is_another_attempt(self, former: _Task | None, attempt: int) -> bool:
+        """Rule 3."""
+        return former is not None or attempt > 0
+
+    def _is_poisoned(self, queue: MessageQueue) -> bool:
+        """Rule 4."""
+        return queue in self._batch.poisoned
+
+    def _try_again(self) -> list[Action]:
+        """Rule 5."""
+        assert self._group is not None
+        return [CommitGroup(self._group)]
+
+    @property
+    def _is_held_back(self) -> bool:
+        """Rule 6."""
+        return self._group is not None and bool(self._batch.waiting)
+
+    def _is_free(self, queue: MessageQueue) -> bool:
+        """Rule 7; for a queue that its task has ended."""
+        if self._group is not None and queue in self._group.queues:
+            return False
+        return self._is_poisoned(queue) or all(queue not in each.part.queues for each in self._batch.waiting)
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _accepted(self, task_id: str) -> _Task | None:
+        """Return a task; None if nothing more is accepted from it."""
+        task = self._batch.tasks.get(task_id)
+        is_open = not self._batch.is_closed and self._error is None
+        return task if task is not None and is_open else None
+
+    def _died(self, former: _Task | None, places: Mapping[MessageQueue, Place]) -> list[Action]:
+        """Count the death of an attempt that may have consumed something."""
+        if former is not None and former.is_stopped:
+            return []
+        for queue, place in places.items():
+            at = self._batch.reached.get(queue, place).next_offset
+            before = self._deaths.get(queue)
+            count = before.times + 1 if before is not None and before.next_offset == at else 1
+            self._deaths[queue] = _Deaths(at, count)
+        stuck = sorted(queue for queue in places if self._deaths[queue].times >= _MOST_DEATHS)
+        return self._fail(self._death_error(stuck)) if stuck else []
+
+    def _death_error(self, stuck: Iterable[MessageQueue]) -> RocketMQError:
+        listed = "; ".join(f"{queue} offset={self._deaths[queue].next_offset}" for queue in stuck)
+        return RocketMQError(
+            f"{listed}: {_MOST_DEATHS} tasks died one after the other without getting further. Their message "
+            "at this offset may end the Python worker: look at the executors' logs. Skip it with "
+            "`pyspark-rocketmq offsets skip` if it cannot be consumed."
+        )
+
+    def _schedule(self, now_s: float) -> None:
+        is_wanted = self._batch.dirty and self._interval_s is not None and not self.is_ending
+        if is_wanted and self._gathering is None and self._due_s is None:
+            self._due_s = max(self._last_cut_s + (self._interval_s or 0.0), now_s + _FIRST_CUT_AFTER_S)
+
+    def _ask(self, now_s: float) -> list[Action]:
+        tasks = tuple(
+            task.name for task in self._batch.tasks.values() if task.is_running and not task.is_stopped
+        )
+        self._due_s = None
+        # A report that comes from now on may be of messages that this cut leaves out: writing takes a while.
+        self._batch.dirty.clear()
+        if not tasks:
+            return []
+        self._number += 1
+        self._last_cut_s = now_s
+        self._gathering = _Gathering(self._number, now_s + _GATHER_S, set(tasks))
+        return [AskForCut(self._number, tasks)]
+
+    def _answered(self, task_id: str, cut: int | None) -> None:
+        if self._gathering is not None and self._gathering.number == cut:
+            self._gathering.missing.discard(task_id)
+
+    def _forget_answer(self, task_id: str) -> None:
+        self._batch.dirty.discard(task_id)
+        if self._gathering is not None:
+            self._gathering.missing.discard(task_id)
+
+    def _go_on(self, now_s: float, *, at_once: bool = False) -> list[Action]:
+        """Stop gathering if it is time, begin the next group if there is one, and free queues."""
+        gathering = self._gathering
+        if gathering is not None and (at_once or not gathering.missing or now_s >= gathering.until_s):
+            self._gathering = None
+            self._schedule(now_s)
+        actions: list[Action] = []
+        if self._gathering is None and self._group is None and self._error is None:
+            actions += self._next_group()
+        return actions + self._free_ended()
+
+    def _next_group(self) -> list[Action]:
+        """Take the parts that wait; parts of poisoned queues are dropped."""
+        batch = self._batch
+        taken: list[_Waiting] = []
+        dropped: list[_Waiting] = []
+        files = 0
+        while batch.waiting and (not taken or files + len(batch.waiting[0].part.written) <= _LARGEST_GROUP):
+            first = batch.waiting.popleft()
+            is_dropped = all(map(self._is_poisoned, first.part.queues))
+            (dropped if is_dropped else taken).append(first)
+            files += 0 if is_dropped else len(first.part.written)
+        actions: list[Action] = [*_over(dropped)]
+        if taken:
+            queues = frozenset(queue for each in taken for queue in each.part.queues)
+            without = frozenset(filter(self._is_poisoned, queues))
+            self._group = Group(tuple(each.part for each in taken), without)
+            batch.in_hand = taken
+            actions.append(CommitGroup(self._group))
+        return actions
+
+    def _free_ended(self) -> list[Action]:
+        batch = self._batch
+        if not batch.ended or self._error is not None:
+            return []
+        free = frozenset(filter(self._is_free, batch.ended))
+        batch.ended -= free
+        return [Free(free)] if free else []
+
+    def _poison(self, queues: Queues, reason: str) -> list[Action]:
+        news = queues - self._batch.poisoned
+        if not news:
+            return []
+        self._batch.poisoned |= news
+        return [Drop(news), Replan(news, reason)]
+
+    def _fail(self, error: Exception) -> list[Action]:
+        if self._error is not None:
+            return []
+        self._error = error
+        return [Fail(error)]
+
+
+def _over(entries: Iterable[_Waiting]) -> list[Action]:
+    by_task: dict[str, set[str]] = {}
+    for each in entries:
+        by_task.setdefault(each.task, set()).add(each.part.id)
+    return [PartsOver(task, frozenset(part_ids)) for task, part_ids in by_task.items()]

@@ -1,0 +1,561 @@
+"""When tasks cut and what is committed: step by step, as tables of moment, event and actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pyspark_rocketmq.consume.cuts import (
+    Action,
+    Answer,
+    AskForCut,
+    Asking,
+    CommitGroup,
+    Committing,
+    Cuts,
+    Drop,
+    EndTasks,
+    Fail,
+    Free,
+    PartsOver,
+    Place,
+    Replan,
+    Taken,
+)
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue, QueueState
+
+A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
+AWAY = RocketMQError("away")
+Event = Callable[[Cuts, float], list[Action]]
+
+
+def ack(queue: MessageQueue, start: int, stop: int, epoch: int = 1) -> QueueAck:
+    state = QueueState(stop, epoch)
+    return QueueAck(
+        queue=queue, start=start, state=state, consumed=stop - start, failed=0, finished="GIVEN_UP"
+    )
+
+
+def part(part_id: str, *acks: QueueAck, files: int = 1) -> Part:
+    return Part(id=part_id, acks=acks, written=({"file": part_id},) * files)
+
+
+def begins(task: str, partition: int, *queues: MessageQueue, attempt: int = 0, start: int = 0) -> Event:
+    places = dict.fromkeys(queues, Place(1, start))
+    return lambda cuts, now_s: cuts.begin(task, partition, attempt, places, now_s)
+
+
+def resumes(task: str, *in_doubt: str) -> Event:
+    return lambda cuts, now_s: cuts.resume(task, in_doubt)
+
+
+def dirty(task: str) -> Event:
+    return lambda cuts, now_s: cuts.dirty(task, now_s)
+
+
+def sends(task: str, sent: Part, cut: int | None = None, *, ends: tuple[MessageQueue, ...] = ()) -> Event:
+    return lambda cuts, now_s: cuts.part(task, sent, now_s, cut=cut, ends=frozenset(ends))
+
+
+def nothing(task: str, cut: int) -> Event:
+    return lambda cuts, now_s: cuts.nothing(task, cut, now_s)
+
+
+def released(task: str, *queues: MessageQueue) -> Event:
+    return lambda cuts, now_s: cuts.released(task, frozenset(queues), now_s)
+
+
+def lost(task: str) -> Event:
+    return lambda cuts, now_s: cuts.lost(task, now_s)
+
+
+def done(task: str) -> Event:
+    return lambda cuts, now_s: cuts.done(task, now_s)
+
+
+def tick(cuts: Cuts, now_s: float) -> list[Action]:
+    return cuts.tick(now_s)
+
+
+def committed(*refused: MessageQueue) -> Event:
+    return lambda cuts, now_s: cuts.committed(frozenset(refused), now_s)
+
+
+def fails(cuts: Cuts, now_s: float) -> list[Action]:
+    return cuts.commit_failed(AWAY, now_s)
+
+
+def moved(*queues: MessageQueue) -> Event:
+    return lambda cuts, now_s: cuts.moved(frozenset(queues), now_s)
+
+
+def ends(reason: str) -> Event:
+    return lambda cuts, now_s: cuts.end(reason, now_s)
+
+
+def closes(cuts: Cuts, now_s: float) -> list[Action]:
+    return cuts.close(now_s)
+
+
+def commits(*parts: Part, without: tuple[MessageQueue, ...] = ()) -> CommitGroup:
+    return CommitGroup(Group(parts, frozenset(without)))
+
+
+def over(task: str, *part_ids: str) -> PartsOver:
+    return PartsOver(task, frozenset(part_ids))
+
+
+def run(cuts: Cuts, *steps: tuple[float, Event, list[Action]]) -> None:
+    for number, (now_s, event, expected) in enumerate(steps):
+        assert event(cuts, now_s) == expected, f"step {number} at {now_s}"
+
+
+def two_tasks(interval_s: float | None = 0.5) -> Cuts:
+    """A batch in which task one has begun with A and B, and task two with C, all at offset 0."""
+    cuts = Cuts(interval_s)
+    run(
+        cuts,
+        (0.0, begins("one", 0, A, B), [Answer("one", is_stopped=False)]),
+        (0.0, begins("two", 1, C), [Answer("two", is_stopped=False)]),
+    )
+    return cuts
+
+
+def asked(interval_s: float = 0.5) -> Cuts:
+    """The same, with cut 1 under way at 1.005."""
+    cuts = two_tasks(interval_s)
+    run(cuts, (1.0, dirty("one"), []), (1.005, tick, [AskForCut(1, ("one", "two"))]))
+    return cuts
+
+
+A1, A2, A3 = part("a1", ack(A, 0, 3)), part("a2", ack(A, 3, 5)), part("a3", ack(A, 5, 6))
+C1 = part("c1", ack(C, 0, 7))
+
+
+def test_nothing_is_asked_while_nothing_happens() -> None:
+    cuts = two_tasks()
+
+    run(cuts, (100.0, tick, []))
+
+    assert (cuts.asking, cuts.committing, cuts.next_tick_s) == (Asking.QUIET, Committing.IDLE, None)
+
+
+def test_the_first_message_after_a_pause_is_cut_at_once_and_all_tasks_are_committed_together() -> None:
+    cuts = two_tasks()
+    run(cuts, (1.0, dirty("one"), []), (1.004, tick, []))
+    assert (cuts.asking, cuts.next_tick_s) == (Asking.DUE, 1.005)
+
+    run(cuts, (1.005, tick, [AskForCut(1, ("one", "two"))]))
+    assert (cuts.asking, cuts.next_tick_s) == (Asking.GATHERING, 1.105)
+    run(
+        cuts,
+        (1.010, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.020, sends("two", C1, cut=1), [Taken("two", "c1"), commits(A1, C1)]),
+    )
+    assert (cuts.asking, cuts.committing) == (Asking.QUIET, Committing.COMMITTING)
+    run(cuts, (1.030, committed(), [over("one", "a1"), over("two", "c1")]))
+    assert (cuts.committing, cuts.is_settled) == (Committing.IDLE, True)
+
+
+def test_without_an_interval_parts_come_only_when_queues_end() -> None:
+    cuts = two_tasks(interval_s=None)
+    run(cuts, (1.0, dirty("one"), []), (100.0, tick, []))
+    assert (cuts.asking, cuts.next_tick_s) == (Asking.QUIET, None)
+    run(cuts, (101.0, sends("one", A1, ends=(A,)), [Taken("one", "a1"), commits(A1)]))
+
+
+def test_a_busy_task_is_cut_once_per_interval() -> None:
+    run(
+        asked(),
+        (1.010, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.011, dirty("one"), []),
+        (1.012, nothing("two", 1), [commits(A1)]),
+        (1.020, committed(), [over("one", "a1")]),
+        (1.504, tick, []),
+        (1.505, tick, [AskForCut(2, ("one", "two"))]),
+    )
+
+
+def test_a_report_that_crosses_the_answer_is_not_forgotten() -> None:
+    """Writing takes a while: messages that were settled meanwhile are in no part yet."""
+    run(
+        asked(),
+        (1.006, dirty("one"), []),
+        (1.010, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.010, nothing("two", 1), [commits(A1)]),
+        (1.011, committed(), [over("one", "a1")]),
+        (1.505, tick, [AskForCut(2, ("one", "two"))]),
+    )
+
+
+def test_a_slow_task_holds_up_the_others_for_a_tenth_of_a_second() -> None:
+    run(
+        asked(),
+        (1.010, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.104, tick, []),
+        (1.105, tick, [commits(A1)]),
+        (1.200, sends("two", C1, cut=1), [Taken("two", "c1")]),
+        (1.300, committed(), [over("one", "a1"), commits(C1)]),
+    )
+
+
+def test_slow_commits_lengthen_the_interval() -> None:
+    """One group is committed while the next one is gathered, and no further cut is asked for."""
+    cuts = asked(interval_s=0.1)
+    run(
+        cuts,
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.02, nothing("two", 1), [commits(A1)]),
+        (1.03, dirty("one"), []),
+        (1.11, tick, [AskForCut(2, ("one", "two"))]),
+        (1.12, sends("one", A2, cut=2), [Taken("one", "a2")]),
+        (1.13, nothing("two", 2), []),
+        (1.14, dirty("one"), []),
+        (1.90, tick, []),
+    )
+    assert cuts.next_tick_s is None
+    run(
+        cuts,
+        (2.00, committed(), [over("one", "a1"), commits(A2)]),
+        (2.00, tick, [AskForCut(3, ("one", "two"))]),
+    )
+
+
+def test_several_parts_of_a_queue_are_committed_as_one_span() -> None:
+    cuts = asked()
+    run(
+        cuts,
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.01, nothing("two", 1), [commits(A1)]),
+        (1.10, sends("one", A2), [Taken("one", "a2")]),
+        (1.20, sends("one", A3), [Taken("one", "a3")]),
+        (2.00, committed(), [over("one", "a1"), commits(A2, A3)]),
+    )
+    group = Group((A2, A3))
+    assert (group.id, [(each.start, each.state.next_offset) for each in group.acks]) == ("a2", [(3, 6)])
+
+
+def test_a_large_group_is_committed_in_pieces() -> None:
+    large, larger = part("a1", ack(A, 0, 3), files=600), part("a2", ack(A, 3, 5), files=500)
+    largest = part("c1", ack(C, 0, 7), files=2_000)
+    run(
+        asked(),
+        (1.01, sends("one", large), [Taken("one", "a1")]),
+        (1.02, sends("one", larger), [Taken("one", "a2")]),
+        (1.03, sends("two", largest), [Taken("two", "c1")]),
+        (1.105, tick, [commits(large)]),
+        (1.2, committed(), [over("one", "a1"), commits(larger)]),
+        (1.3, committed(), [over("one", "a2"), commits(largest)]),
+    )
+
+
+# --- chain, known parts, poisoned queues ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(ack(A, 4, 6), id="a gap"),
+        pytest.param(ack(A, 2, 6), id="an overlap"),
+        pytest.param(ack(A, 3, 6, epoch=2), id="another epoch"),
+        pytest.param(ack(MessageQueue("T", "broker-a", 9), 0, 6), id="another queue"),
+    ],
+)
+def test_a_part_that_does_not_follow_poisons_its_queue_and_no_other(wrong: QueueAck) -> None:
+    both = part("both", wrong, ack(B, 0, 2))
+    drop = Drop(frozenset({wrong.queue}))
+    replan = Replan(frozenset({wrong.queue}), "a part does not follow the one before")
+    run(
+        asked(),
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.02, nothing("two", 1), [commits(A1)]),
+        (1.03, committed(), [over("one", "a1")]),
+        (
+            1.04,
+            sends("one", both),
+            [Taken("one", "both"), drop, replan, commits(both, without=(wrong.queue,))],
+        ),
+    )
+
+
+def test_a_part_that_arrives_twice_counts_once() -> None:
+    cuts = asked()
+    run(
+        cuts,
+        (1.01, sends("one", A1), [Taken("one", "a1")]),
+        (1.02, sends("one", A1), [Taken("one", "a1")]),
+        (1.105, tick, [commits(A1)]),
+        (1.2, sends("one", A1), [Taken("one", "a1")]),
+        (1.3, committed(), [over("one", "a1")]),
+        (1.4, sends("one", A1), [Taken("one", "a1")]),
+    )
+    assert cuts.is_settled
+
+
+def test_a_refused_queue_is_dropped_with_all_that_comes_later_and_the_others_go_on() -> None:
+    both = part("both", ack(A, 3, 5), ack(B, 0, 2))
+    replan = Replan(frozenset({A}), "the sink or the offset store has refused the queue")
+    run(
+        asked(),
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.02, nothing("two", 1), [commits(A1)]),
+        (1.03, sends("one", both), [Taken("one", "both")]),
+        (
+            1.04,
+            committed(A),
+            [over("one", "a1"), Drop(frozenset({A})), replan, commits(both, without=(A,))],
+        ),
+        (1.05, committed(), [over("one", "both")]),
+        (1.06, sends("one", A3), [Taken("one", "a3"), over("one", "a3")]),
+        (1.07, moved(A), []),
+    )
+
+
+def test_a_moved_queue_is_left_out_of_the_next_group() -> None:
+    replan = Replan(frozenset({A}), "the queue was claimed or reset")
+    run(
+        asked(),
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.02, moved(A), [Drop(frozenset({A})), replan]),
+        (1.03, sends("two", C1, cut=1), [Taken("two", "c1"), over("one", "a1"), commits(C1)]),
+    )
+
+
+# --- commits that fail ------------------------------------------------------------------------------------
+
+
+def test_a_failed_commit_is_tried_again_before_any_other_with_growing_pauses() -> None:
+    cuts = asked()
+    run(
+        cuts,
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.02, nothing("two", 1), [commits(A1)]),
+        (1.10, sends("two", C1), [Taken("two", "c1")]),
+    )
+    now_s = 2.0
+    for pause_s in (0.5, 1.0, 2.0, 4.0, 5.0, 5.0):
+        run(cuts, (now_s, fails, []))
+        assert (cuts.committing, cuts.next_tick_s) == (Committing.RETRY, now_s + pause_s)
+        now_s += pause_s
+        run(cuts, (now_s - 0.01, tick, []), (now_s, tick, [commits(A1)]))
+    run(cuts, (now_s, committed(), [over("one", "a1"), commits(C1)]), (now_s, fails, []))
+    assert cuts.next_tick_s == now_s + 0.5
+
+
+def test_after_a_minute_of_failures_the_batch_fails_and_nothing_more_is_committed() -> None:
+    cuts = asked()
+    run(
+        cuts,
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.02, nothing("two", 1), [commits(A1)]),
+        (2.0, fails, []),
+        (61.9, fails, []),
+        (62.0, fails, [Fail(AWAY), EndTasks("failed", ("one", "two"))]),
+        (62.1, sends("two", C1, ends=(C,)), [Taken("two", "c1")]),
+        (62.2, done("one"), []),
+        (62.3, begins("other", 2, C), [Answer("other", is_stopped=True)]),
+        (100.0, tick, []),
+    )
+    assert (cuts.committing, cuts.is_settled) == (Committing.FAILED, True)
+
+
+# --- attempts and connections -----------------------------------------------------------------------------
+
+
+def test_another_attempt_consumes_nothing_and_ends_the_batch() -> None:
+    """Its predecessor may live; what it hands over counts, and the batch is not over before it has ended."""
+    cuts = two_tasks()
+    last = part("a1", ack(A, 0, 3))
+    run(
+        cuts,
+        (
+            1.0,
+            begins("again", 0, A, B, attempt=1),
+            [
+                Answer("again", is_stopped=True),
+                EndTasks("another attempt of a task", ("one", "two", "again")),
+            ],
+        ),
+        (1.01, sends("one", last, ends=(A, B)), [Taken("one", "a1"), _freed(B)]),
+        (1.02, done("again"), []),
+        (1.03, done("two"), [commits(last)]),
+        (1.04, committed(), [over("one", "a1"), _freed(A)]),
+    )
+    assert cuts.is_anybody_delivering(1.04)
+    run(cuts, (1.05, done("one"), []))
+    assert not cuts.is_anybody_delivering(1.05)
+
+
+def test_an_attempt_that_comes_late_or_into_a_batch_that_ends_is_stopped() -> None:
+    cuts = two_tasks()
+    run(
+        cuts,
+        (1.0, begins("older", 0, A, B), [Answer("older", is_stopped=True)]),
+        (1.0, ends("time"), [EndTasks("time", ("one", "two"))]),
+        (1.0, begins("third", 2, C), [Answer("third", is_stopped=True)]),
+        (2.0, ends("plan"), []),
+    )
+
+
+def test_a_task_that_resumes_is_sent_what_it_has_missed() -> None:
+    cuts = asked()
+    b1 = part("b1", ack(B, 0, 1))
+    replan = Replan(frozenset({B}), "the queue was claimed or reset")
+    run(
+        cuts,
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.02, nothing("two", 1), [commits(A1)]),
+        (1.03, sends("one", b1), [Taken("one", "b1")]),
+        (1.04, lost("one"), []),
+        (1.05, moved(B), [Drop(frozenset({B})), replan]),
+        (
+            1.6,
+            resumes("one", "b1", "a2"),
+            [Answer("one", False, frozenset({"b1"}), frozenset({"a1", "b1"}), frozenset({B}))],
+        ),
+        (1.7, sends("one", A2), [Taken("one", "a2")]),
+        (1.8, ends("time"), [EndTasks("time", ("one", "two"))]),
+        (1.9, resumes("two"), [Answer("two", is_stopped=False), EndTasks("time", ("two",))]),
+        (2.0, resumes("stranger"), [Answer("stranger", is_stopped=True)]),
+    )
+
+
+def test_a_task_that_asks_twice_because_its_connection_broke_is_answered_twice() -> None:
+    run(
+        two_tasks(),
+        (0.1, lost("two"), []),
+        (0.2, begins("two", 1, C), [Answer("two", is_stopped=False)]),
+        (0.3, sends("two", C1), [Taken("two", "c1"), commits(C1)]),
+    )
+
+
+def test_a_lost_task_is_not_asked() -> None:
+    run(
+        two_tasks(),
+        (1.0, lost("one"), []),
+        (1.0, dirty("two"), []),
+        (1.005, tick, [AskForCut(1, ("two",))]),
+        (1.01, sends("two", C1, cut=1), [Taken("two", "c1"), commits(C1)]),
+    )
+
+
+@pytest.mark.parametrize(("is_silent", "until_s"), [(True, 21.03), (False, 2.03)])
+def test_a_lost_task_is_not_waited_for_and_may_deliver_until_it_has_noticed(
+    is_silent: bool, until_s: float
+) -> None:
+    cuts = asked()
+    run(cuts, (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]), (1.02, done("one"), []))
+    assert cuts.lost("two", 1.03, is_silent=is_silent) == [commits(A1)]
+    delivering = [cuts.is_anybody_delivering(at_s) for at_s in (1.03, until_s - 0.01, until_s + 0.01)]
+    assert delivering == [True, True, False]
+
+
+def _die(cuts: Cuts, start: int, *, survives: bool = False) -> list[Action]:
+    """A batch in which the task of A dies at offset ``start``, unless it survives; its last actions."""
+    cuts.begin_batch()
+    begins("one", 0, A, start=start)(cuts, 0.0)
+    if survives:
+        run(cuts, (0.5, ends("time"), [EndTasks("time", ("one",))]), (0.6, done("one"), []))
+        return closes(cuts, 1.0)
+    lost("one")(cuts, 0.5)
+    actions = begins("again", 0, A, attempt=1, start=start)(cuts, 1.0)
+    done("again")(cuts, 1.1)
+    closes(cuts, 1.2)
+    return actions
+
+
+@pytest.mark.parametrize(
+    ("places", "is_failed"),
+    [([5, 5, 5, 5], True), ([5, 5, 5], False), ([5, 5, 5, 6, 6, 6], False), ([5, 5, 5, -1, 5], False)],
+)
+def test_the_fourth_death_at_the_same_offset_fails_the_batch(places: list[int], is_failed: bool) -> None:
+    """-1 stands for a batch that survives."""
+    cuts = Cuts(0.5)
+    for place in places[:-1]:
+        assert not any(
+            isinstance(each, Fail) for each in _die(cuts, 5 if place < 0 else place, survives=place < 0)
+        )
+
+    failures = [each for each in _die(cuts, places[-1]) if isinstance(each, Fail)]
+
+    assert [f"{A} offset=5: 4 tasks died" in str(each.error) for each in failures] == [True] * is_failed
+
+
+# --- free queues and the batch's end ----------------------------------------------------------------------
+
+
+def _freed(*queues: MessageQueue) -> Free:
+    return Free(frozenset(queues))
+
+
+def test_a_queue_given_up_is_committed_at_once_and_free_after_that() -> None:
+    run(
+        asked(),
+        (1.01, sends("one", A1, ends=(A,)), [Taken("one", "a1"), commits(A1)]),
+        (1.02, committed(), [over("one", "a1"), _freed(A)]),
+    )
+
+
+def test_a_queue_without_progress_is_free_once_its_earlier_parts_are_committed() -> None:
+    run(
+        asked(),
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.01, released("one", A), []),
+        (1.02, nothing("two", 1), [commits(A1)]),
+        (1.03, released("one", A, B), [_freed(B)]),
+        (1.04, committed(), [over("one", "a1"), _freed(A)]),
+        (1.05, released("stranger", C), []),
+    )
+
+
+def test_a_poisoned_queue_is_free_although_a_part_of_it_waits() -> None:
+    replan = Replan(frozenset({A}), "the queue was claimed or reset")
+    run(
+        asked(),
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.02, moved(A), [Drop(frozenset({A})), replan]),
+        (1.03, released("one", A), [_freed(A)]),
+        (1.04, nothing("two", 1), [over("one", "a1")]),
+    )
+
+
+def test_the_last_parts_of_a_batch_are_committed_together() -> None:
+    cuts = two_tasks()
+    run(
+        cuts,
+        (1.00, dirty("one"), []),
+        (1.00, ends("time"), [EndTasks("time", ("one", "two"))]),
+        (1.01, sends("one", A1, ends=(A, B)), [Taken("one", "a1"), _freed(B)]),
+        (1.02, sends("two", C1, ends=(C,)), [Taken("two", "c1"), commits(A1, C1)]),
+        (1.03, done("one"), []),
+        (1.03, done("two"), []),
+        (1.04, closes, []),
+        (1.05, committed(), [over("one", "a1"), over("two", "c1"), _freed(A, C)]),
+        (1.06, tick, []),
+    )
+    assert (cuts.is_settled, cuts.is_anybody_delivering(1.06)) == (True, False)
+
+
+def test_nothing_is_taken_after_the_job_and_from_batches_before() -> None:
+    cuts = asked()
+    run(
+        cuts,
+        (1.01, sends("one", A1, cut=1), [Taken("one", "a1")]),
+        (1.02, closes, [commits(A1)]),
+        (1.03, sends("two", C1), [Taken("two", "c1")]),
+        (1.04, committed(), [over("one", "a1")]),
+    )
+    cuts.begin_batch()
+    run(
+        cuts,
+        (2.0, sends("two", C1), [Taken("two", "c1")]),
+        (2.0, resumes("two"), [Answer("two", is_stopped=True)]),
+    )
+    assert cuts.is_settled
+
+
+def test_a_queue_may_be_begun_by_nobody_else_while_the_batch_is_closed() -> None:
+    run(two_tasks(), (1.0, closes, []), (1.1, begins("third", 2, C), [Answer("third", is_stopped=True)]))
