@@ -1,0 +1,181 @@
+"""Sub-commits in a simulated world: whatever dies, breaks or is late, each row is there once and in order.
+
+Every seed is another world (:mod:`tests.simulation.world`): tasks, drivers and planners are killed, connections
+break, tasks are run again although they live, other members claim queues, operators reset them, brokers forget
+locks, commits fail or succeed unseen, processes stand still. Checked at every step: rows are added in order
+and once, offsets are never ahead of rows, resets are not undone, a queue has one deliverer while a lock holds,
+and is free only after its last commit; later, that commits are prompt and that everything is consumed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from pyspark_rocketmq.consume.cuts import Action, Cuts, _Task
+from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.model import MessageQueue
+from tests.simulation.storage import Violation
+from tests.simulation.world import Left, World
+
+_EVENTS = (
+    "calls",
+    "cuts",
+    "groups",
+    "freed",
+    "killed tasks",
+    "replaced tasks",
+    "killed before data",
+    "killed between data and offsets",
+    "killed after offsets",
+    "killed planners",
+    "stops",
+    "broken connections",
+    "claims by others",
+    "queues asked for",
+    "resets",
+    "jumps",
+    "unknown",
+    "not made",
+    "refused queues",
+    "lost parts",
+    "broken chains",
+)
+
+
+def run_worlds(seeds: Iterable[int]) -> Counter[str]:
+    """Run a world for each seed; return how often things happened."""
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        world = World(seed)
+        try:
+            world.run()
+        except Violation as violation:
+            violation.add_note(f"seed={seed}")
+            raise
+        counts += world.counts
+    return counts
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_each_row_is_committed_once_and_in_order_whatever_breaks(part: int) -> None:
+    counts = run_worlds(range(300 * part, 300 * (part + 1)))
+
+    assert counts["steps"] > 200_000
+    assert [event for event in _EVENTS if not counts[event]] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(100))
+def test_each_row_is_committed_once_and_in_order_in_a_million_worlds(part: int) -> None:
+    first = 10_000 * (part + 1)
+    run_worlds(range(first, first + 10_000))
+
+
+# --- rules left out, to show that the checks see it -------------------------------------------------------
+
+
+class WithoutChain(Cuts):
+    """Take parts that do not follow."""
+
+    def _follows(self, ack: QueueAck) -> bool:
+        return True
+
+
+class WithoutKnownParts(Cuts):
+    """Count a part each time that it arrives."""
+
+    def _is_known(self, task: _Task, part_id: str) -> bool:
+        return False
+
+
+class LaterAttemptsConsume(Cuts):
+    """Let another attempt begin like the first one."""
+
+    def _is_another_attempt(self, former: _Task | None, attempt: int) -> bool:
+        return False
+
+
+class WithoutPoison(Cuts):
+    """Commit what follows of a queue that was refused or has a gap."""
+
+    def _is_poisoned(self, queue: MessageQueue) -> bool:
+        return False
+
+
+class OtherGroupFirst(Cuts):
+    """Go on with the next group when one has failed."""
+
+    def _try_again(self) -> list[Action]:
+        self._group, self._batch.in_hand = None, []
+        return self._next_group()
+
+
+class FreeAtOnce(Cuts):
+    """Free a queue although parts of it are still to be committed."""
+
+    def _is_free(self, queue: MessageQueue) -> bool:
+        return True
+
+
+class AskAlways(Cuts):
+    """Ask for a cut while one group is committed and another waits."""
+
+    _is_held_back = False
+
+
+class AnswerClearsReports(Cuts):
+    """Take an answer to a cut for all that its task has reported before."""
+
+    def _answered(self, task_id: str, cut: int | None) -> None:
+        super()._answered(task_id, cut)
+        self._batch.dirty.discard(task_id)
+
+
+class SilentTasksAreGone(Cuts):
+    """Take a task from which nothing comes for one that has noticed it."""
+
+    def lost(self, task: str, now_s: float, *, is_silent: bool = False) -> list[Action]:
+        return super().lost(task, now_s)
+
+
+def left_out(*rules: str, cuts: type[Cuts] = Cuts) -> Left:
+    return Left(cuts, frozenset(rules))
+
+
+LEFT_OUT = {
+    "chain": (left_out(cuts=WithoutChain), "gap"),
+    "known parts": (left_out(cuts=WithoutKnownParts), "broken chain"),
+    "later attempts consume nothing": (left_out(cuts=LaterAttemptsConsume), "doubled"),
+    "poisoned queues": (left_out(cuts=WithoutPoison), "gap"),
+    "the same group first": (left_out(cuts=OtherGroupFirst), "gap"),
+    "free after the commit": (left_out(cuts=FreeAtOnce), "committed after it was free"),
+    "one group waits at most": (left_out(cuts=AskAlways), "too soon"),
+    "a report outlives an answer": (left_out(cuts=AnswerClearsReports), "late"),
+    "silence is no end": (left_out(cuts=SilentTasksAreGone), "two deliverers"),
+    "epoch check and watermark": (left_out("epoch check", "watermark"), "doubled"),
+    "epoch check": (left_out("epoch check"), "undone"),
+    "watermark": (left_out("watermark"), "doubled"),
+    "data first": (left_out("data first"), "ahead"),
+    "the batch waits for replaced tasks": (left_out("wait for replaced tasks"), "two deliverers"),
+    "a broken connection pauses": (left_out("pause"), "two deliverers"),
+    "parts in doubt are sent again": (left_out("parts sent again"), "broken chain"),
+}
+
+
+@pytest.mark.parametrize("rule", LEFT_OUT)
+def test_a_rule_left_out_is_noticed(rule: str) -> None:
+    left, expected = LEFT_OUT[rule]
+
+    assert any(expected in found for found in violations(left, range(1_500)))
+
+
+def violations(left: Left, seeds: Iterable[int]) -> Iterable[str]:
+    """Run worlds without a rule; yield what the checks find."""
+    for seed in seeds:
+        try:
+            World(seed, left).run()
+        except Violation as violation:
+            yield str(violation)
