@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consumer import batch_function
 from pyspark_rocketmq.consumer.batch_function import (
     CommitterParts,
@@ -152,7 +153,7 @@ def test_a_worker_ends_within_the_call_when_the_committer_is_gone(
     monkeypatch.setattr(os, "_exit", ended.append)
     terms = hub.begin(0, lambda part: None)
     assert terms is not None
-    task = ask_driver(terms, 0, {A: 1})
+    task = ask_driver(terms, 0, {A: Place(1, 0)})
     assert task is not None
 
     hub._hub.close()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.hub import task_end
 from pyspark_rocketmq.hub.connections import HubClient
@@ -75,7 +76,7 @@ class Query:
 
         terms = self.hub.begin(3, commit)
         assert terms is not None
-        instructions = ask_driver(terms, 0, {A: 1, B: 1})
+        instructions = ask_driver(terms, 0, dict.fromkeys((A, B), Place(1, 0)))
         assert instructions is not None
         assert instructions.begins(A)
         return instructions

@@ -7,12 +7,16 @@ from typing import get_args
 
 import pytest
 
+from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
+    CutWanted,
     GiveUpQueues,
     Message,
+    NothingToCut,
     PartHandedOver,
+    PartsCommitted,
     PartTaken,
     Ping,
     PlanMade,
@@ -30,6 +34,7 @@ from pyspark_rocketmq.hub.messages import (
     StorageWanted,
     StoreChanged,
     TaskBegins,
+    TaskDirty,
     TaskDone,
     TaskFailed,
     TaskIdle,
@@ -53,7 +58,7 @@ _PART = (
     '{"id":"p","queues":[["T","broker-a",0]],"result":' + json.dumps(PART.facts, separators=(",", ":")) + "}"
 )
 _BOTH = '[["T","broker-a",0],["T","broker-a",1]]'
-_EPOCHS = '[["T","broker-a",0,3],["T","broker-a",1,4]]'
+_PLACES = '[["T","broker-a",0,3,9],["T","broker-a",1,4,8]]'
 
 TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
     (PlannerConnected(), '{"type":"planner"}'),
@@ -64,10 +69,21 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
     (StorageWanted(), '{"type":"storage"}'),
     (QueryDrained(), '{"type":"drained"}'),
     (
-        TaskBegins(task="t", batch_id=7, partition=2, epochs={B: 4, A: 3}, tasks=5),
-        f'{{"type":"begin","task":"t","batch":7,"partition":2,"queues":{_EPOCHS},"tasks":5}}',
+        TaskBegins(
+            task="t", batch_id=7, partition=2, attempt=1, places={B: Place(4, 8), A: Place(3, 9)}, tasks=5
+        ),
+        f'{{"type":"begin","task":"t","batch":7,"partition":2,"attempt":1,"queues":{_PLACES},"tasks":5}}',
     ),
-    (PartHandedOver("t", PART), f'{{"type":"handed","task":"t","part":{_PART}}}'),
+    (TaskDirty("t"), '{"type":"dirty","task":"t"}'),
+    (
+        PartHandedOver("t", PART, cut=3, ends=BOTH),
+        f'{{"type":"handed","task":"t","part":{_PART},"cut":3,"ends":{_BOTH}}}',
+    ),
+    (
+        PartHandedOver("t", PART, cut=None, ends=frozenset()),
+        f'{{"type":"handed","task":"t","part":{_PART},"cut":null,"ends":[]}}',
+    ),
+    (NothingToCut("t", 3), '{"type":"nothing","task":"t","cut":3}'),
     (QueuesReleased("t", BOTH), f'{{"type":"released","task":"t","queues":{_BOTH}}}'),
     (TaskIdle("t"), '{"type":"idle","task":"t"}'),
     (TaskFailed("t"), '{"type":"failed","task":"t"}'),
@@ -92,6 +108,8 @@ TO_TASK: tuple[tuple[ToTask, str], ...] = (
     ),
     (BatchAtWork("t", is_at_work=True), '{"type":"batch","task":"t","at_work":true}'),
     (PartTaken("t", "p"), '{"type":"taken","task":"t","part":"p"}'),
+    (CutWanted("t", 3), '{"type":"cut","task":"t","number":3}'),
+    (PartsCommitted("t", frozenset({"q", "p"})), '{"type":"committed","task":"t","parts":["p","q"]}'),
     (StopTask("t"), '{"type":"stop","task":"t"}'),
 )
 

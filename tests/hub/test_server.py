@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
 from pyspark_rocketmq.hub import connections, task_end
@@ -62,7 +63,7 @@ class Driver:
         self.looks += 1
 
     def ask(self, *queues: MessageQueue, partition: int = 0, tasks: int = 1) -> TaskControl:
-        instructions = ask_driver(self.terms, partition, dict.fromkeys(queues, 1), tasks=tasks)
+        instructions = ask_driver(self.terms, partition, dict.fromkeys(queues, Place(1, 0)), tasks=tasks)
         assert instructions is not None
         return instructions
 
@@ -234,8 +235,8 @@ def test_a_listener_on_the_port_without_the_key_is_not_taken_for_the_driver(
     address = HubAddress.new("127.0.0.1", driver.hub.address.port)
     terms = ControlEndpoint(address, BATCH, must_ask=False)
 
-    assert ask_driver(terms, 0, {A: 1}) is None
-    assert ask_driver(terms, 0, {A: 1}) is None
+    assert ask_driver(terms, 0, {A: Place(1, 0)}) is None
+    assert ask_driver(terms, 0, {A: Place(1, 0)}) is None
     assert caplog.text.count("the driver cannot be reached from this worker") == 1
     assert address.key.hex() not in caplog.text
     # Who knows it is served all the same.

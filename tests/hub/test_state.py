@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
@@ -41,7 +42,12 @@ class Driver:
         self, task: str, *queues: MessageQueue, partition: int = 0, batch_id: int = 7, tasks: int = 1
     ) -> list[Action]:
         start = TaskBegins(
-            task=task, batch_id=batch_id, partition=partition, epochs=dict.fromkeys(queues, 1), tasks=tasks
+            task=task,
+            batch_id=batch_id,
+            partition=partition,
+            attempt=0,
+            places=dict.fromkeys(queues, Place(1, 0)),
+            tasks=tasks,
         )
         return self.state.task_begins(f"peer of {task}", start)
 

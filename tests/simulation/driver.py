@@ -306,7 +306,8 @@ class Driver:
                 task=task.name,
                 batch_id=self.plan,
                 partition=partition,
-                epochs={queue: place.epoch for queue, place in places.items()},
+                attempt=attempt,
+                places=places,
                 tasks=len(self._partitions),
             )
             hub_actions = self.hub.task_begins(task.name, start)

@@ -20,6 +20,7 @@ from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 
+from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
@@ -60,19 +61,25 @@ def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
         raise RemoteProtocolError(f"{peer}: a list of queues is none: {error}.") from error
 
 
-def _listed_epochs(epochs: Mapping[MessageQueue, int]) -> list[list[str | int]]:
-    return [[*queue, epoch] for queue, epoch in sorted(epochs.items())]
+def _listed_places(places: Mapping[MessageQueue, Place]) -> list[list[str | int]]:
+    return [[*queue, *place] for queue, place in sorted(places.items())]
 
 
-def _epochs(listed_epochs: Any, _: str) -> dict[MessageQueue, int]:
+def _places(listed_places: Any, _: str) -> dict[MessageQueue, Place]:
     return {
-        MessageQueue(str(topic), str(broker_name), int(queue_id)): int(epoch)
-        for topic, broker_name, queue_id, epoch in listed_epochs
+        MessageQueue(str(topic), str(broker_name), int(queue_id)): Place(int(epoch), int(start))
+        for topic, broker_name, queue_id, epoch, start in listed_places
     }
 
 
+def _number_if_any(number: Any, _: str) -> int | None:
+    return None if number is None else int(number)
+
+
 Queues = Annotated[frozenset[MessageQueue], _Form(listed, queue_list)]
-Epochs = Annotated[Mapping[MessageQueue, int], _Form(_listed_epochs, _epochs)]
+Places = Annotated[Mapping[MessageQueue, Place], _Form(_listed_places, _places)]
+CutNumber = Annotated[int | None, _Form(lambda number: number, _number_if_any)]
+PartIds = Annotated[frozenset[str], _Form(sorted, lambda part_ids, _: frozenset(map(str, part_ids)))]
 Options = Annotated[
     Mapping[str, str], _Form(dict, lambda options, _: {str(key): str(options[key]) for key in options})
 ]
@@ -174,19 +181,42 @@ class TaskBegins:
     batch_id: Annotated[int, _Key("batch")]
     partition: int
     """Number of the task, the same for all attempts."""
-    epochs: Annotated[Epochs, _Key("queues")]
-    """Epochs of its ranges, by queue."""
+    attempt: int
+    """Number of the attempt, from 0."""
+    places: Annotated[Places, _Key("queues")]
+    """Epoch and first offset of its ranges, by queue."""
     tasks: int
     """Number of tasks of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartHandedOver:
-    """A part of the task's result for the driver to commit at once; answered by :class:`PartTaken`."""
+    """A part of the task's result for the driver to commit early; answered by :class:`PartTaken`."""
 
     kind: ClassVar[str] = "handed"
     task: str
     part: SentPart
+    cut: CutNumber
+    """Number of the cut that it answers; None if it was not asked for."""
+    ends: Queues
+    """Queues from which the task delivers nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDirty:
+    """The task has settled something since its last cut; sent once per cut."""
+
+    kind: ClassVar[str] = "dirty"
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToCut:
+    """The task has no part for a cut: nothing is settled, or too many of its parts are not committed."""
+
+    kind: ClassVar[str] = "nothing"
+    task: str
+    cut: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +348,27 @@ class PartTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class CutWanted:
+    """Hand over what is settled; answered by :class:`PartHandedOver` or :class:`NothingToCut`.
+
+    A task that settles something from then on is dirty again.
+    """
+
+    kind: ClassVar[str] = "cut"
+    task: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartsCommitted:
+    """Parts of the task are committed, or never will be; it may hand over others."""
+
+    kind: ClassVar[str] = "committed"
+    task: str
+    part_ids: Annotated[PartIds, _Key("parts")]
+
+
+@dataclass(frozen=True, slots=True)
 class StopTask:
     """End after the running call; messages delivered so far remain in the task's result."""
 
@@ -338,10 +389,12 @@ class Ping:
 FromPlanner = (
     PlannerConnected | PlanMade | QueuesLeaving | PlannerLeaving | StoreChanged | StorageWanted | QueryDrained
 )
-FromTask = TaskBegins | PartHandedOver | QueuesReleased | TaskIdle | TaskFailed | TaskDone
+FromTask = (
+    TaskBegins | TaskDirty | PartHandedOver | NothingToCut | QueuesReleased | TaskIdle | TaskFailed | TaskDone
+)
 ToDriver = FromPlanner | FromTask
 ToPlanner = SlotsKnown | QueuesHeldUp | PlanOver | QueuesFree | StorageRenewed
-ToTask = TaskMayBegin | GiveUpQueues | BatchAtWork | PartTaken | StopTask
+ToTask = TaskMayBegin | GiveUpQueues | BatchAtWork | CutWanted | PartTaken | PartsCommitted | StopTask
 FromDriver = ToPlanner | ToTask
 
 _TO_DRIVER: Final[Mapping[str, type[ToDriver]]] = {each.kind: each for each in get_args(ToDriver)}

@@ -19,6 +19,7 @@ from pyspark_rocketmq.hub.messages import (
     FromPlanner,
     FromTask,
     JsonObject,
+    NothingToCut,
     PartHandedOver,
     PlanMade,
     PlannerConnected,
@@ -30,6 +31,7 @@ from pyspark_rocketmq.hub.messages import (
     StorageWanted,
     StoreChanged,
     TaskBegins,
+    TaskDirty,
     TaskDone,
     TaskFailed,
     TaskIdle,
@@ -136,7 +138,16 @@ class HubServer(ConnectionLoop):
     def _received(self, connection: Connection, facts: JsonObject) -> None:
         message = decode_to_driver(facts, connection.peer)
         match message:
-            case TaskBegins() | PartHandedOver() | QueuesReleased() | TaskIdle() | TaskFailed() | TaskDone():
+            case (
+                TaskBegins()
+                | TaskDirty()
+                | PartHandedOver()
+                | NothingToCut()
+                | QueuesReleased()
+                | TaskIdle()
+                | TaskFailed()
+                | TaskDone()
+            ):
                 self._act(self._task_event(connection, message))
             case _:
                 self._act(self._planner_event(connection, message))
@@ -178,21 +189,26 @@ class HubServer(ConnectionLoop):
     def _task_event(self, connection: Connection, message: FromTask) -> list[Action]:
         """Pass a message of a task to the state."""
         state, now_s = self._state, self._clock.monotonic_s()
+        actions: list[Action] = []
         match message:
             case TaskBegins():
-                return state.task_begins(connection, message)
+                actions = state.task_begins(connection, message)
             case PartHandedOver(task, part):
-                return state.handed_over(connection, task, part)
+                actions = state.handed_over(connection, task, part)
             case QueuesReleased(task, queues):
-                return state.released(connection, task, queues)
+                actions = state.released(connection, task, queues)
             case TaskIdle(task):
-                return state.task_idles(connection, task, now_s)
+                actions = state.task_idles(connection, task, now_s)
             case TaskFailed(task):
-                return state.task_failed(connection, task, now_s)
+                actions = state.task_failed(connection, task, now_s)
             case TaskDone(task, copy):
-                return state.task_done(connection, task, copy, now_s)
+                actions = state.task_done(connection, task, copy, now_s)
+            case TaskDirty() | NothingToCut():
+                # Nobody asks for cuts.
+                pass
             case _:
                 assert_never(message)
+        return actions
 
     def _answer_storage(self, connection: Connection) -> None:
         try:

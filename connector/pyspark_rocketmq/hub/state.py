@@ -269,7 +269,7 @@ class HubState:
     def moved(self, epochs: Mapping[MessageQueue, int]) -> list[Action]:
         """Take the epochs that are stored now, of all queues that have one."""
         for queue, task in self._owner.items():
-            if queue in epochs and epochs[queue] != task.start.epochs[queue]:
+            if queue in epochs and epochs[queue] != task.start.places[queue].epoch:
                 self._moved.add(queue)
         return self._give_up()
 
@@ -296,9 +296,9 @@ class HubState:
             before.done = None
             before.is_lost = True
         task = self._tasks[start.task] = _Task(peer, start)
-        settled = self._settled.intersection(start.epochs)
-        left_out = settled | self._leaving.intersection(start.epochs)
-        for queue in start.epochs.keys() - settled:
+        settled = self._settled.intersection(start.places)
+        left_out = settled | self._leaving.intersection(start.places)
+        for queue in start.places.keys() - settled:
             self._owner[queue] = task
         is_stopped = self.is_stopping or self._is_orphaned or self._last_plan is not None
         go = TaskMayBegin(start.task, frozenset(left_out), is_stopped)
@@ -316,7 +316,7 @@ class HubState:
         task = self._task(peer, task_id)
         if task is None:
             return []
-        return self._free(queues & task.start.epochs.keys())
+        return self._free(queues & task.start.places.keys())
 
     def task_idles(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
         """Answer a task with only suspended queues left whether to wait for them, and later when to stop."""

@@ -16,15 +16,19 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, assert_never
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
+    CutWanted,
     FromTask,
     GiveUpQueues,
+    NothingToCut,
     PartHandedOver,
+    PartsCommitted,
     PartTaken,
     QueuesReleased,
     StopTask,
@@ -64,6 +68,8 @@ class ControlEndpoint(NamedTuple):
     """Whether a task that cannot reach the driver must leave its ranges as they are."""
     ends_tasks: bool = False
     """Whether a task must end when the driver does, even within a call: Spark does not end it."""
+    wants_cuts: bool = False
+    """Whether the driver asks for cuts, so that tasks report when they are dirty."""
 
 
 class Fate(Enum):
@@ -80,11 +86,11 @@ class Fate(Enum):
 class TaskControl(RangeInstructions):
     """Instructions to one attempt of a task."""
 
-    def __init__(self, connection: _DriverConnection, epochs: Mapping[MessageQueue, int]) -> None:
+    def __init__(self, connection: _DriverConnection, places: Mapping[MessageQueue, Place]) -> None:
         self.id = uuid.uuid4().hex
         """Unique id of the attempt."""
         self._connection = connection
-        self._epochs = epochs
+        self._places = places
         self._given_up: set[MessageQueue] = set()
         self._dropped: set[MessageQueue] = set()
         self._all = False
@@ -162,12 +168,12 @@ class TaskControl(RangeInstructions):
         self._send(QueuesReleased(self.id, frozenset({queue})))
 
     def hand_over(self, part: Part) -> bool:
-        """Send a part to the driver; return, at once, whether this was begun."""
+        """Send a part, whose queues end, to the driver; return, at once, whether this was begun."""
         if self._connection.is_lost or len(str(part.facts)) > LONGEST_LINE // 2:
             return False
         self._in_doubt.add(part.id)
         self._is_certain.clear()
-        self._send(PartHandedOver(self.id, part))
+        self._send(PartHandedOver(self.id, part, cut=None, ends=part.queues))
         return True
 
     def await_taken(self) -> None:
@@ -196,12 +202,17 @@ class TaskControl(RangeInstructions):
         self._connection.forget(self)
         self._send(TaskFailed(self.id))
 
-    def ask(self, terms: ControlEndpoint, partition: int, *, tasks: int) -> bool:
+    def ask(self, terms: ControlEndpoint, partition: int, *, attempt: int, tasks: int) -> bool:
         """Report the queues that the task is going to begin with; return whether the driver has answered."""
         self._is_last = tasks == 1
         self._send(
             TaskBegins(
-                task=self.id, batch_id=terms.batch_id, partition=partition, epochs=self._epochs, tasks=tasks
+                task=self.id,
+                batch_id=terms.batch_id,
+                partition=partition,
+                attempt=attempt,
+                places=self._places,
+                tasks=tasks,
             )
         )
         return self._answered.wait(_ANSWER_S) and not self._connection.is_lost
@@ -225,12 +236,24 @@ class TaskControl(RangeInstructions):
                     self._is_batch_at_work = True
                 else:
                     self._end_idle()
+            case StopTask():
+                self.stop()
+            case CutWanted() | PartTaken() | PartsCommitted():
+                self._receive_of_parts(message)
+            case _:
+                assert_never(message)
+
+    def _receive_of_parts(self, message: CutWanted | PartTaken | PartsCommitted) -> None:
+        match message:
+            case CutWanted(_, number):
+                self._send(NothingToCut(self.id, number))
             case PartTaken(_, part_id):
                 self._in_doubt.discard(part_id)
                 if not self._in_doubt:
                     self._is_certain.set()
-            case StopTask():
-                self.stop()
+            case PartsCommitted():
+                # Parts are handed over only with queues that end, at any time.
+                pass
             case _:
                 assert_never(message)
 
@@ -279,8 +302,8 @@ class _DriverConnection:
         )
         self.send = self._client.send
 
-    def begin(self, epochs: Mapping[MessageQueue, int]) -> TaskControl:
-        instructions = TaskControl(self, epochs)
+    def begin(self, places: Mapping[MessageQueue, Place]) -> TaskControl:
+        instructions = TaskControl(self, places)
         self._tasks[instructions.id] = instructions
         return instructions
 
@@ -326,21 +349,27 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def ask_driver(
-    terms: ControlEndpoint, partition: int, epochs: Mapping[MessageQueue, int], *, tasks: int = 1
+    terms: ControlEndpoint,
+    partition: int,
+    places: Mapping[MessageQueue, Place],
+    *,
+    attempt: int = 0,
+    tasks: int = 1,
 ) -> TaskControl | None:
     """Ask the driver which of a task's ranges to leave out; return None if it cannot be reached.
 
     Args:
         terms: Terms of the batch.
         partition: The task's number; the same for all its attempts.
-        epochs: Epochs of its ranges, by queue.
+        places: Epoch and first offset of its ranges, by queue.
+        attempt: Number of the attempt, from 0.
         tasks: Number of tasks of the batch.
     """
     connection = _connected(terms)
     if connection is None:
         return None
-    instructions = connection.begin(epochs)
-    if instructions.ask(terms, partition, tasks=tasks):
+    instructions = connection.begin(places)
+    if instructions.ask(terms, partition, attempt=attempt, tasks=tasks):
         return instructions
     instructions.forget()
     return None

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 from pyspark import TaskContext
 
+from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed
@@ -264,10 +265,12 @@ class BatchTask:
         if self._terms is None or not tickets:
             return None
         context = TaskContext.get()
-        partition = context.partitionId() if context is not None else 0
+        partition, attempt = (
+            (context.partitionId(), context.attemptNumber()) if context is not None else (0, 0)
+        )
         planned = [each.planned for ticket in tickets for each in ticket.partitions]
-        epochs = {each.queue: each.state.epoch for each in planned}
-        return ask_driver(self._terms, partition, epochs, tasks=tickets[0].tasks)
+        places = {each.queue: Place(each.state.epoch, each.start) for each in planned}
+        return ask_driver(self._terms, partition, places, attempt=attempt, tasks=tickets[0].tasks)
 
     def _written(
         self, brought: Iterable[Consumed | _RowsAndAcks], instructions: TaskControl | None
