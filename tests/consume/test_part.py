@@ -10,8 +10,11 @@ from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck, joined, merged
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.stored_values import NO_MESSAGES, NO_RETRIES, RememberedMessages, RetryCounts
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
+SECOND = RememberedMessages.from_text("[2, 20, 200]")
+RETRIED = RetryCounts.from_text("[[5, 6, 2]]")
 
 
 def ack(queue: MessageQueue, start: int = 0, end: int = 3) -> QueueAck:
@@ -84,7 +87,7 @@ def test_joined_acks_add_counts_and_keep_the_newest_of_the_rest() -> None:
     first = QueueAck(
         queue=A,
         start=0,
-        state=QueueState(3, 1, 0, None, "", "m2"),
+        state=QueueState(3, 1, 0, None, NO_RETRIES, SECOND),
         consumed=3,
         failed=1,
         finished="",
@@ -100,7 +103,7 @@ def test_joined_acks_add_counts_and_keep_the_newest_of_the_rest() -> None:
     second = QueueAck(
         queue=A,
         start=3,
-        state=QueueState(5, 1, 2, 7.5, "2", ""),
+        state=QueueState(5, 1, 2, 7.5, RETRIED, NO_MESSAGES),
         consumed=2,
         failed=0,
         finished="SUSPENDED",
@@ -110,7 +113,7 @@ def test_joined_acks_add_counts_and_keep_the_newest_of_the_rest() -> None:
     assert joined(first, second) == QueueAck(
         queue=A,
         start=0,
-        state=QueueState(5, 1, 2, 7.5, "2", "m2"),
+        state=QueueState(5, 1, 2, 7.5, RETRIED, SECOND),
         consumed=5,
         failed=1,
         finished="SUSPENDED",

@@ -156,8 +156,8 @@ class _Range:
         """Whether there is a message for the listener."""
         run = self.run
         if run is not None and run.finished is OrderlyFinish.SUSPENDED:
-            assert run.suspended_until_s is not None
-            if now_s < run.suspended_until_s:
+            assert run.goes_on_at_s is not None
+            if now_s < run.goes_on_at_s:
                 return False
             run.go_on(now_s)
         if run is not None and run.next_delivery(now_s) is not None:
@@ -248,8 +248,8 @@ class Task:
             answer, auto_commit, pause_ms = (_SUCCESS if random < 0.1 else _ROLLBACK), False, 20
         settled = each.settled
         each.run.answered(answer, auto_commit=auto_commit, suspend_millis=pause_ms, now_s=now_s)
-        if each.run.suspended_until_s is not None:
-            self.world.after(each.run.suspended_until_s - now_s + 1e-6, self.work)
+        if each.run.goes_on_at_s is not None:
+            self.world.after(each.run.goes_on_at_s - now_s + 1e-6, self.work)
         if settled == each.cut_at:
             each.since_s = now_s
         self.world.calls += 1
