@@ -269,7 +269,7 @@ class _RateSink:
         """Write one micro-batch."""
         sink_batch: SinkBatch = self._sink.begin(_RATE_GROUP, {_RATE_QUEUE: 0})
         writer = sink_batch.task_writer()
-        whole = merged([*run_job(batch, writer).parts.values()])
+        whole = merged([*run_job(batch, writer).parts])
         self._end += whole.emitted
         sink_batch.commit(tuple(map(writer.written, whole.written)), {_RATE_QUEUE: self._end})
         self.committed.append((time.time(), self._end))

@@ -113,9 +113,9 @@ def run(cuts: Cuts, *steps: tuple[float, Event, list[Action]]) -> None:
         assert event(cuts, now_s) == expected, f"step {number} at {now_s}"
 
 
-def two_tasks(interval_s: float | None = 0.5) -> Cuts:
+def two_tasks(interval_s: float | None = 0.5, *, are_ranges_open: bool = True) -> Cuts:
     """A batch in which task one has begun with A and B, and task two with C, all at offset 0."""
-    cuts = Cuts(interval_s)
+    cuts = Cuts(interval_s, are_ranges_open=are_ranges_open)
     run(
         cuts,
         (0.0, begins("one", 0, A, B), [Answer("one", is_stopped=False)]),
@@ -473,7 +473,7 @@ def _die(cuts: Cuts, start: int, *, survives: bool = False) -> list[Action]:
 )
 def test_the_fourth_death_at_the_same_offset_fails_the_batch(places: list[int], is_failed: bool) -> None:
     """-1 stands for a batch that survives."""
-    cuts = Cuts(0.5)
+    cuts = Cuts(0.5, are_ranges_open=True)
     for place in places[:-1]:
         assert not any(
             isinstance(each, Fail) for each in _die(cuts, 5 if place < 0 else place, survives=place < 0)
@@ -559,3 +559,94 @@ def test_nothing_is_taken_after_the_job_and_from_batches_before() -> None:
 
 def test_a_queue_may_be_begun_by_nobody_else_while_the_batch_is_closed() -> None:
     run(two_tasks(), (1.0, closes, []), (1.1, begins("third", 2, C), [Answer("third", is_stopped=True)]))
+
+
+# --- closed ranges ----------------------------------------------------------------------------------------
+
+
+def goes_on(task: str, *left_out: MessageQueue, dropped: tuple[MessageQueue, ...] = ()) -> Answer:
+    return Answer(task, is_stopped=False, dropped=frozenset(dropped), left_out=frozenset(left_out))
+
+
+def test_another_attempt_of_closed_ranges_consumes_what_is_in_no_part() -> None:
+    cuts = two_tasks(are_ranges_open=False)
+    b1 = part("b1", ack(B, 0, 2))
+    run(
+        cuts,
+        (1.0, sends("one", A1), [Taken("one", "a1"), commits(A1)]),
+        (1.1, lost("one"), []),
+        (1.2, begins("again", 0, A, B, attempt=1), [goes_on("again", A)]),
+        (1.3, committed(), [over("one", "a1"), Free(frozenset({A}))]),
+        (1.4, sends("again", b1, ends=(B,)), [Taken("again", "b1"), commits(b1)]),
+        (1.5, committed(), [over("again", "b1"), Free(frozenset({B}))]),
+    )
+    assert not cuts.is_ending
+
+
+def test_nothing_more_is_taken_of_an_attempt_of_closed_ranges_that_another_one_follows() -> None:
+    cuts = two_tasks(are_ranges_open=False)
+    run(
+        cuts,
+        (
+            1.0,
+            begins("again", 0, A, B, attempt=1),
+            [goes_on("again"), EndTasks("another attempt has begun", ("one",))],
+        ),
+        (1.1, dirty("one"), []),
+        (1.2, sends("one", A1), [Taken("one", "a1")]),
+        (1.3, released("one", A), []),
+        (1.4, sends("again", A1), [Taken("again", "a1"), commits(A1)]),
+    )
+
+
+def test_another_attempt_of_closed_ranges_leaves_out_what_was_given_up() -> None:
+    cuts = two_tasks(are_ranges_open=False)
+    run(
+        cuts,
+        (1.0, released("one", A), [Free(frozenset({A}))]),
+        (1.1, moved(B), [Drop(frozenset({B})), Replan(frozenset({B}), "the queue was claimed or reset")]),
+        (1.2, lost("one"), []),
+        (1.3, begins("again", 0, A, B, attempt=1), [goes_on("again", A, dropped=(B,))]),
+    )
+
+
+def test_deaths_of_tasks_with_closed_ranges_are_counted_by_spark() -> None:
+    cuts = two_tasks(are_ranges_open=False)
+    for attempt in range(1, 9):
+        cuts.lost(f"attempt {attempt - 1}", 1.0)
+        assert cuts.begin(f"attempt {attempt}", 0, attempt, {A: Place(1, 0)}, 1.0)[0] == goes_on(
+            f"attempt {attempt}"
+        )
+
+
+# --- what comes with the job ------------------------------------------------------------------------------
+
+
+def test_what_comes_with_the_job_is_the_last_group_without_what_does_not_follow() -> None:
+    cuts = two_tasks(are_ranges_open=False)
+    run(cuts, (1.0, sends("one", A1), [Taken("one", "a1"), commits(A1)]))
+    run(cuts, (1.1, committed(), [over("one", "a1")]), (1.2, closes, []))
+    late_c = part("c2", ack(C, 3, 7))
+
+    assert cuts.rest([A2, A3, late_c]) == Group((A2, A3, late_c), frozenset({C}))
+    assert cuts.rest([]) is None
+
+
+def test_a_part_of_a_task_that_could_not_ask_follows_none() -> None:
+    cuts = Cuts(None, are_ranges_open=False)
+    cuts.close(1.0)
+
+    assert cuts.rest([A2]) == Group((A2,))
+
+
+def test_a_commit_that_fails_after_its_job_has_failed_is_not_tried_again() -> None:
+    cuts = two_tasks(are_ranges_open=False)
+    run(
+        cuts,
+        (1.0, sends("one", A1), [Taken("one", "a1"), commits(A1)]),
+        (1.1, fails, []),
+        (1.2, lambda cuts, now_s: cuts.close(now_s, is_hurried=True), []),
+        (1.2, tick, [commits(A1)]),
+        (1.3, fails, [Fail(AWAY), EndTasks("failed", ("one", "two"))]),
+    )
+    assert cuts.is_settled

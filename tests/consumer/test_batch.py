@@ -97,7 +97,7 @@ class Batch:
 
     def run(self) -> Job:
         self.done.append("evaluate")
-        return Job({"part": self._part}, None)
+        return Job([self._part], None)
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Batch:
         assert list(queues) == [QUEUE]

@@ -53,7 +53,7 @@ class Composed:
         query = (
             rmq.consume_orderly(change(messages), note, "step string", engine=OrderlyEngineKind.DIRECT)
             .writeStream.foreachBatch(
-                lambda batch, _: evaluated.append(merged([*run_job(batch, None).parts.values()]))
+                lambda batch, _: evaluated.append(merged([*run_job(batch, None).parts]))
             )
             .option("checkpointLocation", str(self._folder / "checkpoint"))
             .trigger(once=True)

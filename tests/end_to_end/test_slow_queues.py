@@ -63,9 +63,7 @@ def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_s
     messages = spark.readStream.format("rocketmq").options(**options).load().coalesce(1)
     query = (
         rmq.consume_orderly(messages, listener, "step string", engine=OrderlyEngineKind.DIRECT)
-        .writeStream.foreachBatch(
-            lambda batch, _: evaluated.append(merged([*run_job(batch, None).parts.values()]))
-        )
+        .writeStream.foreachBatch(lambda batch, _: evaluated.append(merged([*run_job(batch, None).parts])))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()

@@ -358,7 +358,7 @@ class History:
         )
         rows = tuple({"row": (offset, stored.number)} for offset, stored in messages if stored is not None)
         part = Part(id="part", acks=(ack,), written=rows, emitted=len(rows))
-        self._patch.setattr(batch_module, "run_job", lambda *_: Job({"part": part}, None))
+        self._patch.setattr(batch_module, "run_job", lambda *_: Job([part], None))
         if kill == "before data":
             raise Killed
         self.store.kill_at = kill

@@ -5,13 +5,14 @@ and the look at the store.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume import cuts
 from pyspark_rocketmq.consume.cuts import Place
-from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.hub import task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
@@ -26,7 +27,7 @@ from pyspark_rocketmq.hub.messages import (
     decode_to_planner,
 )
 from pyspark_rocketmq.hub.session import HubAddress
-from pyspark_rocketmq.hub.state import Slots
+from pyspark_rocketmq.hub.state import Queues, Slots
 from pyspark_rocketmq.hub.task_end import Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.parts import part_of
@@ -34,12 +35,17 @@ from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
 PART = part_of("part", A)
+REST = part_of("rest", B)
+
+
+def refuse_nothing(group: Group, ended: Queues) -> Queues:
+    return frozenset()
 
 
 class Query:
     """A hub with a planner, and the store's epochs."""
 
-    def __init__(self, calls_end_s: float = 0.1) -> None:
+    def __init__(self, calls_end_s: float = 0.1, interval_s: float | None = None) -> None:
         self.epochs = {A: 1, B: 1}
         self.slots = Slots(2, 2)
         self.received: list[ToPlanner] = []
@@ -52,6 +58,7 @@ class Query:
             clock=SystemClock(),
             look_every_s=0.02,
             calls_end_s=calls_end_s,
+            interval_s=interval_s,
         )
         self.planner = HubClient[ToPlanner](
             HubAddress.parse(self.hub.secret),
@@ -67,12 +74,16 @@ class Query:
     def has_received(self, kind: type[ToPlanner]) -> bool:
         return any(isinstance(message, kind) for message in self.received)
 
-    def begin(self, *committed: list[Part], failure: BaseException | None = None) -> TaskControl:
-        def commit(part: Part) -> None:
-            for each in committed:
-                each.append(part)
+    def begin(self, *committed: list[Part], failures: Sequence[BaseException] = ()) -> TaskControl:
+        coming = iter(failures)
+
+        def commit(group: Group, ended: Queues) -> Queues:
+            failure = next(coming, None)
             if failure is not None:
                 raise failure
+            for each in committed:
+                each.extend(group.parts)
+            return frozenset()
 
         terms = self.hub.begin(3, commit)
         assert terms is not None
@@ -101,7 +112,7 @@ def test_the_planner_hears_how_many_tasks_can_run_now(query: Query) -> None:
     wait_until(lambda: received() == [2], PATIENCE_S, reason="the first number of slots")
     query.slots = Slots(5, 5)
     wait_until(lambda: received() == [2, 5], PATIENCE_S, reason="the number of slots between two batches")
-    query.hub.begin(3, lambda _: None)
+    query.hub.begin(3, refuse_nothing)
     query.slots = Slots(7, 7)
     wait_until(lambda: received() == [2, 5, 7], PATIENCE_S, reason="the number of slots during a batch")
 
@@ -115,7 +126,7 @@ def test_finished_ranges_are_committed_while_the_job_runs(query: Query) -> None:
 
     wait_until(lambda: query.has_received(QueuesFree), PATIENCE_S, reason="A free queue")
     assert [part.id for part in committed] == ["part"]
-    assert query.hub.end(could_ask=True) == BatchEnd(1, frozenset({"part"}), ())
+    assert query.hub.end([PART], could_ask=True) == BatchEnd(1, None)
 
 
 class PanicException(BaseException):
@@ -123,21 +134,64 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize("failure", [ConnectionError("the storage is away"), PanicException("a bug")])
-def test_a_failed_early_commit_is_left_to_the_end_of_the_batch(query: Query, failure: BaseException) -> None:
+def test_a_failed_early_commit_is_made_again_before_the_batch_ends(
+    query: Query, failure: BaseException
+) -> None:
     """H1: it is the driver's, and its queue is nobody else's before."""
-    instructions = query.begin(failure=failure)
+    committed: list[Part] = []
+    instructions = query.begin(committed, failures=[failure])
     assert instructions.hand_over(PART)
     instructions.await_taken()
 
-    end = query.hub.end(could_ask=True)
-    assert (end.taken, [part.id for part in end.left]) == (frozenset({"part"}), ["part"])
+    assert query.hub.end([REST], could_ask=True) == BatchEnd(1, Group((REST,)))
+    assert committed == [PART]
+    wait_until(lambda: query.has_received(QueuesFree), PATIENCE_S, reason="A free queue")
+
+
+def test_an_early_commit_that_cannot_be_made_fails_the_batch(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1: its outcome may be unknown, so nothing is committed after it."""
+    monkeypatch.setattr(cuts, "_FAIL_AFTER_S", 0.0)
+    instructions = query.begin(failures=[ConnectionError("the storage is away")])
+    assert instructions.hand_over(PART)
+    instructions.await_taken()
+
+    with pytest.raises(ConnectionError, match="the storage is away"):
+        query.hub.end([], could_ask=True)
     assert not query.has_received(QueuesFree)
+
+
+def test_a_job_that_fails_does_not_wait_for_storage_that_is_away(query: Query) -> None:
+    """B7: the query ends with the job's error."""
+    instructions = query.begin(failures=[ConnectionError("the storage is away")] * 9)
+    assert instructions.hand_over(PART)
+    instructions.await_taken()
+
+    query.hub.cut_short()
+    assert not query.has_received(QueuesFree)
+
+
+@pytest.mark.parametrize("interval_s", [None, 0.2])
+def test_tasks_report_progress_only_if_somebody_asks_for_cuts(
+    monkeypatch: pytest.MonkeyPatch, interval_s: float | None
+) -> None:
+    monkeypatch.setattr(task_end, "_connections", {})
+    query = Query(interval_s=interval_s)
+    try:
+        terms = query.hub.begin(3, refuse_nothing)
+        assert terms is not None
+        assert terms.wants_cuts is (interval_s is not None)
+    finally:
+        query.planner.close()
+        query.hub.failed()
+        query.hub.close()
 
 
 def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Query) -> None:
     """B5: and the next batch does not wait for that."""
     query.begin([])
-    end = query.hub.end(could_ask=True)
+    end = query.hub.end([], could_ask=True)
     is_shown = threading.Event()
 
     def wait() -> None:
@@ -146,7 +200,7 @@ def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Q
     query.hub.over(end.plan, wait)
 
     query.begin([])
-    query.hub.end(could_ask=True)
+    query.hub.end([], could_ask=True)
     assert not query.has_received(PlanOver)
     is_shown.set()
     wait_until(lambda: query.has_received(PlanOver), PATIENCE_S, reason="The batch's end")
@@ -164,7 +218,7 @@ def test_the_planner_hears_of_the_last_batch_of_a_query_that_ends(monkeypatch: p
     try:
         for _ in range(2):
             query.begin([])
-            query.hub.over(query.hub.end(could_ask=True).plan, wait)
+            query.hub.over(query.hub.end([], could_ask=True).plan, wait)
         query.hub.close()
         wait_until(lambda: query.hub._over.qsize() == 2, reason="The end of the hub's threads")
         are_offsets_shown.set()
@@ -183,7 +237,7 @@ def test_a_queue_that_is_reset_while_a_batch_takes_long_is_dropped(query: Query)
     wait_until(lambda: instructions.is_given_up(A), PATIENCE_S, reason="A look at the store")
     assert instructions.fate(A) is Fate.DROPPED
     assert not instructions.is_given_up(B)
-    query.hub.end(could_ask=True)
+    query.hub.end([], could_ask=True)
 
 
 def test_it_ends_with_its_query_and_not_within_a_batch(query: Query) -> None:
@@ -192,10 +246,10 @@ def test_it_ends_with_its_query_and_not_within_a_batch(query: Query) -> None:
     query.hub.lives_with(lambda: False)
     wait_until(lambda: query.hub._is_closed, PATIENCE_S, reason="An end of the query noticed")
 
-    end = query.hub.end(could_ask=True)
+    end = query.hub.end([], could_ask=True)
     query.hub.over(end.plan, lambda: None)
     wait_until(lambda: not query.planner.is_open, PATIENCE_S, reason="The connections' end")
-    assert query.hub.begin(4, lambda part: None) is None
+    assert query.hub.begin(4, refuse_nothing) is None
 
 
 def test_a_query_that_has_consumed_all_it_was_to_is_stopped_between_two_batches(query: Query) -> None:
@@ -208,7 +262,7 @@ def test_a_query_that_has_consumed_all_it_was_to_is_stopped_between_two_batches(
     assert not query.hub._is_closed
     assert not stopped.is_set()
 
-    end = query.hub.end(could_ask=True)
+    end = query.hub.end([], could_ask=True)
     query.hub.over(end.plan, lambda: None)
 
     assert stopped.wait(PATIENCE_S)

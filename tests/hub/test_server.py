@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 
 import pytest
 
@@ -23,6 +25,7 @@ from pyspark_rocketmq.hub.messages import (
     QueuesLeaving,
     SlotsKnown,
     StoreChanged,
+    TaskDirty,
     ToPlanner,
     decode_to_planner,
     encode,
@@ -43,16 +46,18 @@ PART = part_of("part", A)
 class Driver:
     """A hub whose parts are committed when a test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_s: float | None = None) -> None:
         self.parts: list[Part] = []
+        """Parts of the groups that were to be committed."""
         self.looks = 0
         self.hub = HubServer(
             "127.0.0.1",
             "127.0.0.1",
             must_ask=True,
             slots=Slots(),
-            commit=self.parts.append,
+            commit=lambda group, ended: self.parts.extend(group.parts),
             look=self._look,
+            interval_s=interval_s,
             clock=SystemClock(),
         )
         self.terms = ControlEndpoint(
@@ -131,7 +136,7 @@ def test_a_queue_that_the_planner_must_give_away_is_given_up_handed_over_committ
     instructions.await_taken()
     wait_until(lambda: driver.parts, PATIENCE_S, reason="A part to commit")
     assert driver.parts == [PART]
-    driver.hub.report(lambda state: state.committed(driver.parts[0]))
+    driver.hub.report(lambda state: state.committed(frozenset(), 0.0))
     planner.await_freed(A)
 
 
@@ -165,7 +170,7 @@ def test_a_reset_is_looked_for_when_the_planner_says_so_and_dropped(driver: Driv
     planner.client.send(StoreChanged())
     wait_until(lambda: driver.looks, PATIENCE_S, reason="A look at the store")
     assert driver.hub.query(lambda state: state.is_watched)
-    driver.hub.report(lambda state: state.moved({A: 2}))
+    driver.hub.report(lambda state: state.moved({A: 2}, 0.0))
 
     await_given_up(instructions, A)
     assert instructions.fate(A) is Fate.DROPPED
@@ -182,15 +187,47 @@ def test_a_task_that_has_ended_leaves_a_copy(driver: Driver, planner: Planner) -
 
     wait_until(lambda: driver.parts, PATIENCE_S, reason="A part to commit")
     assert driver.parts == [last]
-    assert driver.hub.batch_ends(could_ask=True).taken == {"part"}
+    driver.hub.report(lambda state: state.committed(frozenset(), 0.0))
+    assert driver.hub.batch_ends(could_ask=True) is None
+    assert driver.hub.query(lambda state: state.rest([last])) is None
+
+
+def test_the_end_of_a_batch_waits_for_the_commit_of_all_that_was_handed_over(driver: Driver) -> None:
+    """H1"""
+    instructions = driver.ask(A)
+    assert instructions.hand_over(PART)
+    instructions.await_taken()
+    with ThreadPoolExecutor() as pool:
+        end = pool.submit(lambda: driver.hub.batch_ends(could_ask=True))
+        with pytest.raises(FutureTimeout):
+            end.result(0.1)
+        driver.hub.report(lambda state: state.committed(frozenset(), 0.0))
+
+        assert end.result(PATIENCE_S) is None
+
+
+def test_a_cut_is_asked_for_as_soon_as_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's thread looks at the clock twice a second, if nothing else happens."""
+    monkeypatch.setattr(connections, "_TICK_S", 1_000.0)
+    monkeypatch.setattr(task_end, "_connections", {})
+    cutting = Driver(interval_s=0.05)
+    try:
+        instructions = cutting.ask(A)
+        instructions._send(TaskDirty(instructions.id))
+
+        wait_until(
+            lambda: cutting.hub.query(lambda state: state._cuts._number) == 1, PATIENCE_S, reason="A cut"
+        )
+    finally:
+        cutting.hub.close()
 
 
 def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: Planner) -> None:
     """B5"""
     instructions = driver.ask(A)
     instructions.done(PART)
-    plan = driver.hub.batch_ends(could_ask=True).plan
-    driver.hub.report(lambda state: state.batch_committed(plan))
+    assert driver.hub.batch_ends(could_ask=True) is None
+    driver.hub.report(lambda state: state.batch_committed(state.plan))
 
     wait_until(lambda: len(planner.received) == 2, PATIENCE_S, reason="The batch's end")
     assert planner.received == [SlotsKnown(0, 5.0), PlanOver(1)]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import pytest
 
 from pyspark_rocketmq.consume.cuts import Place
-from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
+    CutWanted,
     GiveUpQueues,
+    PartHandedOver,
+    PartsCommitted,
+    PartTaken,
     PlanOver,
     QueuesFree,
     QueuesHeldUp,
@@ -20,39 +27,48 @@ from pyspark_rocketmq.hub.messages import (
     TaskBegins,
     TaskMayBegin,
 )
-from pyspark_rocketmq.hub.state import Action, Commit, HubState, Look, Send, Slots
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.hub.state import Action, Commit, Flushed, HubState, Look, Send, Slots
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from tests.helpers.parts import part_of
 
 A, B, C, D = (MessageQueue("T", "broker-a", number) for number in range(4))
 ALL = frozenset((A, B, C, D))
+AWAY = RocketMQError("away")
 MessageT = TypeVar("MessageT")
 
 
 class Driver:
     """A hub with a planner whose plan 1 holds four queues, in the batch that runs it."""
 
-    def __init__(self, *, must_ask: bool = True) -> None:
-        self.state = HubState(must_ask=must_ask)
+    def __init__(self, *, must_ask: bool = True, interval_s: float | None = None) -> None:
+        self.state = HubState(must_ask=must_ask, interval_s=interval_s)
         self.state.planner_came("planner")
         self.state.plan_made(1, ALL)
         self.must_ask = self.state.batch_begins(7)
+        self._attempts: dict[int, Iterator[int]] = defaultdict(itertools.count)
+        """Numbers of the next attempts, by task."""
 
     def begins(
-        self, task: str, *queues: MessageQueue, partition: int = 0, batch_id: int = 7, tasks: int = 1
+        self,
+        task: str,
+        *queues: MessageQueue,
+        partition: int = 0,
+        batch_id: int = 7,
+        tasks: int = 1,
     ) -> list[Action]:
         start = TaskBegins(
             task=task,
             batch_id=batch_id,
             partition=partition,
-            attempt=0,
+            attempt=next(self._attempts[partition]),
             places=dict.fromkeys(queues, Place(1, 0)),
             tasks=tasks,
         )
-        return self.state.task_begins(f"peer of {task}", start)
+        return self.state.task_begins(f"peer of {task}", start, 0.0)
 
     def hands_over(self, task: str, *queues: MessageQueue) -> list[Action]:
-        return self.state.handed_over(f"peer of {task}", task, part(task, *queues))
+        handed = PartHandedOver(task, part(task, *queues), cut=None, ends=frozenset(queues))
+        return self.state.handed_over(f"peer of {task}", handed, 0.0)
 
     def is_done(self, task: str, *queues: MessageQueue) -> list[Action]:
         return self.state.task_done(f"peer of {task}", task, part(task, *queues), 0.0)
@@ -61,7 +77,10 @@ class Driver:
         return self.state.task_idles(f"peer of {task}", task, now_s)
 
     def must_leave(self, *queues: MessageQueue) -> list[Action]:
-        return self.state.must_leave(1, frozenset(queues))
+        return self.state.must_leave(1, frozenset(queues), 0.0)
+
+    def is_committed(self, *refused: MessageQueue) -> list[Action]:
+        return self.state.committed(frozenset(refused), 0.0)
 
 
 def part(task: str, *queues: MessageQueue) -> Part:
@@ -86,7 +105,7 @@ def asked_to_give_up(actions: Iterable[Action]) -> dict[str, set[MessageQueue]]:
 
 
 def committed(actions: Iterable[Action]) -> list[Part]:
-    return [action.part for action in actions if isinstance(action, Commit)]
+    return [part for action in actions if isinstance(action, Commit) for part in action.group.parts]
 
 
 def work_reports(actions: Iterable[Action]) -> list[tuple[str, bool]]:
@@ -116,8 +135,9 @@ def test_a_queue_that_is_consumed_is_free_once_what_was_handed_over_is_committed
     assert driver.must_leave(A) == []
     handed = driver.hands_over("one", A)
     assert (committed(handed), freed(handed)) == ([part("one", A)], set())
-    assert freed(driver.state.committed(part("one", A))) == {A}
-    assert driver.state.batch_ends(could_ask=True).taken == {"part of one"}
+    assert freed(driver.is_committed()) == {A}
+    assert driver.state.batch_ends(0.0, could_ask=True) == [Flushed(None)]
+    assert driver.state.rest([part("one", A)]) is None
 
 
 def test_a_queue_that_no_task_has_begun_is_free_at_once_and_left_out_by_who_comes_to_it() -> None:
@@ -132,10 +152,10 @@ def test_a_queue_that_no_task_has_begun_is_free_at_once_and_left_out_by_who_come
 def test_between_two_batches_the_queues_of_a_plan_that_will_be_run_are_free_at_once() -> None:
     """B5: Spark takes its time to begin with a plan that it has logged."""
     driver = Driver()
-    driver.state.batch_ends(could_ask=True)
+    driver.state.batch_ends(0.0, could_ask=True)
     driver.state.plan_made(2, ALL)
 
-    assert freed(driver.state.must_leave(2, frozenset({A}))) == {A}
+    assert freed(driver.state.must_leave(2, frozenset({A}), 0.0)) == {A}
     assert driver.state.batch_begins(8)
     assert left_out(driver.begins("one", A, B, batch_id=8)) == {A}
 
@@ -154,10 +174,10 @@ def test_where_tasks_may_begin_without_asking_a_queue_that_none_has_begun_waits(
 def test_whether_tasks_must_ask_is_what_those_of_the_last_batch_could(could_ask: bool) -> None:
     """B5: a firewall must not keep a query from consuming."""
     driver = Driver(must_ask=not could_ask)
-    driver.state.batch_ends(could_ask=could_ask)
+    driver.state.batch_ends(0.0, could_ask=could_ask)
 
     assert driver.state.batch_begins(8) is could_ask
-    driver.state.batch_ends(could_ask=None)
+    driver.state.batch_ends(0.0, could_ask=None)
     assert driver.state.batch_begins(9) is could_ask
 
 
@@ -169,7 +189,7 @@ def test_a_task_that_has_ended_has_its_result_committed_when_one_of_its_queues_m
 
     assert committed(driver.must_leave(B)) == [part("one", A, B)]
     assert driver.must_leave(B) == []
-    assert freed(driver.state.committed(part("one", A, B))) == {A, B}
+    assert freed(driver.is_committed()) == {A, B}
 
 
 def test_a_task_that_ends_while_it_gets_the_message_has_its_result_committed() -> None:
@@ -208,10 +228,10 @@ def test_only_a_queue_that_was_reset_is_dropped_by_its_task() -> None:
     driver = Driver()
     driver.begins("one", A, B)
 
-    actions = driver.state.moved({A: 2, B: 1, C: 5})
+    actions = driver.state.moved({A: 2, B: 1, C: 5}, 0.0)
     assert actions == [Send("peer of one", GiveUpQueues("one", frozenset({A}), is_dropped=True))]
-    assert driver.state.moved({A: 2, B: 1}) == []
-    assert freed(driver.state.released("peer of one", "one", frozenset({A}))) == {A}
+    assert driver.state.moved({A: 2, B: 1}, 0.0) == []
+    assert freed(driver.state.released("peer of one", "one", frozenset({A}), 0.0)) == {A}
 
 
 def test_a_task_of_an_older_batch_has_to_end_and_nothing_of_it_is_taken() -> None:
@@ -227,18 +247,18 @@ def test_when_a_batch_is_committed_the_planner_gets_its_plan() -> None:
     driver = Driver()
     driver.begins("one", *ALL)
     driver.is_done("one", *ALL)
-    plan = driver.state.batch_ends(could_ask=True).plan
+    assert driver.state.batch_ends(0.0, could_ask=True) == [Flushed(None)]
 
     # What must leave from now on waits for the commit.
     assert driver.must_leave(A) == []
-    assert driver.state.batch_committed(plan) == [Send("planner", PlanOver(1))]
+    assert driver.state.batch_committed(driver.state.plan) == [Send("planner", PlanOver(1))]
 
 
 def test_reports_about_an_older_plan_change_nothing() -> None:
     driver = Driver()
     driver.begins("one", A)
 
-    assert driver.state.must_leave(0, frozenset({A})) == []
+    assert driver.state.must_leave(0, frozenset({A}), 0.0) == []
     driver.state.plan_made(0, frozenset())
     assert asked_to_give_up(driver.must_leave(A)) == {"one": {A}}
 
@@ -399,14 +419,14 @@ def test_no_task_waits_when_the_job_is_over() -> None:
     driver.idles("one")
 
     assert stopped(driver.state.job_is_over(is_whole=False)) == ["one", "two"]
-    driver.state.batch_ends(could_ask=None)
+    driver.state.batch_ends(0.0, could_ask=None)
     assert work_reports(driver.idles("two")) == [("two", False)]
 
 
 def cancelled(driver: Driver) -> list[Action]:
     """The query is stopped: its job is cancelled, its batch given up, and its planner ends."""
     actions = driver.state.job_is_over(is_whole=False)
-    driver.state.batch_ends(could_ask=None)
+    driver.state.batch_ends(0.0, could_ask=None)
     return [*actions, *driver.state.batch_failed(), *driver.state.planner_leaves(1)]
 
 
@@ -435,7 +455,7 @@ def test_the_plan_of_a_planner_that_ends_is_over_once_the_batch_is_settled_too(f
 
     left = state.planner_leaves(1) if first == "the planner" else []
     assert plans_over([*left, *state.job_is_over(is_whole=True)]) == []
-    state.batch_ends(could_ask=True)
+    state.batch_ends(0.0, could_ask=True)
     assert plans_over(state.batch_committed(1)) == [1]
     assert first == "the planner" or plans_over(state.planner_leaves(1)) == [1]
 
@@ -481,3 +501,189 @@ def test_when_the_planner_is_lost_the_query_is_looked_at_at_once() -> None:
     driver = Driver()
     assert Look() in driver.state.lost("planner", 1.0)
     assert Look() not in driver.state.lost("peer of one", 1.0)
+
+
+# --- commits while the job runs ---------------------------------------------------------------------------
+
+
+def cut_part(part_id: str, queue: MessageQueue, start: int, stop: int) -> Part:
+    ack = QueueAck(
+        queue=queue, start=start, state=QueueState(stop, 1), consumed=1, failed=0, finished="GOING_ON"
+    )
+    return Part(id=part_id, acks=(ack,))
+
+
+def sends(
+    driver: Driver, task: str, sent_part: Part, *, cut: int | None, ends: tuple[MessageQueue, ...] = ()
+) -> list[Action]:
+    handed = PartHandedOver(task, sent_part, cut=cut, ends=frozenset(ends))
+    return driver.state.handed_over(f"peer of {task}", handed, 1.0)
+
+
+A1, A2, A3 = cut_part("a1", A, 0, 3), cut_part("a2", A, 3, 5), cut_part("a3", A, 5, 6)
+B1 = cut_part("b1", B, 0, 7)
+
+
+def cutting() -> Driver:
+    """A batch of two tasks that are asked for cut 1."""
+    driver = Driver(interval_s=0.2)
+    driver.begins("one", A, tasks=2)
+    driver.begins("two", B, partition=1, tasks=2)
+    assert driver.state.task_is_dirty("peer of one", "one", 1.0) == []
+    assert driver.state.next_tick_s == pytest.approx(1.005)
+    assert driver.state.tick(1.01) == [
+        Send("peer of one", CutWanted("one", 1)),
+        Send("peer of two", CutWanted("two", 1)),
+    ]
+    return driver
+
+
+def test_tasks_are_asked_for_a_cut_and_their_parts_are_committed_as_one_group() -> None:
+    driver = cutting()
+
+    assert sends(driver, "one", A1, cut=1) == [Send("peer of one", PartTaken("one", "a1"))]
+    assert sends(driver, "two", B1, cut=1) == [
+        Send("peer of two", PartTaken("two", "b1")),
+        Commit(Group((A1, B1)), frozenset()),
+    ]
+    assert driver.is_committed() == [
+        Send("peer of one", PartsCommitted("one", frozenset({"a1"}))),
+        Send("peer of two", PartsCommitted("two", frozenset({"b1"}))),
+    ]
+
+
+def test_a_task_without_progress_is_not_waited_for() -> None:
+    driver = cutting()
+    sends(driver, "one", A1, cut=1)
+
+    assert driver.state.nothing_to_cut("peer of two", "two", 1, 1.0) == [Commit(Group((A1,)), frozenset())]
+
+
+def test_a_queue_is_given_up_with_its_last_part_and_free_when_that_is_committed() -> None:
+    """B5: its task goes on with its other queues."""
+    driver = cutting()
+    sends(driver, "one", A1, cut=1)
+    driver.state.nothing_to_cut("peer of two", "two", 1, 1.0)
+    driver.must_leave(A)
+
+    assert committed(sends(driver, "one", A2, cut=None, ends=(A,))) == []
+    assert driver.is_committed()[1:] == [Commit(Group((A2,)), frozenset({A}))]
+    assert freed(driver.is_committed()) == {A}
+
+
+def test_a_queue_that_is_given_up_without_further_progress_is_free_once_its_parts_are_committed() -> None:
+    """B5, H1"""
+    driver = cutting()
+    sends(driver, "one", A1, cut=1)
+    driver.state.nothing_to_cut("peer of two", "two", 1, 1.0)
+    driver.must_leave(A)
+
+    assert freed(driver.state.released("peer of one", "one", frozenset({A}), 1.0)) == set()
+    assert freed(driver.is_committed()) == {A}
+
+
+def test_another_attempt_leaves_out_a_queue_of_which_a_part_has_arrived() -> None:
+    """D1, E6: its next range begins where that part ends; the other queues are consumed from their start."""
+    driver = Driver(interval_s=0.2)
+    driver.begins("one", A, B)
+    sends(driver, "one", A1, cut=None)
+    driver.state.lost("peer of one", 2.0)
+    driver.is_committed()
+
+    again = driver.begins("again", A, B)
+    assert (left_out(again), freed(again)) == ({A}, {A})
+    assert committed(sends(driver, "again", B1, cut=None)) == [B1]
+
+
+def test_nothing_is_taken_of_an_attempt_that_another_one_follows() -> None:
+    """D1, E6: it is stopped, if it can be."""
+    driver = Driver(interval_s=0.2)
+    driver.begins("one", A)
+
+    assert stopped(driver.begins("again", A)) == ["one"]
+    assert sends(driver, "one", A1, cut=None) == []
+
+
+def test_an_attempt_that_comes_late_is_stopped() -> None:
+    """E6: Spark has started another one since."""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.begins("again", A)
+    late = TaskBegins(task="late", batch_id=7, partition=0, attempt=0, places={A: Place(1, 0)}, tasks=1)
+
+    [go] = sent(driver.state.task_begins("peer of late", late, 0.0), TaskMayBegin)
+    assert go.is_stopped
+    assert driver.hands_over("late", A) == []
+    assert len(driver.hands_over("again", A)) == 2
+
+
+def test_a_refused_queue_is_dropped_by_its_task_and_nothing_more_of_it_is_committed() -> None:
+    """C5"""
+    driver = cutting()
+    sends(driver, "one", A1, cut=1)
+    driver.state.nothing_to_cut("peer of two", "two", 1, 1.0)
+
+    refused = driver.is_committed(A)
+    assert sent(refused, GiveUpQueues) == [GiveUpQueues("one", frozenset({A}), is_dropped=True)]
+    assert committed(sends(driver, "one", A2, cut=None)) == []
+    assert driver.state.batch_ends(2.0, could_ask=True) == [Flushed(None)]
+    rest = driver.state.rest([A3])
+    assert rest is not None
+    assert rest.without == {A}
+
+
+def test_a_failed_commit_is_tried_again_before_the_batch_ends() -> None:
+    """H1"""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.hands_over("one", A)
+    assert driver.state.commit_failed(AWAY, 10.0) == []
+
+    assert driver.state.batch_ends(10.1, could_ask=True) == []
+    assert committed(driver.state.tick(10.5)) == [part("one", A)]
+    assert Flushed(None) in driver.is_committed()
+
+
+def test_a_commit_that_fails_for_a_minute_ends_tasks_and_batch() -> None:
+    """H1: nothing may be committed after it."""
+    driver = Driver(interval_s=0.2)
+    driver.begins("one", A)
+    sends(driver, "one", A1, cut=None)
+    assert driver.state.commit_failed(AWAY, 10.0) == []
+    driver.state.tick(10.5)
+
+    assert stopped(driver.state.commit_failed(AWAY, 70.0)) == ["one"]
+    sends(driver, "one", A2, cut=None, ends=(A,))
+    assert driver.state.batch_ends(70.1, could_ask=True) == [Flushed(AWAY)]
+
+
+def test_a_commit_that_fails_after_its_job_is_not_tried_again() -> None:
+    """B7: the query ends with the job's error, or by its user."""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.hands_over("one", A)
+
+    assert driver.state.batch_ends(10.0, could_ask=None, is_whole=False) == []
+    assert driver.state.commit_failed(AWAY, 10.1) == [Flushed(AWAY)]
+
+
+def test_what_comes_with_the_job_is_committed_last_and_follows_what_was_handed_over() -> None:
+    """H1: a task that has lost its connection hands nothing over any more."""
+    driver = Driver(interval_s=0.2)
+    driver.begins("one", A)
+    sends(driver, "one", A1, cut=None)
+    driver.is_committed()
+    driver.state.batch_ends(2.0, could_ask=True)
+
+    assert driver.state.rest([A1, A2, A3]) == Group((A2, A3))
+
+
+def test_what_comes_with_the_job_and_does_not_follow_is_left_out() -> None:
+    """H1"""
+    driver = Driver(interval_s=0.2)
+    driver.begins("one", A)
+    sends(driver, "one", A1, cut=None)
+    driver.is_committed()
+    driver.state.batch_ends(2.0, could_ask=True)
+
+    assert driver.state.rest([A3, B1]) == Group((A3, B1), frozenset({A}))

@@ -38,7 +38,6 @@ from pyspark_rocketmq.hub.messages import (
 )
 from pyspark_rocketmq.hub.state import HubState
 from pyspark_rocketmq.model import MessageQueue
-from tests.helpers.parts import part_of
 from tests.simulation.storage import Span, Violation
 from tests.simulation.task import (
     Begin,
@@ -185,7 +184,9 @@ class Driver:
     def _must_leave(self, queue: MessageQueue) -> None:
         self.leaving.add(queue)
         if self.is_at_work and queue in self._planned:
-            self._take_hub(self.hub.must_leave(self.plan, frozenset(self.leaving & self._planned)))
+            self._take_hub(
+                self.hub.must_leave(self.plan, frozenset(self.leaving & self._planned), self.world.now_s)
+            )
         elif not self.is_at_work:
             self._unlock({queue})
 
@@ -247,7 +248,7 @@ class Driver:
             self.world.after(0.05, self._job_over, plan)
             return
         self.hub.job_is_over(is_whole=True)
-        self.hub.batch_ends(could_ask=True)
+        self.hub.batch_ends(self.world.now_s, could_ask=True)
         self.is_at_work = False
         self.take(self.cuts.close(self.world.now_s))
         self._batch_over()
@@ -310,7 +311,7 @@ class Driver:
                 places=places,
                 tasks=len(self._partitions),
             )
-            hub_actions = self.hub.task_begins(task.name, start)
+            hub_actions = self.hub.task_begins(task.name, start, self.world.now_s)
             left_out = next(
                 each.message.left_out
                 for each in hub_actions
@@ -426,7 +427,9 @@ class Driver:
             self.world.check_free(self, queue)
         self._free |= queues
         if self.is_at_work:
-            self._take_hub(self.hub.committed(part_of("", *queues)))
+            for name, task in self.tasks.items():
+                mine = queues & task.places.keys()
+                self._take_hub(self.hub.released(name, name, mine, self.world.now_s))
 
     def _replan(self, queues: Queues, reason: str) -> None:
         if reason.startswith("a part does not follow"):
@@ -463,7 +466,7 @@ class Driver:
         if not self.is_at_work:
             return
         self._epochs = {queue: row.epoch for queue, row in self.world.store.rows.items()}
-        self._take_hub(self.hub.moved(self._epochs))
+        self._take_hub(self.hub.moved(self._epochs, self.world.now_s))
         moved = frozenset(
             queue
             for places in self._partitions.values()

@@ -160,7 +160,7 @@ class World:
         return rule not in self._left.rules
 
     def new_cuts(self) -> Cuts:
-        return self._left.cuts(self.interval_s)
+        return self._left.cuts(self.interval_s, are_ranges_open=True)
 
     def new_name(self, kind: str) -> str:
         self._names += 1

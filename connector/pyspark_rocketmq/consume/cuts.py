@@ -12,10 +12,13 @@ Rule 1 (chain): the parts of a queue form a chain. Each begins at the epoch and 
 before has reached; the first one where the plan begins. A part that does not follow is not taken.
 Rule 2 (known parts): a part that is sent again, because its sender did not hear that it has arrived, is
 confirmed again and not counted again.
-Rule 3 (attempts): a later attempt of a task consumes nothing and ends the batch: its queues begin again from
-the offset store. The attempt that it replaces may be alive; then its last part counts, and the batch is not
-over before it has ended or paused. A queue whose tasks die four times at the same offset fails the batch; it
-is forgiven when it moves, or when a batch that had it ends without such a death.
+Rule 3 (attempts): where ranges are open, a later attempt of a task consumes nothing and ends the batch: its
+queues begin again from the offset store. The attempt that it replaces may be alive; then its last part
+counts, and the batch is not over before it has ended or paused. A queue whose tasks die four times at the
+same offset fails the batch; it is forgiven when it moves, or when a batch that had it ends without such a
+death.
+Where ranges are closed, nothing more is taken of the attempt before. The later one leaves out the queues of
+which a part has arrived, whose next range is for the next batch, and consumes the others from their start.
 Rule 4 (poisoned queues): a queue that broke its chain, was refused by the sink or the offset store, or has
 another epoch now is *poisoned*: nothing of it is committed any more in this batch. The other queues go on.
 Rule 5 (one group): one group is committed at a time, and tried again with the same content before any other:
@@ -30,7 +33,7 @@ No I/O, no clock, no thread; methods take the monotonic time and return the acti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -86,6 +89,8 @@ class Answer:
     """Ids of its parts that have arrived and are neither committed nor dropped yet."""
     dropped: Queues = _NOTHING
     """Queues that it must give up without a part."""
+    left_out: Queues = _NOTHING
+    """Queues that the attempt before has begun, and with which it must not begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +158,7 @@ class EndTasks:
 class Fail:
     """Fail the batch, and so the query."""
 
-    error: Exception
+    error: BaseException
 
 
 Action = Answer | AskForCut | Taken | PartsOver | CommitGroup | Drop | Free | Replan | EndTasks | Fail
@@ -188,12 +193,14 @@ class _Task:
     """Ids of its newest parts that have arrived, in order; older ones cannot be in doubt any more."""
     is_connected: bool = True
     is_done: bool = False
+    is_replaced: bool = False
+    """True if another attempt consumes its queues, so that nothing of it counts any more."""
     pauses_at_s: float = -inf
     """When it stops to deliver because it is not connected."""
 
     @property
     def is_running(self) -> bool:
-        return self.is_connected and not self.is_done
+        return self.is_connected and not self.is_done and not self.is_replaced
 
     def note(self, part_id: str) -> None:
         self.known[part_id] = None
@@ -237,6 +244,7 @@ class _Batch:
     poisoned: set[MessageQueue] = field(default_factory=set)
     ended: set[MessageQueue] = field(default_factory=set)
     """Queues that their task has ended, and that are not free yet."""
+    free: set[MessageQueue] = field(default_factory=set)
     tasks: dict[str, _Task] = field(default_factory=dict)
     newest: dict[int, _Task] = field(default_factory=dict)
     """Newest attempt of each partition."""
@@ -244,19 +252,23 @@ class _Batch:
     """Tasks that have reported since the last cut was asked for that they have settled something."""
     is_closed: bool = False
     """Whether nothing more is accepted from tasks."""
+    is_hurried: bool = False
+    """Whether failed commits are not tried again."""
 
 
 class Cuts:
     """The cuts and commits of one query's batches. Not thread-safe."""
 
-    def __init__(self, interval_s: float | None) -> None:
+    def __init__(self, interval_s: float | None, *, are_ranges_open: bool) -> None:
         """Begin without a batch.
 
         Args:
             interval_s: Shortest time between two cuts, in seconds; 0 asks again as soon as a commit is over.
                 None asks for none: parts come when queues are given up and at the end of tasks.
+            are_ranges_open: Whether tasks consume their queues until they are told to end (rule 3).
         """
         self._interval_s = interval_s
+        self._are_ranges_open = are_ranges_open
         self._deaths: dict[MessageQueue, _Deaths] = {}
         self._number = 0
         self._last_cut_s = -inf
@@ -271,7 +283,7 @@ class Cuts:
         self._retry_s: float | None = None
         self._failing_since_s: float | None = None
         self._failures = 0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._end_reason: str | None = None
 
     # --- state ----------------------------------------------------------------------------------------------
@@ -331,12 +343,15 @@ class Cuts:
             return self.resume(task, ())
         if batch.is_closed or (former is not None and former.attempt >= attempt):
             return [Answer(task, is_stopped=True)]
-        is_stopped = self._is_another_attempt(former, attempt) or self.is_ending
+        is_another = self._is_another_attempt(former, attempt)
+        is_stopped = (is_another and self._are_ranges_open) or self.is_ending
         mine = _Task(task, partition, attempt, frozenset(places), is_stopped)
         batch.tasks[task] = batch.newest[partition] = mine
-        if not self._is_another_attempt(former, attempt):
+        if not is_another:
             batch.reached.update(places)
             return [Answer(task, is_stopped)]
+        if not self._are_ranges_open:
+            return self._replace(former, mine, places, now_s)
         answer = Answer(task, is_stopped=True)
         return [answer, *self._died(former, places), *self.end("another attempt of a task", now_s)]
 
@@ -442,11 +457,11 @@ class Cuts:
             *self._go_on(now_s),
         ]
 
-    def commit_failed(self, error: Exception, now_s: float) -> list[Action]:
+    def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
         """Note that the group in hand could not be committed, or that nobody knows whether it was."""
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-        if now_s - self._failing_since_s >= _FAIL_AFTER_S:
+        if self._batch.is_hurried or now_s - self._failing_since_s >= _FAIL_AFTER_S:
             self._group = self._retry_s = None
             return [*self._fail(error), *self.end("failed", now_s)]
         self._retry_s = now_s + min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(self._failures, 8))
@@ -481,15 +496,36 @@ class Cuts:
         self._gathering = _Gathering(None, now_s + _GATHER_S, set(running))
         return [EndTasks(reason, running), *self._go_on(now_s)]
 
-    def close(self, now_s: float) -> list[Action]:
-        """Note that the job is over: accept nothing more, and commit what waits."""
+    def close(self, now_s: float, *, is_hurried: bool = False) -> list[Action]:
+        """Note that the job is over: accept nothing more, and commit what waits.
+
+        ``is_hurried``: the batch has failed, so a commit that fails is not tried again.
+        """
         batch = self._batch
         batch.is_closed = True
+        batch.is_hurried = is_hurried
         self._due_s = self._gathering = None
+        if is_hurried and self._retry_s is not None:
+            self._retry_s = now_s
         ended_well = (task for task in batch.newest.values() if task.is_done and not task.is_stopped)
         for queue in {queue for task in ended_well for queue in task.queues}:
             self._deaths.pop(queue, None)
         return self._go_on(now_s)
+
+    def rest(self, parts: Sequence[Part]) -> Group | None:
+        """Return the last group, of parts that come with the job's result; None if there are none.
+
+        Call it once the closed batch is settled. A task that could not ask has begun nothing here, so its
+        part follows none.
+        """
+        if not parts:
+            return None
+        without = set(self._batch.poisoned)
+        for ack in (ack for part in parts for ack in part.acks if ack.queue in self._batch.reached):
+            if not self._follows(ack):
+                without.add(ack.queue)
+            self._batch.reached[ack.queue] = Place(ack.state.epoch, ack.state.next_offset)
+        return Group(tuple(parts), frozenset(without))
 
     # --- rules ----------------------------------------------------------------------------------------------
 
@@ -531,7 +567,28 @@ class Cuts:
         """Return a task; None if nothing more is accepted from it."""
         task = self._batch.tasks.get(task_id)
         is_open = not self._batch.is_closed and self._error is None
-        return task if task is not None and is_open else None
+        return task if task is not None and is_open and not task.is_replaced else None
+
+    def _replace(
+        self, former: _Task | None, mine: _Task, places: Mapping[MessageQueue, Place], now_s: float
+    ) -> list[Action]:
+        """Begin a later attempt of a task with closed ranges."""
+        batch = self._batch
+        stopped: list[Action] = []
+        if former is not None:
+            if former.is_running:
+                # Spark believes it dead.
+                stopped.append(EndTasks("another attempt has begun", (former.name,)))
+            former.is_replaced = True
+            self._forget_answer(former.name)
+        for queue, place in places.items():
+            batch.reached.setdefault(queue, place)
+        begun = {queue for queue, place in places.items() if batch.reached[queue] != place}
+        # Nobody goes on with them in this batch.
+        batch.ended |= begun - batch.free
+        left_out = mine.queues & (begun | batch.ended | batch.free)
+        answer = Answer(mine.name, mine.is_stopped, dropped=mine.queues & batch.poisoned, left_out=left_out)
+        return [answer, *stopped, *self._go_on(now_s)]
 
     def _died(self, former: _Task | None, places: Mapping[MessageQueue, Place]) -> list[Action]:
         """Count the death of an attempt that may have consumed something."""
@@ -618,6 +675,7 @@ class Cuts:
             return []
         free = frozenset(filter(self._is_free, batch.ended))
         batch.ended -= free
+        batch.free |= free
         return [Free(free)] if free else []
 
     def _poison(self, queues: Queues, reason: str) -> list[Action]:
@@ -627,7 +685,7 @@ class Cuts:
         self._batch.poisoned |= news
         return [Drop(news), Replan(news, reason)]
 
-    def _fail(self, error: Exception) -> list[Action]:
+    def _fail(self, error: BaseException) -> list[Action]:
         if self._error is not None:
             return []
         self._error = error

@@ -2,8 +2,8 @@
 
 One Spark job runs source, engine and file writing and returns file names and acks; nothing is evaluated
 twice, because that would call the listener again. Parts that tasks hand over while the job runs, because
-queues were taken away, are committed at once on another thread: one commit after the other, and none during
-the commit of the batch's end (:mod:`~pyspark_rocketmq.hub.driver_end`). How a part is committed:
+queues are taken away or a commit is due, are committed on another thread: one group after the other, and none
+during the commit of the batch's end (:mod:`~pyspark_rocketmq.hub.driver_end`). How a group is committed:
 :mod:`~pyspark_rocketmq.commit.pipeline`.
 """
 
@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.commit.pipeline import BatchListener, Mirror, OpenBatch, PartCommitter
-from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.consumer.engine.task import RESULT_COLUMNS, BatchTask, Engine
 from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
+from pyspark_rocketmq.hub.state import Queues
 from pyspark_rocketmq.hub.task_end import ControlEndpoint
-from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetStore, QueueCommit
 from pyspark_rocketmq.sinks.base import RowWriter, Sink
 
 logger = logging.getLogger(__name__)
@@ -31,8 +33,8 @@ logger = logging.getLogger(__name__)
 class Job(NamedTuple):
     """Result of one evaluation of a micro-batch."""
 
-    parts: Mapping[str, Part]
-    """Parts by their ids; each can be committed or dropped without the others."""
+    parts: Sequence[Part]
+    """Parts that the tasks have not handed over, and copies of some that they have."""
     could_ask: bool | None
     """Whether all tasks could reach the driver; None if none had to."""
 
@@ -49,11 +51,10 @@ def run_job(
         # mapInArrow looks columns up by name, and reads a dot as access to a field.
         names = batch.columns
         batch = batch.toDF(*(f"column{at}" for at in range(len(names))))
-    parts: dict[str, Part] = {}
+    parts: list[Part] = []
     asked: list[bool] = []
     for row in batch.mapInArrow(BatchTask(writer, engine, terms, names), RESULT_COLUMNS).collect():
-        for part in map(Part.from_facts, json.loads(row["parts"])):
-            parts[part.id] = part
+        parts += map(Part.from_facts, json.loads(row["parts"]))
         if row["could_ask"] is not None:
             asked.append(row["could_ask"])
     return Job(parts, all(asked) if asked else None)
@@ -85,6 +86,8 @@ class BatchRunner:
         self._query_id = query_id
         self._engine = engine
         self._hub = hub
+        self._shown: dict[MessageQueue, QueueCommit] = {}
+        """Newest commit of each queue of this batch that brokers get."""
         self._parts = PartCommitter(
             consumer_group=consumer_group,
             store=store,
@@ -112,32 +115,47 @@ class BatchRunner:
             raise
 
     def _evaluate(self, batch: DataFrame, open_batch: OpenBatch) -> None:
-        job, end = self._run(batch, open_batch)
-        parts = [part for part_id, part in job.parts.items() if part_id not in end.taken]
-        shown = self._parts.commit([*parts, *end.left], open_batch)
+        end = self._run(batch, open_batch)
+        if end.rest is not None:
+            self._commit(end.rest, open_batch)
         if self._hub is not None:
+            shown = tuple(self._shown.values())
             self._hub.over(end.plan, lambda: self._parts.await_shown(shown))
 
-    def _run(self, batch: DataFrame, open_batch: OpenBatch) -> tuple[Job, BatchEnd]:
+    def _run(self, batch: DataFrame, open_batch: OpenBatch) -> BatchEnd:
         """Evaluate the batch, and commit the parts that are handed over meanwhile."""
+        self._shown = {}
         terms = None
         if self._hub is not None:
-            terms = self._hub.begin(open_batch.batch_id, lambda part: self._commit_ahead(part, open_batch))
+            terms = self._hub.begin(
+                open_batch.batch_id, lambda group, ended: self._commit_ahead(group, ended, open_batch)
+            )
         if self._hub is None or terms is None:
-            return run_job(batch, open_batch.writer, self._engine), BatchEnd()
+            job = run_job(batch, open_batch.writer, self._engine)
+            return BatchEnd(rest=Group(tuple(job.parts)) if job.parts else None)
         try:
             job = run_job(batch, open_batch.writer, self._engine, terms)
         except BaseException:
-            self._hub.end(could_ask=None, is_whole=False)
+            self._hub.cut_short()
             raise
-        return job, self._hub.end(could_ask=job.could_ask)
+        return self._hub.end(job.parts, could_ask=job.could_ask)
 
-    def _commit_ahead(self, part: Part, open_batch: OpenBatch) -> None:
-        """Commit a part that a task has handed over; the batch's own thread is waiting for its job."""
-        logger.info(
-            "queues given up before their batch ends group=%s batch=%d queues=%s",
-            self._group,
-            open_batch.batch_id,
-            ", ".join(map(str, sorted(part.queues))),
-        )
-        self._parts.await_shown(self._parts.commit([part], open_batch))
+    def _commit_ahead(self, group: Group, ended: Queues, open_batch: OpenBatch) -> Queues:
+        """Commit a group while the batch's own thread waits for its job; return the refused queues."""
+        if ended:
+            logger.info(
+                "queues given up before their batch ends group=%s batch=%d queues=%s",
+                self._group,
+                open_batch.batch_id,
+                ", ".join(map(str, sorted(ended))),
+            )
+        refused = self._commit(group, open_batch)
+        self._parts.await_shown([commit for queue, commit in self._shown.items() if queue in ended])
+        return refused
+
+    def _commit(self, group: Group, open_batch: OpenBatch) -> Queues:
+        """Commit a group; return the refused queues."""
+        parts = [part for part in group.parts if part.queues.isdisjoint(group.without)]
+        for commit in self._parts.commit(parts, open_batch):
+            self._shown[commit.queue] = commit
+        return frozenset()

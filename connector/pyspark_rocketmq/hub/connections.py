@@ -109,7 +109,11 @@ class ConnectionLoop(ABC):
         """Called when a connection has ended, whether it was ever opened or not."""
 
     def _tick(self, now_s: float) -> None:  # noqa: B027 - may be left as it is
-        """Called about twice a second."""
+        """Called about twice a second, and soon after each time that :meth:`_next_tick_s` has named."""
+
+    def _next_tick_s(self) -> float | None:
+        """Return the monotonic time of the next tick that must not be late, if there is one."""
+        return None
 
     # --- the thread, or before it was started ---------------------------------------------------------------
 
@@ -161,7 +165,7 @@ class ConnectionLoop(ABC):
         self._selector.close()
 
     def _turn(self) -> None:
-        for key, events in self._selector.select(_TICK_S):
+        for key, events in self._selector.select(self._pause_s()):
             if key.fileobj is self._wakes:
                 with suppress(OSError):
                     self._wakes.recv(4096)
@@ -175,6 +179,10 @@ class ConnectionLoop(ABC):
         for connection in list(self._connections.values()):
             self._check(connection, now_s)
         self._tick(now_s)
+
+    def _pause_s(self) -> float:
+        at_s = self._next_tick_s()
+        return _TICK_S if at_s is None else min(_TICK_S, max(0.0, at_s - self._clock.monotonic_s()))
 
     def _accept(self) -> None:
         assert self._listening is not None

@@ -1,32 +1,34 @@
-"""The driver's side of giving up queues during a batch: the hub, early commits, and a watch on the store.
+"""The driver's side of commits while a job runs: the hub, early commits, and a watch on the store.
+
+Parts come early because their queues are given up or, with a ``commit_interval``, because they are asked for.
 
 | thread | does |
 |---|---|
 | ``rocketmq-hub`` | communicates with planner and tasks, decides |
-| ``rocketmq-early-commits`` | commits the parts that tasks hand over, one after the other |
+| ``rocketmq-early-commits`` | commits the groups of parts that tasks hand over, one after the other |
 | ``rocketmq-batch-over`` | notifies the planner that a batch is over, once the brokers have its offsets |
 | ``rocketmq-hub-watch`` | compares epochs during a long batch, counts task slots, ends with the query |
 
-Parts are accepted until the job is over. The batch's end waits until the accepted ones are committed; after
-that nothing is committed early.
+Parts are accepted until the job is over. A commit that fails is tried again for a minute, and no other one is
+made before it. The batch's end waits until the accepted parts are committed; after that nothing is committed
+early.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.clock import Clock, Deadline
-from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.server import HubServer
-from pyspark_rocketmq.hub.state import CALLS_END_S, HubState, Slots
+from pyspark_rocketmq.hub.state import CALLS_END_S, HubState, Queues, Slots
 from pyspark_rocketmq.hub.task_end import ControlEndpoint
 from pyspark_rocketmq.model import MessageQueue
 
@@ -37,14 +39,17 @@ _ALIVE_EVERY: Final = 5
 """Number of looks at the store for each look at the query."""
 
 
+CommitGroup = Callable[[Group, Queues], Queues]
+"""Commits a group of parts; returns its queues that sink or store have refused. The second argument has the
+queues that another member may have after that."""
+
+
 class BatchEnd(NamedTuple):
-    """The parts of a batch's job that were handed over."""
+    """A batch's job that is over, with all that was handed over committed."""
 
     plan: int = 0
-    taken: frozenset[str] = frozenset()
-    """Ids of all parts that were handed over."""
-    left: tuple[Part, ...] = ()
-    """Parts whose early commit failed: to be committed with the rest."""
+    rest: Group | None = None
+    """The parts that were not handed over; None if there are none."""
 
 
 class DriverControl:
@@ -63,13 +68,15 @@ class DriverControl:
         look_every_s: float = _LOOK_EVERY_S,
         ends_tasks: bool = False,
         calls_end_s: float = CALLS_END_S,
+        interval_s: float | None = None,
     ) -> None:
         """Listen at ``bind_host``, which planner and tasks reach as ``host``, and start the threads.
 
         ``must_ask``: every task can certainly reach this process. ``slots`` returns how many tasks can run at
         the same time now, ``read_epochs`` the epochs in the offset store, ``storage_options`` how the planner
         reaches it. ``ends_tasks``: nothing else ends tasks when this process ends, so they must be connected.
-        ``calls_end_s``: how long Spark lets a Python worker go on once its job has ended.
+        ``calls_end_s``: how long Spark lets a Python worker go on once its job has ended. ``interval_s``:
+        shortest time between two commits while a job runs; None to commit only what is given up.
 
         Raises:
             OSError: If it cannot listen there.
@@ -80,13 +87,13 @@ class DriverControl:
         self._look_every_s = look_every_s
         self._ends_tasks = ends_tasks
         self._calls_end_s = calls_end_s
+        self._wants_cuts = interval_s is not None
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._over: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()
         self._newest_over = 0
         """Number of the plan of the newest batch that is over."""
-        self._commit: Callable[[Part], None] | None = None
-        """Commits a part of the batch under way."""
-        self._left: list[Part] = []
+        self._commit: CommitGroup | None = None
+        """Commits a group of the batch under way."""
         self._began_s = float("inf")
         self._has_no_batch = threading.Event()
         """Set while no batch, and no commit of one, is under way."""
@@ -106,6 +113,7 @@ class DriverControl:
             storage_options=storage_options,
             drained=self._drained,
             calls_end_s=calls_end_s,
+            interval_s=interval_s,
             clock=clock,
         )
         for name, run in (
@@ -141,36 +149,30 @@ class DriverControl:
 
     # --- a batch --------------------------------------------------------------------------------------------
 
-    def begin(self, batch_id: int, commit: Callable[[Part], None]) -> ControlEndpoint | None:
+    def begin(self, batch_id: int, commit: CommitGroup) -> ControlEndpoint | None:
         """Begin a batch before its job; return the terms for its tasks, or None once the hub is closed.
 
-        Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`. ``commit`` commits a part that a
-        task hands over while the job runs; it is called on another thread, one part at a time.
+        Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`. ``commit`` is called on another
+        thread, for one group at a time.
         """
         self._has_no_batch.clear()
         if self._is_closed:
             self._has_no_batch.set()
             return None
         self._commit = commit
-        self._left = []
         must_ask = self._hub.query(lambda state: state.batch_begins(batch_id))
         self._began_s = self._clock.monotonic_s()
-        return ControlEndpoint(self._hub.address, batch_id, must_ask, self._ends_tasks)
+        return ControlEndpoint(self._hub.address, batch_id, must_ask, self._ends_tasks, self._wants_cuts)
 
-    def end(self, *, could_ask: bool | None, is_whole: bool = True) -> BatchEnd:
-        """End the job: accept no further part, and wait until the accepted ones are committed or failed.
+    def end(self, parts: Sequence[Part], *, could_ask: bool | None) -> BatchEnd:
+        """End the job: accept no further part, and wait until the accepted ones are committed.
 
-        See ``HubState.job_is_over`` for ``is_whole``.
+        ``parts`` come with the job's result.
 
         Raises:
-            RocketMQError: If tasks had to connect and could not.
+            RocketMQError: If tasks had to connect and could not, or if an accepted part cannot be committed.
         """
-        self._began_s = float("inf")
-        plan, taken = self._hub.batch_ends(could_ask=could_ask, is_whole=is_whole)
-        is_through: Future[None] = Future()
-        self._work.put(lambda: is_through.set_result(None))
-        is_through.result()
-        self._commit = None
+        failure = self._end_job(could_ask=could_ask, is_whole=True)
         if could_ask is False and self._ends_tasks:
             raise RocketMQError(
                 f"Tasks could not connect to {self._hub.address.host}:{self._hub.address.port}, the process "
@@ -178,7 +180,19 @@ class DriverControl:
                 "Nothing was delivered. Let executors reach that host (spark.driver.host), or use a classic "
                 "session."
             )
-        return BatchEnd(plan, taken, tuple(self._left))
+        if failure is not None:
+            raise failure
+        return self._hub.query(lambda state: BatchEnd(state.plan, state.rest(parts)))
+
+    def cut_short(self) -> None:
+        """End a job that has failed or was cancelled; accepted parts are committed, if that does not fail."""
+        self._end_job(could_ask=None, is_whole=False)
+
+    def _end_job(self, *, could_ask: bool | None, is_whole: bool) -> BaseException | None:
+        self._began_s = float("inf")
+        failure = self._hub.batch_ends(could_ask=could_ask, is_whole=is_whole)
+        self._commit = None
+        return failure
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
         """Notify the planner that a batch is committed or dropped, once ``is_shown`` has returned."""
@@ -194,28 +208,30 @@ class DriverControl:
 
     # --- threads --------------------------------------------------------------------------------------------
 
-    def _queue_commit(self, part: Part) -> None:
-        """Have a part committed; called by the hub's thread."""
-        self._work.put(lambda: self._commit_part(part))
+    def _queue_commit(self, group: Group, ended: Queues) -> None:
+        """Have a group committed; called by the hub's thread."""
+        self._work.put(lambda: self._commit_group(group, ended))
 
     def _drained(self) -> None:
         """Note that everything is drained; called by the hub's thread."""
         self._is_drained = True
         self._is_look_wanted.set()
 
-    def _commit_part(self, part: Part) -> None:
-        assert self._commit is not None, "parts are taken between begin and end"
+    def _commit_group(self, group: Group, ended: Queues) -> None:
+        assert self._commit is not None, "groups are made between begin and end"
         try:
-            self._commit(part)
-        except BaseException:
-            # The commit is tried again at the batch's end, where an error fails the batch. A panic of
-            # delta-rs is not an Exception.
+            refused = self._commit(group, ended)
+        except BaseException as error:
+            # A panic of delta-rs is not an Exception.
             logger.exception(
-                "a part of the batch could not be committed ahead of its end queues=%d", len(part.queues)
+                "parts of the batch could not be committed while its job runs parts=%d queues=%d",
+                len(group.parts),
+                len(group.queues),
             )
-            self._left.append(part)
+            failure = error
+            self._hub.report(lambda state: state.commit_failed(failure, self._clock.monotonic_s()))
         else:
-            self._hub.report(lambda state: state.committed(part))
+            self._hub.report(lambda state: state.committed(refused, self._clock.monotonic_s()))
 
     def _run_commits(self) -> None:
         while (do := self._work.get()) is not None:
@@ -223,7 +239,7 @@ class DriverControl:
                 do()
             except BaseException:
                 # Nobody watches this thread, and a batch's end waits for it.
-                logger.exception("failure of a thread that commits ahead of a batch's end, going on")
+                logger.exception("failure of a thread that commits while a job runs, going on")
 
     def _run_over(self) -> None:
         while (over := self._over.get()) is not None:
@@ -284,4 +300,4 @@ class DriverControl:
         is_long = self._clock.monotonic_s() - self._began_s >= self._look_every_s
         if not self._is_closed and (is_long or is_asked) and self._hub.query(lambda state: state.is_watched):
             epochs = self._read_epochs()
-            self._hub.report(lambda state: state.moved(epochs))
+            self._hub.report(lambda state: state.moved(epochs, self._clock.monotonic_s()))

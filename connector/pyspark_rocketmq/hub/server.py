@@ -13,11 +13,10 @@ from concurrent.futures import Future
 from typing import Final, TypeVar, assert_never
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.consume.part import Group
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
 from pyspark_rocketmq.hub.messages import (
     FromPlanner,
-    FromTask,
     JsonObject,
     NothingToCut,
     PartHandedOver,
@@ -41,10 +40,11 @@ from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import (
     CALLS_END_S,
     Action,
-    BatchResult,
     Commit,
+    Flushed,
     HubState,
     Look,
+    Queues,
     Send,
     Slots,
 )
@@ -68,11 +68,12 @@ class HubServer(ConnectionLoop):
         *,
         must_ask: bool,
         slots: Slots,
-        commit: Callable[[Part], None],
+        commit: Callable[[Group, Queues], None],
         look: Callable[[], None],
         storage_options: Callable[[], Mapping[str, str]] = dict,
         drained: Callable[[], None] = lambda: None,
         calls_end_s: float = CALLS_END_S,
+        interval_s: float | None = None,
         clock: Clock,
     ) -> None:
         """Listen.
@@ -82,11 +83,13 @@ class HubServer(ConnectionLoop):
             bind_host: Host name at which it listens.
             must_ask: See :class:`HubState`.
             slots: See :class:`HubState`.
-            commit: Begins to commit a part and later reports ``HubState.committed``; returns at once.
+            commit: Begins to commit a group, and later reports ``HubState.committed`` or
+                ``HubState.commit_failed``; returns at once. It also gets the queues that are free after it.
             look: Has the offset store compared with the batch soon, and the query checked; returns at once.
             storage_options: Returns renewed options for the offset store; may take a while.
             drained: Has the query stopped soon, because nothing is left to consume; returns at once.
             calls_end_s: See :class:`HubState`.
+            interval_s: See :class:`HubState`.
             clock: The system's clock, except in tests.
 
         Raises:
@@ -97,7 +100,9 @@ class HubServer(ConnectionLoop):
         super().__init__("rocketmq-hub", clock)
         self.address = HubAddress.new(host, listening.getsockname()[1])
         """Address and key with which planner and tasks connect."""
-        self._state = HubState(must_ask=must_ask, slots=slots, calls_end_s=calls_end_s)
+        self._state = HubState(must_ask=must_ask, slots=slots, calls_end_s=calls_end_s, interval_s=interval_s)
+        self._flushed: Future[BaseException | None] = Future()
+        """Set once nothing of the batch that ends waits for its commit."""
         self._commit = commit
         self._look = look
         self._storage_options = storage_options
@@ -124,31 +129,31 @@ class HubServer(ConnectionLoop):
         self._call(ask)
         return answer.result(_ANSWER_S)
 
-    def batch_ends(self, *, could_ask: bool | None, is_whole: bool = True) -> BatchResult:
-        """End a batch; see :meth:`HubState.job_is_over` and :meth:`HubState.batch_ends`."""
+    def batch_ends(self, *, could_ask: bool | None, is_whole: bool = True) -> BaseException | None:
+        """End a batch, and wait until all that was handed over is committed; return why it could not be.
 
-        def end(state: HubState) -> BatchResult:
+        See :meth:`HubState.job_is_over` and :meth:`HubState.batch_ends`.
+        """
+        flushed: Future[BaseException | None] = Future()
+
+        def end(state: HubState) -> None:
+            self._flushed = flushed
             self._act(state.job_is_over(is_whole=is_whole))
-            return state.batch_ends(could_ask=could_ask)
+            self._act(state.batch_ends(self._clock.monotonic_s(), could_ask=could_ask, is_whole=is_whole))
 
-        return self.query(end)
+        self.query(end)
+        # Commits have deadlines of their own, and failed ones are given up after a minute.
+        return flushed.result()
 
     # --- the hub's thread -----------------------------------------------------------------------------------
 
     def _received(self, connection: Connection, facts: JsonObject) -> None:
         message = decode_to_driver(facts, connection.peer)
         match message:
-            case (
-                TaskBegins()
-                | TaskDirty()
-                | PartHandedOver()
-                | NothingToCut()
-                | QueuesReleased()
-                | TaskIdle()
-                | TaskFailed()
-                | TaskDone()
-            ):
+            case TaskBegins() | TaskIdle() | TaskFailed() | TaskDone():
                 self._act(self._task_event(connection, message))
+            case TaskDirty() | PartHandedOver() | NothingToCut() | QueuesReleased():
+                self._act(self._progress_event(connection, message))
             case _:
                 self._act(self._planner_event(connection, message))
 
@@ -157,6 +162,9 @@ class HubServer(ConnectionLoop):
 
     def _tick(self, now_s: float) -> None:
         self._act(self._state.tick(now_s))
+
+    def _next_tick_s(self) -> float | None:
+        return self._state.next_tick_s
 
     def _planner_event(self, connection: Connection, message: FromPlanner) -> list[Action]:
         """Pass a message of a planner to the state, or to the driver."""
@@ -167,7 +175,7 @@ class HubServer(ConnectionLoop):
             case PlanMade(plan, queues):
                 self._state.plan_made(plan, queues)
             case QueuesLeaving(plan, queues):
-                return self._state.must_leave(plan, queues)
+                return self._state.must_leave(plan, queues, self._clock.monotonic_s())
             case PlannerLeaving(plan):
                 return self._state.planner_leaves(plan)
             case StoreChanged():
@@ -186,29 +194,39 @@ class HubServer(ConnectionLoop):
                 assert_never(message)
         return []
 
-    def _task_event(self, connection: Connection, message: FromTask) -> list[Action]:
-        """Pass a message of a task to the state."""
+    def _task_event(
+        self, connection: Connection, message: TaskBegins | TaskIdle | TaskFailed | TaskDone
+    ) -> list[Action]:
+        """Pass the beginning or the end of a task to the state."""
         state, now_s = self._state, self._clock.monotonic_s()
-        actions: list[Action] = []
         match message:
             case TaskBegins():
-                actions = state.task_begins(connection, message)
-            case PartHandedOver(task, part):
-                actions = state.handed_over(connection, task, part)
-            case QueuesReleased(task, queues):
-                actions = state.released(connection, task, queues)
+                return state.task_begins(connection, message, now_s)
             case TaskIdle(task):
-                actions = state.task_idles(connection, task, now_s)
+                return state.task_idles(connection, task, now_s)
             case TaskFailed(task):
-                actions = state.task_failed(connection, task, now_s)
+                return state.task_failed(connection, task, now_s)
             case TaskDone(task, copy):
-                actions = state.task_done(connection, task, copy, now_s)
-            case TaskDirty() | NothingToCut():
-                # Nobody asks for cuts.
-                pass
+                return state.task_done(connection, task, copy, now_s)
             case _:
                 assert_never(message)
-        return actions
+
+    def _progress_event(
+        self, connection: Connection, message: TaskDirty | PartHandedOver | NothingToCut | QueuesReleased
+    ) -> list[Action]:
+        """Pass the progress of a task to the state."""
+        state, now_s = self._state, self._clock.monotonic_s()
+        match message:
+            case TaskDirty(task):
+                return state.task_is_dirty(connection, task, now_s)
+            case PartHandedOver():
+                return state.handed_over(connection, message, now_s)
+            case NothingToCut(task, cut):
+                return state.nothing_to_cut(connection, task, cut, now_s)
+            case QueuesReleased(task, queues):
+                return state.released(connection, task, queues, now_s)
+            case _:
+                assert_never(message)
 
     def _answer_storage(self, connection: Connection) -> None:
         try:
@@ -224,7 +242,9 @@ class HubServer(ConnectionLoop):
                 case Send(connection, message):
                     assert isinstance(connection, Connection)
                     self._send(connection, message)
-                case Commit(part):
-                    self._commit(part)
+                case Commit(group, ended):
+                    self._commit(group, ended)
+                case Flushed(failure):
+                    self._flushed.set_result(failure)
                 case Look():
                     self._look()

@@ -1,8 +1,9 @@
 """Decides which queue of the batch under way a task must give up, and when a queue is free; no I/O, no clock.
 
 The planner reports which queues its plan holds and which of them it must give away. Tasks report the queues
-that they begin with, and their outcome. The driver reports when a batch begins and ends, and which parts it
-has committed. Methods return the actions to take.
+that they begin with, and their outcome. The driver reports when a batch begins and ends, and which groups of
+parts it has committed. Methods return the actions to take. ``consume.cuts`` has the parts: when tasks are
+asked for them, what is committed together, and what a failed commit means.
 
 Rule 1: a queue is *free* once nobody delivers it, and everything that was delivered is committed or will
 never be. The planner then gets a message with the number of its plan, so that it can ignore late messages for
@@ -10,7 +11,7 @@ an older plan.
 Rule 2: a queue that no task has begun is free at once if every task asks before it begins. A task that cannot
 ask may begin only in a batch in which tasks need not ask (``must_ask``).
 Rule 3: a part that a task hands over belongs to the driver from then on, whatever happens to the task;
-another attempt of the task must leave its queues out.
+another attempt of the task must leave its queues out, also those that the part does not end.
 Rule 4: the queues of a task whose connection broke are free when the batch is over, or when another attempt
 of it reports so: its call may still run.
 Rule 5: a task that has only suspended queues left is *idle*, and stays so. It waits for them while its batch
@@ -24,15 +25,20 @@ begin. If that is not known of a task, the planner waits as long as Spark may ta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
-from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.consume import cuts
+from pyspark_rocketmq.consume.cuts import Cuts
+from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
+    CutWanted,
     FromDriver,
     GiveUpQueues,
+    PartHandedOver,
+    PartsCommitted,
     PartTaken,
     PlanOver,
     QueuesFree,
@@ -42,6 +48,7 @@ from pyspark_rocketmq.hub.messages import (
     TaskBegins,
     TaskMayBegin,
     ToPlanner,
+    ToTask,
 )
 from pyspark_rocketmq.model import MessageQueue
 
@@ -65,25 +72,25 @@ class Send(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Commit a part, and report :meth:`HubState.committed`."""
+    """Commit a group, and report :meth:`HubState.committed` or :meth:`HubState.commit_failed`."""
 
-    part: Part
+    group: Group
+    ended: Queues
+    """Its queues that are free after that."""
 
 
 class Look(NamedTuple):
     """Check soon whether the query still runs."""
 
 
-Action = Send | Commit | Look
+class Flushed(NamedTuple):
+    """Nothing of the closed batch waits for its commit."""
+
+    failure: BaseException | None
+    """Error of the commit that could not be made; then nothing more of the batch may be committed."""
 
 
-class BatchResult(NamedTuple):
-    """Facts about a job for the driver."""
-
-    plan: int
-    """Number of the plan that was run."""
-    taken: frozenset[str]
-    """Ids of the parts that were handed over, which are committed or will be."""
+Action = Send | Commit | Look | Flushed
 
 
 class Slots(NamedTuple):
@@ -124,6 +131,7 @@ class HubState:
         must_ask: bool,
         slots: Slots = Slots(),  # noqa: B008 - it does not change
         calls_end_s: float = CALLS_END_S,
+        interval_s: float | None = None,
     ) -> None:
         """Begin with no batch.
 
@@ -131,7 +139,11 @@ class HubState:
             must_ask: Whether every task can surely ask, from the first batch on.
             slots: Number of tasks that can run now.
             calls_end_s: How long Spark lets a worker go on after its job; passed on to the planner.
+            interval_s: Shortest time between two commits while a job runs; None for none but those of queues
+                that are given up.
         """
+        self._cuts = Cuts(interval_s, are_ranges_open=False)
+        self._wants_cuts = interval_s is not None
         self._calls_end_s = calls_end_s
         self.must_ask = must_ask
         """Whether a task that cannot ask must leave its ranges as they are."""
@@ -148,11 +160,15 @@ class HubState:
         self._owner: dict[MessageQueue, _Task] = {}
         """Task that has begun with a queue, even if it is dead."""
         self._moved: set[MessageQueue] = set()
-        """Queues that were claimed or reset since they were planned."""
+        """Queues of which nothing more may be committed, such as those claimed or reset since the plan."""
         self._settled: set[MessageQueue] = set()
         """Queues that are free, or being committed: no task may begin with them any more in this plan."""
         self._parts: set[str] = set()
         """Ids of the driver's parts, which are committed or will be."""
+        self._failure: BaseException | None = None
+        """Error of a commit that was given up."""
+        self._is_flushing = False
+        """Whether the batch is closed, and not known to be flushed."""
         self.is_stopping = False
         self._last_plan: int | None = None
         """Plan of a planner that ends."""
@@ -177,12 +193,12 @@ class HubState:
             self._leaving = _NOTHING
             self._settled.clear()
 
-    def must_leave(self, number: int, queues: Queues) -> list[Action]:
+    def must_leave(self, number: int, queues: Queues, now_s: float) -> list[Action]:
         """Take all queues of a plan that are to be given up, as of now."""
         if number != self._plan:
             return []
         self._leaving = queues
-        return self._give_up()
+        return self._give_up(now_s)
 
     def planner_leaves(self, plan: int) -> list[Action]:
         """Note that the planner ends, and waits until nothing of ``plan`` is delivered any more."""
@@ -217,7 +233,9 @@ class HubState:
         self._moved.clear()
         self._parts.clear()
         self._late.clear()
-        self._is_settled = self._is_any_unseen = False
+        self._is_settled = self._is_any_unseen = self._is_flushing = False
+        self._failure = None
+        self._cuts.begin_batch()
         return self.must_ask
 
     def job_is_over(self, *, is_whole: bool) -> list[Action]:
@@ -236,11 +254,12 @@ class HubState:
             self._is_any_unseen = not self.must_ask and (not most or len(followed) < most)
         return self._stop_tasks()
 
-    def batch_ends(self, *, could_ask: bool | None) -> BatchResult:
-        """End the batch: nothing more of its job is accepted.
+    def batch_ends(self, now_s: float, *, could_ask: bool | None, is_whole: bool = True) -> list[Action]:
+        """End the batch: nothing more of its tasks is accepted, and what they have handed over is committed.
 
-        Args:
-            could_ask: Whether all of its tasks were connected; None if it had no tasks that ask.
+        :class:`Flushed` is among the actions of this event or of a later one. ``could_ask``: whether all of
+        the batch's tasks were connected; None if it had no tasks that ask. ``is_whole``: see
+        :meth:`job_is_over`.
         """
         if could_ask is not None:
             self.must_ask = could_ask
@@ -250,7 +269,17 @@ class HubState:
         self._settled.clear()
         # Later messages of the planner about this plan have to wait for the commit.
         self._plan_queues = self._leaving = _NOTHING
-        return BatchResult(self._plan, frozenset(self._parts))
+        self._is_flushing = True
+        return self._carry_out(self._cuts.close(now_s, is_hurried=not is_whole), now_s)
+
+    @property
+    def plan(self) -> int:
+        """Number of the newest plan."""
+        return self._plan
+
+    def rest(self, parts: Sequence[Part]) -> Group | None:
+        """Return the parts of a job's result that were not handed over, to be committed after all others."""
+        return self._cuts.rest([part for part in parts if part.id not in self._parts])
 
     def batch_committed(self, plan: int) -> list[Action]:
         """Note that all of a plan's batch is committed, or dropped for good."""
@@ -262,16 +291,22 @@ class HubState:
         self._is_settled = True
         return self._over_for_good()
 
-    def committed(self, part: Part) -> list[Action]:
-        """Note that a part is committed, or dropped because its queues belong to another member."""
-        return self._free(part.queues)
+    def committed(self, refused: Queues, now_s: float) -> list[Action]:
+        """Note that the group is committed, without the queues that sink or store have refused."""
+        return self._carry_out(self._cuts.committed(refused, now_s), now_s)
 
-    def moved(self, epochs: Mapping[MessageQueue, int]) -> list[Action]:
+    def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
+        """Note that the group could not be committed, or that nobody knows whether it was."""
+        return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
+
+    def moved(self, epochs: Mapping[MessageQueue, int], now_s: float) -> list[Action]:
         """Take the epochs that are stored now, of all queues that have one."""
-        for queue, task in self._owner.items():
-            if queue in epochs and epochs[queue] != task.start.places[queue].epoch:
-                self._moved.add(queue)
-        return self._give_up()
+        moved = frozenset(
+            queue
+            for queue, task in self._owner.items()
+            if queue in epochs and epochs[queue] != task.start.places[queue].epoch
+        )
+        return self._carry_out(self._cuts.moved(moved, now_s), now_s) + self._give_up(now_s)
 
     def stop(self) -> list[Action]:
         """End the query: tasks stop after the running call, and their batch is committed."""
@@ -285,38 +320,57 @@ class HubState:
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
-    def task_begins(self, peer: Hashable, start: TaskBegins) -> list[Action]:
+    def task_begins(self, peer: Hashable, start: TaskBegins, now_s: float) -> list[Action]:
         """Answer a task that asks which queues to leave out."""
+        stop = Send(peer, TaskMayBegin(start.task, left_out=_NOTHING, is_stopped=True))
         if start.batch_id != self._batch_id:
             # The task's batch is over, so all its work is useless.
-            return [Send(peer, TaskMayBegin(start.task, left_out=_NOTHING, is_stopped=True))]
+            return [stop]
+        answer, *others = self._cuts.begin(start.task, start.partition, start.attempt, start.places, now_s)
+        assert isinstance(answer, cuts.Answer)
+        if answer.is_stopped:
+            return [stop]
         former = [before for before in self._tasks.values() if before.start.partition == start.partition]
         superseded = self._end_waiting([before for before in former if before.is_waiting])
+        stopped = self._carry_out(others, now_s)
         for before in former:
             before.done = None
             before.is_lost = True
         task = self._tasks[start.task] = _Task(peer, start)
-        settled = self._settled.intersection(start.places)
-        left_out = settled | self._leaving.intersection(start.places)
-        for queue in start.places.keys() - settled:
+        mine = frozenset(start.places)
+        begun = answer.left_out | (self._settled & mine)
+        for queue in mine - begun:
             self._owner[queue] = task
+        left_out = begun | answer.dropped | (self._leaving & mine)
         is_stopped = self.is_stopping or self._is_orphaned or self._last_plan is not None
-        go = TaskMayBegin(start.task, frozenset(left_out), is_stopped)
-        return [Send(peer, go), *superseded, *self._free(left_out - settled)]
+        go = TaskMayBegin(start.task, left_out, is_stopped)
+        freed = self._carry_out(self._cuts.released(start.task, left_out - begun, now_s), now_s)
+        return [Send(peer, go), *superseded, *stopped, *freed]
 
-    def handed_over(self, peer: Hashable, task_id: str, part: Part) -> list[Action]:
+    def task_is_dirty(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
+        """Note that a task has settled something since its last cut."""
+        if self._task(peer, task_id) is None:
+            return []
+        return self._carry_out(self._cuts.dirty(task_id, now_s), now_s)
+
+    def handed_over(self, peer: Hashable, handed: PartHandedOver, now_s: float) -> list[Action]:
         """Take a part that a task hands over to the driver."""
-        task = self._task(peer, task_id)
+        task = self._task(peer, handed.task)
         if task is None:
             return []
-        return [Send(peer, PartTaken(task_id, part.id)), *self._accept(part)]
+        return self._accept(task, handed.part, handed.ends, now_s, cut=handed.cut)
 
-    def released(self, peer: Hashable, task_id: str, queues: Queues) -> list[Action]:
-        """Note that a task has delivered nothing that counts from these queues, and will not."""
-        task = self._task(peer, task_id)
-        if task is None:
+    def nothing_to_cut(self, peer: Hashable, task_id: str, cut: int, now_s: float) -> list[Action]:
+        """Note that a task has no part for a cut."""
+        if self._task(peer, task_id) is None:
             return []
-        return self._free(queues & task.start.places.keys())
+        return self._carry_out(self._cuts.nothing(task_id, cut, now_s), now_s)
+
+    def released(self, peer: Hashable, task_id: str, queues: Queues, now_s: float) -> list[Action]:
+        """Note that a task has delivered nothing that counts from these queues since its last part."""
+        if self._task(peer, task_id) is None:
+            return []
+        return self._carry_out(self._cuts.released(task_id, queues, now_s), now_s)
 
     def task_idles(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
         """Answer a task with only suspended queues left whether to wait for them, and later when to stop."""
@@ -334,7 +388,8 @@ class HubState:
         if task is None:
             return self._late_ended(peer, task_id)
         task.is_done, task.done = True, result
-        return self._give_up() + self._end_idle(now_s)
+        ended = self._carry_out(self._cuts.done(task_id, now_s), now_s)
+        return ended + self._give_up(now_s) + self._end_idle(now_s)
 
     def task_failed(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
         """Note that an attempt of a task has failed: only the parts that it has handed over count."""
@@ -343,7 +398,7 @@ class HubState:
             return self._late_ended(peer, task_id)
         if not task.is_done:
             task.is_lost = True
-        return self._end_idle(now_s)
+        return self._carry_out(self._cuts.done(task_id, now_s), now_s) + self._end_idle(now_s)
 
     def lost(self, peer: Hashable, now_s: float) -> list[Action]:
         """Note that a connection is lost."""
@@ -354,16 +409,22 @@ class HubState:
         for task in self._tasks.values():
             if task.peer == peer and not task.is_done:
                 task.is_lost = True
+                look += self._carry_out(self._cuts.lost(task.start.task, now_s), now_s)
         return look + self._end_idle(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
         """Check the time: without a planner nobody renews the locks, so tasks must end before they expire."""
-        idle = self._end_idle(now_s)
+        idle = self._end_idle(now_s) + self._carry_out(self._cuts.tick(now_s), now_s)
         is_gone = self._planner_lost_s is not None and now_s - self._planner_lost_s >= _PLANNER_GONE_S
         if not is_gone or self._is_orphaned:
             return idle
         self._planner_lost_s = float("-inf")
         return idle + self._stop_tasks()
+
+    @property
+    def next_tick_s(self) -> float | None:
+        """When :meth:`tick` has something to do for the commits; None if only events change anything."""
+        return self._cuts.next_tick_s
 
     @property
     def _is_orphaned(self) -> bool:
@@ -419,7 +480,7 @@ class HubState:
             task.is_waiting = False
         return [Send(task.peer, BatchAtWork(task.start.task, is_at_work=False)) for task in waiting]
 
-    def _give_up(self) -> list[Action]:
+    def _give_up(self, now_s: float) -> list[Action]:
         """Begin to give up every queue that must be given up and is not on its way yet."""
         actions: list[Action] = []
         for queue in sorted((self._leaving | self._moved) - self._settled):
@@ -429,19 +490,66 @@ class HubState:
                     actions += self._free({queue})
             elif task.is_done:
                 if task.done is not None and queue in task.done.queues and queue not in self._moved:
-                    actions += self._accept(task.done)
+                    actions += self._accept(task, task.done, task.done.queues, now_s)
             elif not task.is_lost and queue not in task.asked:
                 task.asked.add(queue)
                 is_dropped = queue in self._moved
                 actions.append(Send(task.peer, GiveUpQueues(task.start.task, frozenset({queue}), is_dropped)))
         return actions
 
-    def _accept(self, part: Part) -> list[Action]:
-        if part.id in self._parts:
-            return []
+    def _accept(
+        self, task: _Task, part: Part, ends: Queues, now_s: float, *, cut: int | None = None
+    ) -> list[Action]:
         self._parts.add(part.id)
-        self._settled |= part.queues
-        return [Commit(part)]
+        self._settled |= ends
+        taken = self._cuts.part(task.start.task, part, now_s, cut=cut, ends=ends)
+        return self._carry_out(taken, now_s)
+
+    def _carry_out(self, actions: Iterable[cuts.Action], now_s: float) -> list[Action]:
+        """Return what the actions of ``Cuts`` mean for the peers and the driver."""
+        done = [action for each in actions for action in self._carried_out(each, now_s)]
+        if self._is_flushing and self._cuts.is_settled:
+            self._is_flushing = False
+            done.append(Flushed(self._failure))
+        return done
+
+    def _carried_out(self, action: cuts.Action, now_s: float) -> list[Action]:
+        match action:
+            case cuts.CommitGroup(group):
+                return [Commit(group, group.queues & self._settled)]
+            case cuts.Drop(queues):
+                self._moved |= queues
+                return self._give_up(now_s)
+            case cuts.Free(queues):
+                return self._free(queues)
+            case cuts.Fail(error):
+                self._failure = error
+                return []
+            case cuts.Answer() | cuts.Replan():
+                # The rest of a closed range is for the next batch in any case.
+                return []
+            case _:
+                return self._to_tasks(action)
+
+    def _to_tasks(self, action: cuts.AskForCut | cuts.Taken | cuts.PartsOver | cuts.EndTasks) -> list[Action]:
+        """Return the messages to tasks that an action of ``Cuts`` asks for."""
+        match action:
+            case cuts.AskForCut(number, tasks):
+                messages: list[ToTask] = [CutWanted(task, number) for task in tasks]
+            case cuts.Taken(task, part_id):
+                messages = [PartTaken(task, part_id)]
+            case cuts.PartsOver(task, part_ids):
+                # Without an interval a task has no number of parts that it waits for.
+                messages = [PartsCommitted(task, part_ids)] if self._wants_cuts else []
+            case cuts.EndTasks(_, tasks):
+                messages = [StopTask(task) for task in tasks]
+            case _:
+                assert_never(action)
+        return [
+            Send(self._tasks[message.task].peer, message)
+            for message in messages
+            if message.task in self._tasks and self._tasks[message.task].is_running
+        ]
 
     def _free(self, queues: Collection[MessageQueue]) -> list[Action]:
         self._settled |= set(queues)
