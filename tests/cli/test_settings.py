@@ -199,6 +199,17 @@ def test_the_example_file_of_consume_is_complete_and_valid() -> None:
             "option trigger='often' is neither availableNow nor an interval such as '1 second'",
         ),
         ("listener=on_order", "option listener='on_order' is not module:function"),
+        (
+            "commitInterval=49ms",
+            (
+                "option commitInterval='49ms' is shorter than 50 ms; each commit makes a new version of the sink "
+                "and of the offset store"
+            ),
+        ),
+        (
+            "commitInterval=often",
+            "option commitInterval='often' is not a duration such as 15m; units are ms, s, m, min, h, d",
+        ),
         ("orderlyEngine=fast", "option orderlyEngine='fast' is none of state, direct"),
         (
             "consumeFromWhere=FIRST",
@@ -310,6 +321,7 @@ def test_a_consumer_gets_each_of_its_settings_from_the_command() -> None:
         "consumeThreadMax": "5",
         "consumeTimeoutS": "60",
         "maxOffsetsPerTrigger": "1000",
+        "commitInterval": "200 milliseconds",
         "mirrorOffsets": "false",
         "orderlyEngine": "state",
     }

@@ -21,6 +21,7 @@ from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consumer.engine import state
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
+from pyspark_rocketmq.consumer.message_table import json_body
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.consumer.settings import warn_of_long_name
 from pyspark_rocketmq.errors import OptionError
@@ -160,6 +161,49 @@ def test_an_engine_that_is_none_is_refused_naming_those_there_are() -> None:
     [problem] = problems_of(orderly_engine="fast")
 
     assert problem == "orderly_engine='fast' is none of state, direct"
+
+
+@pytest.mark.parametrize(
+    ("interval", "says"),
+    [
+        (
+            "49ms",
+            "is shorter than 50 ms; each commit makes a new version of the sink and of the offset store",
+        ),
+        ("often", "is not a duration such as 15m; units are ms, s, m, min, h, d"),
+    ],
+)
+def test_a_commit_interval_that_is_none_is_refused(interval: str, says: str) -> None:
+    assert problems_of(commit_interval=interval) == (f"commit_interval='{interval}' {says}",)
+
+
+def test_a_commit_interval_is_a_text() -> None:
+    assert problems_of(commit_interval="200 milliseconds") == ()
+    with pytest.raises(OptionError, match=r"commit_interval must be a text or None, not 0\.2"):
+        problems_of(commit_interval=0.2)
+
+
+def test_a_commit_interval_is_refused_with_the_state_engine() -> None:
+    """H1: its rows cross Spark, and come when the job ends."""
+    [problem] = problems_of(commit_interval="1 second", orderly_engine="state")
+
+    assert problem == (
+        "commit_interval needs orderly_engine 'direct': with 'state' the rows of a micro-batch reach the "
+        "sink's writer at its end"
+    )
+
+
+def test_a_commit_interval_is_refused_with_a_table_of_messages() -> None:
+    consumer = PushConsumer(
+        consumer_group="g",
+        name_servers="a:1",
+        offset_store=DeltaOffsetStore("unused"),
+        commit_interval="1 second",
+    )
+    consumer.subscribe("orders")
+    consumer.register_message_table(json_body("order_id string"))
+    with pytest.raises(OptionError, match="commit_interval needs a listener: a table of messages"):
+        consumer.start(None, checkpoint="unused")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fails", [True, False])

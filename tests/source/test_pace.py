@@ -78,7 +78,15 @@ def test_a_micro_batch_is_bounded_in_bytes(topics: Topics) -> None:
 
 @pytest.mark.parametrize(
     ("text", "milliseconds"),
-    [("500", 500), ("500ms", 500), ("30s", 30_000), ("15m", 900_000), ("2 h", 7_200_000)],
+    [
+        ("500", 500),
+        ("500ms", 500),
+        ("200 milliseconds", 200),
+        ("1 second", 1_000),
+        ("30s", 30_000),
+        ("15m", 900_000),
+        ("2 h", 7_200_000),
+    ],
 )
 def test_durations_are_written_as_spark_writes_them(text: str, milliseconds: int) -> None:
     assert duration_ms(text) == milliseconds

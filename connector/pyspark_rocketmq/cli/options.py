@@ -290,6 +290,7 @@ class ConsumeSettings(ClusterAccess):
     message_model: MessageModel = like_source("message_model")
     allocate_message_queue_strategy: str = like_source("allocate_message_queue_strategy")
     instance_name: str | None = like_source("instance_name")
+    commit_interval: str | None = like_consumer("commit_interval")
     mirror_offsets: bool = like_consumer("mirror_offsets")
     orderly_engine: OrderlyEngineKind = like_consumer("orderly_engine")
     metrics_port: int | None = option("metricsPort", int_between(1, 65_535), None).doc(

@@ -70,6 +70,8 @@ class CommitterParts:
     is_mirrored: bool
     tries_for_ever: bool
     drains: bool
+    commit_interval_s: float | None = None
+    """Shortest time between two commits of a micro-batch; None if each has one commit."""
 
     def opened_store(self) -> OffsetStore:
         """Return the offset store, opened if necessary."""
@@ -109,6 +111,7 @@ def driver_control(
     slots: Callable[[], Slots] = Slots,
     ends_tasks: bool = False,
     calls_end_s: float = CALLS_END_S,
+    commit_interval_s: float | None = None,
 ) -> DriverControl:
     """Start the server for a query's planner and tasks; see ``DriverControl``.
 
@@ -125,6 +128,7 @@ def driver_control(
         clock=SystemClock(),
         ends_tasks=ends_tasks,
         calls_end_s=calls_end_s,
+        interval_s=commit_interval_s,
     )
 
 
@@ -164,7 +168,15 @@ class ServerFunction:
         # Tasks of a message table do not use the hub.
         if self._parts.engine is not None:
             host, bind_host, _ = driver_address(spark)
-            hub = driver_control(self._parts.options, store, host, bind_host, must_ask=True, ends_tasks=True)
+            hub = driver_control(
+                self._parts.options,
+                store,
+                host,
+                bind_host,
+                must_ask=True,
+                ends_tasks=True,
+                commit_interval_s=self._parts.commit_interval_s,
+            )
         return self._parts.committer(store, lambda: ids[self._query_name], hub)
 
 

@@ -125,6 +125,8 @@ class PushConsumer:
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
         instance_name: Name of this member; a killed query that restarts under the same name gets its queues
             back at once.
+        commit_interval: How often a micro-batch commits what it has consumed so far, such as ``"500ms"`` or
+            ``"1 second"``, 50 ms or more; None: once, at its end.
         mirror_offsets: Send each committed offset to the brokers too, for mqadmin, dashboards and Java
             members of the group. CLUSTERING only.
         orderly_engine: How Spark runs an orderly listener; ``direct`` or ``state``. Both keep the same
@@ -156,6 +158,7 @@ class PushConsumer:
         max_offsets_per_trigger: int = CONSUMER_DEFAULTS.max_offsets_per_trigger,
         allocate_message_queue_strategy: str = READ_DEFAULTS.allocate_message_queue_strategy,
         instance_name: str | None = READ_DEFAULTS.instance_name,
+        commit_interval: str | None = CONSUMER_DEFAULTS.commit_interval,
         mirror_offsets: bool = CONSUMER_DEFAULTS.mirror_offsets,
         orderly_engine: OrderlyEngineKind | str = CONSUMER_DEFAULTS.orderly_engine,
         undecodable_messages: UndecodableMessages | str = READ_DEFAULTS.undecodable_messages,
@@ -449,6 +452,7 @@ class PushConsumer:
             is_mirrored=settings.own.mirror_offsets and settings.message_model is MessageModel.CLUSTERING,
             tries_for_ever=not settings.gives_up(orderly=self._is_orderly),
             drains=drains,
+            commit_interval_s=settings.commit_interval_s,
         )
 
     def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverControl | None:
@@ -465,6 +469,7 @@ class PushConsumer:
                 # With more tasks than slots, a task with a suspended queue must end to free its slot.
                 slots=lambda: task_slots(spark) if has_engine and self._is_orderly else Slots(),
                 calls_end_s=calls_end_s(spark),
+                commit_interval_s=self._settings.commit_interval_s,
             )
         except OSError as error:
             logger.warning(
@@ -502,6 +507,8 @@ class PushConsumer:
             problem := state.spark_problem()
         ):
             problems.append(problem)
+        if self._settings.own.commit_interval is not None:
+            problems += self._commit_interval_problems()
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(
                 "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly "
@@ -514,6 +521,21 @@ class PushConsumer:
             for what, one in sent
             if (reason := why_not_picklable(one)) is not None
         ]
+
+    def _commit_interval_problems(self) -> list[str]:
+        """Return why parts of a micro-batch cannot be committed while it runs."""
+        problems = []
+        if self._settings.own.orderly_engine == OrderlyEngineKind.STATE:
+            problems.append(
+                "commit_interval needs orderly_engine 'direct': with 'state' the rows of a micro-batch reach "
+                "the sink's writer at its end"
+            )
+        if self._table is not None:
+            problems.append(
+                "commit_interval needs a listener: a table of messages is made by Spark's own expressions, "
+                "which bring the rows of a micro-batch at its end; use a shorter trigger"
+            )
+        return problems
 
 
 def _written_by(function: BatchFunction, rows: DataFrame, name: str, checkpoint: str) -> DataStreamWriter:

@@ -29,6 +29,7 @@ from pyspark_rocketmq.options.consumer import (
     DEFAULT_MAX_RECONSUME_TIMES,
     UNLIMITED,
     ConsumerOptions,
+    commit_interval_ms,
     consume_time,
 )
 from pyspark_rocketmq.options.parsers import closest
@@ -353,6 +354,12 @@ class ConsumerSettings:
         """Return whether a message that always fails becomes a dead letter."""
         return not orderly or self.own.max_reconsume_times != UNLIMITED
 
+    @property
+    def commit_interval_s(self) -> float | None:
+        """Shortest time between two commits of a micro-batch, in seconds; None if each has one commit."""
+        text = self.own.commit_interval
+        return None if text is None else commit_interval_ms(text) / 1000
+
     def orderly(self) -> OrderlySettings:
         """Return the settings of an orderly listener's engine."""
         return OrderlySettings(**self._of_engine(OrderlySettings))
@@ -376,6 +383,11 @@ class ConsumerSettings:
                 f"offset_store is '{self.store_spec}': progress kept in this process cannot be seen by "
                 "Spark's planner process; use DeltaOffsetStore"
             )
+        if self.own.commit_interval is not None:
+            try:
+                commit_interval_ms(self.own.commit_interval)
+            except ValueError as error:
+                problems.append(f"commit_interval='{self.own.commit_interval}' {error}")
         for each in fields(ConsumerOptions):
             rule, value = each.metadata["spec"].argument, getattr(self.own, each.name)
             if value is not None and not rule.is_allowed(value):

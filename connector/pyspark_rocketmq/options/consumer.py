@@ -11,12 +11,22 @@ from typing import Final
 
 from pyspark_rocketmq.model import ConsumeFromWhere, OrderlyEngineKind
 from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option
-from pyspark_rocketmq.options.parsers import ArgumentRule, boolean, int_between, iso_time, one_of, parses
+from pyspark_rocketmq.options.parsers import (
+    ArgumentRule,
+    boolean,
+    duration_ms,
+    int_between,
+    iso_time,
+    one_of,
+    parses,
+)
 
 UNLIMITED: Final = -1
 """``maxReconsumeTimes`` of an orderly consumer that never gives a message up."""
 DEFAULT_MAX_RECONSUME_TIMES: Final = 16
 """Limit of a concurrent consumer that sets none (``DefaultMQPushConsumerImpl.getMaxReconsumeTimes``)."""
+
+_SHORTEST_COMMIT_INTERVAL_MS: Final = 50
 
 
 def consume_time(text: str) -> datetime:
@@ -50,6 +60,28 @@ def consume_time(text: str) -> datetime:
 def parse_consume_timestamp(text: str) -> str:
     """Parser of the texts that :func:`consume_time` reads."""
     consume_time(text)
+    return text.strip()
+
+
+def commit_interval_ms(text: str) -> int:
+    """Parse a ``commitInterval``.
+
+    Raises:
+        ValueError: With the end of a sentence.
+    """
+    interval_ms = duration_ms(text)
+    if interval_ms < _SHORTEST_COMMIT_INTERVAL_MS:
+        raise ValueError(
+            f"is shorter than {_SHORTEST_COMMIT_INTERVAL_MS} ms; each commit makes a new version of the sink "
+            "and of the offset store"
+        )
+    return interval_ms
+
+
+@parses("duration, 50 ms or more")
+def parse_commit_interval(text: str) -> str:
+    """Parser of the texts that :func:`commit_interval_ms` reads."""
+    commit_interval_ms(text)
     return text.strip()
 
 
@@ -112,6 +144,10 @@ class ConsumerOptions(OptionSet):
         # The option of the source checks its bounds.
         argument=ArgumentRule((Integral,)),
     ).doc("Most messages of one micro-batch; see [memory](how-to/tuning.md#memory).")
+    commit_interval: str | None = option("commitInterval", parse_commit_interval, None).doc(
+        "How often a micro-batch commits what it has consumed so far, such as `500ms` or `1 second`; none: "
+        "once, at its end. See [tuning](how-to/tuning.md#commits-within-a-micro-batch)."
+    )
     mirror_offsets: bool = option("mirrorOffsets", boolean, True).doc(
         "Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the "
         "group."

@@ -27,6 +27,8 @@ _LATEST_TIME_MS: Final = 2**62
 _TIMES_IN_SECONDS: Final = range(10**9, 10**10)
 """Times from 2001 on in seconds. As milliseconds they would be in early 1970, before any message."""
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION_WORDS: Final = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}
+"""Units as Spark's intervals have them, without the s of the plural."""
 _ADDRESS: Final = "give host:port, such as '10.0.0.5:9876', or 'http://host:port' as clouds' consoles show it"
 _INSTANCE: Final = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
 _SEPARATES_TAGS: Final = re.compile(r"[|,;\s]|&&")
@@ -117,9 +119,10 @@ def time_ms(text: str) -> int:
 
 @parses("duration")
 def duration_ms(text: str) -> int:
-    """Parse a duration such as ``15m`` into milliseconds; a bare number is milliseconds."""
+    """Parse a duration such as ``15m`` or ``15 minutes`` into milliseconds; a bare number is milliseconds."""
     found = re.fullmatch(r"(\d{1,15}) *([a-z]*)", text.strip().lower())
     unit = (found[2] or "ms") if found else ""
+    unit = _DURATION_WORDS.get(unit.removesuffix("s"), unit)
     if found is None or unit not in _DURATION_UNITS_MS:
         raise ValueError(f"is not a duration such as 15m; units are {', '.join(_DURATION_UNITS_MS)}")
     return int(found[1]) * _DURATION_UNITS_MS[unit]
