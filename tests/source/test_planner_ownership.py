@@ -10,6 +10,7 @@ import pytest
 from pyspark_rocketmq.consume.planning import LONGEST_LEFT_OUT_S, StuckQueueDetector
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
 from tests.helpers.fake_clock import FakeClock
 from tests.source.test_planner import A0, A1, B0, Planning
 
@@ -71,6 +72,24 @@ def test_a_logged_plan_is_run_again_only_where_the_queue_is_held() -> None:
     assert restarted.planner.runnable(before.offset) == []
     restarted.offset = before.offset
     assert restarted.next() == [(A0, 0, 5), (A1, 0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("committed", "again"),
+    [(QueueState(0, 1), [(0, 5)]), (QueueState(2, 1, 3), [(2, 5)]), (QueueState(5, 1), []),
+     (QueueState(2, 1, 1, suspended_until_s=9_000.0), [])],
+)  # fmt: skip
+def test_a_logged_plan_is_run_again_without_what_its_batch_has_committed(
+    committed: QueueState, again: list[tuple[int, int]]
+) -> None:
+    """H1, D1: its driver died while the batch ran, or after it; a listener had those messages."""
+    planning = Planning({A0: (0, 5)}, group=True)
+    planning.next()
+    planning.store.commit("g", [QueueCommit(queue=A0, state=committed)], query_id="q", batch_id=0)
+
+    ranges = planning.planner.runnable(planning.offset)
+    assert [(planned.start, planned.end) for planned in ranges] == again
+    assert {planned.state.reconsume_times for planned in ranges} <= {committed.reconsume_times}
 
 
 def test_an_available_now_run_waits_for_queues_that_another_member_still_locks() -> None:

@@ -29,6 +29,7 @@ from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.queue_claims import QueueClaims, Starts, second_owner
 from pyspark_rocketmq.source.queue_generations import QueueGenerations
+from pyspark_rocketmq.stored_values import NO_MESSAGES
 
 logger = logging.getLogger(__name__)
 
@@ -462,7 +463,7 @@ class GroupProgress:
         A plan in Spark's log is run again after a restart. By then the queue may belong to another member,
         which would consume it at the same time. If the queue was claimed or reset meanwhile, the range's data
         must not reach the sink either: the watermark would pass messages that are read again from the new
-        position.
+        position. What of a range is committed is not run again.
         """
         rows = self._run_by = self._store.read(self._group)
         kept = []
@@ -470,7 +471,7 @@ class GroupProgress:
             row = rows.get(old.queue)
             if row is not None and row.epoch == old.state.epoch:
                 if self._ownership.holds(old.queue):
-                    kept.append(old)
+                    kept += _uncommitted(old, row)
                 else:
                     logger.info(
                         "logged range not run again before its queue is locked, to be planned again group=%s "
@@ -574,6 +575,16 @@ def _moves_on(consumer_group: str, queue: MessageQueue) -> BrokerOffsetUnavailab
         f"Group {consumer_group}, {queue}: it was reset again each time it was looked at. It is planned with "
         "the next look."
     )
+
+
+def _uncommitted(old: QueueRange, row: OffsetRow) -> list[QueueRange]:
+    """Return what of a logged range is not committed, unless its queue is suspended there."""
+    if row.next_offset <= old.start:
+        return [old]
+    if row.next_offset >= old.end or row.state.suspended_until_s is not None:
+        # The next plan has the rest when it is due.
+        return []
+    return [replace(old, state=row.state._replace(last_message=NO_MESSAGES))]
 
 
 def _is_sink_noted(before: OffsetRow, row: OffsetRow) -> bool:
