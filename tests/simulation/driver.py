@@ -72,7 +72,7 @@ class Driver:
         self.world = world
         self.member = world.new_name("member")
         self.is_alive = True
-        self.cuts = world.new_cuts()
+        self.cuts = world.new_cuts(are_ranges_open=True)
         self.hub = HubState(must_ask=True)
         self.hub.planner_came(_PLANNER)
         self.has_planner = True
@@ -216,9 +216,12 @@ class Driver:
         """Start an attempt of a task."""
         if self.is_alive and plan == self.plan and self.is_at_work and partition not in self._jobs_done:
             attempt = self._attempts[partition]
-            task = Task(self.world, self, partition, attempt, self._partitions[partition])
+            task = self._new_task(partition, attempt)
             self.tasks[task.name] = task
             self.world.tasks.append(task)
+
+    def _new_task(self, partition: int, attempt: int) -> Task:
+        return Task(self.world, self, partition, attempt, self._partitions[partition])
 
     def run_again(self, task: Task) -> None:
         """Run a task again, whether its attempt before is dead or not."""
@@ -442,9 +445,12 @@ class Driver:
         world.counts["cuts"] += 1
         if world.now_s < self._last_cut_s + world.interval_s:
             raise Violation(f"too soon: cut at {world.now_s} after {self._last_cut_s}")
-        if self.cuts.committing is not Committing.IDLE and self._taken - self._grouped:
+        if self.cuts.committing is not Committing.IDLE and self._does_a_part_wait():
             raise Violation("too soon: a cut while one group is committed and another part waits")
         self._last_cut_s = world.now_s
+
+    def _does_a_part_wait(self) -> bool:
+        return bool(self._taken - self._grouped)
 
     def _set_timer(self) -> None:
         at_s = self.cuts.next_tick_s
@@ -518,7 +524,7 @@ class Driver:
         if fault:
             self._is_committing = False
             self.world.counts["failed commits"] += 1
-            self.take(self.cuts.commit_failed(RocketMQError("away"), self.world.now_s))
+            self._group_failed(RocketMQError("away"))
         elif self.world.dies("between data and offsets"):
             self.world.kill_driver(self)
         else:
@@ -553,7 +559,13 @@ class Driver:
             self.world.kill_driver(self)
             return
         self._is_committing = False
-        self.take(self.cuts.committed(group.queues & self._refused, self.world.now_s))
+        self._group_committed(group.queues & self._refused)
+
+    def _group_failed(self, error: RocketMQError) -> None:
+        self.take(self.cuts.commit_failed(error, self.world.now_s))
+
+    def _group_committed(self, refused: Queues) -> None:
+        self.take(self.cuts.committed(refused, self.world.now_s))
         self._batch_over()
 
     def _store_offsets(self, group: Group) -> None:

@@ -190,6 +190,8 @@ class Task:
         self.marks = driver.begin_marks
         """Watermarks below which it writes no rows, for each sink."""
         self.life = Life.BEGINNING
+        self.is_replaced = False
+        """Whether it lives although Spark believes it dead, and nothing of it counts any more."""
         self._links = 1
         self.link: Link | None = Link(self._links)
         self.is_online = False
@@ -228,11 +230,15 @@ class Task:
             self._turns.rotate(-1)
             each = self._turns[0]
             now_s = self.world.now_s
-            if not each.is_given_up and each.next_call(self.world.brokers.stored[each.queue], now_s):
+            if not each.is_given_up and each.next_call(self._stored(each.queue), now_s):
                 self._call = each
                 self.world.check_delivery(self, each.queue)
                 self.world.after(self.world.call_s(), self._call_ends)
                 return
+
+    def _stored(self, queue: MessageQueue) -> int:
+        """Where the messages end that may be consumed."""
+        return self.world.brokers.stored[queue]
 
     def _call_ends(self) -> None:
         each, self._call = self._call, None

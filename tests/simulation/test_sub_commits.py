@@ -17,6 +17,8 @@ import pytest
 from pyspark_rocketmq.consume.cuts import Action, Cuts, _Task
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.model import MessageQueue
+from tests.simulation.closed import ClosedDriver
+from tests.simulation.driver import Driver
 from tests.simulation.storage import Violation
 from tests.simulation.world import Left, World
 
@@ -45,11 +47,11 @@ _EVENTS = (
 )
 
 
-def run_worlds(seeds: Iterable[int]) -> Counter[str]:
+def run_worlds(seeds: Iterable[int], driver: type[Driver] = Driver) -> Counter[str]:
     """Run a world for each seed; return how often things happened."""
     counts: Counter[str] = Counter()
     for seed in seeds:
-        world = World(seed)
+        world = World(seed, driver=driver)
         try:
             world.run()
         except Violation as violation:
@@ -65,6 +67,14 @@ def test_each_row_is_committed_once_and_in_order_whatever_breaks(part: int) -> N
 
     assert counts["steps"] > 200_000
     assert [event for event in _EVENTS if not counts[event]] == []
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_each_row_of_micro_batches_is_committed_once_and_in_order_whatever_breaks(part: int) -> None:
+    counts = run_worlds(range(300 * part, 300 * (part + 1)), ClosedDriver)
+
+    assert counts["steps"] > 100_000
+    assert [event for event in (*_EVENTS, "parts with the job") if not counts[event]] == []
 
 
 @pytest.mark.long

@@ -73,9 +73,15 @@ class Other:
 class World:
     """Everything, from one seed."""
 
-    def __init__(self, seed: int, left: Left = Left()) -> None:  # noqa: B008 - it does not change
+    def __init__(
+        self,
+        seed: int,
+        left: Left = Left(),  # noqa: B008 - it does not change
+        driver: type[Driver] = Driver,
+    ) -> None:
         self.random = random.Random(seed)
         self._left = left
+        self._driver = driver
         self.counts: Counter[str] = Counter()
         self.now_s = 0.0
         self.is_faulty = True
@@ -107,7 +113,7 @@ class World:
         self._silent_until_s = 0.0
         self.tasks: list[Task] = []
         self.calls = 0
-        self.driver = Driver(self)
+        self.driver = driver(self)
         for at_s in (0.0, *(draw.uniform(0.0, _FAULTS_S) for _ in range(12))):
             self.after(at_s, self._arrive)
         self.after(_FAULTS_S, self._calm)
@@ -159,8 +165,8 @@ class World:
         """Whether a rule is in force."""
         return rule not in self._left.rules
 
-    def new_cuts(self) -> Cuts:
-        return self._left.cuts(self.interval_s, are_ranges_open=True)
+    def new_cuts(self, *, are_ranges_open: bool) -> Cuts:
+        return self._left.cuts(self.interval_s, are_ranges_open=are_ranges_open)
 
     def new_name(self, kind: str) -> str:
         self._names += 1
@@ -284,7 +290,7 @@ class World:
         self.after(pause_s, self._start_driver)
 
     def _start_driver(self) -> None:
-        self.driver = Driver(self)
+        self.driver = self._driver(self)
 
     def unlocked(self, queue: MessageQueue) -> None:
         """Let another member have a queue, if one wants it."""
@@ -414,6 +420,8 @@ class World:
 
     def check_delivery(self, task: Task, queue: MessageQueue) -> None:
         """Nobody else may deliver the queue while a lock holds."""
+        if task.is_replaced:
+            return
         member = task.driver.member
         holder = self.brokers.holder(queue, self.now_s)
         if holder not in {None, member} and (queue, member) not in self._forgotten:
@@ -427,7 +435,7 @@ class World:
 
     def _check_sole(self, queue: MessageQueue, member: str, task: Task | None) -> None:
         for each in self.tasks:
-            is_other = each is not task and each.may_deliver(queue)
+            is_other = each is not task and each.may_deliver(queue) and not each.is_replaced
             if is_other and self._forgotten.isdisjoint({(queue, each.driver.member), (queue, member)}):
                 raise Violation(
                     f"two deliverers: {each.name} beside {member} {task and task.name} of {queue}"
@@ -436,7 +444,8 @@ class World:
     def check_free(self, driver: Driver, queue: MessageQueue) -> None:
         """Nobody delivers a queue that is free."""
         for each in self.tasks:
-            if each.driver is driver and each.may_deliver(queue) and each.name in driver.tasks:
+            is_its = each.driver is driver and each.name in driver.tasks and not each.is_replaced
+            if is_its and each.may_deliver(queue):
                 raise Violation(f"free too early: {each.name} still delivers {queue}")
 
     def chain_broken(self, queues: Iterable[MessageQueue]) -> None:
