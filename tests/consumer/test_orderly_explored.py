@@ -101,7 +101,7 @@ class Episode:
         return self.start == self.end
 
     def next_range(self) -> None:
-        """Plan, consume and commit a range; or crash before the commit."""
+        """Plan, consume and commit a range; or crash, and only the cuts before are committed."""
         planned = QueueRange(
             QUEUE,
             QueueState(self.start, epoch=1, reconsume_times=self.times, retry_counts=self.retry_counts),
@@ -111,9 +111,11 @@ class Episode:
         ack = self._consume(planned)
         self.model.forget()
         if self.draw.random() < 0.1:
-            # The dead letters are sent; everything else happens again.
-            self.model = before
-            return
+            # The dead letters are sent; everything else since the last cut happens again.
+            if self.cut is None:
+                self.model = before
+                return
+            self.model, ack = self.cut
         self.start, self.times, self.retry_counts = (
             ack.state.next_offset,
             ack.state.reconsume_times,
@@ -123,7 +125,9 @@ class Episode:
     def _consume(self, planned: QueueRange) -> QueueAck:
         batch_size, goes_on = self.draw.randint(1, 7), True
         sent: list[int] = []
+        rows: list[Any] = []
         refused: set[int] = set()
+        self.cut: tuple[Reference, QueueAck] | None = None
 
         def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
             nonlocal goes_on
@@ -136,6 +140,12 @@ class Episode:
             ]
             for _ in messages:
                 context.emit(step=step)
+            if self.draw.random() < 0.1 and (taken := run.cut()) is not None:
+                rows.extend(taken.rows)
+                model = deepcopy(self.model)
+                assert taken.ack.state.next_offset == model.next_offset(planned.end)
+                model.forget()
+                self.cut = model, taken.ack
             context.auto_commit = self.draw.random() < 0.5
             refused.clear()
             refused.update(at for at in batch if self.draw.random() < 0.2)
@@ -166,7 +176,8 @@ class Episode:
             now_s=lambda: self.now_s,
             dead_letters=send,
         )
-        rows, ack = run.consume(), run.ack()
+        rows += run.consume()
+        ack = run.ack()
 
         assert rows == self.model.rows[already_out:]
         assert sent == self.model.dead[already_dead:]

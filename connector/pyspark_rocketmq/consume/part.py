@@ -34,7 +34,9 @@ class QueueAck:
     failed: int
     """Deliveries that the listener gave back."""
     finished: str
-    """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED, GIVEN_UP or, if concurrent, THREADS_LOST."""
+    """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED, GIVEN_UP or, if concurrent, THREADS_LOST.
+    GOING_ON in the ack of a cut whose range goes on.
+    """
     read: int = 0
     """Messages of the range that were read, whether the listener got them or not."""
     reset_to: int | None = None
@@ -52,6 +54,14 @@ class QueueAck:
     """Why no broker took a message that the listener gave up, which holds the queue up; else empty."""
     metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
     """Metrics of reading and consuming the range (row D11)."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether there is anything to commit: progress, an attempt, a message, a reset, another log."""
+        return bool(
+            self.consumed or self.failed or self.dead_letters or self.sent_back
+            or self.state.next_offset != self.start or self.reset_to is not None or self.is_another_log
+        )  # fmt: skip
 
     def to_json(self) -> str:
         """Return one line of text; floats keep all their digits."""

@@ -18,7 +18,6 @@ A range is acknowledged as a whole, so all of it has arrived before anything is 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -117,11 +116,10 @@ class ConcurrentRun(RangeRun):
         self._instructions = instructions
         self._run_call = self._run_async if is_async(listener) else self._run
         self._take = taker_of(messages, in_arrow=isinstance(listener, ArrowListener))
-        self._guard = threading.Lock()
         self._wakes_s = inf
         """When ``consume`` checks the machine again, if no event comes before."""
-        self._is_over = False
-        """Whether the run is over; nothing uses the machine after that."""
+        self._has_ended = False
+        """Whether :meth:`consume` has ended; no call uses the machine after that."""
         self._defect: BaseException | None = None
         """Error on another thread, for ``consume`` to raise."""
         self._out: dict[int, tuple[Sequence[int], ListenerCall]] = {}
@@ -149,7 +147,7 @@ class ConcurrentRun(RangeRun):
         )
 
     def consume(self) -> list[Emitted]:
-        """Deliver until the range is settled or the run has to end; return the final rows, in queue order.
+        """Deliver until the range is settled or the run has to end; return its rows since the last cut.
 
         Raises:
             ListenerError: If the listener raised something that is not an ``Exception``, such as SystemExit.
@@ -161,7 +159,7 @@ class ConcurrentRun(RangeRun):
                 self._take_in_events()
         finally:
             with self._guard:
-                self._is_over = True
+                self._has_ended = True
                 if self._free:
                     # Only after a failure.
                     self._pool.give(self, self._free)
@@ -177,21 +175,34 @@ class ConcurrentRun(RangeRun):
                 self._planned.queue,
                 self._machine.settings.consume_timeout_s,
             )
-        self._pass_rows_on()
-        return self._rows.rows
+        with self._guard:
+            self._pass_rows_on()
+            return self._rows.rows
 
     def look_again(self) -> None:
         """See ``PooledRun``."""
         self._workers.wake()
 
     def ack(self) -> QueueAck:
-        """Return the progress to commit; call after :meth:`consume`."""
+        """Return the progress since the last cut; call after :meth:`consume`."""
+        return self._ack_until(self._suspended_until_s())
+
+    @property
+    def _done(self) -> int:
+        return self._machine.done
+
+    def _ack_so_far(self) -> QueueAck:
+        # Rows of messages that were passed since the last answer.
+        self._pass_rows_on()
+        return self._ack_until(self._clock.now_s() if self._stands_still(self._done) else None)
+
+    def _ack_until(self, suspended_until_s: float | None) -> QueueAck:
         machine = self._machine
         return self._ack_of(
             machine.done,
             machine.failures,
             finished=machine.finished,
-            suspended_until_s=self._suspended_until_s(),
+            suspended_until_s=suspended_until_s,
             sent_back=self._sent_back,
         )
 
@@ -309,12 +320,12 @@ class ConcurrentRun(RangeRun):
     def _settle_at_once(self, number: int, call: ListenerCall) -> bool:
         """Settle a call on its own thread, and deliver the next messages; return whether it was possible."""
         is_settled = call.is_all_done and self._guard.acquire(blocking=False)
-        if not is_settled or self._is_over:
+        if not is_settled or self._has_ended:
             if is_settled:
                 self._guard.release()
             self._posted.add(number)
             # In this order: the thread that ends the run uses the two in the opposite order.
-            if self._is_over:
+            if self._has_ended:
                 self._release(number)
             return False
         try:
@@ -519,10 +530,9 @@ class ConcurrentEngine:
     def _consume(self, arrived: ArrivedRange, pool: CallPool, instructions: RangeInstructions) -> Consumed:
         with self._listener.borrow() as listener:
             if isinstance(listener, FailedListener):
-                rows, ack = _put_off(arrived, listener)
-            else:
-                rows, ack = self._run(arrived, listener, pool, instructions)
-        return Consumed(rows, acknowledged(arrived.end, ack), self._output.rows)
+                ack = acknowledged(arrived.end, _put_off(arrived, listener))
+                return Consumed([], ack, self._output.rows)
+            return self._run(arrived, listener, pool, instructions)
 
     def _run(
         self,
@@ -530,7 +540,7 @@ class ConcurrentEngine:
         listener: MessageListenerConcurrently,
         pool: CallPool,
         instructions: RangeInstructions,
-    ) -> tuple[list[Emitted], QueueAck]:
+    ) -> Consumed:
         with closing(workers_for(listener, pool.threads)) as workers:
             run = ConcurrentRun(
                 arrived.planned,
@@ -545,16 +555,17 @@ class ConcurrentEngine:
                 hooks=self._hooks,
                 instructions=instructions,
             )
-            return run.consume(), run.ack()
+            run.consume()
+            return run.last(arrived.end)
 
 
-def _put_off(arrived: ArrivedRange, listener: FailedListener) -> tuple[list[Emitted], QueueAck]:
+def _put_off(arrived: ArrivedRange, listener: FailedListener) -> QueueAck:
     """Suspend a range whose listener could not be opened.
 
     Failing its calls would send the whole backlog back or, in broadcasting, drop it.
     """
     planned = arrived.planned
-    return [], QueueAck(
+    return QueueAck(
         queue=planned.queue,
         start=planned.start,
         state=planned.state._replace(suspended_until_s=SystemClock().now_s() + SEND_BACK_PAUSE_S),

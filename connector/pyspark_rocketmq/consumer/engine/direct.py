@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock, SystemClock
@@ -31,7 +31,6 @@ from pyspark_rocketmq.consumer.engine.range import (
     arrived_ranges,
 )
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.listeners.row_buffer import Emitted
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.schema import ReadPiece
 
@@ -255,14 +254,14 @@ class OrderlyTask:
             worker.begin(run, self._clock.monotonic_s())
             if not self._goes_on or (self._done and worker is self._workers[0]):
                 worker.stop()
-            one.rows = run.consume(lasts_s)
+            run.consume(lasts_s)
         self._report(worker, one, run)
 
     def _stopped(self, one: _Range) -> Consumed:
         """Stop a range, at its end or where it is now; return its result."""
         assert one.run is not None
         one.run.stop()
-        return self._consumer.consumed(one.arrived, one.rows, one.run.ack())
+        return one.run.last(one.arrived.end)
 
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
         """Report the end of a turn; the worker is busy until then, since it may have results to write."""
@@ -295,7 +294,6 @@ class _Range:
     arrived: ArrivedRange
     run: OrderlyRun | None = None
     """Its run, from the first turn on."""
-    rows: list[Emitted] = field(default_factory=list)
 
 
 class _Worker:

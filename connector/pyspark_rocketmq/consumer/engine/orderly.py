@@ -28,7 +28,7 @@ from pyspark_rocketmq.consume.orderly import (
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, acknowledged
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun
 from pyspark_rocketmq.errors import DeadLetterRefused, OptionError, RocketMQError, UndecodableMessage
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.context import (
@@ -124,11 +124,16 @@ class OrderlyRun(RangeRun):
         """Deliver until the range or its time is used up, it is suspended or given up, or ``for_s`` is over.
 
         Call it again to continue; after a suspension it continues with the messages that were put back. Each
-        call makes at least one delivery. Returns the rows acknowledged so far, in all calls.
+        call makes at least one delivery. Returns the rows acknowledged since the last cut, in all calls.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
         """
+        with self._guard:
+            self._consume(for_s)
+            return self._rows.rows
+
+    def _consume(self, for_s: float) -> None:
         # Looked up once: these look-ups are most of the loop's cost if a delivery is one message.
         machine, now_s, output, file = self._machine, self._now_s, self._output, self._file
         add, pending = self._rows.add, self._pending
@@ -156,7 +161,6 @@ class OrderlyRun(RangeRun):
                 self._settle(start, messages, outcome, emitted)
             if self._answered_s >= ends_s:
                 break
-        return self._rows.rows
 
     def _settle(
         self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Emitted]
@@ -187,16 +191,29 @@ class OrderlyRun(RangeRun):
 
     def stop(self) -> None:
         """Deliver nothing more; finish as a run whose time is used up."""
-        self._machine.stop()
+        with self._guard:
+            self._machine.stop()
+
+    @property
+    def _done(self) -> int:
+        return self._machine.committed
 
     def ack(self) -> QueueAck:
-        """Return the progress to commit; call after :meth:`consume`.
+        """Return the progress since the last cut; call after :meth:`consume`.
 
         Raises:
             UndecodableMessage: If the listener waits for it before it commits.
         """
+        return self._ack_until(self._suspended_until_s())
+
+    def _ack_so_far(self) -> QueueAck:
+        goes_on_at_s = self._machine.goes_on_at_s
+        # Only at the end of the range it is known that the listener waits for more before it commits.
+        is_held = goes_on_at_s is None and self._stands_still(self._done)
+        return self._ack_until(self._now_s() if is_held else goes_on_at_s)
+
+    def _ack_until(self, suspended_until_s: float | None) -> QueueAck:
         machine = self._machine
-        suspended_until_s = self._suspended_until_s()
         if suspended_until_s is not None:
             suspended_until_s += self._wall_s() - self._now_s()
         return self._ack_of(
@@ -234,14 +251,18 @@ class OrderlyRun(RangeRun):
         return self._now_s()
 
     def _deliver(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Outcome:
-        seen = self._hooks.before(self._planned.queue, messages) if self._hooks else None
-        began_s = self._call_began_s = self._now_s()
+        self._guard.release()
         try:
-            answer: object = self.listener(context.follow(messages), context)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the machine decides
-            answer = NoStatus.RAISED
-            if context.broken is None:
-                self._last_error = report_failure("listener failed", self._describe(messages), error)
+            seen = self._hooks.before(self._planned.queue, messages) if self._hooks else None
+            began_s = self._call_began_s = self._now_s()
+            try:
+                answer: object = self.listener(context.follow(messages), context)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the machine decides
+                answer = NoStatus.RAISED
+                if context.broken is None:
+                    self._last_error = report_failure("listener failed", self._describe(messages), error)
+        finally:
+            self._guard.acquire()
         if context.broken is not None:
             raise context.broken_at(self._describe(messages)) from context.broken
         self._answered_s = self._now_s()
@@ -271,7 +292,13 @@ class OrderlyRun(RangeRun):
         self._calls_s += lasted_s
 
     def _send_back(self, start: int, messages: Sequence[MessageExt], outcome: Outcome) -> Outcome:
-        stored = [index for index in outcome.dead_letters if self._is_dead_letter(messages[index - start])]
+        self._guard.release()
+        try:
+            stored = [
+                index for index in outcome.dead_letters if self._is_dead_letter(messages[index - start])
+            ]
+        finally:
+            self._guard.acquire()
         self._sent_back += len(stored)
         return self._machine.sent_back(stored, self._now_s())
 
@@ -326,11 +353,8 @@ class RangeConsumer:
         """Deliver the range's messages."""
         with self.borrow() as listener:
             run = self.run_of(arrived, listener, NO_INSTRUCTIONS)
-            return self.consumed(arrived, run.consume(), run.ack())
-
-    def consumed(self, arrived: ArrivedRange, rows: list[Emitted], ack: QueueAck) -> Consumed:
-        """Return the result of the range."""
-        return Consumed(rows, acknowledged(arrived.end, ack), self._output.rows)
+            run.consume()
+            return run.last(arrived.end)
 
     @property
     def most_calls(self) -> int:

@@ -8,12 +8,14 @@ The engine runs in the reader's process. Rows that cross Spark before that are t
 
 from __future__ import annotations
 
+import threading
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +28,7 @@ from pyspark_rocketmq.consume.retry_counts import (
     spans_of,
     times_by_index,
 )
+from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
@@ -33,9 +36,16 @@ from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt, QueueRange, QueueSt
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece
 from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages, RetryCounts
 
+_GOING_ON: Final = "GOING_ON"
 
-class RangeRun:
-    """Base of both kinds of runs: keeps the rows and counts of the consumed range, and makes its ack."""
+
+class RangeRun(ABC):
+    """Base of both kinds of runs: keeps the rows and counts of the consumed range, and makes its acks.
+
+    A *cut* takes rows and progress since the cut before it. It comes from any thread at any time, also while
+    the listener is called. The acks of all cuts and of the range's end, joined, are the ack of a range that
+    was not cut.
+    """
 
     def __init__(
         self, planned: QueueRange, messages: Sequence[MessageExt], output: OutputColumns, began_s: float
@@ -43,6 +53,8 @@ class RangeRun:
         self._planned = planned
         self._messages = messages
         self._output = output
+        self._guard = threading.Lock()
+        """Guards everything below; free while the listener is called."""
         self._queue_offsets = (
             messages.queue_offsets
             if isinstance(messages, ArrivedMessages)
@@ -53,6 +65,12 @@ class RangeRun:
         self._rows = RowBuffer(output.rows, self._file)
         """Rows of the range that may reach the sink."""
         self._started_s = began_s
+        self._is_over = False
+        self._cut_index = 0
+        """Number of messages in cuts."""
+        self._cut_offset = planned.start
+        # Since the last cut:
+        self._read = len(messages)
         self._failed = 0
         self._last_error = ""
         self._refused_letter = ""
@@ -62,6 +80,45 @@ class RangeRun:
         self._messages_failed = 0
         self._calls = 0
         self._calls_s = 0.0
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether messages were passed that are in no cut."""
+        return self._done != self._cut_index
+
+    def cut(self) -> Consumed | None:
+        """Take rows and progress since the last cut; None if there is nothing to commit."""
+        with self._guard:
+            if self._is_over:
+                return None
+            ack = self._ack_so_far()
+            if not ack.counts:
+                return None
+            self._cut_index, self._cut_offset = self._done, ack.state.next_offset
+            self._read = self._failed = self._sent_back = 0
+            self._messages_ok = self._messages_failed = self._calls = 0
+            self._calls_s, self._last_error = 0.0, ""
+            return Consumed(self._rows.take(), ack, self._output.rows)
+
+    def last(self, end: RangeEnd) -> Consumed:
+        """Take all that no cut has taken, at the end of the range; call after the last delivery."""
+        with self._guard:
+            ack = self.ack()
+            self._is_over = True
+            return Consumed(self._rows.take(), acknowledged(end, ack), self._output.rows)
+
+    @abstractmethod
+    def ack(self) -> QueueAck:
+        """Return the progress since the last cut, for the end of the range."""
+
+    @abstractmethod
+    def _ack_so_far(self) -> QueueAck:
+        """Return the progress since the last cut of a run that goes on."""
+
+    @property
+    @abstractmethod
+    def _done(self) -> int:
+        """Number of messages passed."""
 
     def _offset_at(self, index: int) -> int:
         """Return a message's queue offset, or the range's end: offsets without a message are passed too."""
@@ -76,14 +133,15 @@ class RangeRun:
         done: int,
         retry_counts: Mapping[int, int],
         *,
-        finished: object,
+        finished: object | None,
         suspended_until_s: float | None,
         dead_letters: int = 0,
         sent_back: int = 0,
     ) -> QueueAck:
-        """Return the ack of a run that has passed the first ``done`` messages.
+        """Return the ack, since the last cut, of a run that has passed the first ``done`` messages.
 
-        ``retry_counts``, by ascending index, contains how often messages not passed have been given back.
+        ``finished`` is None if the run goes on. ``retry_counts``, by ascending index, contains how often
+        messages not passed have been given back.
         """
         next_offset, times = self._offset_at(done), retry_counts.get(done, 0)
         # A range that was cut short may end before messages that were given back.
@@ -98,14 +156,14 @@ class RangeRun:
         )
         return QueueAck(
             queue=self._planned.queue,
-            start=self._planned.start,
+            start=self._cut_offset,
             state=state,
             dead_letters=dead_letters,
             sent_back=sent_back,
-            read=len(self._messages),
-            consumed=done,
+            read=self._read,
+            consumed=done - self._cut_index,
             failed=self._failed,
-            finished=str(finished),
+            finished=_GOING_ON if finished is None else str(finished),
             last_error=self._last_error,
             refused_letter=self._refused_letter,
             metrics=ConsumeMetrics(
@@ -124,6 +182,7 @@ class RangeRun:
         )
 
     def _stands_still(self, done: int) -> bool:
+        """Return whether not even the range's first offset was passed, whatever was cut."""
         return self._offset_at(done) == self._planned.start
 
     def _describe(self, messages: Sequence[MessageExt]) -> str:

@@ -160,7 +160,7 @@ class TaskParts:
 
     def _give_up(self, consumed: Consumed, fate: Fate) -> None:
         assert self._instructions is not None
-        if fate is Fate.DROPPED or not _counts(consumed.ack):
+        if fate is Fate.DROPPED or not consumed.ack.counts:
             self._instructions.released(consumed.ack.queue)
             return
         part = GrowingPart(self._writer)
@@ -201,14 +201,6 @@ class TaskParts:
         finished = part.finish()
         if not self._instructions.hand_over(finished):
             self._finished.append(finished)
-
-
-def _counts(ack: QueueAck) -> bool:
-    """Return whether a range has anything to commit: progress, an attempt, a message, a reset, a log."""
-    return bool(
-        ack.consumed or ack.failed or ack.dead_letters or ack.sent_back or ack.reset_to is not None
-        or ack.state.next_offset != ack.start or ack.is_another_log
-    )  # fmt: skip
 
 
 class Engine(Protocol):
