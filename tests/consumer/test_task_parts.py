@@ -17,7 +17,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.task_end import Fate
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueState
-from tests.helpers.wait import PATIENCE_S
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
 
@@ -31,7 +31,8 @@ class Instructions:
         self.freed: list[MessageQueue] = []
         self.copies: list[Part | None] = []
         self.is_there = True
-        self.cut: Callable[[], None] = lambda: None
+        self.is_cut = False
+        self.cut: Callable[[None], bool] = lambda _: False
         self.doubt: Exception | None = None
 
     def fate(self, queue: MessageQueue) -> Fate:
@@ -40,7 +41,7 @@ class Instructions:
     def kept(self, queues: Sequence[MessageQueue]) -> bool:
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
 
-    def when_cut(self, cut: Callable[[], None]) -> None:
+    def when_cut(self, cut: Callable[[None], bool]) -> None:
         self.cut = cut
 
     def taken_by(self, taker: Any) -> None:
@@ -49,7 +50,14 @@ class Instructions:
     def released(self, queue: MessageQueue) -> None:
         self.freed.append(queue)
 
-    def hand_over(self, part: Part) -> bool:
+    def settled(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def hand_over(self, part: Part, *, ends: frozenset[MessageQueue], cut: int | None) -> bool:
+        assert (ends, cut) == (part.queues, None)
         if self.is_there:
             self.handed.append(part)
         return self.is_there
@@ -145,6 +153,7 @@ def test_only_a_queue_that_was_given_up_leaves_at_once() -> None:
     for queue in (A, B, C):
         parts.add(consumed(queue))
 
+    wait_until(lambda: instructions.handed)
     [handed] = instructions.handed
     assert (rows_of(handed), queues_of(handed)) == ([(1, 0), (1, 1)], [B])
     [part] = parts.finish()
@@ -155,10 +164,11 @@ def test_a_queue_that_was_given_up_is_taken_from_any_thread_and_one_that_is_kept
     """B5: the task's own thread may be in a slow call of another queue."""
     instructions = Instructions()
     instructions.fates[B] = Fate.HANDED_OVER
-    parts_of(instructions)
+    parts = parts_of(instructions)
 
     assert not instructions.taker(consumed(A))
     assert instructions.taker(consumed(B))
+    assert parts.finish() == []
     [handed] = instructions.handed
     assert (rows_of(handed), queues_of(handed)) == ([(1, 0), (1, 1)], [B])
     assert handed.emitted == 2
@@ -171,7 +181,8 @@ def test_a_queue_of_which_nothing_was_delivered_is_just_let_go() -> None:
     parts = parts_of(instructions)
     parts.add(consumed(A, 0))
 
-    assert (instructions.freed, instructions.handed, parts.finish()) == ([A], [], [])
+    assert parts.finish() == []
+    assert (instructions.freed, instructions.handed) == ([A], [])
 
 
 def test_a_queue_that_was_reset_leaves_nothing() -> None:
@@ -182,8 +193,8 @@ def test_a_queue_that_was_reset_leaves_nothing() -> None:
     for queue in (A, B):
         parts.add(consumed(queue))
 
-    assert (instructions.freed, instructions.handed) == ([A], [])
     assert [queues_of(part) for part in parts.finish()] == [[B]]
+    assert (instructions.freed, instructions.handed) == ([A], [])
 
 
 def test_ranges_that_have_ended_are_handed_over_while_the_task_goes_on() -> None:
@@ -191,9 +202,8 @@ def test_ranges_that_have_ended_are_handed_over_while_the_task_goes_on() -> None
     instructions = Instructions()
     parts = parts_of(instructions)
     parts.add(consumed(A))
-    instructions.cut()
-    for cut in parts._cuts:
-        cut.join(PATIENCE_S)
+    assert instructions.cut(None)
+    wait_until(lambda: instructions.handed)
     parts.add(consumed(B))
 
     last = parts.finish()
@@ -211,16 +221,14 @@ def test_while_rows_are_written_nothing_is_cut_but_at_once_after() -> None:
     adding = threading.Thread(target=parts.add, args=(consumed(B),))
     adding.start()
     assert writer.is_writing.wait(PATIENCE_S)
-    instructions.cut()
-    for cut in parts._cuts:
-        cut.join(PATIENCE_S)
+    assert instructions.cut(None)
     assert instructions.handed == []
     writer.slow.set()
     adding.join(PATIENCE_S)
 
+    assert parts.finish() == []
     [handed] = instructions.handed
     assert queues_of(handed) == [A, B]
-    assert parts.finish() == []
 
 
 def test_a_queue_that_was_taken_away_while_it_was_written_is_handed_over() -> None:
@@ -230,8 +238,8 @@ def test_a_queue_that_was_taken_away_while_it_was_written_is_handed_over() -> No
     parts = parts_of(instructions)
     parts.add(consumed(A))
 
-    assert [queues_of(handed) for handed in instructions.handed] == [[A]]
     assert parts.finish() == []
+    assert [queues_of(handed) for handed in instructions.handed] == [[A]]
 
 
 def test_without_a_driver_to_take_it_a_part_comes_with_the_job() -> None:

@@ -154,7 +154,13 @@ def test_what_has_come_to_its_end_in_a_running_task_is_cut_off(driver: Driver, p
     """B5"""
     instructions = driver.ask(A, B)
     cut = threading.Event()
-    instructions.when_cut(cut.set)
+
+    def begin_cut(number: int | None) -> bool:
+        if number is None:
+            cut.set()
+        return True
+
+    instructions.when_cut(begin_cut)
     assert instructions.begins(A)
     assert not instructions.kept({A})
     planner.must_leave(A)

@@ -183,6 +183,17 @@ def merged(parts: Sequence[Part]) -> Part:
     )
 
 
+def continued(parts: Sequence[Part]) -> Part:
+    """Join parts of one task, at least one, in which queues may come again and continue where they ended."""
+    return Part(
+        id=parts[-1].id,
+        written=tuple(facts for part in parts for facts in part.written),
+        acks=Group(tuple(parts)).acks,
+        emitted=sum(part.emitted for part in parts),
+        left_out=sum(part.left_out for part in parts),
+    )
+
+
 def joined(earlier: QueueAck, later: QueueAck) -> QueueAck:
     """Join two acks of a queue, of which the later one begins where the earlier one ends."""
     last_message = later.state.last_message or earlier.state.last_message

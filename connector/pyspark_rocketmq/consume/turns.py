@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum, auto
 from math import inf
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pyspark_rocketmq.model import MessageQueue
 
@@ -66,6 +66,15 @@ class RangeInstructions:
     def is_batch_at_work(self) -> bool:
         """Return whether other tasks go on, so an idle one prolongs nothing; once False, always False."""
         return False
+
+    def settled(self) -> None:
+        """Note that a range has something to commit that is in no cut; called on any thread, returns at once.
+
+        At least once after each cut.
+        """
+
+    def cut_with(self, cut: Callable[[], Any]) -> None:
+        """Take the function that cuts all ranges of the task; it is called by another thread."""
 
     def take(self, brought: object) -> bool:  # noqa: ARG002 - a subclass's
         """Take the result of a range that was given up, on any task thread; return whether it was taken."""

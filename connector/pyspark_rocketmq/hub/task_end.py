@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, assert_never
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.consume.task_cuts import TaskCuts
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.hub.connections import HubClient
@@ -33,6 +34,7 @@ from pyspark_rocketmq.hub.messages import (
     QueuesReleased,
     StopTask,
     TaskBegins,
+    TaskDirty,
     TaskDone,
     TaskFailed,
     TaskIdle,
@@ -86,9 +88,13 @@ class Fate(Enum):
 class TaskControl(RangeInstructions):
     """Instructions to one attempt of a task."""
 
-    def __init__(self, connection: _DriverConnection, places: Mapping[MessageQueue, Place]) -> None:
+    def __init__(
+        self, connection: _DriverConnection, places: Mapping[MessageQueue, Place], *, is_cut: bool
+    ) -> None:
         self.id = uuid.uuid4().hex
         """Unique id of the attempt."""
+        self.is_cut: Final = is_cut
+        """Whether the driver asks for cuts."""
         self._connection = connection
         self._places = places
         self._given_up: set[MessageQueue] = set()
@@ -96,7 +102,8 @@ class TaskControl(RangeInstructions):
         self._all = False
         self._begun: set[MessageQueue] = set()
         self._kept: set[MessageQueue] = set()
-        self._cut: Callable[[], None] = lambda: None
+        self._on_cut: Callable[[int | None], bool] = lambda _: False
+        self._cutter: Callable[[], Any] = lambda: None
         self._on_work_end: Callable[[], None] = lambda: None
         self._idle_s: float | None = None
         self._is_batch_at_work = False
@@ -104,8 +111,9 @@ class TaskControl(RangeInstructions):
         self._is_last = False
         """Whether the task must not wait for other tasks any more."""
         self._taker: Callable[[Any], bool] = lambda _: False
-        self._in_doubt: set[str] = set()
-        """Ids of parts that the driver has not confirmed."""
+        self._cuts = TaskCuts()
+        self._cuts_guard = threading.Lock()
+        """Guards the one before."""
         self._answered = threading.Event()
         self._is_certain = threading.Event()
         self._is_certain.set()
@@ -151,9 +159,38 @@ class TaskControl(RangeInstructions):
         self._kept.update(queues)
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
 
-    def when_cut(self, cut: Callable[[], None]) -> None:
-        """Set ``cut``, which hands the result so far over; called on another thread, and must not wait."""
-        self._cut = cut
+    def when_cut(self, cut: Callable[[int | None], bool]) -> None:
+        """Set ``cut``, which begins to hand the result so far over; called on another thread, must not wait.
+
+        Its argument is the number of a cut; without one, only ranges that have ended are to be handed over.
+        It returns whether it has begun, so that :meth:`hand_over` or :meth:`nothing_to_cut` follows.
+        """
+        self._on_cut = cut
+
+    def settled(self) -> None:
+        """See :class:`RangeInstructions`."""
+        if self.is_cut:
+            with self._cuts_guard:
+                is_due = self._cuts.settled()
+            if is_due:
+                self._send(TaskDirty(self.id))
+
+    def cut_with(self, cut: Callable[[], Any]) -> None:
+        """See :class:`RangeInstructions`."""
+        self._cutter = cut
+
+    def cut_begins(self) -> bool:
+        """Begin the cut that was wanted; return False if too many parts are under way by now."""
+        with self._cuts_guard:
+            return self._cuts.cut_begins()
+
+    def cut_ranges(self) -> Any:
+        """Call ``cut_with``'s function."""
+        return self._cutter()
+
+    def nothing_to_cut(self, number: int) -> None:
+        """Answer a cut without a part."""
+        self._send(NothingToCut(self.id, number))
 
     def taken_by(self, taker: Callable[[Any], bool]) -> None:
         """Set ``taker``, which :meth:`take` calls with its argument."""
@@ -167,13 +204,20 @@ class TaskControl(RangeInstructions):
         """Report that nothing that counts was delivered from a queue, and nothing will be."""
         self._send(QueuesReleased(self.id, frozenset({queue})))
 
-    def hand_over(self, part: Part) -> bool:
-        """Send a part, whose queues end, to the driver; return, at once, whether this was begun."""
+    def hand_over(
+        self, part: Part, *, ends: frozenset[MessageQueue] | None = None, cut: int | None = None
+    ) -> bool:
+        """Send a part to the driver; return, at once, whether this was begun.
+
+        ``ends`` are queues from which nothing more is delivered, by default all of the part; ``cut`` is the
+        number of the cut that the part answers.
+        """
         if self._connection.is_lost or len(str(part.facts)) > LONGEST_LINE // 2:
             return False
-        self._in_doubt.add(part.id)
-        self._is_certain.clear()
-        self._send(PartHandedOver(self.id, part, cut=None, ends=part.queues))
+        with self._cuts_guard:
+            self._cuts.sent(part.id)
+            self._is_certain.clear()
+        self._send(PartHandedOver(self.id, part, cut, part.queues if ends is None else ends))
         return True
 
     def await_taken(self) -> None:
@@ -183,10 +227,12 @@ class TaskControl(RangeInstructions):
             RocketMQError: If a part is not confirmed; another attempt of the task asks the driver.
         """
         self._is_certain.wait(_TAKEN_S)
-        if self._in_doubt:
+        with self._cuts_guard:
+            in_doubt = len(self._cuts.in_doubt)
+        if in_doubt:
             raise RocketMQError(
                 f"The connection to the driver at {self._connection.place} ended while "
-                f"{len(self._in_doubt)} parts of this task's result were on their way to it, so whether it "
+                f"{in_doubt} parts of this task's result were on their way to it, so whether it "
                 "has them is not known. The "
                 "task is run again and asks; look at the driver's log if this goes on."
             )
@@ -246,16 +292,25 @@ class TaskControl(RangeInstructions):
     def _receive_of_parts(self, message: CutWanted | PartTaken | PartsCommitted) -> None:
         match message:
             case CutWanted(_, number):
-                self._send(NothingToCut(self.id, number))
+                self._cut_wanted(number)
             case PartTaken(_, part_id):
-                self._in_doubt.discard(part_id)
-                if not self._in_doubt:
-                    self._is_certain.set()
-            case PartsCommitted():
-                # Parts are handed over only with queues that end, at any time.
-                pass
+                with self._cuts_guard:
+                    self._cuts.taken(part_id)
+                    if not self._cuts.in_doubt:
+                        self._is_certain.set()
+            case PartsCommitted(_, part_ids):
+                with self._cuts_guard:
+                    is_due = self._cuts.over(part_ids)
+                if is_due:
+                    self._send(TaskDirty(self.id))
             case _:
                 assert_never(message)
+
+    def _cut_wanted(self, number: int) -> None:
+        with self._cuts_guard:
+            is_due = self._cuts.cut_wanted()
+        if not (is_due and self._on_cut(number)):
+            self.nothing_to_cut(number)
 
     def stop(self) -> None:
         """Make no further deliveries; messages delivered so far remain in the task's result."""
@@ -281,7 +336,7 @@ class TaskControl(RangeInstructions):
             if queue not in self._begun:
                 self.released(queue)
         if not is_dropped and not self._kept.isdisjoint(queues):
-            self._cut()
+            self._on_cut(None)
 
 
 class _DriverConnection:
@@ -302,8 +357,8 @@ class _DriverConnection:
         )
         self.send = self._client.send
 
-    def begin(self, places: Mapping[MessageQueue, Place]) -> TaskControl:
-        instructions = TaskControl(self, places)
+    def begin(self, places: Mapping[MessageQueue, Place], *, is_cut: bool) -> TaskControl:
+        instructions = TaskControl(self, places, is_cut=is_cut)
         self._tasks[instructions.id] = instructions
         return instructions
 
@@ -368,7 +423,7 @@ def ask_driver(
     connection = _connected(terms)
     if connection is None:
         return None
-    instructions = connection.begin(places)
+    instructions = connection.begin(places, is_cut=terms.wants_cuts)
     if instructions.ask(terms, partition, attempt=attempt, tasks=tasks):
         return instructions
     instructions.forget()

@@ -42,7 +42,13 @@ from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, SLOW_S, RangeInstructions
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool, RangesAtOnce
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, acknowledged, arrived_ranges
+from pyspark_rocketmq.consumer.engine.range import (
+    ArrivedRange,
+    RangeCuts,
+    RangeRun,
+    acknowledged,
+    arrived_ranges,
+)
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.calls import (
@@ -104,7 +110,7 @@ class ConcurrentRun(RangeRun):
         instructions: RangeInstructions = NO_INSTRUCTIONS,
     ) -> None:
         """Prepare the run; in broadcasting ``send_back`` is never called."""
-        super().__init__(planned, messages, output, clock.monotonic_s())
+        super().__init__(planned, messages, output, instructions, clock.monotonic_s())
         self._listener = listener
         self._is_broadcast = settings.message_model is MessageModel.BROADCASTING
         self._timeout_s = settings.consume_timeout_s
@@ -113,7 +119,6 @@ class ConcurrentRun(RangeRun):
         self._send = send_back
         self._clock = clock
         self._hooks = hooks
-        self._instructions = instructions
         self._run_call = self._run_async if is_async(listener) else self._run
         self._take = taker_of(messages, in_arrow=isinstance(listener, ArrowListener))
         self._wakes_s = inf
@@ -391,6 +396,8 @@ class ConcurrentRun(RangeRun):
             self._pass_rows_on()
         if send_back or dropped:
             self._take_in_failed(send_back, dropped, answer.delay_level)
+        if not self._is_reported:
+            self._report_settled()
 
     def _take_in_failed(self, send_back: Sequence[int], dropped: Sequence[int], delay_level: int) -> None:
         self._failed += 1
@@ -478,6 +485,8 @@ class ConcurrentRun(RangeRun):
             raise failure
         self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=failure is None)
         self._note_hanging()
+        if not self._is_reported:
+            self._report_settled()
 
     def _note_hanging(self) -> None:
         if self._hanging != self._machine.calls_hanging:
@@ -523,16 +532,29 @@ class ConcurrentEngine:
         def give_away(consumed: Consumed) -> bool:
             return instructions.is_given_up(consumed.ack.queue) and instructions.take(consumed)
 
+        runs: set[ConcurrentRun] = set()
+
+        def cut() -> RangeCuts:
+            cuts = [run.cut() for run in list(runs)]
+            return RangeCuts(going_on=[each for each in cuts if each is not None])
+
+        instructions.cut_with(cut)
         with closing(CallPool(self._settings.consume_thread_max)) as pool:
-            consume = partial(self._consume, pool=pool, instructions=instructions)
+            consume = partial(self._consume, pool=pool, instructions=instructions, runs=runs)
             yield from RangesAtOnce(arrived_ranges(pieces), consume, pool, give_away).consumed()
 
-    def _consume(self, arrived: ArrivedRange, pool: CallPool, instructions: RangeInstructions) -> Consumed:
+    def _consume(
+        self,
+        arrived: ArrivedRange,
+        pool: CallPool,
+        instructions: RangeInstructions,
+        runs: set[ConcurrentRun],
+    ) -> Consumed:
         with self._listener.borrow() as listener:
             if isinstance(listener, FailedListener):
                 ack = acknowledged(arrived.end, _put_off(arrived, listener))
                 return Consumed([], ack, self._output.rows)
-            return self._run(arrived, listener, pool, instructions)
+            return self._run(arrived, listener, pool, instructions, runs)
 
     def _run(
         self,
@@ -540,6 +562,7 @@ class ConcurrentEngine:
         listener: MessageListenerConcurrently,
         pool: CallPool,
         instructions: RangeInstructions,
+        runs: set[ConcurrentRun],
     ) -> Consumed:
         with closing(workers_for(listener, pool.threads)) as workers:
             run = ConcurrentRun(
@@ -555,8 +578,11 @@ class ConcurrentEngine:
                 hooks=self._hooks,
                 instructions=instructions,
             )
+            runs.add(run)
             run.consume()
-            return run.last(arrived.end)
+            consumed = run.last(arrived.end)
+            runs.discard(run)
+            return consumed
 
 
 def _put_off(arrived: ArrivedRange, listener: FailedListener) -> QueueAck:

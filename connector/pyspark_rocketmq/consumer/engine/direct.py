@@ -28,6 +28,7 @@ from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import (
     ArrivedRange,
+    RangeCuts,
     arrived_ranges,
 )
 from pyspark_rocketmq.errors import RocketMQError
@@ -81,9 +82,12 @@ class OrderlyTask:
     def consumed(self) -> Iterator[Consumed]:
         """Yield the result of each range as soon as it has ended; suspended ones at the end.
 
+        A result that a cut has taken is not yielded.
+
         Raises:
             RocketMQError: If a range cannot be read, or its queue had another one in this task.
         """
+        self._instructions.cut_with(self._cut)
         worker = self._new_worker()
         try:
             while not self._has_ended():
@@ -100,6 +104,15 @@ class OrderlyTask:
             with self._changed:
                 self._is_closed = True
                 self._changed.notify_all()
+
+    def _cut(self) -> RangeCuts:
+        """Cut all ranges; called by another thread."""
+        ended = self._taken_out()
+        with self._changed:
+            runs = [one.run for one in self._begun.values() if one.run is not None]
+        # A run's guard may be taken for as long as rows are packed.
+        cuts = [run.cut() for run in runs]
+        return RangeCuts(ended, [each for each in cuts if each is not None])
 
     # --- workers --------------------------------------------------------------------------------------------
 
@@ -172,6 +185,7 @@ class OrderlyTask:
         """Have the task's own thread yield a result after its current call; called with the guard held."""
         self._end(queue)
         self._done.append(consumed)
+        self._instructions.settled()
         self._workers[0].stop()
         self._changed.notify_all()
 

@@ -93,7 +93,7 @@ class OrderlyRun(RangeRun):
         ``now_s``, a monotonic clock, measures durations. ``wall_s``, by default the same clock, gives the
         time in the ack until which the queue is suspended.
         """
-        super().__init__(planned, messages, output, now_s())
+        super().__init__(planned, messages, output, instructions, now_s())
         self.listener = listener
         """The listener to call; may be replaced when the run goes on."""
         self.ends_turn = False
@@ -102,7 +102,6 @@ class OrderlyRun(RangeRun):
         self._wall_s = wall_s or now_s
         self._dead_letters = dead_letters
         self._hooks = hooks
-        self._instructions = instructions
         self._call_began_s = self._answered_s = self._started_s
         self._ended = ended
         self._pending = RowBuffer(output.rows, self._file)
@@ -153,7 +152,7 @@ class OrderlyRun(RangeRun):
             context = ConsumeOrderlyContext(messages, output, machine.accumulated, file)
             outcome = self._deliver(messages, context)
             emitted = context.take_emitted()
-            if outcome.effect is _COMMIT and not pending.rows:
+            if outcome.effect is _COMMIT and not pending.rows and self._is_reported:
                 # Nearly every delivery.
                 if emitted:
                     add(emitted)
@@ -179,6 +178,8 @@ class OrderlyRun(RangeRun):
             self._pending.add(emitted)
         elif outcome.effect is Effect.ROLL_BACK:
             self._file.drop(self._pending.take())
+        if not self._is_reported:
+            self._report_settled()
 
     def call_lasts_s(self) -> float:
         """Return how long the running call has lasted; called by another thread."""

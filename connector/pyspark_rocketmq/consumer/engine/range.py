@@ -28,6 +28,7 @@ from pyspark_rocketmq.consume.retry_counts import (
     spans_of,
     times_by_index,
 )
+from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
@@ -48,11 +49,17 @@ class RangeRun(ABC):
     """
 
     def __init__(
-        self, planned: QueueRange, messages: Sequence[MessageExt], output: OutputColumns, began_s: float
+        self,
+        planned: QueueRange,
+        messages: Sequence[MessageExt],
+        output: OutputColumns,
+        instructions: RangeInstructions,
+        began_s: float,
     ) -> None:
         self._planned = planned
         self._messages = messages
         self._output = output
+        self._instructions = instructions
         self._guard = threading.Lock()
         """Guards everything below; free while the listener is called."""
         self._queue_offsets = (
@@ -66,6 +73,8 @@ class RangeRun(ABC):
         """Rows of the range that may reach the sink."""
         self._started_s = began_s
         self._is_over = False
+        self._is_reported = False
+        """Whether it was reported since the last cut that there is something to commit."""
         self._cut_index = 0
         """Number of messages in cuts."""
         self._cut_offset = planned.start
@@ -81,14 +90,10 @@ class RangeRun(ABC):
         self._calls = 0
         self._calls_s = 0.0
 
-    @property
-    def has_progress(self) -> bool:
-        """Whether messages were passed that are in no cut."""
-        return self._done != self._cut_index
-
     def cut(self) -> Consumed | None:
         """Take rows and progress since the last cut; None if there is nothing to commit."""
         with self._guard:
+            self._is_reported = False
             if self._is_over:
                 return None
             ack = self._ack_so_far()
@@ -106,6 +111,12 @@ class RangeRun(ABC):
             ack = self.ack()
             self._is_over = True
             return Consumed(self._rows.take(), acknowledged(end, ack), self._output.rows)
+
+    def _report_settled(self) -> None:
+        """Report once per cut that there is something to commit; called with the guard held."""
+        if self._done != self._cut_index or self._failed or self._sent_back:
+            self._is_reported = True
+            self._instructions.settled()
 
     @abstractmethod
     def ack(self) -> QueueAck:
@@ -190,6 +201,15 @@ class RangeRun(ABC):
             f"{self._planned.queue} queueOffset={messages[0].queue_offset} messages={len(messages)} "
             f"reconsumeTimes={messages[0].reconsume_times}"
         )
+
+
+class RangeCuts(NamedTuple):
+    """A cut of all ranges of a task."""
+
+    ended: Sequence[Consumed] = ()
+    """Results of ranges that have ended; nobody else gets them."""
+    going_on: Sequence[Consumed] = ()
+    """Cuts of ranges that go on."""
 
 
 class ArrivedRange(NamedTuple):

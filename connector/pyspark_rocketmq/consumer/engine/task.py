@@ -1,10 +1,19 @@
 """Runs in each task of a micro-batch: sends rows to the sink's writer, outcome and acks to the driver.
 
 A task's result has parts, each with its own files and acks, so that the driver can commit one before the
-others, or without them. Normally there is one part, and it reaches the driver when the job ends. A queue that
-was given up leaves in its own part; a range that had ended before is handed over in the part that contains
-it. One thread at a time adds to the growing part: it takes the part from its place, adds, and puts it back,
-so that no thread waits for another.
+others, or without them. Normally there is one part, and it reaches the driver when the job ends. Others leave
+before:
+
+* A queue that was given up leaves in its own part; a range that had ended before is handed over in the part
+  that contains it.
+* If the driver asks for cuts, each of them ends the part that has grown, together with what is settled of the
+  ranges that go on, also while the listener is called. So a queue has several parts, which must reach the
+  driver in order. A part that cannot be handed over, because the connection is lost or it is too long, comes
+  with the job, and so does all that follows of its queues.
+
+One thread, ``rocketmq-cut``, writes and hands over everything that leaves before the end, one after the
+other. It takes the growing part from its place when no other thread adds to it. No lock is held while files
+are written.
 
 Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
 forks.
@@ -15,16 +24,19 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
 
 from pyspark_rocketmq.consume.cuts import Place
-from pyspark_rocketmq.consume.part import Part, QueueAck
+from pyspark_rocketmq.consume.part import Part, QueueAck, continued
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed
+from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.errors import without_frames
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
@@ -43,16 +55,23 @@ class GrowingPart:
 
     def __init__(self, writer: RowWriter | None) -> None:
         self.id = uuid.uuid4().hex
-        self.queues: set[MessageQueue] = set()
+        self.ends: set[MessageQueue] = set()
+        """Queues whose ranges end with the part."""
         self._writing: Writing | None = writer.open() if writer is not None else None
         self._acks: list[QueueAck] = []
         self._emitted = 0
         self._left_out = 0
 
-    def add(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck]) -> None:
-        """Add rows of one or more ranges, and the acks of those that end with them."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether no range has brought anything."""
+        return not self._acks
+
+    def add(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck], *, is_end: bool = True) -> None:
+        """Add rows of one or more ranges, and acks of those that end with them, or are cut after them."""
         self._acks += acks
-        self.queues.update(ack.queue for ack in acks)
+        if is_end:
+            self.ends.update(ack.queue for ack in acks)
         for rows in data:
             self._emitted += rows.num_rows
             if rows.num_rows and self._writing is not None:
@@ -81,13 +100,17 @@ class TaskParts:
     def __init__(self, writer: RowWriter | None, instructions: TaskControl | None) -> None:
         self._writer = writer
         self._instructions = instructions
-        self._guard = threading.Lock()
+        self._changed = threading.Condition()
         """Guards the attributes below; nothing is written or sent under it."""
         self._growing: GrowingPart | None = GrowingPart(writer)
         """The part that grows; None while a thread adds to it."""
-        self._is_cut_wanted = False
-        self._cuts: list[threading.Thread] = []
-        self._finished: list[Part] = []
+        self._thread: threading.Thread | None = None
+        """Thread that hands parts over, from the first one on."""
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._is_closed = False
+        """Whether that thread gets no more work."""
+        self._is_abandoned = False
+        self._kept_back: list[Part] = []
         """Finished parts, which the driver gets with the job."""
         self._failure: BaseException | None = None
         if instructions is not None:
@@ -97,11 +120,9 @@ class TaskParts:
     def take(self, consumed: Consumed) -> bool:
         """Take the result of a range that was given up, unless it is kept; from any thread."""
         assert self._instructions is not None
-        fate = self._instructions.fate(consumed.ack.queue)
-        if fate is Fate.KEPT:
+        if self._instructions.fate(consumed.ack.queue) is Fate.KEPT:
             return False
-        self._give_up(consumed, fate)
-        return True
+        return self._begin(lambda: self._give_up(consumed))
 
     def add(self, consumed: Consumed) -> None:
         """Add the result of a range."""
@@ -109,21 +130,25 @@ class TaskParts:
             self.add_rows(consumed.batches(), [consumed.ack])
 
     def add_rows(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck]) -> None:
-        """Add rows, and the acks of ranges that end with them."""
-        with self._guard:
-            part, self._growing = self._growing, None
-        assert part is not None
+        """Add rows, and the acks of ranges that end with them.
+
+        Raises:
+            BaseException: If a part could not be handed over.
+        """
+        if self._failure is not None:
+            raise self._failure
+        part = self._take_growing(None)
         try:
             part.add(data, acks)
         finally:
-            with self._guard:
-                self._growing = part
-                is_cut_wanted, self._is_cut_wanted = self._is_cut_wanted, False
+            self._put_growing(part)
+        if self._instructions is None:
+            return
         # A queue given up while its rows were written was not yet among the kept ones.
-        queues = [ack.queue for ack in acks]
-        is_given_up = bool(queues) and self._instructions is not None and self._instructions.kept(queues)
-        if is_cut_wanted or is_given_up:
-            self._cut()
+        if acks and self._instructions.kept([ack.queue for ack in acks]):
+            self._begin_cut(None)
+        if any(ack.counts for ack in acks):
+            self._instructions.settled()
 
     def finish(self) -> list[Part]:
         """Finish; return the parts that the driver gets with the job.
@@ -131,76 +156,148 @@ class TaskParts:
         Raises:
             RocketMQError: If it is not known whether the driver has the parts that were handed over.
         """
-        if self._instructions is not None:
-            # From here on the driver gets a copy of the last part; nothing is cut any more.
-            self._instructions.when_cut(lambda: None)
-        for cut in self._cuts:
-            cut.join()
+        # From here on nothing is cut any more: what is left is the last part.
+        if (thread := self._close()) is not None:
+            thread.join()
         if self._failure is not None:
             raise self._failure
         assert self._growing is not None
         last = self._growing
-        if last.queues or self._instructions is None:
-            self._finished.append(last.finish())
-        else:
+        if self._instructions is None:
+            return [last.finish()]
+        if last.is_empty:
             last.abandon()
-        if self._instructions is not None:
-            self._instructions.await_taken()
-            self._instructions.done(self._finished[-1] if last.queues else None)
-        return self._finished
+        else:
+            self._finish_last(last, self._instructions)
+        self._instructions.await_taken()
+        is_copied = not (last.is_empty or self._instructions.is_cut)
+        self._instructions.done(self._kept_back[-1] if is_copied else None)
+        if self._kept_back and self._instructions.is_cut:
+            return [continued(self._kept_back)]
+        return self._kept_back
 
     def abandon(self) -> None:
         """Undo everything that was not handed over: the task has failed."""
+        self._is_abandoned = True
+        self._close()
         if self._instructions is not None:
             self._instructions.forget()
         if self._growing is not None:
             self._growing.abandon()
 
-    # --- inside ---------------------------------------------------------------------------------------------
+    # --- the part that grows --------------------------------------------------------------------------------
 
-    def _give_up(self, consumed: Consumed, fate: Fate) -> None:
-        assert self._instructions is not None
-        if fate is Fate.DROPPED or not consumed.ack.counts:
-            self._instructions.released(consumed.ack.queue)
+    def _take_growing(self, other: GrowingPart | None) -> GrowingPart:
+        """Take the part that grows, and put another one in its place, or none while the caller adds to it."""
+        with self._changed:
+            while self._growing is None:
+                self._changed.wait()
+            part, self._growing = self._growing, other
+            return part
+
+    def _put_growing(self, part: GrowingPart) -> None:
+        with self._changed:
+            self._growing = part
+            self._changed.notify_all()
+
+    def _finish_last(self, last: GrowingPart, instructions: TaskControl) -> None:
+        if instructions.is_cut:
+            self._hand_over(last, None)
+        else:
+            self._kept_back.append(last.finish())
+
+    # --- parts that leave before the end --------------------------------------------------------------------
+
+    def _begin(self, work: Callable[[], None]) -> bool:
+        """Have the other thread do something, after what it was given before; return False at the end."""
+        with self._changed:
+            if self._is_closed:
+                return False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rocketmq-cut", daemon=True)
+                self._thread.start()
+            self._work.put(work)
+            return True
+
+    def _close(self) -> threading.Thread | None:
+        """Accept no more work; return the thread that does the rest, if there is one."""
+        with self._changed:
+            self._is_closed = True
+            self._work.put(None)
+            return self._thread
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None and not self._is_abandoned:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - the task's own thread raises it
+                self._failure = error
+                assert self._instructions is not None
+                self._instructions.stop()
+                return
+
+    def _begin_cut(self, number: int | None) -> bool:
+        """Begin to cut; called by the connection's thread, which must not wait for storage."""
+        return self._begin(lambda: self._cut(number))
+
+    def _cut(self, number: int | None) -> None:
+        """Hand over everything that is settled; without a number, only ranges that have ended."""
+        instructions = self._instructions
+        assert instructions is not None
+        if number is not None and (self._kept_back or not instructions.cut_begins()):
+            # Parts of a queue must reach the driver in order, so the rest also comes with the job.
+            instructions.nothing_to_cut(number)
             return
-        part = GrowingPart(self._writer)
-        try:
+        # In this order: a range that ends meanwhile must not be in the part with its end before its cut.
+        with self._leaving(self._take_growing(GrowingPart(self._writer))) as part:
+            if number is not None:
+                self._add_cut(part, instructions.cut_ranges(), instructions)
+            if not part.is_empty:
+                self._hand_over(part, number)
+                return
+            part.abandon()
+            if number is not None:
+                instructions.nothing_to_cut(number)
+
+    def _add_cut(self, part: GrowingPart, cut: RangeCuts, instructions: TaskControl) -> None:
+        for consumed in cut.ended:
+            fate = instructions.fate(consumed.ack.queue)
+            if fate is Fate.DROPPED or (fate is Fate.HANDED_OVER and not consumed.ack.counts):
+                instructions.released(consumed.ack.queue)
+            else:
+                part.add(consumed.batches(), [consumed.ack])
+        for consumed in cut.going_on:
+            if instructions.fate(consumed.ack.queue) is not Fate.DROPPED:
+                part.add(consumed.batches(), [consumed.ack], is_end=False)
+
+    def _give_up(self, consumed: Consumed) -> None:
+        """Hand over the result of a range that was given up."""
+        assert self._instructions is not None
+        queue = consumed.ack.queue
+        if self._instructions.fate(queue) is Fate.DROPPED or not consumed.ack.counts:
+            self._instructions.released(queue)
+            return
+        with self._leaving(GrowingPart(self._writer)) as part:
             part.add(consumed.batches(), [consumed.ack])
-            self._hand_over(part)
+            self._hand_over(part, None)
+
+    @contextmanager
+    def _leaving(self, part: GrowingPart) -> Iterator[GrowingPart]:
+        """Undo a part that cannot be handed over because of an error."""
+        try:
+            yield part
         except BaseException:
             part.abandon()
             raise
 
-    def _begin_cut(self) -> None:
-        """Cut on another thread: this is called by the connection's, which must not wait for storage."""
-        thread = threading.Thread(target=self._cut_beside, name="rocketmq-hand-over", daemon=True)
-        self._cuts.append(thread)
-        thread.start()
-
-    def _cut_beside(self) -> None:
-        try:
-            self._cut()
-        except BaseException as error:  # noqa: BLE001 - the task raises it
-            self._failure = error
-
-    def _cut(self) -> None:
-        fresh = GrowingPart(self._writer)
-        with self._guard:
-            part = self._growing
-            self._is_cut_wanted = part is None
-            if part is not None and part.queues:
-                self._growing = fresh
-        if part is None or not part.queues:
-            # A thread that is adding to the part cuts it afterwards; an empty part has nothing to hand over.
-            fresh.abandon()
-            return
-        self._hand_over(part)
-
-    def _hand_over(self, part: GrowingPart) -> None:
+    def _hand_over(self, part: GrowingPart, number: int | None) -> None:
         assert self._instructions is not None
-        finished = part.finish()
-        if not self._instructions.hand_over(finished):
-            self._finished.append(finished)
+        finished, ends = part.finish(), frozenset(part.ends)
+        is_first = all(each.queues.isdisjoint(finished.queues) for each in self._kept_back)
+        if not (is_first and self._instructions.hand_over(finished, ends=ends, cut=number)):
+            self._kept_back.append(finished)
+            if number is not None:
+                self._instructions.nothing_to_cut(number)
 
 
 class Engine(Protocol):

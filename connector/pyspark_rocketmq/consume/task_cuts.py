@@ -1,0 +1,81 @@
+"""Decides when a task reports that it is dirty, and whether it answers a cut with a part.
+
+The task's side of :mod:`pyspark_rocketmq.consume.cuts`. Two machines beside each other::
+
+    settled:    CLEAN --something is settled--> DIRTY --a cut begins--> CLEAN
+    each part:  SENT --the driver has it--> TAKEN --committed or dropped--> over
+
+Rule 1 (once): a task reports once per cut that it is dirty. It is clean again before the cut takes anything,
+so that nothing which is settled meanwhile goes unreported.
+Rule 2 (two parts): while two of its parts are not committed, a task makes no cut. It reports that it is dirty
+as soon as one is. Its rows wait where they would wait for their range's end.
+Rule 3 (ends): a part that ends queues was not asked for, and is sent at any time; it counts as the others.
+
+No I/O, no clock. Not thread-safe; no method waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+_MOST_OPEN: Final = 2
+"""Number of parts that are not committed from which on a task makes no cut."""
+
+
+class TaskCuts:
+    """The cuts and parts of one task."""
+
+    def __init__(self) -> None:
+        self._is_dirty = False
+        self._is_reported = False
+        """Whether it was reported, since the last cut, that the task is dirty."""
+        self._open: set[str] = set()
+        """Ids of parts that are neither committed nor dropped."""
+        self._in_doubt: dict[str, None] = {}
+        """Ids of parts that may not have arrived, in order."""
+
+    @property
+    def in_doubt(self) -> Collection[str]:
+        """Ids of the parts of which it is not known whether the driver has them, in order."""
+        return self._in_doubt.keys()
+
+    def settled(self) -> bool:
+        """Note that something is settled; return whether to report now that the task is dirty."""
+        self._is_dirty = True
+        return self._reports()
+
+    def cut_wanted(self) -> bool:
+        """Return whether to begin a cut; if not, there is nothing, or too much is under way."""
+        self._is_reported = False
+        return self._is_dirty and not self._is_full
+
+    def cut_begins(self) -> bool:
+        """Begin to take what is settled; return False if too many parts were sent meanwhile."""
+        if self._is_full:
+            return False
+        self._is_dirty = False
+        return True
+
+    def sent(self, part_id: str) -> None:
+        """Note that a part is on its way to the driver."""
+        self._open.add(part_id)
+        self._in_doubt[part_id] = None
+
+    def taken(self, part_id: str) -> None:
+        """Note that the driver has a part."""
+        self._in_doubt.pop(part_id, None)
+
+    def over(self, part_ids: Collection[str]) -> bool:
+        """Note that parts are committed or dropped; return whether to report now that the task is dirty."""
+        self._open.difference_update(part_ids)
+        return self._reports()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._open) >= _MOST_OPEN
+
+    def _reports(self) -> bool:
+        is_due = self._is_dirty and not self._is_reported and not self._is_full
+        self._is_reported |= is_due
+        return is_due

@@ -1,0 +1,104 @@
+"""When a task reports that it is dirty, and when it cuts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pyspark_rocketmq.consume.task_cuts import TaskCuts
+
+
+def test_a_task_reports_once_per_cut_that_it_is_dirty() -> None:
+    cuts = TaskCuts()
+    assert [cuts.settled() for _ in range(3)] == [True, False, False]
+    assert cuts.cut_wanted()
+    assert cuts.cut_begins()
+    assert [cuts.settled() for _ in range(3)] == [True, False, False]
+
+
+def test_a_clean_task_has_nothing_to_cut() -> None:
+    cuts = TaskCuts()
+    assert not cuts.cut_wanted()
+    assert cuts.settled()
+    assert cuts.cut_wanted()
+    assert cuts.cut_begins()
+    assert not cuts.cut_wanted()
+
+
+def test_a_task_that_settles_something_before_the_cut_begins_reports_it_again() -> None:
+    """It is not known whether the cut will take it, and the driver has forgotten the report before."""
+    cuts = TaskCuts()
+    assert cuts.settled()
+    assert cuts.cut_wanted()
+    assert cuts.settled()
+    assert cuts.cut_begins()
+    assert not cuts.cut_wanted()
+
+
+def test_a_task_with_two_parts_that_are_not_committed_makes_no_cut() -> None:
+    """H1: its rows wait, in bounded memory."""
+    cuts = TaskCuts()
+    cuts.sent("one")
+    assert cuts.settled()
+    cuts.sent("two")
+    cuts.taken("one")
+    assert not cuts.cut_wanted()
+    assert not cuts.settled()
+
+    assert cuts.over({"one"})
+    assert not cuts.settled()
+    assert cuts.cut_wanted()
+
+
+def test_a_task_that_has_become_clean_reports_nothing_when_a_part_is_committed() -> None:
+    cuts = TaskCuts()
+    cuts.sent("one")
+    cuts.sent("two")
+    assert not cuts.over({"one", "unknown"})
+
+
+def test_a_part_that_is_sent_before_a_wanted_cut_begins_may_put_it_off() -> None:
+    cuts = TaskCuts()
+    cuts.sent("one")
+    assert cuts.settled()
+    assert cuts.cut_wanted()
+    cuts.sent("two")
+    assert not cuts.cut_begins()
+    assert cuts.over({"one"})
+    assert cuts.cut_wanted()
+
+
+def test_parts_are_in_doubt_until_the_driver_has_them() -> None:
+    cuts = TaskCuts()
+    for part_id in ("b", "a", "c"):
+        cuts.sent(part_id)
+    cuts.taken("a")
+    cuts.taken("a")
+    assert list(cuts.in_doubt) == ["b", "c"]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_whatever_happens_nothing_that_is_settled_stays_without_a_report(seed: int) -> None:
+    """A driver that asks whenever it was reported to since it asked before gets everything."""
+    draw = random.Random(seed)
+    cuts, number = TaskCuts(), 0
+    waiting = is_dirty = is_cutting = False
+    parts: list[str] = []
+    for _ in range(300):
+        match draw.choice(["settle", "ask", "begin", "over"]):
+            case "settle":
+                waiting = True
+                is_dirty |= cuts.settled()
+            case "ask" if is_dirty and not is_cutting:
+                is_dirty, is_cutting = False, cuts.cut_wanted()
+            case "begin" if is_cutting:
+                is_cutting = False
+                if cuts.cut_begins() and waiting:
+                    waiting, number = False, number + 1
+                    cuts.sent(f"{number}")
+                    parts.append(f"{number}")
+            case "over" if parts:
+                is_dirty |= cuts.over({parts.pop(0)})
+        assert len(parts) <= 2
+        assert not waiting or is_dirty or is_cutting or len(parts) == 2
