@@ -5,8 +5,8 @@ Its life is the one that the design gives to a real task::
     begin -> RUNNING -> ENDING -> OVER
     RUNNING or ENDING --connection broken--> PAUSED --resumed--> as before; after 10 s OVER, as failed
 
-A part is *in doubt* from its cut until the driver confirms it, and *open* until it is committed or dropped. At
-most two parts are open, except for those that end queues.
+The real machine decides when it reports that it is dirty, and whether it cuts. A part is *in doubt* from its
+cut until the driver confirms it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark_rocketmq.consume.cuts import Answer, Place
 from pyspark_rocketmq.consume.orderly import NoStatus, OrderlyConsumption, OrderlyFinish, OrderlySettings
 from pyspark_rocketmq.consume.part import Part, QueueAck
+from pyspark_rocketmq.consume.task_cuts import TaskCuts
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageQueue, QueueState
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
     from tests.simulation.world import World
 
-_MOST_OPEN = 2
 _PAUSED_S = 10.0
 """How long a task tries to be connected again."""
 _SETTINGS = OrderlySettings()
@@ -201,10 +201,8 @@ class Task:
         self._ranges = {queue: _Range(queue, place) for queue, place in places.items()}
         self._turns = deque(self._ranges.values())
         self._call: _Range | None = None
-        self._is_reported = False
-        """Whether the driver was sent that something is settled."""
+        self._cuts = TaskCuts()
         self._in_doubt: dict[str, SentPart] = {}
-        self._open: set[str] = set()
         self._jobs: deque[_Job] = deque()
         self._is_writing = False
         self._released: set[MessageQueue] = set()
@@ -270,20 +268,17 @@ class Task:
 
     def _report(self) -> None:
         """Report once per cut that something is settled."""
-        is_open = len(self._open) < _MOST_OPEN
-        if self._is_reported or not self.is_online or not is_open or self.life is not Life.RUNNING:
+        if not self.is_online or self.life is not Life.RUNNING:
             return
-        if any(each.settled > each.cut_at for each in self._turns if not each.is_given_up):
-            self._is_reported = True
+        is_dirty = any(each.settled > each.cut_at for each in self._turns if not each.is_given_up)
+        if is_dirty and self._cuts.settled():
             self._send(Dirty())
 
     def _cut(self, number: int) -> None:
-        self._is_reported = False
-        if len(self._open) >= _MOST_OPEN or self.life is not Life.RUNNING:
-            # If it still has something, it reports that once a part of it is over.
+        if self._cuts.cut_wanted() and self.life is Life.RUNNING:
+            self._begin_job(_Job(number, tuple(each.queue for each in self._turns), frozenset()))
+        else:
             self._send(NoProgress(number))
-            return
-        self._begin_job(_Job(number, tuple(each.queue for each in self._turns), frozenset()))
 
     def _leave(self, each: _Range) -> None:
         """End a queue, after the call in hand."""
@@ -314,7 +309,8 @@ class Task:
         """Take what is settled out of the ranges, and write it."""
         while self._jobs:
             job = self._jobs.popleft()
-            acks = tuple(self._acks(job))
+            may_cut = job.cut is None or self._cuts.cut_begins()
+            acks = tuple(self._acks(job)) if may_cut else ()
             if acks:
                 self._is_writing = True
                 job = job._replace(since_s=min(self._ranges[ack.queue].since_s for ack in acks))
@@ -353,7 +349,7 @@ class Task:
             self._release(set(job.ends))
         else:
             self._in_doubt[part.id] = sent = SentPart(part, job.cut, job.ends)
-            self._open.add(part.id)
+            self._cuts.sent(part.id)
             self._send(sent)
         self._next_job()
         self._report()
@@ -401,16 +397,20 @@ class Task:
                 self._cut(number)
             case Confirmed(part_id):
                 self._in_doubt.pop(part_id, None)
+                self._cuts.taken(part_id)
                 self._finish()
             case Over(part_ids):
-                self._open -= part_ids
-                self._report()
+                self._parts_over(part_ids)
             case GiveUp(queues, is_dropped):
                 self._give_up(queues, is_dropped=is_dropped)
             case End():
                 self._ends()
             case _:
                 raise TypeError(message)
+
+    def _parts_over(self, part_ids: frozenset[str]) -> None:
+        if self._cuts.over(part_ids) and self.life is Life.RUNNING:
+            self._send(Dirty())
 
     def _ends(self) -> None:
         if self.life is Life.RUNNING:
@@ -423,12 +423,14 @@ class Task:
             self._send(Done())
             self._end(is_good=True)
             return
-        self.is_paused = self._is_reported = False
+        self.is_paused = False
         if self.life is Life.BEGINNING:
             self.life = Life.RUNNING
         for part_id in answer.known:
             self._in_doubt.pop(part_id, None)
-        self._open = set(answer.uncommitted) | self._in_doubt.keys()
+        self._cuts = TaskCuts()
+        for part_id in answer.uncommitted | self._in_doubt.keys():
+            self._cuts.sent(part_id)
         self._send_again()
         self._give_up(answer.dropped, is_dropped=True)
         self._give_up(left_out, is_dropped=False)
