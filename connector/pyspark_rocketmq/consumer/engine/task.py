@@ -9,7 +9,8 @@ before:
 * If the driver asks for cuts, each of them ends the part that has grown, together with what is settled of the
   ranges that go on, also while the listener is called. So a queue has several parts, which must reach the
   driver in order. A part that cannot be handed over, because the connection is lost or it is too long, comes
-  with the job, and so does all that follows of its queues.
+  with the job, and so does all that follows of its queues. Rows that cross Spark between the engine and the
+  sink's writer (``orderlyEngine=state``) cannot be cut.
 
 One thread, ``rocketmq-cut``, writes and hands over everything that leaves before the end, one after the
 other. It takes the growing part from its place when no other thread adds to it. No lock is held while files
