@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
@@ -31,6 +32,7 @@ pytestmark = [pytest.mark.spark, SIM_ONLY]
 
 _PATIENCE_S = 240.0
 _CALL_S = 0.4
+_INTERVAL = "200 milliseconds"
 _EACH = 60
 """Messages of a queue: a batch takes half a minute."""
 
@@ -39,7 +41,13 @@ class SlowQuery:
     """Consumes two queues, in two tasks."""
 
     def __init__(
-        self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path, *, orderly: bool
+        self,
+        spark: SparkSession,
+        cluster: ClusterUnderTest,
+        folder: Path,
+        *,
+        orderly: bool,
+        commit_interval: str | None = None,
     ) -> None:
         topic = cluster.create_topic(queues=2, brokers=["broker-a"])
         self.queues = [MessageQueue(topic, "broker-a", number) for number in range(2)]
@@ -56,7 +64,10 @@ class SlowQuery:
             offset_store=self.store,
             consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
             consume_thread_max=2,
+            commit_interval=commit_interval,
         )
+        self.reports: list[BatchReport] = []
+        self.consumer.register_batch_listener(self.reports.append)
         self.consumer.subscribe(topic)
         log = self.log
 
@@ -91,17 +102,26 @@ class SlowQuery:
     def await_begun(self) -> None:
         wait_until(lambda: len(self.delivered()) >= 4, _PATIENCE_S, reason="A batch under way")
 
+    def offsets(self) -> dict[int, int]:
+        """Next offset of each queue in the offset store."""
+        rows = self.store.read(self.group)
+        return {queue.queue_id: row.next_offset for queue, row in rows.items() if queue in self.queues}
+
     def rows(self) -> list[tuple[int, int]]:
         """Queue and offset of what is in the sink."""
         table = DeltaTable(self.sink).to_pyarrow_table(columns=["queueId", "queueOffset"])
         return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-@pytest.fixture(params=[True, False], ids=["orderly", "concurrent"])
+@pytest.fixture(
+    params=[(True, None), (False, None), (True, _INTERVAL), (False, _INTERVAL)],
+    ids=["orderly", "concurrent", "orderly-with-commits", "concurrent-with-commits"],
+)
 def slow(
     request: pytest.FixtureRequest, spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> Iterator[SlowQuery]:
-    running = SlowQuery(spark, cluster, tmp_path, orderly=request.param)
+    orderly, commit_interval = request.param
+    running = SlowQuery(spark, cluster, tmp_path, orderly=orderly, commit_interval=commit_interval)
     yield running
     running.query.stop()
 
@@ -133,6 +153,5 @@ def test_a_query_that_is_stopped_in_good_order_keeps_what_its_batch_has_done(slo
     assert len(delivered) < 2 * _EACH
     assert slow.rows() == sorted(delivered)
     assert slow.query.exception() is None
-    rows = slow.store.read(slow.group)
-    done = {queue.queue_id: row.next_offset for queue, row in rows.items() if queue in slow.queues}
+    done = slow.offsets()
     assert done == {number: sum(queue_id == number for queue_id, _ in delivered) for number in done}

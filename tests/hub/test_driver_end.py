@@ -38,7 +38,7 @@ PART = part_of("part", A)
 REST = part_of("rest", B)
 
 
-def refuse_nothing(group: Group, ended: Queues) -> Queues:
+def refuse_nothing(group: Group, leaving: Queues) -> Queues:
     return frozenset()
 
 
@@ -77,7 +77,7 @@ class Query:
     def begin(self, *committed: list[Part], failures: Sequence[BaseException] = ()) -> TaskControl:
         coming = iter(failures)
 
-        def commit(group: Group, ended: Queues) -> Queues:
+        def commit(group: Group, leaving: Queues) -> Queues:
             failure = next(coming, None)
             if failure is not None:
                 raise failure
@@ -170,6 +170,23 @@ def test_a_job_that_fails_does_not_wait_for_storage_that_is_away(query: Query) -
 
     query.hub.cut_short()
     assert not query.has_received(QueuesFree)
+
+
+def test_an_interval_that_tasks_cannot_keep_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """I5: a firewall must not keep a query from consuming."""
+    monkeypatch.setattr(task_end, "_connections", {})
+    query = Query(interval_s=0.2)
+    try:
+        for _ in range(2):
+            query.hub.begin(3, refuse_nothing)
+            query.hub.end([], could_ask=False)
+        assert caplog.text.count("without regard to commit_interval: tasks could not connect to") == 1
+    finally:
+        query.planner.close()
+        query.hub.failed()
+        query.hub.close()
 
 
 @pytest.mark.parametrize("interval_s", [None, 0.2])

@@ -25,7 +25,7 @@ def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
         "127.0.0.1",
         must_ask=True,
         slots=Slots(9, 7),
-        commit=lambda group, ended: None,
+        commit=lambda group, leaving: None,
         look=lambda: None,
         clock=clock,
     )
@@ -42,7 +42,7 @@ def test_what_holds_queues_up_reaches_the_planner() -> None:
     """D6: before and after it connects."""
     clock = SystemClock()
     hub = HubServer(
-        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda group, ended: None, look=lambda: None,
+        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda group, leaving: None, look=lambda: None,
         clock=clock,
     )  # fmt: skip
     try:

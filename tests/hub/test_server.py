@@ -55,7 +55,7 @@ class Driver:
             "127.0.0.1",
             must_ask=True,
             slots=Slots(),
-            commit=lambda group, ended: self.parts.extend(group.parts),
+            commit=lambda group, leaving: self.parts.extend(group.parts),
             look=self._look,
             interval_s=interval_s,
             clock=SystemClock(),

@@ -128,7 +128,7 @@ class BatchRunner:
         terms = None
         if self._hub is not None:
             terms = self._hub.begin(
-                open_batch.batch_id, lambda group, ended: self._commit_ahead(group, ended, open_batch)
+                open_batch.batch_id, lambda group, leaving: self._commit_ahead(group, leaving, open_batch)
             )
         if self._hub is None or terms is None:
             job = run_job(batch, open_batch.writer, self._engine)
@@ -140,17 +140,17 @@ class BatchRunner:
             raise
         return self._hub.end(job.parts, could_ask=job.could_ask)
 
-    def _commit_ahead(self, group: Group, ended: Queues, open_batch: OpenBatch) -> Queues:
+    def _commit_ahead(self, group: Group, leaving: Queues, open_batch: OpenBatch) -> Queues:
         """Commit a group while the batch's own thread waits for its job; return the refused queues."""
-        if ended:
+        if leaving:
             logger.info(
                 "queues given up before their batch ends group=%s batch=%d queues=%s",
                 self._group,
                 open_batch.batch_id,
-                ", ".join(map(str, sorted(ended))),
+                ", ".join(map(str, sorted(leaving))),
             )
         refused = self._commit(group, open_batch)
-        self._parts.await_shown([commit for queue, commit in self._shown.items() if queue in ended])
+        self._parts.await_shown([commit for queue, commit in self._shown.items() if queue in leaving])
         return refused
 
     def _commit(self, group: Group, open_batch: OpenBatch) -> Queues:

@@ -473,8 +473,8 @@ class PushConsumer:
             )
         except OSError as error:
             logger.warning(
-                "nothing can listen at %s (spark.driver.bindAddress), so queues change hands between two "
-                "batches only group=%s: %s",
+                "nothing can listen at %s (spark.driver.bindAddress), so queues change hands and offsets are "
+                "committed between two batches only group=%s: %s",
                 bind_host,
                 offset_key(options),
                 error,

@@ -88,6 +88,7 @@ class DriverControl:
         self._ends_tasks = ends_tasks
         self._calls_end_s = calls_end_s
         self._wants_cuts = interval_s is not None
+        self._is_warned = False
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._over: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()
         self._newest_over = 0
@@ -182,6 +183,14 @@ class DriverControl:
             )
         if failure is not None:
             raise failure
+        if could_ask is False and self._wants_cuts and not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "each micro-batch is committed at its end only, without regard to commit_interval: tasks could "
+                "not connect to %s:%d. Let executors reach that host (spark.driver.host)",
+                self._hub.address.host,
+                self._hub.address.port,
+            )
         return self._hub.query(lambda state: BatchEnd(state.plan, state.rest(parts)))
 
     def cut_short(self) -> None:
@@ -208,19 +217,19 @@ class DriverControl:
 
     # --- threads --------------------------------------------------------------------------------------------
 
-    def _queue_commit(self, group: Group, ended: Queues) -> None:
+    def _queue_commit(self, group: Group, leaving: Queues) -> None:
         """Have a group committed; called by the hub's thread."""
-        self._work.put(lambda: self._commit_group(group, ended))
+        self._work.put(lambda: self._commit_group(group, leaving))
 
     def _drained(self) -> None:
         """Note that everything is drained; called by the hub's thread."""
         self._is_drained = True
         self._is_look_wanted.set()
 
-    def _commit_group(self, group: Group, ended: Queues) -> None:
+    def _commit_group(self, group: Group, leaving: Queues) -> None:
         assert self._commit is not None, "groups are made between begin and end"
         try:
-            refused = self._commit(group, ended)
+            refused = self._commit(group, leaving)
         except BaseException as error:
             # A panic of delta-rs is not an Exception.
             logger.exception(

@@ -84,7 +84,8 @@ class HubServer(ConnectionLoop):
             must_ask: See :class:`HubState`.
             slots: See :class:`HubState`.
             commit: Begins to commit a group, and later reports ``HubState.committed`` or
-                ``HubState.commit_failed``; returns at once. It also gets the queues that are free after it.
+                ``HubState.commit_failed``; returns at once. It also gets the queues that another member may
+                have after it.
             look: Has the offset store compared with the batch soon, and the query checked; returns at once.
             storage_options: Returns renewed options for the offset store; may take a while.
             drained: Has the query stopped soon, because nothing is left to consume; returns at once.
@@ -242,8 +243,8 @@ class HubServer(ConnectionLoop):
                 case Send(connection, message):
                     assert isinstance(connection, Connection)
                     self._send(connection, message)
-                case Commit(group, ended):
-                    self._commit(group, ended)
+                case Commit(group, leaving):
+                    self._commit(group, leaving)
                 case Flushed(failure):
                     self._flushed.set_result(failure)
                 case Look():

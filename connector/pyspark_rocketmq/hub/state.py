@@ -75,8 +75,8 @@ class Commit(NamedTuple):
     """Commit a group, and report :meth:`HubState.committed` or :meth:`HubState.commit_failed`."""
 
     group: Group
-    ended: Queues
-    """Its queues that are free after that."""
+    leaving: Queues
+    """Its queues that another member may have after that."""
 
 
 class Look(NamedTuple):
@@ -153,6 +153,8 @@ class HubState:
         self._plan_queues: Queues = _NOTHING
         self._leaving: Queues = _NOTHING
         """Queues of its plan that the planner must give away."""
+        self._wanted: set[MessageQueue] = set()
+        """Queues that the planner had to give away at any time in this batch."""
         self._batch_id: int | None = None
         self._slots = slots
         self._held_up = ""
@@ -198,6 +200,7 @@ class HubState:
         if number != self._plan:
             return []
         self._leaving = queues
+        self._wanted |= queues
         return self._give_up(now_s)
 
     def planner_leaves(self, plan: int) -> list[Action]:
@@ -233,6 +236,7 @@ class HubState:
         self._moved.clear()
         self._parts.clear()
         self._late.clear()
+        self._wanted = set(self._leaving)
         self._is_settled = self._is_any_unseen = self._is_flushing = False
         self._failure = None
         self._cuts.begin_batch()
@@ -516,7 +520,7 @@ class HubState:
     def _carried_out(self, action: cuts.Action, now_s: float) -> list[Action]:
         match action:
             case cuts.CommitGroup(group):
-                return [Commit(group, group.queues & self._settled)]
+                return [Commit(group, group.queues & self._settled & self._wanted)]
             case cuts.Drop(queues):
                 self._moved |= queues
                 return self._give_up(now_s)
