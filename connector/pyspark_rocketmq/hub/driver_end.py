@@ -186,7 +186,7 @@ class DriverControl:
         if could_ask is False and self._wants_cuts and not self._is_warned:
             self._is_warned = True
             logger.warning(
-                "each micro-batch is committed at its end only, without regard to commit_interval: tasks could "
+                "each micro-batch is committed at its end, without regard to commit_interval: tasks could "
                 "not connect to %s:%d. Let executors reach that host (spark.driver.host)",
                 self._hub.address.host,
                 self._hub.address.port,
