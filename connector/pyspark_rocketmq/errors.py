@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -728,6 +728,14 @@ class SinkMoved(SinkConflict):
     """
 
     retryable: ClassVar[bool] = True
+
+    def __init__(self, text: str, queues: Iterable[tuple[str, str, int]] = ()) -> None:
+        super().__init__(text)
+        self.queues = frozenset(queues)
+        """Queues of which the sink can take nothing more in this batch; empty if it is all of them."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, tuple(self.queues))
 
 
 class SinkSetBack(SinkConflict):

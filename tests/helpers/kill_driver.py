@@ -48,6 +48,7 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.sinks.base import Span
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
@@ -158,8 +159,10 @@ class _KillingBatch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
 
-    def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
-        version = self._batch.commit(files, acked)
+    def commit_group(
+        self, files: Sequence[WrittenFile], spans: Mapping[MessageQueue, Span], group_id: str
+    ) -> int | None:
+        version = self._batch.commit_group(files, spans, group_id)
         self._killer.reached("after_data_commit")
         return version
 

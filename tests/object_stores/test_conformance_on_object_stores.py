@@ -18,7 +18,8 @@ from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import Q0, run_batch
 from tests.object_stores.server import COMMIT, AzureServer, Bucket, GoogleServer
 from tests.offsets.conformance import PositionConformance
-from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows
+from tests.sinks.group_conformance import GroupConformance
+from tests.sinks.sink_conformance import SCHEMA, Stored, rows
 
 Place = tuple[str, dict[str, str]]
 """URI of a table, and how to reach it."""
@@ -81,7 +82,7 @@ class TestOffsetStoreOnS3(OnS3, PositionConformance):
     """J1"""
 
 
-class TestSinkOnS3(OnS3, SinkConformance):
+class TestSinkOnS3(OnS3, GroupConformance):
     """J1"""
 
 
@@ -89,7 +90,7 @@ class TestOffsetStoreOnAzure(OnAzure, PositionConformance):
     """J1"""
 
 
-class TestSinkOnAzure(OnAzure, SinkConformance):
+class TestSinkOnAzure(OnAzure, GroupConformance):
     """J1"""
 
 
@@ -99,7 +100,7 @@ class TestOffsetStoreOnGoogle(OnGoogle, PositionConformance):
 
 
 @pytest.mark.long
-class TestSinkOnGoogle(OnGoogle, SinkConformance):
+class TestSinkOnGoogle(OnGoogle, GroupConformance):
     """J1"""
 
 

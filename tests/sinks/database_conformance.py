@@ -17,9 +17,9 @@ from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.multi import MultiSink
 from tests.helpers.failing_connection import Connecting, ConnectionLost, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
+from tests.sinks.group_conformance import Batch, GroupConformance
 from tests.sinks.sink_conformance import (
     SCHEMA,
-    SinkConformance,
     Stored,
     newest_in,
     rows,
@@ -125,7 +125,7 @@ def each_fault(database: Database, *, is_down_then: bool) -> Iterator[tuple[Faul
             return
 
 
-class DatabaseConformance(SinkConformance):
+class DatabaseConformance(GroupConformance):
     """Subclasses have the fixture ``database``."""
 
     @pytest.fixture
@@ -210,6 +210,29 @@ class DatabaseConformance(SinkConformance):
             run(prepared(database), {Q0: 3}, rows(Q0, 0, 3, "again"))
 
             assert [offset for _, offset, _ in stored_in(database)] == [0, 1, 2]
+
+    @pytest.mark.parametrize("then", ["the same group", "the group without a queue"])
+    def test_a_group_whose_outcome_is_unknown_is_added_once(self, database: Database, then: str) -> None:
+        """H1: the server is away for longer than the batch tries; the group comes again when it is back."""
+        for faults, sink in each_fault(database, is_down_then=True):
+            try:
+                batch = Batch(sink)
+            except ConnectionLost:
+                continue
+            group = batch.write(rows(Q0, 0, 2)), batch.write(rows(Q1, 0, 1))
+            spans = {Q0: (0, 2), Q1: (0, 1)}
+            with suppress(SinkConflict):
+                batch.commit("group", spans, [*group[0], *group[1]])
+            faults.is_down, faults.at = False, None
+
+            if then == "the same group":
+                batch.commit("group", spans, [*group[0], *group[1]])
+            else:
+                batch.commit("group", {Q0: (0, 2)}, group[0])
+            batch.consume(Q0, 2, 3)
+
+            found = [offset for queue_id, offset, _ in stored_in(database) if queue_id == 0]
+            assert found == [0, 1, 2]
 
     @pytest.mark.parametrize("commits", ["before its rows", "between its rows", "after its rows"])
     @pytest.mark.parametrize("fails", [False, True], ids=["and returns", "and raises"])

@@ -18,9 +18,9 @@ from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route
 from tests.helpers.sink_rows import GROUP, Q0, Q1
+from tests.sinks.group_conformance import GroupConformance
 from tests.sinks.sink_conformance import (
     SCHEMA,
-    SinkConformance,
     rows,
     run,
     steps_of,
@@ -74,7 +74,7 @@ def stored_in(path: Path) -> pa.Table:
     return DeltaTable(path).to_pyarrow_table()
 
 
-class TestSeveralSinks(SinkConformance):
+class TestSeveralSinks(GroupConformance):
     """Of two sinks, either holds what one sink would."""
 
     @pytest.fixture

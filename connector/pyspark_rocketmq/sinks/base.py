@@ -13,6 +13,9 @@ have. A micro-batch goes through a sink in three steps:
 The sink then holds the rows of exactly the messages below its watermarks, whatever was killed, replayed or
 run twice in between. Offsets are committed after that, so the offset store is never ahead of the sink.
 
+A batch that is :class:`CommitsGroups` takes step 3 several times while tasks go on writing, for one *group*
+of parts after the other.
+
 A watermark belongs to one *generation* of its queue. When a topic is created again or a broker loses the end
 of its log, offsets start again, and other messages get offsets that were used before. That is the next
 generation, which begins without a watermark.
@@ -23,13 +26,13 @@ not survive a fork.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_rocketmq.errors import OffsetError, SchemaError
+from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved
 from pyspark_rocketmq.model import QUEUE_COLUMNS, QUEUE_OFFSET, MessageQueue
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 
@@ -51,11 +54,23 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
                 "this batch. Output rows must carry the position of the message that produced them."
             )
         if lowest_offset < watermarks[queue]:
-            is_below = pc.less(batch.column(QUEUE_OFFSET), watermarks[queue])
-            for name, value in zip(QUEUE_COLUMNS, queue, strict=True):
-                is_below = pc.and_(is_below, pc.equal(batch.column(name), value))
+            is_below = pc.and_(pc.less(batch.column(QUEUE_OFFSET), watermarks[queue]), _is_of(queue, batch))
             batch = batch.filter(pc.invert(is_below))
     return batch
+
+
+def rows_without(rows: pa.Table, queues: Iterable[MessageQueue]) -> pa.Table:
+    """Return the rows of all other queues."""
+    for queue in queues:
+        rows = rows.filter(pc.invert(_is_of(queue, rows)))
+    return rows
+
+
+def _is_of(queue: MessageQueue, rows: pa.Table | pa.RecordBatch) -> pa.ChunkedArray | pa.Array:
+    topic, broker, number = (
+        pc.equal(rows.column(name), value) for name, value in zip(QUEUE_COLUMNS, queue, strict=True)
+    )
+    return pc.and_(pc.and_(topic, broker), number)
 
 
 class QueueGeneration(NamedTuple):
@@ -123,6 +138,50 @@ def moved_by(
     return grown
 
 
+class Span(NamedTuple):
+    """Messages of one queue that a task has consumed."""
+
+    start: int
+    """Offset of the first one; no row of them is below it."""
+    next_offset: int
+    """Offset after the last one."""
+
+
+def check_follows(
+    begun: Mapping[MessageQueue, int],
+    reached: Mapping[MessageQueue, int],
+    spans: Mapping[MessageQueue, Span],
+    *,
+    place: str,
+) -> None:
+    """Refuse rows that do not begin where the batch's commits so far have ended.
+
+    Tasks leave out rows below the watermarks of the batch's beginning. Another attempt of a task may have
+    written rows that the batch has committed meanwhile.
+
+    Args:
+        begun: Watermarks when the batch began.
+        reached: Watermarks after the batch's commits so far.
+        spans: Messages from which the rows come.
+        place: Name of the sink's table.
+
+    Raises:
+        SinkMoved: If rows would be doubled or missing; it names the queues.
+    """
+    apart = []
+    for queue, span in spans.items():
+        at, first = reached.get(queue, 0), max(span.start, begun.get(queue, 0))
+        if at > begun.get(queue, 0) and first != at and first < span.next_offset:
+            apart.append((queue, f"{queue} from offset {first} on, after a commit up to {at}"))
+    if apart:
+        raise SinkMoved(
+            f"Rows for {place} do not follow those that their batch has committed before: "
+            f"{'; '.join(text for _, text in apart)}. Nothing was added. They come from another attempt of a "
+            "task, and are consumed again.",
+            (queue for queue, _ in apart),
+        )
+
+
 class Written(Protocol):
     """A task's result, on its way to the driver."""
 
@@ -180,6 +239,51 @@ class SinkBatch(Protocol):
         Raises:
             SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was
                 added.
+        """
+        ...
+
+
+@runtime_checkable
+class CommitsGroups(Protocol):
+    """A batch of a sink that makes several commits, one after the other, also of the same queues.
+
+    A batch that lacks this method gets at most one commit of each queue.
+    """
+
+    def commit_group(
+        self, written: Sequence[Any], spans: Mapping[MessageQueue, Span], group_id: str
+    ) -> int | None:
+        """Make rows visible and move the watermarks to the ends of ``spans``, all or nothing.
+
+        Do nothing if the newest group has the same id and is committed, however that was reported.
+
+        Args:
+            written: Rows as tasks wrote them.
+            spans: Messages from which they come. Those of a queue follow the ones of its group before.
+            group_id: Unique id of the group. A group whose commit failed, or whose outcome is unknown, is
+                committed again with the same id before any other one.
+
+        Returns:
+            As ``SinkBatch.commit``.
+
+        Raises:
+            SinkMoved: If another consumer moved one of the watermarks, or if spans do not follow. Nothing was
+                added. It names the queues; the group may come again without them, with the same id.
+        """
+        ...
+
+
+@runtime_checkable
+class LeavesOutQueues(Protocol):
+    """A batch of a sink that removes the rows of some queues from the result of a task.
+
+    Without this method, a part of which one queue is refused is dropped whole.
+    """
+
+    def without(self, written: Sequence[Any], queues: Collection[MessageQueue]) -> tuple[Sequence[Any], int]:
+        """Return a result without rows of these queues, and how many rows that leaves out.
+
+        The given one stays as it is.
         """
         ...
 

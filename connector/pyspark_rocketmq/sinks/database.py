@@ -4,7 +4,8 @@ The batch's rows come to the driver, where the user's function writes them in th
 the watermarks.  This is made for micro-batches, not for a backfill of millions at once.  Any DB-API 2 driver
 will do.
 
-Rule 1: a watermark is only moved from its value at the beginning of the batch.  If two queries move it, for
+Rule 1: a watermark is only moved from its value at the beginning of the batch, or after the batch's commit
+before.  If two queries move it, for
 example because one was believed dead, the second one waits for the first one's transaction.  Then it does not
 find the row with the old value, and is refused.
 Rule 2: an error of a commit means "unknown".  The attempt's id beside the watermarks shows the outcome.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import time
 import uuid
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,16 @@ from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.retry import commit_with_retry
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding, with_newest
-from pyspark_rocketmq.sinks.base import QueueGeneration, RowWriter, Writing, drop_committed, moved_by
+from pyspark_rocketmq.sinks.base import (
+    QueueGeneration,
+    RowWriter,
+    Span,
+    Writing,
+    check_follows,
+    drop_committed,
+    moved_by,
+    rows_without,
+)
 from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S, Connection, Watermark, WatermarkTable
 
 WriteRows = Callable[[Any, pa.Table], None]
@@ -126,7 +136,7 @@ class DatabaseSink:
             sink=self,
             consumer_group=consumer_group,
             writer=RowCollector(self._schema, known),
-            stored=stored.watermarks,
+            stored=dict(stored.watermarks),
             generations=dict(queues),
             standings=(self._standing(self.table.identity, stored.watermarks, queues),),
         )
@@ -167,20 +177,35 @@ class DatabaseSink:
         return {QueueGeneration(queue, each.generation): each.next_offset for queue, each in stored.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
+class _Tried:
+    """The newest group whose transaction was tried."""
+
+    group_id: str
+    attempt_id: str
+    is_made: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
 class DatabaseBatch:
     """One micro-batch on its way into the database; made by :meth:`DatabaseSink.begin`."""
 
     sink: DatabaseSink
     consumer_group: str
     writer: RowCollector
-    stored: Mapping[MessageQueue, Watermark]
-    """The watermarks when the batch began."""
+    stored: dict[MessageQueue, Watermark]
+    """The watermarks when the batch began, or after its last commit of each queue."""
     generations: Mapping[MessageQueue, int]
     standings: tuple[SinkStanding, ...]
     """See ``SinkBatch.standings``."""
     newest: dict[MessageQueue, str] = field(default_factory=dict)
     """See :meth:`note_newest`."""
+    _reached: dict[MessageQueue, int] = field(init=False)
+    """Next offset of each queue of the batch, as in ``stored``; 0 without rows of its generation."""
+    _tried: _Tried | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._reached = dict(self.writer.watermarks)
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
         """See ``RemembersMessages.note_newest``."""
@@ -191,33 +216,70 @@ class DatabaseBatch:
         return self.writer
 
     def commit(self, written: Sequence[CollectedRows], acked: Mapping[MessageQueue, int]) -> None:
-        """Write the rows and move the watermarks in one transaction.
+        """Write the rows and move the watermarks in one transaction; raises as :meth:`commit_group`.
+
+        A queue of an earlier commit of the batch is refused.
+        """
+        begun = self.writer.watermarks
+        spans = {queue: Span(begun.get(queue, 0), at) for queue, at in acked.items()}
+        self.commit_group(written, spans, str(uuid.uuid4()))
+
+    def commit_group(
+        self, written: Sequence[CollectedRows], spans: Mapping[MessageQueue, Span], group_id: str
+    ) -> None:
+        """Write a group's rows and move the watermarks in one transaction; see ``CommitsGroups``.
 
         Raises:
-            SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was
-                added.
+            SinkMoved: If another consumer moved one of the watermarks since the batch began, or if rows do
+                not follow those of the batch's earlier commits. Nothing was added.
             SinkConflict: If the transaction kept failing, for example due to errors of the user's function,
                 or if that function committed by itself.
             OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark
                 grows.
         """
-        rows = pa.concat_tables([self.writer.schema.empty_table(), *(rows.table() for rows in written)])
+        tried = self._tried
+        if tried is None or tried.group_id != group_id:
+            tried = None
+        elif tried.is_made:
+            return
+        rows = self._rows(written)
+        place = f"database table {self.sink.table.name}"
+        check_follows(self.writer.watermarks, self._reached, spans, place=place)
         grown = moved_by(
-            self.writer.watermarks,
-            acked,
+            self._reached,
+            {queue: span.next_offset for queue, span in spans.items()},
             rows=len(rows),
             consumer_group=self.consumer_group,
-            place=f"database table {self.sink.table.name}",
+            place=place,
         )
         if grown:
-            self._commit(rows, grown)
+            self._commit(rows, grown, group_id, tried)
 
-    def _commit(self, rows: pa.Table, grown: Mapping[MessageQueue, int]) -> None:
-        attempt_id = str(uuid.uuid4())
+    def without(
+        self, written: Sequence[CollectedRows], queues: Collection[MessageQueue]
+    ) -> tuple[list[CollectedRows], int]:
+        """See ``LeavesOutQueues.without``."""
+        before = self._rows(written)
+        kept = rows_without(before, queues)
+        rest = [CollectedRows.of(kept.to_batches(), self.writer.schema)] if len(kept) else []
+        return rest, len(before) - len(kept)
+
+    def _rows(self, written: Sequence[CollectedRows]) -> pa.Table:
+        return pa.concat_tables([self.writer.schema.empty_table(), *(each.table() for each in written)])
+
+    def _commit(
+        self, rows: pa.Table, grown: Mapping[MessageQueue, int], group_id: str, earlier: _Tried | None
+    ) -> None:
+        """Make the transaction; ``earlier`` is that of a call before, whose outcome is unknown."""
+        tried = self._tried = earlier or _Tried(group_id, str(uuid.uuid4()))
+        moved_to = {
+            queue: self._watermark(queue, offset, tried.attempt_id) for queue, offset in grown.items()
+        }
 
         def attempt(failure: Exception | None) -> None:
-            if failure is None or not self._is_done(grown, attempt_id):
-                self._write(rows, grown, attempt_id)
+            is_first = failure is None and earlier is None
+            if is_first or not self._is_done(grown, tried.attempt_id):
+                self._write(rows, moved_to, tried.attempt_id)
 
         try:
             commit_with_retry(
@@ -236,18 +298,23 @@ class DatabaseBatch:
                 f"{len(PAUSES_S) + 1} tries; the last error was: {type(error).__name__}: {error}. The batch "
                 "may run again: rows that exist by then are left out."
             ) from error
+        tried.is_made = True
+        self.stored.update(moved_to)
+        self._reached.update(grown)
 
-    def _write(self, rows: pa.Table, grown: Mapping[MessageQueue, int], attempt: str) -> None:
-        table = self.sink.table
+    def _write(self, rows: pa.Table, moved_to: Mapping[MessageQueue, Watermark], attempt: str) -> None:
+        table, group = self.sink.table, self.consumer_group
         with table.transaction() as cursor:
             if len(rows):
-                with table.open_attempt(cursor, self.consumer_group, attempt):
+                with table.open_attempt(cursor, group, attempt):
                     self.sink.write(cursor, rows)
-            for queue, next_offset in sorted(grown.items()):
-                old = self.stored.get(queue)
-                new = self._watermark(queue, next_offset, attempt)
-                if not table.move(cursor, self.consumer_group, queue, old, new):
-                    raise self._moved(queue)
+            moved = [
+                queue
+                for queue, new in sorted(moved_to.items())
+                if not table.move(cursor, group, queue, self.stored.get(queue), new)
+            ]
+            if moved:
+                raise self._moved(moved)
 
     def _watermark(self, queue: MessageQueue, next_offset: int, attempt: str) -> Watermark:
         generation, old = self.generations[queue], self.stored.get(queue)
@@ -265,21 +332,22 @@ class DatabaseBatch:
         """
         found = self.sink.table.read(self.consumer_group)
         if attempt in found.open_attempts:
-            since = {queue: self.writer.watermarks[queue] for queue in grown}
+            since = {queue: self._reached[queue] for queue in grown}
             raise _committed_by_itself(self.sink.table, self.consumer_group, "this batch", since)
         now = {queue: found.watermarks.get(queue) for queue in grown}
         if any(watermark is not None and watermark.attempt == attempt for watermark in now.values()):
             return True
-        for queue, watermark in now.items():
-            if watermark != self.stored.get(queue):
-                raise self._moved(queue)
+        moved = [queue for queue, watermark in now.items() if watermark != self.stored.get(queue)]
+        if moved:
+            raise self._moved(moved)
         return False
 
-    def _moved(self, queue: MessageQueue) -> SinkMoved:
+    def _moved(self, queues: Sequence[MessageQueue]) -> SinkMoved:
         return SinkMoved(
-            f"Another consumer of group {self.consumer_group} wrote rows of {queue} into the database while "
-            "this batch ran. Nothing of this batch was added. If it happens often, two queries own the same "
-            "queues."
+            f"Another consumer of group {self.consumer_group} wrote rows of {'; '.join(map(str, queues))} "
+            "into the database while this batch ran. Nothing of this batch was added. If it happens often, "
+            "two queries own the same queues.",
+            queues,
         )
 
 

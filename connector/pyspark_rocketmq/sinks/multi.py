@@ -7,9 +7,9 @@ batch runs again: the sinks that already have its rows drop them, and the others
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,10 +18,13 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
 from pyspark_rocketmq.sinks.base import (
+    CommitsGroups,
+    LeavesOutQueues,
     QueueGeneration,
     RowWriter,
     Sink,
     SinkBatch,
+    Span,
     Writing,
     Written,
     newest_generations,
@@ -146,7 +149,10 @@ class MultiSink:
         filters = tuple(
             _Filter(route.where, columns) for route, columns in zip(self._routes, self._columns, strict=True)
         )
-        return _MultiBatch(begun, filters)
+        commits_groups = all(isinstance(each, CommitsGroups) for each in begun)
+        leaves_out = all(isinstance(each, LeavesOutQueues) for each in begun)
+        kind = _KINDS[commits_groups, leaves_out]
+        return kind(begun, filters)
 
 
 def as_single_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
@@ -243,8 +249,58 @@ class _MultiBatch:
             note_newest(batch, newest)
 
     def commit(self, written: Sequence[_WrittenBy], acked: Mapping[MessageQueue, int]) -> int | None:
-        versions = [
-            batch.commit([result.of_sink for result in written if result.index == index], acked)
-            for index, batch in enumerate(self.batches)
-        ]
-        return next((version for version in versions if version is not None), None)
+        return _first_version(
+            [batch.commit(_of_sink(index, written), acked) for index, batch in enumerate(self.batches)]
+        )
+
+
+class _MultiGroups(_MultiBatch):
+    """A batch of sinks that all commit groups; implements ``CommitsGroups``."""
+
+    def commit_group(
+        self, written: Sequence[_WrittenBy], spans: Mapping[MessageQueue, Span], group_id: str
+    ) -> int | None:
+        # If a sink refuses queues, the group comes again without them, and those before it do nothing.
+        versions = []
+        for index, batch in enumerate(self.batches):
+            assert isinstance(batch, CommitsGroups)
+            versions.append(batch.commit_group(_of_sink(index, written), spans, group_id))
+        return _first_version(versions)
+
+
+class _MultiLeavingOut(_MultiBatch):
+    """A batch of sinks that all leave out queues; implements ``LeavesOutQueues``."""
+
+    def without(
+        self, written: Sequence[_WrittenBy], queues: Collection[MessageQueue]
+    ) -> tuple[list[_WrittenBy], int]:
+        kept: list[_WrittenBy] = []
+        most = 0
+        for index, batch in enumerate(self.batches):
+            assert isinstance(batch, LeavesOutQueues)
+            rest, removed = batch.without(_of_sink(index, written), queues)
+            kept += (_WrittenBy(index, each) for each in rest)
+            # The sinks' counts are of the same rows.
+            most = max(most, removed)
+        return kept, most
+
+
+class _MultiGroupsLeavingOut(_MultiGroups, _MultiLeavingOut):
+    """A batch of sinks that do both."""
+
+
+_KINDS: Final[Mapping[tuple[bool, bool], type[_MultiBatch]]] = {
+    (False, False): _MultiBatch,
+    (False, True): _MultiLeavingOut,
+    (True, False): _MultiGroups,
+    (True, True): _MultiGroupsLeavingOut,
+}
+"""Kinds of batches, by whether all sinks commit groups and whether all leave out queues."""
+
+
+def _of_sink(index: int, written: Iterable[_WrittenBy]) -> list[Written]:
+    return [each.of_sink for each in written if each.index == index]
+
+
+def _first_version(versions: Iterable[int | None]) -> int | None:
+    return next((version for version in versions if version is not None), None)

@@ -31,7 +31,8 @@ from pyspark_rocketmq.sinks.delta.spark_writer import NameTarget
 from pyspark_rocketmq.sinks.multi import MultiSink
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
-from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run, written_by
+from tests.sinks.group_conformance import GroupConformance
+from tests.sinks.sink_conformance import SCHEMA, Stored, rows, run, written_by
 
 pytestmark = pytest.mark.spark
 
@@ -95,7 +96,7 @@ def location_of(spark: SparkSession, name: str) -> Path:
 
 
 @pytest.mark.long
-class TestByName(SinkConformance):
+class TestByName(GroupConformance):
     @pytest.fixture
     def sink(self, name: str) -> DeltaSink:
         return prepared(name)

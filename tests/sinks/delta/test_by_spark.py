@@ -17,7 +17,8 @@ from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.spark_writer import PathTarget
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
-from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run, written_by
+from tests.sinks.group_conformance import GroupConformance
+from tests.sinks.sink_conformance import SCHEMA, Stored, rows, run, written_by
 
 pytestmark = pytest.mark.spark
 
@@ -94,7 +95,7 @@ def stored_in(spark: SparkSession, path: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.long
-class TestBySpark(SinkConformance):
+class TestBySpark(GroupConformance):
     @pytest.fixture
     def sink(self, constrained: Path, path: Path) -> DeltaSink:
         shutil.copytree(constrained, path)

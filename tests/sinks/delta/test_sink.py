@@ -22,7 +22,7 @@ from deltalake.schema import Field, PrimitiveType
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import TableForm
-from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
+from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta import spark_writer
@@ -31,9 +31,9 @@ from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog, log_of, opened_log
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
+from tests.sinks.group_conformance import Batch, GroupConformance
 from tests.sinks.sink_conformance import (
     SCHEMA,
-    SinkConformance,
     Stored,
     newest_in,
     rows,
@@ -67,7 +67,7 @@ def sink(path: Path) -> DeltaSink:
     [((), False), (("step",), False), ((), True)],
     ids=["plain", "partitioned", "commits by delta-rs"],
 )
-class TestDeltaSink(SinkConformance):
+class TestDeltaSink(GroupConformance):
     @pytest.fixture
     def sink(
         self,
@@ -244,6 +244,63 @@ def test_a_commit_that_failed_is_tried_again(
 
     assert run_batch(sink, {Q0: 3}, rows(Q0, 0, 3)) == 1
     assert offsets_in(path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("has_arrived", [True, False])
+@pytest.mark.parametrize("by_delta_rs", [False, True])
+def test_a_group_whose_outcome_is_unknown_is_added_once(
+    sink: DeltaSink, path: Path, monkeypatch: pytest.MonkeyPatch, has_arrived: bool, by_delta_rs: bool
+) -> None:
+    """H1: storage is away for longer than the batch tries; the group comes again when it is back."""
+    if by_delta_rs:
+        monkeypatch.setattr(LogFiles, "takes_commits", False)
+    batch = Batch(sink)
+    batch.consume(Q0, 0, 2)
+    written = batch.write(rows(Q0, 2, 4), rows(Q1, 0, 1))
+    spans = {Q0: (2, 4), Q1: (0, 1)}
+    with monkeypatch.context() as away:
+        fail_commits(away, times=1, after_committing=has_arrived)
+        away.setattr(SinkLog, "find_commit", _unreachable)
+        away.setattr(TableSnapshot, "refresh", _unreachable)
+        with pytest.raises(SinkConflict, match=r"could not be committed .* tries"):
+            batch.commit("group", spans, written)
+    assert offsets_in(path) == ([0, 1, 2, 3] if has_arrived else [0, 1])
+
+    other = DeltaSink(path)
+    other.prepare(SCHEMA)
+    run_batch(other, {Q0: 3}, rows(Q0, 0, 3), group="audit")
+    for _ in range(2):
+        batch.commit("group", spans, written)
+    batch.consume(Q0, 4, 5)
+
+    assert offsets_in(path) == [0, 0, 1, 1, 2, 2, 3, 4]
+    assert offsets_in(path, Q1) == [0]
+
+
+def test_a_group_that_arrived_and_whose_queue_was_moved_then_is_known(
+    sink: DeltaSink, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1, C5: the next owner has gone on from there; the rows are not added again."""
+    batch = Batch(sink)
+    written = batch.write(rows(Q0, 0, 2))
+    with monkeypatch.context() as away:
+        fail_commits(away, times=1, after_committing=True)
+        away.setattr(TableSnapshot, "refresh", _unreachable)
+        with pytest.raises(SinkConflict):
+            batch.commit("group", {Q0: (0, 2)}, written)
+    owner = DeltaSink(path)
+    owner.prepare(SCHEMA)
+    run_batch(owner, {Q0: 3}, rows(Q0, 0, 3))
+
+    batch.commit("group", {Q0: (0, 2)}, written)
+    with pytest.raises(SinkMoved):
+        batch.consume(Q0, 2, 4)
+
+    assert offsets_in(path) == [0, 1, 2]
+
+
+def _unreachable(*_: object) -> Any:
+    raise DeltaError("storage does not answer")
 
 
 def test_a_commit_that_keeps_failing_says_why(

@@ -90,7 +90,7 @@ def test_a_table_that_was_made_again_is_noticed_however_many_commits_it_has(
 
     assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 0}
     with pytest.raises(SinkMoved, match="was deleted, created again or put back"):
-        before._commit(files, {Q0: 4})
+        before._commit(files, {Q0: 4}, "group")
 
     assert DeltaTable(path).version() == commits
 

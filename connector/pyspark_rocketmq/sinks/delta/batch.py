@@ -2,14 +2,20 @@
 
 If a commit lost against another change of the table, or if its outcome is unknown, the log is searched for it
 before it is tried again, because it may have been stored.
+
+A batch makes several commits, one for each group of parts.  The first one builds on the version that the
+batch began with; for each later one the log is read as after a commit of others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
@@ -21,13 +27,15 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
-from pyspark_rocketmq.sinks.base import moved_by
+from pyspark_rocketmq.sinks.base import Span, advance, check_follows, moved_by
 from pyspark_rocketmq.sinks.delta.appenders import SinkHandle
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.table import SinkTable
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, read_progress
+
+T = TypeVar("T")
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
 """Pauses before further tries of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
@@ -36,6 +44,19 @@ _UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
 _FILE_CHECK_PAUSES_S = (0.1, 0.5, 2.0, 0.0)
 """Pauses after each check for files, which a mount may show late."""
 _SHOWN_FILES = 3
+
+
+@dataclass(slots=True)
+class _Tried:
+    """The newest group whose commit was tried."""
+
+    group_id: str
+    commit: SinkCommit
+    """Its commit at the first try."""
+    since: int
+    """Version of the table before the first try."""
+    made_at: int | None = None
+    """Version of the commit; None as long as it is not known to be made."""
 
 
 @dataclass(kw_only=True)
@@ -61,6 +82,12 @@ class DeltaBatch:
     """Columns, partitioning and properties of that version, for which tasks write files."""
     newest: Mapping[MessageQueue, str] = field(default_factory=dict)
     """See :meth:`note_newest`."""
+    _reached: dict[MessageQueue, int] = field(init=False)
+    """The watermarks after the batch's commits so far."""
+    _tried: _Tried | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._reached = dict(self.watermarks)
 
     @property
     def log(self) -> SinkLog:
@@ -69,7 +96,7 @@ class DeltaBatch:
 
     @property
     def watermarks(self) -> Mapping[MessageQueue, int]:
-        """Next offset of each queue; rows below it are already in the table. 0 if there are none."""
+        """Next offset of each queue when the batch began; tasks leave out rows below it. 0 without rows."""
         return self.writer.watermarks
 
     def task_writer(self) -> TaskWriter:
@@ -83,35 +110,101 @@ class DeltaBatch:
     def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
         """Add the files and move the watermarks to ``acked`` (next offsets), in one commit.
 
+        Returns and raises as :meth:`commit_group`. A queue of an earlier commit of the batch is refused.
+        """
+        spans = {queue: Span(self.watermarks.get(queue, 0), at) for queue, at in acked.items()}
+        return self.commit_group(files, spans, str(uuid.uuid4()))
+
+    def commit_group(
+        self, files: Sequence[WrittenFile], spans: Mapping[MessageQueue, Span], group_id: str
+    ) -> int | None:
+        """Add a group's files and move the watermarks, in one commit; see ``CommitsGroups.commit_group``.
+
         Returns:
             The table's new version; None if no watermark grows, so that there is nothing to do.
 
         Raises:
-            SinkMoved: If another consumer wrote one of the queues since ``begin``. Nothing was added.
+            SinkMoved: If another consumer wrote one of the queues since ``begin``, or if rows do not follow
+                those of the batch's earlier commits. Nothing was added.
             SinkConflict: If a RESTORE removed rows, or if other changes of the table kept winning. Nothing
                 was added; the batch may run again.
             OffsetError: If a queue was not passed to ``begin``, or if there are files although no watermark
                 grows.
             StorageNotShared: If the driver does not see the files as the tasks wrote them. Nothing was added.
         """
+        acked = {queue: span.next_offset for queue, span in spans.items()}
+        tried = self._tried
+        if tried is not None and tried.group_id == group_id:
+            made_at = self._made_before(tried, files)
+            if made_at is not None:
+                return self._made(tried, made_at, advance(self._reached, acked))
+        place = f"the table {self.table.path}"
+        check_follows(self.watermarks, self._reached, spans, place=place)
         grown = moved_by(
-            self.watermarks,
+            self._reached,
             acked,
-            rows=sum(file.num_records for file in files),
+            rows=_rows_in(files),
             consumer_group=self.consumer_group,
-            place=f"the table {self.table.path}",
+            place=place,
         )
         if not grown:
             return None
+        self._read(f"files for {self.table.path}", lambda: self._check_files(files))
+        return self._commit(files, grown, group_id)
+
+    def without(
+        self, files: Sequence[WrittenFile], queues: Collection[MessageQueue]
+    ) -> tuple[list[WrittenFile], int]:
+        """Return files without rows of these queues; see ``LeavesOutQueues.without``.
+
+        VACUUM removes the files that are left over.
+
+        Raises:
+            SinkConflict: If the files cannot be read or written.
+        """
+
+        def rest_of(file: WrittenFile) -> WrittenFile | None:
+            schema = pa.schema(
+                [each for each in self.writer.schema if each.name not in file.partition_values]
+            )
+            return self.log.files.without(file, schema, queues)
+
+        def rest() -> list[WrittenFile]:
+            self.table.storage.renew()
+            self.log.table.use_renewed_options()
+            return [kept for file in files if (kept := rest_of(file)) is not None]
+
+        kept = self._read(f"files for {self.table.path}", rest)
+        return kept, _rows_in(files) - _rows_in(kept)
+
+    def _made_before(self, tried: _Tried, files: Sequence[WrittenFile]) -> int | None:
+        """Return the version of a group's commit if an earlier call has made it."""
+        if tried.made_at is not None:
+            return tried.made_at
+
+        def look() -> int | None:
+            self._check_still_there()
+            self.log.table.refresh()
+            return self.log.find_commit(tried.commit, tried.since)
+
+        made_at = self._read(f"a commit in {self.table.path}", look)
+        return None if made_at is None else self._finish_earlier_commit(made_at, files)
+
+    def _made(self, tried: _Tried, version: int, grown: Mapping[MessageQueue, int]) -> int:
+        """Note that a group's commit is made; return its version."""
+        tried.made_at = version
+        self._reached.update(grown)
+        return version
+
+    def _read(self, what: str, ask: Callable[[], T]) -> T:
         path, storage = self.table.path, self.table.storage
         try:
-            read_with_retry(f"files for {path}", path, storage, lambda: self._check_files(files), self.sleep)
+            return read_with_retry(what, path, storage, ask, self.sleep)
         except STORAGE_ERRORS as error:
             raise SinkConflict(
                 f"Files that tasks wrote for {path} could not be checked: {storage.describe_error(error)} "
                 "Nothing of this batch was added; it may run again."
             ) from error
-        return self._commit(files, grown)
 
     def _check_files(self, files: Sequence[WrittenFile]) -> None:
         # The batch may have taken longer than its credentials are valid.
@@ -137,30 +230,33 @@ class DeltaBatch:
             "and start the query again."
         )
 
-    def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int]) -> int:
-        """Commit on a version with the watermarks of ``begin``; try until it is known to be stored."""
+    def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int], group_id: str) -> int:
+        """Commit on a version with the watermarks reached so far; try until it is known to be stored."""
         watermarks = {self.ids[queue]: offset for queue, offset in grown.items()}
         newest = {self.ids[queue]: self.newest.get(queue, "") for queue in grown}
         commit = SinkCommit.of(self.consumer_group, watermarks, newest)
-        tried_at: int | None = None
+        tried = self._tried if self._tried is not None and self._tried.group_id == group_id else None
+        if tried is not None:
+            commit = commit._replace(commit_id=tried.commit.commit_id)
 
         def follow(failure: Exception | None) -> Callable[[], int]:
-            nonlocal tried_at
+            nonlocal tried
             self._check_still_there()
             # Spark adds to the newest version, and so would not notice commits made since the check.
             if failure is not None or (self.is_by_spark and self.log.table.may_have_newer()):
                 self.log.table.refresh()
             if self.log.version != self.version:
-                done_at = None if tried_at is None else self.log.find_commit(commit, tried_at)
+                done_at = None if tried is None else self.log.find_commit(commit, tried.since)
                 if done_at is not None:
                     return partial(self._finish_earlier_commit, done_at, files)
                 self._check_changes(grown)
-            tried_at = self.log.version if tried_at is None else tried_at
+            if tried is None:
+                tried = self._tried = _Tried(group_id, commit, self.log.version)
             return partial(self._write, files, commit)
 
         try:
             what = f"sink commit path={masked(self.table.path)}"
-            return commit_on_top(what, follow, pauses_s=_PAUSES_S, sleep=self.sleep, unknown=_UNKNOWN)
+            version = commit_on_top(what, follow, pauses_s=_PAUSES_S, sleep=self.sleep, unknown=_UNKNOWN)
         except _UNKNOWN as error:
             raise SinkConflict(
                 f"{len(files)} files of group {self.consumer_group} could not be committed to "
@@ -168,6 +264,8 @@ class DeltaBatch:
                 f"{self.table.storage.describe_error(error)} Check what "
                 "else changes this table; the batch may run again."
             ) from error
+        assert tried is not None
+        return self._made(tried, version, grown)
 
     def _finish_earlier_commit(self, version: int, files: Sequence[WrittenFile]) -> int:
         """Return the version of this batch's commit, which an earlier try has made."""
@@ -205,17 +303,18 @@ class DeltaBatch:
         # This commit builds on the other members' commits for their queues.
         self.before = read_progress(self.log, group, self.generations.items())
         found = {queue: self.before.watermarks.get(self.ids[queue], 0) for queue in grown}
-        moved = [
-            f"{queue} from {self.watermarks[queue]} to {now}"
+        moved = {
+            queue: f"{queue} from {self._reached[queue]} to {now}"
             for queue, now in found.items()
-            if now != self.watermarks[queue]
-        ]
+            if now != self._reached[queue]
+        }
         if moved:
             raise SinkMoved(
                 f"Another consumer of group {group} wrote rows into {path} while this batch ran, and moved "
-                f"{'; '.join(moved)}. Nothing of this batch was added. Run the batch again: rows that are "
-                "there by now are left out. If it happens often, two queries own the same queues: check that "
-                "each queue is locked at the broker, or that the queries use different groups."
+                f"{'; '.join(moved.values())}. Nothing of this batch was added. Run the batch again: rows "
+                "that are there by now are left out. If it happens often, two queries own the same queues: "
+                "check that each queue is locked at the broker, or that the queries use different groups.",
+                moved,
             )
         if bool(self.table.check_unaltered(self.log.table.form())) != self.is_by_spark:
             raise SinkMoved(
@@ -230,3 +329,7 @@ class DeltaBatch:
                 "files were written for the table before. Nothing of this batch was added. Run the batch "
                 "again."
             )
+
+
+def _rows_in(files: Iterable[WrittenFile]) -> int:
+    return sum(file.num_records for file in files)

@@ -7,10 +7,10 @@ VACUUM removes them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +27,7 @@ from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions, f
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
-from pyspark_rocketmq.sinks.base import drop_committed
+from pyspark_rocketmq.sinks.base import drop_committed, rows_without
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ _GATHERED_BYTES = 64 << 20
 """Most bytes gathered for all open files of a task; above it the largest row group is written as it is."""
 _OPEN_FILES = 64
 """Most files, each of another partition, that a task has open; for one more, the fullest file is finished."""
+_QUEUE_TYPES: Final = {"topic": pa.string(), "brokerName": pa.string(), "queueId": pa.int32()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +187,34 @@ class TaskFolder:
             [schema.empty_table(), *(table.select(schema.names).cast(schema) for table in stored)]
         )
 
+    def without(
+        self, file: WrittenFile, schema: pa.Schema, queues: Collection[MessageQueue]
+    ) -> WrittenFile | None:
+        """Return a file with the rows of all other queues: the same one, or another; None if none is left.
+
+        ``schema`` has the columns of the file.
+        """
+        filesystem, folder = self._place()
+        rest = GrowingFile(filesystem, folder, schema, file.partition_values)
+        try:
+            with filesystem.open_input_file(f"{folder}/{file.path}") as stored:
+                for batch in pq.ParquetFile(stored).iter_batches():
+                    for kept in _of_other_queues(batch, file.partition_values, schema, queues):
+                        rest.add(kept)
+            if 0 < rest.num_records < file.num_records:
+                return rest.finish()
+        except BaseException:
+            self._discard(rest)
+            raise
+        self._discard(rest)
+        return file if rest.num_records else None
+
+    def _discard(self, file: GrowingFile) -> None:
+        file.close_quietly()
+        filesystem, folder = self._place()
+        with suppress(OSError):
+            filesystem.delete_file(f"{folder}/{file.path}")
+
     def remove(self, files: Sequence[WrittenFile]) -> None:
         """Remove files whose rows are in other files by now; VACUUM removes those that are left."""
         filesystem, folder = self._place()
@@ -194,3 +223,19 @@ class TaskFolder:
                 filesystem.delete_file(f"{folder}/{file.path}")
             except OSError:
                 logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
+
+
+def _of_other_queues(
+    batch: pa.RecordBatch,
+    partition_values: Mapping[str, str | None],
+    schema: pa.Schema,
+    queues: Collection[MessageQueue],
+) -> list[pa.RecordBatch]:
+    """Return the rows of a file that are not of these queues; position columns may be partition columns."""
+    rows = pa.Table.from_batches([batch])
+    for name, type_ in _QUEUE_TYPES.items():
+        if name in partition_values:
+            value = pa.scalar(partition_values[name], pa.string()).cast(type_)
+            rows = rows.append_column(name, pa.repeat(value, len(rows)))
+    kept: list[pa.RecordBatch] = rows_without(rows, queues).select(schema.names).cast(schema).to_batches()
+    return kept
