@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 
 from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.driver_process import run_driver
-from tests.helpers.kill_driver import CONCURRENT, CONSUMERS, KILL_POINTS
-from tests.helpers.orders import Orders, check_sink, produce_orders
+from tests.helpers.kill_driver import CONCURRENT, CONSUMERS, CUTTING, GROUP_POINTS, KILL_POINTS
+from tests.helpers.orders import STEPS, Orders, check_sink, produce_orders
 from tests.object_stores.server import COMMIT, Bucket
 
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -70,11 +70,30 @@ def test_every_message_is_in_a_sink_on_s3_after_kills(
     assert s3.faults_left() == 0, "an answer was not lost"
 
 
+@pytest.mark.long
+@SIM_ONLY
+@pytest.mark.driver
+@pytest.mark.timeout(1800)
+def test_every_message_is_in_the_sink_after_kills_between_the_commits_of_a_batch(
+    cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """H1, H2, E3: a part half written, written and not sent, taken and not committed, and between data and
+    offsets; what was committed before in the same batch stays, once.
+    """
+    kill_and_check(cluster, tmp_path, {CUTTING: GROUP_POINTS}, orders=400)
+
+
 def kill_and_check(
-    cluster: ClusterUnderTest, work: Path, points: Mapping[str, Sequence[str]], s3: Bucket | None = None
+    cluster: ClusterUnderTest,
+    work: Path,
+    points: Mapping[str, Sequence[str]],
+    s3: Bucket | None = None,
+    *,
+    orders: int = 200,
 ) -> None:
     topic = cluster.create_topic(queues=4)
-    expected = produce_orders(cluster.name_servers, topic, 200)
+    expected = produce_orders(cluster.name_servers, topic, orders)
+    messages = orders * len(STEPS)
     group = cluster.unique_name("group")
     tables = str(work) if s3 is None else s3.uri("kills")
     storage_options = None if s3 is None else s3.patient_options()
@@ -83,13 +102,14 @@ def kill_and_check(
         "storageOptions": storage_options,
         "nameServers": cluster.name_servers,
         "topic": topic,
-        "messages": 1000,
+        "messages": messages,
         "group": group,
         "work": str(work),
         "points": points,
-        "maxOffsetsPerTrigger": 125,
+        # One that commits while its batch runs has one batch.
+        "maxOffsetsPerTrigger": messages if CUTTING in points else 125,
     }
-    deaths = len(points[CONCURRENT])
+    [deaths] = {len(of_consumer) for of_consumer in points.values()}
     log = work / "driver.log"
 
     exit_codes = [
@@ -100,7 +120,9 @@ def kill_and_check(
     for engine in points.keys() - {CONCURRENT}:
         report = check_sink(f"{tables}/{engine}/sink", expected, storage_options=storage_options)
         assert report.is_clean, f"{engine}: {report}"
-        assert report.messages == 1000
+        assert report.messages == messages
+    if CONCURRENT not in points:
+        return
     concurrent = DeltaTable(f"{tables}/{CONCURRENT}/sink", storage_options=storage_options)
     _check_concurrent(concurrent, expected, topic, f"%RETRY%{group}-{CONCURRENT}")
 

@@ -27,7 +27,7 @@ from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.driver_process import run_driver
-from tests.helpers.dying_listener_driver import DEATHS
+from tests.helpers.dying_listener_driver import CUTTING, DEATHS
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
@@ -171,7 +171,7 @@ def test_a_listener_that_ends_its_worker_costs_a_retry_of_its_task(
     """
     topic = cluster.create_topic(queues=2)
     expected = produce_orders(cluster.name_servers, topic, 60)
-    engines = ("state", "direct")
+    engines = ("state", "direct", CUTTING)
     config = {
         "nameServers": cluster.name_servers,
         "topic": topic,

@@ -27,6 +27,10 @@ from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
 
+CUTTING = "cutting"
+"""The consumer, of engine ``direct``, that commits while its micro-batch runs."""
+_CALL_S = 0.02
+"""How long its listener takes for a call, so that a batch has several commits."""
 DEATHS = ("exit", "SystemExit", "KeyboardInterrupt", "SIGKILL")
 
 
@@ -46,8 +50,9 @@ def die(how: str) -> None:
 class DyingListener:
     """A listener that dies in the middle of each of its first four batches."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, call_s: float) -> None:
         self._folder = str(folder)
+        self._call_s = call_s
         self._log = DeliveryLog(folder / "deliveries")
 
     def __call__(
@@ -57,6 +62,7 @@ class DyingListener:
         as long as there are deaths.
         """
         self._log.note(messages)
+        time.sleep(self._call_s)
         for message in messages:
             order_id, _, step = message.body.decode().partition(":")
             context.emit(order_id=order_id, step=step, delivered_ns=time.time_ns())
@@ -84,16 +90,20 @@ def main(config: Mapping[str, Any]) -> None:
 
 def _consume(spark: SparkSession, work: Path, engine: str, config: Mapping[str, Any]) -> None:
     work.mkdir()
+    is_cutting = engine == CUTTING
     consumer = PushConsumer(
         consumer_group=f"{config['group']}-{engine}",
         name_servers=config["nameServers"],
         offset_store=DeltaOffsetStore(str(work / "offsets")),
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         consume_message_batch_max_size=7,
-        orderly_engine=engine,
+        orderly_engine="direct" if is_cutting else engine,
+        commit_interval="50 milliseconds" if is_cutting else None,
     )
     consumer.subscribe(config["topic"])
-    consumer.register_message_listener(DyingListener(work), output_schema=OUTPUT_SCHEMA)
+    consumer.register_message_listener(
+        DyingListener(work, _CALL_S if is_cutting else 0.0), output_schema=OUTPUT_SCHEMA
+    )
     query = consumer.start(
         spark,
         sink=DeltaSink(str(work / "sink")),
