@@ -26,7 +26,7 @@ from bench.measure import Result, Spread, load_average
 from bench.session import CORES
 from bench.streams import Backlog
 from pyspark_rocketmq.commit.pipeline import BatchReport
-from pyspark_rocketmq.consume.part import merged
+from pyspark_rocketmq.consume.part import Group
 from pyspark_rocketmq.consumer.batch import run_job
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
@@ -269,7 +269,7 @@ class _RateSink:
         """Write one micro-batch."""
         sink_batch: SinkBatch = self._sink.begin(_RATE_GROUP, {_RATE_QUEUE: 0})
         writer = sink_batch.task_writer()
-        whole = merged([*run_job(batch, writer).parts])
+        whole = Group(tuple(run_job(batch, writer).parts))
         self._end += whole.emitted
         sink_batch.commit(tuple(map(writer.written, whole.written)), {_RATE_QUEUE: self._end})
         self.committed.append((time.time(), self._end))

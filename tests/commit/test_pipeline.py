@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from pyspark_rocketmq.commit.pipeline import BatchReport, OpenBatch, PartCommitter
-from pyspark_rocketmq.consume.part import Part, QueueAck
+from pyspark_rocketmq.commit.pipeline import BatchReport, GroupResult, OpenBatch, PartCommitter
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
@@ -80,7 +80,15 @@ def test_parts_of_a_batch_are_one_commit_of_data_and_one_of_offsets() -> None:
     """H1"""
     query = Query()
 
-    query.committer.commit([part("one", B), part("two", A, C)], query.batch)
+    query.committer.commit_group(
+        Group(
+            (
+                part("one", B),
+                part("two", A, C),
+            )
+        ),
+        query.batch,
+    )
 
     assert query.sink.commits == [(["rebuilt one", "rebuilt two"], {A: 7, B: 7, C: 7})]
     assert query.offsets() == {A: 7, B: 7, C: 7}
@@ -93,9 +101,9 @@ def test_a_part_that_is_handed_over_is_committed_before_the_rest_of_its_batch() 
     """B5, H1: each commit has its report."""
     query = Query()
 
-    query.committer.commit([part("ahead", B)], query.batch)
+    query.committer.commit_group(Group((part("ahead", B),)), query.batch)
     assert query.offsets() == {A: 0, B: 7, C: 0}
-    query.committer.commit([part("rest", A, C)], query.batch)
+    query.committer.commit_group(Group((part("rest", A, C),)), query.batch)
 
     assert [lines for lines, _ in query.sink.commits] == [["rebuilt ahead"], ["rebuilt rest"]]
     assert query.offsets() == {A: 7, B: 7, C: 7}
@@ -107,7 +115,15 @@ def test_only_the_part_whose_queue_has_moved_is_dropped() -> None:
     query = Query()
     query.store.claim(GROUP, "somebody else", {A: 0})
 
-    query.committer.commit([part("one", A, B), part("two", C)], query.batch)
+    query.committer.commit_group(
+        Group(
+            (
+                part("one", A, B),
+                part("two", C),
+            )
+        ),
+        query.batch,
+    )
 
     assert query.sink.commits == [(["rebuilt two"], {C: 7})]
     assert query.offsets() == {A: 0, B: 0, C: 7}
@@ -116,7 +132,7 @@ def test_only_the_part_whose_queue_has_moved_is_dropped() -> None:
 def test_without_parts_nothing_is_committed_or_reported() -> None:
     query = Query()
 
-    assert query.committer.commit([], query.batch) == ()
+    assert query.committer.commit_group(Group(()), query.batch) == GroupResult()
     assert (query.sink.commits, query.reports) == ([], [])
 
 
@@ -124,7 +140,7 @@ def test_a_batch_without_a_sink_commits_only_offsets() -> None:
     query = Query()
     batch = OpenBatch("query", 3, sink=None)
 
-    query.committer.commit([part("one", A)], batch)
+    query.committer.commit_group(Group((part("one", A),)), batch)
 
     assert query.sink.commits == []
     assert query.offsets() == {A: 7, B: 0, C: 0}

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.consume.part import Group, Part, QueueAck, joined, merged
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains, joined, parts_without
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.stored_values import NO_MESSAGES, NO_RETRIES, RememberedMessages, RetryCounts
 
-A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
+A, B, C, OTHER = (MessageQueue("T", "broker-a", number) for number in range(4))
 SECOND = RememberedMessages.from_text("[2, 20, 200]")
 RETRIED = RetryCounts.from_text("[[5, 6, 2]]")
 
@@ -50,20 +50,49 @@ def test_a_part_is_the_same_after_json() -> None:
     assert sent.queues == {A, B}
 
 
-def test_merged_parts_have_everything_with_acks_by_queue() -> None:
+def test_a_group_has_everything_of_its_parts_with_acks_by_queue() -> None:
     """H1"""
-    whole = merged([part("p", C, A), part("q", B)])
+    whole = Group((part("p", C, A), part("q", B)))
 
     assert [each.queue for each in whole.acks] == [A, B, C]
     assert [facts["path"] for facts in whole.written] == ["p-2.parquet", "p-0.parquet", "q-1.parquet"]
     assert (whole.emitted, whole.left_out) == (10, 4)
-    assert merged(()) == Part(id="", acks=())
 
 
-def test_a_queue_in_two_parts_of_a_batch_is_refused() -> None:
+def test_a_queue_whose_parts_do_not_follow_each_other_is_refused() -> None:
     """H1: its rows were copied on the way to the engine."""
+    check_chains([part("p", A), Part(id="q", acks=(ack(A, 3, 7),)), part("r", B)])
     with pytest.raises(RocketMQError, match="two ranges of one batch were consumed, 0 to 3 and 0 to 3"):
-        merged([part("p", A, B), part("q", B)])
+        check_chains([part("p", A, B), part("q", B)])
+
+
+@pytest.mark.parametrize(
+    ("gone", "kept"),
+    [
+        ((), "pqrst"),
+        ((A,), "qst"),
+        ((B,), "prs"),
+        ((C,), "pqrs"),
+        ((A, B, C), "s"),
+    ],
+)
+def test_parts_go_with_a_queue_and_with_what_they_follow(gone: tuple[MessageQueue, ...], kept: str) -> None:
+    """C5: the second part of a queue does not follow when the first one is gone."""
+    parts = [part("p", A), part("q", B), part("r", A), part("s", OTHER), part("t", B, C)]
+
+    left, others = parts_without(parts, gone)
+
+    assert "".join(each.id for each in left) == kept
+    assert [each for each in parts if each not in left] == list(others)
+
+
+def test_a_part_that_follows_one_that_shares_files_with_a_lost_queue_goes_with_it() -> None:
+    """C5"""
+    parts = [part("p", A, B), part("q", B, C), part("r", C), part("s", OTHER)]
+
+    left, _ = parts_without(parts, {A})
+
+    assert [each.id for each in left] == ["s"]
 
 
 @pytest.mark.parametrize("missing", ["id", "written", "acks", "emitted", "left_out"])

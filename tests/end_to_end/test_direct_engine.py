@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_rocketmq as rmq
-from pyspark_rocketmq.consume.part import Part, merged
+from pyspark_rocketmq.consume.part import Group, check_chains
 from pyspark_rocketmq.consumer.batch import run_job
 from pyspark_rocketmq.model import OrderlyEngineKind
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -39,9 +39,10 @@ class Composed:
         self.sent = produce_orders(cluster.name_servers, self._options["topic"], 60)
         self.log = DeliveryLog(folder / "deliveries")
 
-    def run(self, change: Callable[[DataFrame], DataFrame]) -> Part:
+    def run(self, change: Callable[[DataFrame], DataFrame]) -> Group:
         """Evaluate one batch, without committing it."""
-        log, evaluated = self.log, []
+        log = self.log
+        evaluated: list[Group] = []
 
         def note(
             messages: Sequence[rmq.MessageExt], context: rmq.ConsumeOrderlyContext
@@ -49,12 +50,15 @@ class Composed:
             log.note(messages)
             return rmq.ConsumeOrderlyStatus.SUCCESS
 
+        def evaluate(batch: DataFrame, _: int) -> None:
+            parts = tuple(run_job(batch, None).parts)
+            check_chains(parts)
+            evaluated.append(Group(parts))
+
         messages = self._spark.readStream.format("rocketmq").options(**self._options).load()
         query = (
             rmq.consume_orderly(change(messages), note, "step string", engine=OrderlyEngineKind.DIRECT)
-            .writeStream.foreachBatch(
-                lambda batch, _: evaluated.append(merged([*run_job(batch, None).parts]))
-            )
+            .writeStream.foreachBatch(evaluate)
             .option("checkpointLocation", str(self._folder / "checkpoint"))
             .trigger(once=True)
             .start()
@@ -77,7 +81,7 @@ def batch_size(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[
     spark.conf.set(_MAX_RECORDS, before)
 
 
-def check_consumed_once_in_order(composed: Composed, whole: Part) -> None:
+def check_consumed_once_in_order(composed: Composed, whole: Group) -> None:
     places = [place for delivery in composed.log.deliveries() for place in delivery.places]
     assert len(places) == len(set(places)) == 300
     assert sum(ack.consumed for ack in whole.acks) == 300

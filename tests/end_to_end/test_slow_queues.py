@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import pyspark_rocketmq as rmq
 from pyspark_rocketmq.client.producer.producer import Producer
-from pyspark_rocketmq.consume.part import Part, merged
+from pyspark_rocketmq.consume.part import Group
 from pyspark_rocketmq.consumer.batch import run_job
 from pyspark_rocketmq.model import Message, OrderlyEngineKind
 from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
@@ -59,11 +59,11 @@ def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_s
                 time.sleep(0.01)
         return rmq.ConsumeOrderlyStatus.SUCCESS
 
-    evaluated: list[Part] = []
+    evaluated: list[Group] = []
     messages = spark.readStream.format("rocketmq").options(**options).load().coalesce(1)
     query = (
         rmq.consume_orderly(messages, listener, "step string", engine=OrderlyEngineKind.DIRECT)
-        .writeStream.foreachBatch(lambda batch, _: evaluated.append(merged([*run_job(batch, None).parts])))
+        .writeStream.foreachBatch(lambda batch, _: evaluated.append(Group(tuple(run_job(batch, None).parts))))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()

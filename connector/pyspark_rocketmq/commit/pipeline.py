@@ -7,27 +7,36 @@ the rows it has; the offsets are never ahead of the data.
 The epochs fence: before data is committed, parts are dropped that have a queue claimed or reset since the
 plan, and the offset store refuses commits under an older epoch.
 
-One part or many are committed in the same way: at the end of a batch, and while its job runs when tasks hand
-parts over. One commit at a time; nothing here knows Spark.
+A *group* of parts is one commit of data and one of offsets. All groups are committed in the same way: at the
+end of a batch, and while its job runs when tasks hand parts over. One group at a time; a group that failed is
+tried again, as it was, before any other, since its outcome may be unknown. Nothing here knows Spark.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.metrics import RecentMetrics
-from pyspark_rocketmq.consume.part import Part, QueueAck, merged
+from pyspark_rocketmq.consume.metrics import MetricsSnapshot, RecentMetrics
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains, parts_without
 from pyspark_rocketmq.errors import RocketMQError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS, RecordedSinks
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.sinks.against_offsets import ahead_of, check_has_all, recorded_sinks
-from pyspark_rocketmq.sinks.base import RowWriter, Sink, SinkBatch, note_newest
+from pyspark_rocketmq.sinks.base import (
+    CommitsGroups,
+    LeavesOutQueues,
+    RowWriter,
+    Sink,
+    SinkBatch,
+    Span,
+    note_newest,
+)
 from pyspark_rocketmq.stored_values import RememberedMessages
 
 logger = logging.getLogger(__name__)
@@ -90,6 +99,13 @@ class OpenBatch:
     query_id: str
     batch_id: int
     sink: _SinkSide | None
+    committed: set[MessageQueue] = field(default_factory=set)
+    """Queues of which the batch has committed something."""
+
+    @property
+    def commits_groups(self) -> bool:
+        """Whether several groups may have parts of the same queue."""
+        return self.sink is None or isinstance(self.sink.batch, CommitsGroups)
 
     @property
     def writer(self) -> RowWriter | None:
@@ -100,6 +116,18 @@ class OpenBatch:
     def sinks(self) -> RecordedSinks:
         """Text about the batch's sinks for the offset rows."""
         return NO_SINKS if self.sink is None else recorded_sinks(self.sink.batch.standings)
+
+
+class GroupResult(NamedTuple):
+    """Outcome of a group's commit."""
+
+    committed: tuple[QueueCommit, ...] = ()
+    """Progress that the offset store has."""
+    refused: frozenset[MessageQueue] = frozenset()
+    """Queues of which something is not committed, because they moved or shared a part with one that did.
+
+    They begin again from the offset store; nothing more of them can be committed in this batch.
+    """
 
 
 class PartCommitter:
@@ -114,17 +142,25 @@ class PartCommitter:
         listeners: Sequence[BatchListener],
         mirror: Mirror | None,
         clock: Clock,
+        keeps_others: bool = False,
     ) -> None:
-        """Prepare to commit; without a sink only offsets are committed."""
+        """Prepare to commit; without a sink only offsets are committed.
+
+        ``keeps_others``: if a queue of a part is refused, keep the rows of its other queues where the sink
+        can separate them; else the part is dropped whole.
+        """
         self._group = consumer_group
         self._store = store
         self._sink = sink
         self._listeners = listeners
         self._mirror = mirror
         self._clock = clock
+        self._keeps_others = keeps_others
         self._recent: RecentMetrics[MessageQueue] = RecentMetrics(clock.now_s())
         self._rows: dict[MessageQueue, OffsetRow] = {}
         """Offset rows as of the newest batch's beginning, updated with the commits since."""
+        self._counted: tuple[str, dict[MessageQueue, MetricsSnapshot]] = ("", {})
+        """Id of the newest group, and the statistics that include it."""
 
     def begin(self, query_id: str, batch_id: int) -> OpenBatch:
         """Begin a batch before its job.
@@ -143,25 +179,29 @@ class PartCommitter:
 
     def await_shown(self, accepted: Sequence[QueueCommit]) -> None:
         """Wait until the brokers have the offsets: the next owner may be a Java member, which uses them."""
-        if self._mirror is not None and accepted and not self._mirror.await_shown(accepted, _SHOWN_WITHIN_S):
+        shown = [commit for commit in accepted if commit.is_shown]
+        if self._mirror is not None and shown and not self._mirror.await_shown(shown, _SHOWN_WITHIN_S):
             logger.warning(
                 "offsets of queues that may now change hands did not reach the brokers in time; a Java "
                 "member may consume messages again group=%s queues=%d",
                 self._group,
-                len(accepted),
+                len(shown),
             )
 
-    def commit(self, parts: Sequence[Part], batch: OpenBatch) -> Sequence[QueueCommit]:
-        """Commit the parts whose queues have not moved; return the commits to send to the brokers.
+    def commit_group(self, group: Group, batch: OpenBatch) -> GroupResult:
+        """Commit the parts of a group as far as their queues have not moved.
+
+        A group that failed may be committed again, also without some queues; if its data is committed, only
+        the offsets follow.
 
         Raises:
             RocketMQError: If data or offsets could not be committed.
         """
-        acks = [ack for part in parts for ack in part.acks]
+        acks = group.acks
         if not acks:
-            return ()
+            return GroupResult()
         try:
-            return self._commit_all(parts, batch)
+            return self._commit_group(group, batch)
         except BaseException:
             # If the batch is read again, it lacks the resets: the broker reports each only once.
             for ack in acks:
@@ -190,43 +230,49 @@ class PartCommitter:
         check_has_all(self._group, rows, begun.standings, store=self._store.spec)
         return begun
 
-    def _commit_all(self, parts: Sequence[Part], batch: OpenBatch) -> Sequence[QueueCommit]:
+    def _commit_group(self, group: Group, batch: OpenBatch) -> GroupResult:
+        check_chains(group.parts)
         version = None
-        whole = merged(parts)
+        kept, refused = group, frozenset[MessageQueue]()
         if batch.sink is not None:
-            whole, version = self._add_to(batch.sink, parts)
-            if not whole.acks:
-                return ()
-        acks = whole.acks
+            kept, refused, version = self._add_to(batch.sink, group, batch.committed)
+        acks = kept.acks
+        if not acks:
+            return GroupResult(refused=refused)
         now_s = self._clock.now_s()
         sinks = batch.sinks
-        commits = [self._commit_of(ack, sinks, now_s) for ack in acks]
+        commits = [self._commit_of(group.id, ack, sinks, now_s) for ack in acks]
         result = self._store.commit(self._group, commits, query_id=batch.query_id, batch_id=batch.batch_id)
+        batch.committed.update(stored.queue for stored in result.accepted)
         self._remember(result)
         lost = frozenset(refused.queue for refused in result.refused)
         self._follow_resets(acks, lost=lost)
         self._have_looked_at(acks, lost=lost)
-        shown = [commit for commit in result.accepted if commit.is_shown]
-        self._show(shown)
+        self._show([commit for commit in result.accepted if commit.is_shown])
         report = BatchReport(
             query_id=batch.query_id,
             batch_id=batch.batch_id,
             acks=acks,
-            rows=whole.emitted - whole.left_out,
-            left_out=whole.left_out,
+            rows=kept.emitted - kept.left_out,
+            left_out=kept.left_out,
             sink_version=version,
             refused=result.refused,
             offsets=self._own_rows(acks, result),
         )
         self._log(report, result)
         self._notify(report)
-        return shown
+        return GroupResult(result.accepted, refused | lost)
 
-    def _commit_of(self, ack: QueueAck, sinks: RecordedSinks, now_s: float) -> QueueCommit:
+    def _commit_of(self, group_id: str, ack: QueueAck, sinks: RecordedSinks, now_s: float) -> QueueCommit:
+        if self._counted[0] != group_id:
+            self._counted = group_id, {}
+        counted = self._counted[1]
+        if ack.queue not in counted:
+            counted[ack.queue] = self._recent.add(ack.queue, ack.metrics, now_s)
         return QueueCommit(
             queue=ack.queue,
             state=ack.state,
-            statistics=self._recent.add(ack.queue, ack.metrics, now_s),
+            statistics=counted[ack.queue],
             # A position in the log of before would stand for messages of the new one.
             is_shown=self._mirror is not None and ack.reset_to is None and not ack.is_another_log,
             arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
@@ -252,38 +298,67 @@ class PartCommitter:
             row for queue, row in sorted(self._rows.items()) if row.owner in owners and queue not in gone
         )
 
-    def _add_to(self, sink: _SinkSide, parts: Sequence[Part]) -> tuple[Part, int | None]:
-        """Commit the data of the parts that may be committed; return these as one, and the table's version.
+    def _add_to(
+        self, sink: _SinkSide, group: Group, committed: Collection[MessageQueue]
+    ) -> tuple[Group, frozenset[MessageQueue], int | None]:
+        """Commit the data of a group as far as it may be.
 
         A part's files hold rows of several queues. Rows of a queue that now belongs to another member, or
-        begins elsewhere, must not reach the sink. The part's other queues are planned again from where they
-        were.
+        begins elsewhere, must not reach the sink. Queues that are dropped with it are planned again from
+        where they were.
+
+        Returns:
+            What is left of the group, the queues that were dropped, and the table's version.
         """
-        acks = [ack for part in parts for ack in part.acks]
-        self._note_sink_ahead(acks, sink.batch)
+        acks = group.acks
+        # What the batch has committed itself was looked at before.
+        self._note_sink_ahead([ack for ack in acks if ack.queue not in committed], sink.batch)
+        kept, dropped = self._without(sink, group.parts, group.without)
         moved = self._moved(acks)
-        kept: list[Part] = []
-        for part in parts:
-            if moved.isdisjoint(ack.queue for ack in part.acks):
-                kept.append(part)
-            else:
-                self._drop(part, moved)
-        whole = merged(kept)
-        if not whole.acks:
-            return whole, None
-        written = tuple(map(sink.writer.written, whole.written))
-        try:
-            ends = {ack.queue: ack.state.next_offset for ack in whole.acks}
-            note_newest(sink.batch, {ack.queue: self._newest_message(ack).to_text() for ack in whole.acks})
-            return whole, sink.batch.commit(written, ends)
-        except SinkMoved as error:
-            # A query was held up between that check and its commit: a former owner, which wrote the same
-            # rows, or this query. In both cases the next plan begins at the offset store's position.
-            logger.warning("batch dropped group=%s: %s", self._group, error)
-            self._follow_resets(whole.acks, lost=self._moved(whole.acks))
-            # Otherwise the planner would assume that the listener has had everything and committed nothing.
-            self._look_at_sink(whole.acks)
-            return merged(()), None
+        if moved:
+            kept, lost = self._without(sink, kept, moved)
+            self._log_dropped(lost, moved)
+            self._follow_resets(lost, lost=moved)
+            dropped += lost
+        version = None
+        while kept:
+            try:
+                version = self._add(sink, Group(kept), group.id)
+                break
+            except SinkMoved as error:
+                # A query was held up between that check and its commit: a former owner, which wrote the same
+                # rows, or this query. In both cases the next plan begins at the offset store's position.
+                logger.warning("batch dropped group=%s: %s", self._group, error)
+                queues = Group(kept).queues
+                kept, lost = self._without(sink, kept, (queues & error.queues) or queues)
+                self._follow_resets(lost, lost=self._moved(lost))
+                # Otherwise the planner would assume that the listener has had everything and committed
+                # nothing.
+                self._look_at_sink(lost)
+                dropped += lost
+        return Group(kept), frozenset(ack.queue for ack in dropped) - group.without, version
+
+    def _add(self, sink: _SinkSide, group: Group, group_id: str) -> int | None:
+        acks = group.acks
+        written = tuple(map(sink.writer.written, group.written))
+        note_newest(sink.batch, {ack.queue: self._newest_message(ack).to_text() for ack in acks})
+        if isinstance(sink.batch, CommitsGroups):
+            spans = {ack.queue: Span(ack.start, ack.state.next_offset) for ack in acks}
+            return sink.batch.commit_group(written, spans, group_id)
+        return sink.batch.commit(written, {ack.queue: ack.state.next_offset for ack in acks})
+
+    def _without(
+        self, sink: _SinkSide, parts: tuple[Part, ...], queues: frozenset[MessageQueue]
+    ) -> tuple[tuple[Part, ...], list[QueueAck]]:
+        """Remove queues: their rows, or their parts; return what is left, and the acks that are not."""
+        if not queues:
+            return parts, []
+        if self._keeps_others and isinstance(sink.batch, LeavesOutQueues):
+            separated = [_separated(part, queues, sink.writer, sink.batch) for part in parts]
+            dropped = [ack for part in parts for ack in part.acks if ack.queue in queues]
+            return tuple(part for part in separated if part.acks), dropped
+        kept, others = parts_without(parts, queues)
+        return kept, [ack for part in others for ack in part.acks]
 
     def _newest_message(self, ack: QueueAck) -> RememberedMessages:
         """Return the newest message below the end of a queue's part; the row's if a filter left none."""
@@ -294,16 +369,15 @@ class PartCommitter:
         below = (each for each in remembered if each.queue_offset < ack.state.next_offset)
         return RememberedMessages.of(next(below, None))
 
-    def _drop(self, part: Part, moved: frozenset[MessageQueue]) -> None:
-        for queue in sorted(moved.intersection(ack.queue for ack in part.acks)):
+    def _log_dropped(self, dropped: Sequence[QueueAck], moved: frozenset[MessageQueue]) -> None:
+        for queue in sorted(moved.intersection(ack.queue for ack in dropped)):
             logger.warning(
                 "batch dropped, as far as it shares files with a queue that was claimed or reset while it "
                 "ran group=%s %s queues=%d",
                 self._group,
                 queue,
-                len(part.acks),
+                len(dropped),
             )
-        self._follow_resets(part.acks, lost=moved)
 
     def _note_sink_ahead(self, acks: Sequence[QueueAck], sink_batch: SinkBatch) -> None:
         """Have queues checked again if only the sink has their newest messages; their parts are dropped.
@@ -431,3 +505,21 @@ class PartCommitter:
             sum(ack.failed for ack in report.acks),
             report.sink_version,
         )
+
+
+def _separated(
+    part: Part, queues: frozenset[MessageQueue], writer: RowWriter, batch: LeavesOutQueues
+) -> Part:
+    """Return a part without these queues and their rows."""
+    if part.queues.isdisjoint(queues):
+        return part
+    acks = tuple(ack for ack in part.acks if ack.queue not in queues)
+    if not acks:
+        return replace(part, acks=(), written=())
+    written, removed = batch.without([writer.written(facts) for facts in part.written], queues)
+    return replace(
+        part,
+        acks=acks,
+        written=tuple(each.to_dict() for each in written),
+        emitted=part.emitted - removed,
+    )

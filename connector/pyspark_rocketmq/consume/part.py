@@ -9,10 +9,9 @@ to the driver as JSON, and the driver commits it, with others or without (``comm
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Self
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
@@ -93,7 +92,7 @@ class Part:
     """Written rows and acks of some of a task's queues; committed or dropped as a whole."""
 
     id: str
-    """Unique id; empty for several parts merged into one."""
+    """Unique id."""
     acks: tuple[QueueAck, ...]
     written: tuple[Mapping[str, Any], ...] = ()
     """Written data in the form of JSON, from which the sink's writer rebuilds it (``RowWriter.written``)."""
@@ -159,28 +158,57 @@ class Group:
         """Queues that are committed."""
         return frozenset(queue for part in self.parts for queue in part.queues) - self.without
 
+    @property
+    def written(self) -> tuple[Mapping[str, Any], ...]:
+        """Written data of all parts."""
+        return tuple(facts for part in self.parts for facts in part.written)
 
-def merged(parts: Sequence[Part]) -> Part:
-    """Merge several parts into one, with its acks sorted by queue.
+    @property
+    def emitted(self) -> int:
+        """Number of data rows, those left out included."""
+        return sum(part.emitted for part in self.parts)
+
+    @property
+    def left_out(self) -> int:
+        """Number of data rows not written, because the sink has them already."""
+        return sum(part.left_out for part in self.parts)
+
+
+def check_chains(parts: Iterable[Part]) -> None:
+    """Check that the acks of each queue, in the order of the parts, begin where the one before ends.
 
     Raises:
-        RocketMQError: If a queue was consumed twice, because its rows were copied on the way to the engine.
+        RocketMQError: If they do not; usually the rows of a queue were copied on the way to the engine.
     """
-    acks = sorted((ack for part in parts for ack in part.acks), key=lambda ack: ack.queue)
-    for one, other in pairwise(acks):
-        if one.queue == other.queue:
+    last: dict[MessageQueue, QueueAck] = {}
+    for ack in (ack for part in parts for ack in part.acks):
+        one = last.get(ack.queue)
+        if one is not None and one.state.next_offset != ack.start:
             raise RocketMQError(
-                f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.state.next_offset} "
-                f"and {other.start} to {other.state.next_offset}; nothing of the batch is committed. Do not "
-                "copy or union the rows of format('rocketmq') before they are consumed."
+                f"{ack.queue}: two ranges of one batch were consumed, {one.start} to "
+                f"{one.state.next_offset} and {ack.start} to {ack.state.next_offset}; nothing of them is "
+                "committed. Do not copy or union the rows of format('rocketmq') before they are consumed."
             )
-    return Part(
-        id="",
-        written=tuple(facts for part in parts for facts in part.written),
-        acks=tuple(acks),
-        emitted=sum(part.emitted for part in parts),
-        left_out=sum(part.left_out for part in parts),
-    )
+        last[ack.queue] = ack
+
+
+def parts_without(
+    parts: Iterable[Part], queues: Collection[MessageQueue]
+) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Divide parts into those that have none of these queues, and the others.
+
+    A part of a queue is among the others, too, if an earlier one is: it would not follow.
+    """
+    gone = set(queues)
+    kept: list[Part] = []
+    others: list[Part] = []
+    for part in parts:
+        if part.queues.isdisjoint(gone):
+            kept.append(part)
+        else:
+            others.append(part)
+            gone |= part.queues
+    return tuple(kept), tuple(others)
 
 
 def continued(parts: Sequence[Part]) -> Part:

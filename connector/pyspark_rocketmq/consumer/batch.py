@@ -76,18 +76,19 @@ class BatchRunner:
         hub: DriverControl | None = None,
         clock: Clock | None = None,
         before_batch: Callable[[], object] = lambda: None,
+        keeps_others: bool = False,
     ) -> None:
         """Prepare to commit batches of an engine's rows or, with ``engine``, of the source's ranges.
 
-        ``before_batch`` is called first in each batch.
+        ``before_batch`` is called first in each batch. ``keeps_others``: see ``PartCommitter``.
         """
         self._before_batch = before_batch
         self._group = consumer_group
         self._query_id = query_id
         self._engine = engine
         self._hub = hub
-        self._shown: dict[MessageQueue, QueueCommit] = {}
-        """Newest commit of each queue of this batch that brokers get."""
+        self._committed: dict[MessageQueue, QueueCommit] = {}
+        """Newest commit of each queue in this batch."""
         self._parts = PartCommitter(
             consumer_group=consumer_group,
             store=store,
@@ -95,6 +96,7 @@ class BatchRunner:
             listeners=listeners,
             mirror=mirror,
             clock=clock or SystemClock(),
+            keeps_others=keeps_others,
         )
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -119,12 +121,12 @@ class BatchRunner:
         if end.rest is not None:
             self._commit(end.rest, open_batch)
         if self._hub is not None:
-            shown = tuple(self._shown.values())
-            self._hub.over(end.plan, lambda: self._parts.await_shown(shown))
+            committed = tuple(self._committed.values())
+            self._hub.over(end.plan, lambda: self._parts.await_shown(committed))
 
     def _run(self, batch: DataFrame, open_batch: OpenBatch) -> BatchEnd:
         """Evaluate the batch, and commit the parts that are handed over meanwhile."""
-        self._shown = {}
+        self._committed = {}
         terms = None
         if self._hub is not None:
             terms = self._hub.begin(
@@ -150,12 +152,11 @@ class BatchRunner:
                 ", ".join(map(str, sorted(leaving))),
             )
         refused = self._commit(group, open_batch)
-        self._parts.await_shown([commit for queue, commit in self._shown.items() if queue in leaving])
+        self._parts.await_shown([commit for queue, commit in self._committed.items() if queue in leaving])
         return refused
 
     def _commit(self, group: Group, open_batch: OpenBatch) -> Queues:
-        """Commit a group; return the refused queues."""
-        parts = [part for part in group.parts if part.queues.isdisjoint(group.without)]
-        for commit in self._parts.commit(parts, open_batch):
-            self._shown[commit.queue] = commit
-        return frozenset()
+        """Commit a group; return its refused queues."""
+        result = self._parts.commit_group(group, open_batch)
+        self._committed.update({commit.queue: commit for commit in result.committed})
+        return result.refused

@@ -98,6 +98,7 @@ class CommitterParts:
             engine=self.engine,
             hub=hub,
             before_batch=partial(storage_secrets_of, store),
+            keeps_others=self.commit_interval_s is not None,
         )
 
 
