@@ -16,13 +16,14 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.commit.recovery import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.consumer.batch_function import check_server_has
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.retry_queues import warn_of_dropped_retries
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
-from pyspark_rocketmq.sinks.base import Sink, UsesSession, WritesFolders
+from pyspark_rocketmq.sinks.base import CommitsGroups, Sink, UsesSession, WritesFolders
 from pyspark_rocketmq.sinks.multi import single_sinks
 from pyspark_rocketmq.sinks.shared_storage import check_not_nested, check_shared
 from pyspark_rocketmq.source.first_contact import check_topics
@@ -74,6 +75,26 @@ def check_and_prepare(
         found = table_places(sink, store)
         check_not_nested(found)
         check(spark, {name: path for name, path in found.items() if path not in tables.values()})
+
+
+def check_commits_groups(sink: Sink, consumer_group: str) -> None:
+    """Refuse sinks that cannot commit parts of a micro-batch while it runs.
+
+    Raises:
+        OptionError: If there is such a sink.
+    """
+    unfit = [
+        each for each in single_sinks(sink) if not isinstance(each.begin(consumer_group, {}), CommitsGroups)
+    ]
+    if unfit:
+        raise OptionError(
+            tuple(
+                "commit_interval needs sinks that make several commits in a micro-batch, as DeltaSink and "
+                f"DatabaseSink do, and {each!r} makes one: its batches have no commit_group"
+                for each in unfit
+            ),
+            where=f"configuration of consumer group '{consumer_group}'",
+        )
 
 
 def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:

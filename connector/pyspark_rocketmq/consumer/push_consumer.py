@@ -38,7 +38,12 @@ from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema
 from pyspark_rocketmq.consumer.engine.pickling import PickledOnce, why_not_picklable
 from pyspark_rocketmq.consumer.engine.task import Engine
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
-from pyspark_rocketmq.consumer.preparation import check_and_prepare, log_unused_start, use_session
+from pyspark_rocketmq.consumer.preparation import (
+    check_and_prepare,
+    check_commits_groups,
+    log_unused_start,
+    use_session,
+)
 from pyspark_rocketmq.consumer.settings import (
     ConsumerSettings,
     start_problems,
@@ -374,6 +379,8 @@ class PushConsumer:
     ) -> None:
         """Check cluster, tables and offsets; see :func:`check_and_prepare`."""
         check_and_prepare(spark, options, store, sink, schema, is_orderly=self._is_orderly, states=states)
+        if sink is not None and self._settings.own.commit_interval is not None:
+            check_commits_groups(sink, offset_key(options))
         log_unused_start(store, offset_key(options), self._settings.own.consume_from_where)
         has_limit = self._table is None and self._settings.gives_up(orderly=self._is_orderly)
         warn_of_long_name(self._settings.consumer_group, options.namespace, has_limit=has_limit)
