@@ -185,7 +185,8 @@ class OrderlyTask:
         """Have the task's own thread yield a result after its current call; called with the guard held."""
         self._end(queue)
         self._done.append(consumed)
-        self._instructions.settled()
+        if consumed.ack.counts:
+            self._instructions.settled()
         self._workers[0].stop()
         self._changed.notify_all()
 
