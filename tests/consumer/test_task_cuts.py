@@ -244,7 +244,9 @@ def test_without_cuts_the_rest_comes_with_the_job() -> None:
     assert task.connection.sent == [TaskDone(task.control.id, part)]
 
 
-def test_what_cannot_be_handed_over_comes_with_the_job_as_one_part() -> None:
+def test_what_cannot_be_handed_over_comes_with_the_job_as_one_part(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """H1: and so does all that follows; a hole in the middle could not be filled."""
     task = Task()
     task.settles(going_on=[consumed(A, 0, 2)])
@@ -261,6 +263,7 @@ def test_what_cannot_be_handed_over_comes_with_the_job_as_one_part() -> None:
     assert spans(part) == [(A, 2, 5)]
     assert rows_of(part) == [(0, 2), (0, 3), (0, 4)]
     assert part.emitted == 3
+    assert caplog.text.count("committed at the batch's end only queues=1") == 1
     assert task.connection.messages(TaskDone) == [TaskDone(task.control.id, None)]
 
 

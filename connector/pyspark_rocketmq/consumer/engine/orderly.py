@@ -277,6 +277,7 @@ class OrderlyRun(RangeRun):
             self._last_error = report_problem(outcome.problem, self._describe(messages))
         self._count(outcome, len(messages), self._answered_s - began_s)
         if seen is not None:
+            # Under the guard: hooks run before anything is committed, so no cut may come before them.
             status = status_of(answer)
             self._hooks.after(
                 seen, status=status, is_success=status in SUCCESSES, return_type=str(outcome.return_type)

@@ -61,7 +61,7 @@ class RangeRun(ABC):
         self._output = output
         self._instructions = instructions
         self._guard = threading.Lock()
-        """Guards everything below; free while the listener is called."""
+        """Guards everything below; free while the listener or a broker is called."""
         self._queue_offsets = (
             messages.queue_offsets
             if isinstance(messages, ArrivedMessages)

@@ -23,6 +23,7 @@ forks.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,6 +46,8 @@ from pyspark_rocketmq.sinks.base import RowWriter, Writing
 from pyspark_rocketmq.source.ranges import Ticket
 from pyspark_rocketmq.source.reader import freeze_modules, read_ranges, tickets_in
 from pyspark_rocketmq.source.schema import ReadPiece
+
+logger = logging.getLogger(__name__)
 
 _RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
 RESULT_COLUMNS: Final = "parts string, could_ask boolean"
@@ -296,6 +299,12 @@ class TaskParts:
         finished, ends = part.finish(), frozenset(part.ends)
         is_first = all(each.queues.isdisjoint(finished.queues) for each in self._kept_back)
         if not (is_first and self._instructions.hand_over(finished, ends=ends, cut=number)):
+            if self._instructions.is_cut and not self._kept_back:
+                logger.warning(
+                    "a part could not be handed over, so the rest of its queues is committed at the batch's "
+                    "end only queues=%d",
+                    len(finished.queues),
+                )
             self._kept_back.append(finished)
             if number is not None:
                 self._instructions.nothing_to_cut(number)
