@@ -182,6 +182,28 @@ def check_follows(
         )
 
 
+def check_includes(
+    reached: Mapping[MessageQueue, int], spans: Mapping[MessageQueue, Span], *, place: str
+) -> None:
+    """Refuse queues that a group's commit did not include, because they had been refused.
+
+    Args:
+        reached: Watermarks after the group's commit.
+        spans: Messages of the group as it comes again.
+        place: Name of the sink's table.
+
+    Raises:
+        SinkMoved: If there are such queues; it names them.
+    """
+    apart = sorted(queue for queue, span in spans.items() if span.next_offset > reached.get(queue, 0))
+    if apart:
+        raise SinkMoved(
+            f"Rows of {'; '.join(map(str, apart))} for {place} were refused when their group was committed "
+            "without them. Nothing was added; they are consumed again.",
+            apart,
+        )
+
+
 class Written(Protocol):
     """A task's result, on its way to the driver."""
 
@@ -255,7 +277,8 @@ class CommitsGroups(Protocol):
     ) -> int | None:
         """Make rows visible and move the watermarks to the ends of ``spans``, all or nothing.
 
-        Do nothing if the newest group has the same id and is committed, however that was reported.
+        Do nothing if the newest group has the same id and is committed, however that was reported; queues
+        that its commit lacks are refused.
 
         Args:
             written: Rows as tasks wrote them.

@@ -34,6 +34,7 @@ from pyspark_rocketmq.sinks.base import (
     Span,
     Writing,
     check_follows,
+    check_includes,
     drop_committed,
     moved_by,
     rows_without,
@@ -182,7 +183,8 @@ class _Tried:
     """The newest group whose transaction was tried."""
 
     group_id: str
-    attempt_id: str
+    attempts: dict[str, Mapping[MessageQueue, Watermark]] = field(default_factory=dict)
+    """Watermarks that its transactions move, with fewer and fewer queues, by attempt; one may be made."""
     is_made: bool = False
 
 
@@ -237,13 +239,14 @@ class DatabaseBatch:
             OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark
                 grows.
         """
+        place = f"database table {self.sink.table.name}"
+        if self._tried is None or self._tried.group_id != group_id:
+            self._tried = _Tried(group_id)
         tried = self._tried
-        if tried is None or tried.group_id != group_id:
-            tried = None
-        elif tried.is_made:
+        if tried.is_made:
+            check_includes(self._reached, spans, place=place)
             return
         rows = self._rows(written)
-        place = f"database table {self.sink.table.name}"
         check_follows(self.writer.watermarks, self._reached, spans, place=place)
         grown = moved_by(
             self._reached,
@@ -253,7 +256,8 @@ class DatabaseBatch:
             place=place,
         )
         if grown:
-            self._commit(rows, grown, group_id, tried)
+            self._commit(rows, grown, tried)
+            check_includes(self._reached, spans, place=place)
 
     def without(
         self, written: Sequence[CollectedRows], queues: Collection[MessageQueue]
@@ -267,19 +271,16 @@ class DatabaseBatch:
     def _rows(self, written: Sequence[CollectedRows]) -> pa.Table:
         return pa.concat_tables([self.writer.schema.empty_table(), *(each.table() for each in written)])
 
-    def _commit(
-        self, rows: pa.Table, grown: Mapping[MessageQueue, int], group_id: str, earlier: _Tried | None
-    ) -> None:
-        """Make the transaction; ``earlier`` is that of a call before, whose outcome is unknown."""
-        tried = self._tried = earlier or _Tried(group_id, str(uuid.uuid4()))
-        moved_to = {
-            queue: self._watermark(queue, offset, tried.attempt_id) for queue, offset in grown.items()
-        }
+    def _commit(self, rows: pa.Table, grown: Mapping[MessageQueue, int], tried: _Tried) -> None:
+        attempt_id = str(uuid.uuid4())
+        moved_to = {queue: self._watermark(queue, offset, attempt_id) for queue, offset in grown.items()}
 
-        def attempt(failure: Exception | None) -> None:
-            is_first = failure is None and earlier is None
-            if is_first or not self._is_done(grown, tried.attempt_id):
-                self._write(rows, moved_to, tried.attempt_id)
+        def attempt(_: Exception | None) -> None:
+            if tried.attempts and self._is_made(grown, tried):
+                return
+            tried.attempts[attempt_id] = moved_to
+            self._write(rows, moved_to, attempt_id)
+            self._note_made(tried, attempt_id)
 
         try:
             commit_with_retry(
@@ -298,9 +299,6 @@ class DatabaseBatch:
                 f"{len(PAUSES_S) + 1} tries; the last error was: {type(error).__name__}: {error}. The batch "
                 "may run again: rows that exist by then are left out."
             ) from error
-        tried.is_made = True
-        self.stored.update(moved_to)
-        self._reached.update(grown)
 
     def _write(self, rows: pa.Table, moved_to: Mapping[MessageQueue, Watermark], attempt: str) -> None:
         table, group = self.sink.table, self.consumer_group
@@ -323,24 +321,32 @@ class DatabaseBatch:
             newest = old.newest
         return Watermark.stored_by(attempt, next_offset, generation, newest)
 
-    def _is_done(self, grown: Mapping[MessageQueue, int], attempt: str) -> bool:
-        """Whether an earlier try whose outcome is unknown was committed after all.
+    def _is_made(self, grown: Mapping[MessageQueue, int], tried: _Tried) -> bool:
+        """Whether one of the tries whose outcome is unknown was committed after all.
 
         Raises:
             SinkMoved: If another consumer has moved a watermark.
             SinkConflict: If the try was committed before its end.
         """
         found = self.sink.table.read(self.consumer_group)
-        if attempt in found.open_attempts:
+        if not tried.attempts.keys().isdisjoint(found.open_attempts):
             since = {queue: self._reached[queue] for queue in grown}
             raise _committed_by_itself(self.sink.table, self.consumer_group, "this batch", since)
-        now = {queue: found.watermarks.get(queue) for queue in grown}
-        if any(watermark is not None and watermark.attempt == attempt for watermark in now.values()):
-            return True
-        moved = [queue for queue, watermark in now.items() if watermark != self.stored.get(queue)]
+        for attempt_id, moved_to in tried.attempts.items():
+            now = (found.watermarks.get(queue) for queue in moved_to)
+            if any(watermark is not None and watermark.attempt == attempt_id for watermark in now):
+                self._note_made(tried, attempt_id)
+                return True
+        moved = [queue for queue in grown if found.watermarks.get(queue) != self.stored.get(queue)]
         if moved:
             raise self._moved(moved)
         return False
+
+    def _note_made(self, tried: _Tried, attempt_id: str) -> None:
+        moved_to = tried.attempts[attempt_id]
+        tried.is_made = True
+        self.stored.update(moved_to)
+        self._reached.update({queue: watermark.next_offset for queue, watermark in moved_to.items()})
 
     def _moved(self, queues: Sequence[MessageQueue]) -> SinkMoved:
         return SinkMoved(

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -27,7 +27,7 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
-from pyspark_rocketmq.sinks.base import Span, advance, check_follows, moved_by
+from pyspark_rocketmq.sinks.base import Span, check_follows, check_includes, moved_by
 from pyspark_rocketmq.sinks.delta.appenders import SinkHandle
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
@@ -46,15 +46,23 @@ _FILE_CHECK_PAUSES_S = (0.1, 0.5, 2.0, 0.0)
 _SHOWN_FILES = 3
 
 
+class _GroupCommit(NamedTuple):
+    """The commit of a group."""
+
+    commit: SinkCommit
+    moved_to: Mapping[MessageQueue, int]
+    """Watermarks that it moves."""
+
+
 @dataclass(slots=True)
 class _Tried:
     """The newest group whose commit was tried."""
 
     group_id: str
-    commit: SinkCommit
-    """Its commit at the first try."""
     since: int
     """Version of the table before the first try."""
+    commits: list[_GroupCommit]
+    """Its commits as they were tried, with fewer and fewer queues; one of them may be made."""
     made_at: int | None = None
     """Version of the commit; None as long as it is not known to be made."""
 
@@ -133,12 +141,11 @@ class DeltaBatch:
             StorageNotShared: If the driver does not see the files as the tasks wrote them. Nothing was added.
         """
         acked = {queue: span.next_offset for queue, span in spans.items()}
-        tried = self._tried
-        if tried is not None and tried.group_id == group_id:
-            made_at = self._made_before(tried, files)
-            if made_at is not None:
-                return self._made(tried, made_at, advance(self._reached, acked))
         place = f"the table {self.table.path}"
+        made_at = self._made_before(group_id, files)
+        if made_at is not None:
+            check_includes(self._reached, spans, place=place)
+            return made_at
         check_follows(self.watermarks, self._reached, spans, place=place)
         grown = moved_by(
             self._reached,
@@ -150,7 +157,9 @@ class DeltaBatch:
         if not grown:
             return None
         self._read(f"files for {self.table.path}", lambda: self._check_files(files))
-        return self._commit(files, grown, group_id)
+        version = self._commit(files, grown, group_id)
+        check_includes(self._reached, spans, place=place)
+        return version
 
     def without(
         self, files: Sequence[WrittenFile], queues: Collection[MessageQueue]
@@ -177,23 +186,35 @@ class DeltaBatch:
         kept = self._read(f"files for {self.table.path}", rest)
         return kept, _rows_in(files) - _rows_in(kept)
 
-    def _made_before(self, tried: _Tried, files: Sequence[WrittenFile]) -> int | None:
+    def _made_before(self, group_id: str, files: Sequence[WrittenFile]) -> int | None:
         """Return the version of a group's commit if an earlier call has made it."""
+        tried = self._tried_of(group_id)
+        if tried is None:
+            return None
         if tried.made_at is not None:
             return tried.made_at
 
         def look() -> int | None:
             self._check_still_there()
             self.log.table.refresh()
-            return self.log.find_commit(tried.commit, tried.since)
+            return self._look_for(tried, files)
 
-        made_at = self._read(f"a commit in {self.table.path}", look)
-        return None if made_at is None else self._finish_earlier_commit(made_at, files)
+        return self._read(f"a commit in {self.table.path}", look)
 
-    def _made(self, tried: _Tried, version: int, grown: Mapping[MessageQueue, int]) -> int:
+    def _look_for(self, tried: _Tried, files: Sequence[WrittenFile]) -> int | None:
+        """Return the version of a group's commit if it is in the log."""
+        for each in tried.commits:
+            version = self.log.find_commit(each.commit, tried.since)
+            if version is not None:
+                if self.is_by_spark:
+                    self.log.files.remove(files)
+                return self._made(tried, version, each)
+        return None
+
+    def _made(self, tried: _Tried, version: int, made: _GroupCommit) -> int:
         """Note that a group's commit is made; return its version."""
         tried.made_at = version
-        self._reached.update(grown)
+        self._reached.update(made.moved_to)
         return version
 
     def _read(self, what: str, ask: Callable[[], T]) -> T:
@@ -232,31 +253,28 @@ class DeltaBatch:
 
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int], group_id: str) -> int:
         """Commit on a version with the watermarks reached so far; try until it is known to be stored."""
-        watermarks = {self.ids[queue]: offset for queue, offset in grown.items()}
-        newest = {self.ids[queue]: self.newest.get(queue, "") for queue in grown}
-        commit = SinkCommit.of(self.consumer_group, watermarks, newest)
-        tried = self._tried if self._tried is not None and self._tried.group_id == group_id else None
-        if tried is not None:
-            commit = commit._replace(commit_id=tried.commit.commit_id)
+        mine = self._commit_of(grown, group_id)
 
         def follow(failure: Exception | None) -> Callable[[], int]:
-            nonlocal tried
+            tried = self._tried_of(group_id)
             self._check_still_there()
             # Spark adds to the newest version, and so would not notice commits made since the check.
             if failure is not None or (self.is_by_spark and self.log.table.may_have_newer()):
                 self.log.table.refresh()
             if self.log.version != self.version:
-                done_at = None if tried is None else self.log.find_commit(commit, tried.since)
-                if done_at is not None:
-                    return partial(self._finish_earlier_commit, done_at, files)
+                made_at = None if tried is None else self._look_for(tried, files)
+                if made_at is not None:
+                    return lambda: made_at
                 self._check_changes(grown)
             if tried is None:
-                tried = self._tried = _Tried(group_id, commit, self.log.version)
-            return partial(self._write, files, commit)
+                tried = self._tried = _Tried(group_id, self.log.version, [])
+            if mine not in tried.commits:
+                tried.commits.append(mine)
+            return partial(self._write, files, tried, mine)
 
         try:
             what = f"sink commit path={masked(self.table.path)}"
-            version = commit_on_top(what, follow, pauses_s=_PAUSES_S, sleep=self.sleep, unknown=_UNKNOWN)
+            return commit_on_top(what, follow, pauses_s=_PAUSES_S, sleep=self.sleep, unknown=_UNKNOWN)
         except _UNKNOWN as error:
             raise SinkConflict(
                 f"{len(files)} files of group {self.consumer_group} could not be committed to "
@@ -264,14 +282,19 @@ class DeltaBatch:
                 f"{self.table.storage.describe_error(error)} Check what "
                 "else changes this table; the batch may run again."
             ) from error
-        assert tried is not None
-        return self._made(tried, version, grown)
 
-    def _finish_earlier_commit(self, version: int, files: Sequence[WrittenFile]) -> int:
-        """Return the version of this batch's commit, which an earlier try has made."""
-        if self.is_by_spark:
-            self.log.files.remove(files)
-        return version
+    def _tried_of(self, group_id: str) -> _Tried | None:
+        return self._tried if self._tried is not None and self._tried.group_id == group_id else None
+
+    def _commit_of(self, grown: Mapping[MessageQueue, int], group_id: str) -> _GroupCommit:
+        """Return the commit that moves these watermarks: the one that was tried, or another one."""
+        tried = self._tried_of(group_id)
+        for each in () if tried is None else tried.commits:
+            if each.moved_to == grown:
+                return each
+        watermarks = {self.ids[queue]: offset for queue, offset in grown.items()}
+        newest = {self.ids[queue]: self.newest.get(queue, "") for queue in grown}
+        return _GroupCommit(SinkCommit.of(self.consumer_group, watermarks, newest), grown)
 
     def _check_still_there(self) -> None:
         if not self.log.table.is_still_there():
@@ -283,15 +306,15 @@ class DeltaBatch:
             "while this batch ran. Nothing of this batch was added."
         )
 
-    def _write(self, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
+    def _write(self, files: Sequence[WrittenFile], tried: _Tried, mine: _GroupCommit) -> int:
         """Make the commit and return its version."""
         appender = self.table.appender(self.handle, by_spark=self.is_by_spark)
-        made_at = appender.append(self.log, files, self.before, commit, self.table.schema)
+        made_at = appender.append(self.log, files, self.before, mine.commit, self.table.schema)
         if self.is_by_spark:
             self.log.files.remove(files)
         else:
             self.table.start_maintenance(self.log)
-        return made_at
+        return self._made(tried, made_at, mine)
 
     def _check_changes(self, grown: Mapping[MessageQueue, int]) -> None:
         """Check that the commits of others since ``begin`` allow this one."""
