@@ -40,7 +40,12 @@ class Group:
     """A Spark query with a trigger of five minutes, a slow listener and a sink; and Java members."""
 
     def __init__(
-        self, spark: SparkSession, cluster: ClusterUnderTest, java: JavaClients, folder: Path
+        self,
+        spark: SparkSession,
+        cluster: ClusterUnderTest,
+        java: JavaClients,
+        folder: Path,
+        commit_interval: str | None,
     ) -> None:
         self.topic = cluster.create_topic(queues=4)
         self.queues = [
@@ -60,6 +65,7 @@ class Group:
             name_servers=cluster.name_servers,
             offset_store=self.store,
             consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            commit_interval=commit_interval,
         )
         consumer.subscribe(self.topic)
         log = self.log
@@ -147,11 +153,15 @@ def java(cluster: ClusterUnderTest, tmp_path: Path) -> Iterator[JavaClients]:
         yield clients
 
 
-@pytest.fixture
+@pytest.fixture(params=[None, "200ms"], ids=["one-commit", "with-commits"])
 def group(
-    spark: SparkSession, cluster: ClusterUnderTest, java: JavaClients, tmp_path: Path
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    cluster: ClusterUnderTest,
+    java: JavaClients,
+    tmp_path: Path,
 ) -> Iterator[Group]:
-    running = Group(spark, cluster, java, tmp_path)
+    running = Group(spark, cluster, java, tmp_path, request.param)
     yield running
     running.query.stop()
 
