@@ -561,6 +561,21 @@ def test_a_queue_may_be_begun_by_nobody_else_while_the_batch_is_closed() -> None
     run(two_tasks(), (1.0, closes, []), (1.1, begins("third", 2, C), [Answer("third", is_stopped=True)]))
 
 
+def test_without_an_interval_a_commit_is_tried_until_the_job_is_over() -> None:
+    """Storage that is away for long harms nothing if it is there again when the batch ends."""
+    cuts = two_tasks(None)
+    run(
+        cuts,
+        (10.0, sends("one", A1, ends=(A,)), [Taken("one", "a1"), commits(A1)]),
+        (11.0, fails, []),
+        (200.0, tick, [commits(A1)]),
+        (201.0, fails, []),
+        (202.0, closes, []),
+        (203.0, tick, [commits(A1)]),
+        (204.0, fails, [Fail(AWAY), EndTasks("failed", ("one", "two"))]),
+    )
+
+
 # --- closed ranges ----------------------------------------------------------------------------------------
 
 

@@ -149,17 +149,19 @@ def test_a_failed_early_commit_is_made_again_before_the_batch_ends(
 
 
 def test_an_early_commit_that_cannot_be_made_fails_the_batch(
-    query: Query, monkeypatch: pytest.MonkeyPatch
+    query: Query, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """H1: its outcome may be unknown, so nothing is committed after it."""
     monkeypatch.setattr(cuts, "_FAIL_AFTER_S", 0.0)
-    instructions = query.begin(failures=[ConnectionError("the storage is away")])
+    instructions = query.begin(failures=[ConnectionError("the storage is away")] * 9)
     assert instructions.hand_over(PART)
     instructions.await_taken()
 
     with pytest.raises(ConnectionError, match="the storage is away"):
         query.hub.end([], could_ask=True)
     assert not query.has_received(QueuesFree)
+    assert caplog.text.count("parts=1 queues=1: the storage is away") == 2
+    assert caplog.text.count("Traceback") == 1, "the same error again is one line"
 
 
 def test_a_job_that_fails_does_not_wait_for_storage_that_is_away(query: Query) -> None:

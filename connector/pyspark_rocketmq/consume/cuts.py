@@ -22,7 +22,8 @@ which a part has arrived, whose next range is for the next batch, and consumes t
 Rule 4 (poisoned queues): a queue that broke its chain, was refused by the sink or the offset store, or has
 another epoch now is *poisoned*: nothing of it is committed any more in this batch. The other queues go on.
 Rule 5 (one group): one group is committed at a time, and tried again with the same content before any other:
-its outcome may be unknown. It takes all that waits, up to 1,000 files.
+its outcome may be unknown. It takes all that waits, up to 1,000 files. After a minute of failures the batch
+fails; without an interval not before its job is over, as storage may be there again by then.
 Rule 6 (pace): the first message after a pause is cut after 5 ms, later ones once per interval. No cut is
 asked for while one group is committed and another part waits, so slow commits lengthen the interval.
 Rule 7 (free queues): a queue is free once nobody delivers it, and no part of it waits or is committed.
@@ -461,7 +462,9 @@ class Cuts:
         """Note that the group in hand could not be committed, or that nobody knows whether it was."""
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-        if self._batch.is_hurried or now_s - self._failing_since_s >= _FAIL_AFTER_S:
+        may_fail = self._interval_s is not None or self._batch.is_closed
+        is_over = may_fail and now_s - self._failing_since_s >= _FAIL_AFTER_S
+        if is_over or self._batch.is_hurried:
             self._group = self._retry_s = None
             return [*self._fail(error), *self.end("failed", now_s)]
         self._retry_s = now_s + min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(self._failures, 8))

@@ -95,6 +95,8 @@ class DriverControl:
         """Number of the plan of the newest batch that is over."""
         self._commit: CommitGroup | None = None
         """Commits a group of the batch under way."""
+        self._failed_group = ""
+        """Id of the newest group whose commit has failed; its traceback is in the log once."""
         self._began_s = float("inf")
         self._has_no_batch = threading.Event()
         """Set while no batch, and no commit of one, is under way."""
@@ -232,12 +234,14 @@ class DriverControl:
             refused = self._commit(group, leaving)
         except BaseException as error:
             # A panic of delta-rs is not an Exception.
-            logger.exception(
-                "parts of the batch could not be committed while its job runs parts=%d queues=%d",
+            logger.warning(
+                "parts of the batch could not be committed while its job runs parts=%d queues=%d: %s",
                 len(group.parts),
                 len(group.queues),
+                error,
+                exc_info=group.id != self._failed_group,
             )
-            failure = error
+            failure, self._failed_group = error, group.id
             self._hub.report(lambda state: state.commit_failed(failure, self._clock.monotonic_s()))
         else:
             self._hub.report(lambda state: state.committed(refused, self._clock.monotonic_s()))
