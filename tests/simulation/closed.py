@@ -2,7 +2,8 @@
 
 A task ends by itself once its ranges are consumed. Without its connection it hands nothing over any more: it
 ends after the call in hand, and what is left comes with the job's result. A task that does not know whether
-the driver has a part fails. Another attempt may begin while the one before lives.
+the driver has a part fails. Another attempt may begin while the one before lives. In some worlds no cuts are
+asked for: then only queues that are given up are handed over, and the driver has copies of the results.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pyspark_rocketmq.consume.cuts import Answer, Place
-from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.messages import (
     CutWanted,
@@ -72,6 +73,8 @@ class ClosedTask(Task):
         self.result: list[Part] = []
         """Parts that come with the job."""
         self._stops = driver.range_ends
+        self._last: frozenset[MessageQueue] = frozenset()
+        """Queues that end with the task."""
         super().__init__(world, driver, partition, attempt, places)
 
     def _stored(self, queue: MessageQueue) -> int:
@@ -88,6 +91,15 @@ class ClosedTask(Task):
         super()._ends()
         self.world.after(_TAKEN_S, self._fail_in_doubt)
 
+    def _cut_last(self) -> None:
+        if self._call is None:
+            self._last |= frozenset(each.queue for each in self._turns if not each.is_over)
+        super()._cut_last()
+
+    def _report(self) -> None:
+        if self.driver.is_cut:
+            super()._report()
+
     def _fail_in_doubt(self) -> None:
         if self.life is not Life.OVER and self._in_doubt:
             self._end(is_good=False)
@@ -98,11 +110,14 @@ class ClosedTask(Task):
         self.work()
 
     def _send(self, message: object) -> None:
-        if isinstance(message, SentPart) and self.link is None:
+        if isinstance(message, SentPart) and (self.link is None or self._is_result(message)):
             del self._in_doubt[message.part.id]
             self.result.append(message.part)
         else:
             super()._send(message)
+
+    def _is_result(self, sent: SentPart) -> bool:
+        return not self.driver.is_cut and not self._last.isdisjoint(sent.ends)
 
     def broke(self, link: Link) -> None:
         """Notice that the connection is broken: end."""
@@ -125,8 +140,11 @@ class ClosedDriver(Driver):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.hub = HubState(must_ask=True, interval_s=world.interval_s)
-        self.hub._cuts = self.cuts = world.new_cuts(are_ranges_open=False)
+        self.is_cut = world.random.random() < 0.75
+        """Whether tasks are asked for cuts."""
+        interval_s = world.interval_s if self.is_cut else None
+        self.hub = HubState(must_ask=True, interval_s=interval_s)
+        self.hub._cuts = self.cuts = world.new_cuts(interval_s, are_ranges_open=False)
         self.hub.planner_came(_PLANNER)
         self.range_ends: dict[MessageQueue, int] = {}
         self._results: dict[int, list[Part]] = {}
@@ -232,7 +250,9 @@ class ClosedDriver(Driver):
             case Released(queues):
                 actions = self.hub.released(name, name, queues, now_s)
             case Done():
-                actions = self.hub.task_done(name, name, None, now_s)
+                assert isinstance(task, ClosedTask)
+                copy = None if self.is_cut or not task.result else task.result[-1]
+                actions = self.hub.task_done(name, name, copy, now_s)
             case _:
                 raise TypeError(message)
         self._take_hub(actions)
@@ -310,6 +330,10 @@ class ClosedDriver(Driver):
             self._take_hub(self.hub.tick(self.world.now_s))
 
     # --- commits --------------------------------------------------------------------------------------------
+
+    def _check_latency(self, group: Group) -> None:
+        if self.is_cut:
+            super()._check_latency(group)
 
     def _group_failed(self, error: RocketMQError) -> None:
         if self._is_rest:

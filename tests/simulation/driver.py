@@ -72,7 +72,7 @@ class Driver:
         self.world = world
         self.member = world.new_name("member")
         self.is_alive = True
-        self.cuts = world.new_cuts(are_ranges_open=True)
+        self.cuts = world.new_cuts(world.interval_s, are_ranges_open=True)
         self.hub = HubState(must_ask=True)
         self.hub.planner_came(_PLANNER)
         self.has_planner = True
@@ -494,8 +494,7 @@ class Driver:
         if group.id != self._group_id:
             self._group_id = group.id
             self._refused.clear()
-            for part in group.parts:
-                self.world.check_latency(part.written[0]["since_s"])
+            self._check_latency(group)
         self._is_committing = True
         self.world.counts["groups"] += 1
         if self.world.has("epoch check"):
@@ -505,6 +504,10 @@ class Driver:
         if not self.world.has("data first"):
             self._store_offsets(group)
         self.world.after(self.world.commit_s(), self._commit_data, group, 0)
+
+    def _check_latency(self, group: Group) -> None:
+        for part in group.parts:
+            self.world.check_latency(part.written[0]["since_s"])
 
     def _commit_data(self, group: Group, number: int) -> None:
         """Add the rows to a sink, then to the next one, then store the offsets."""

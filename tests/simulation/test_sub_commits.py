@@ -74,7 +74,8 @@ def test_each_row_of_micro_batches_is_committed_once_and_in_order_whatever_break
     counts = run_worlds(range(300 * part, 300 * (part + 1)), ClosedDriver)
 
     assert counts["steps"] > 100_000
-    assert [event for event in (*_EVENTS, "parts with the job") if not counts[event]] == []
+    events = {*_EVENTS, "parts with the job"} - {"broken chains"}
+    assert [event for event in events if not counts[event]] == []
 
 
 @pytest.mark.long

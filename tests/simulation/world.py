@@ -165,8 +165,8 @@ class World:
         """Whether a rule is in force."""
         return rule not in self._left.rules
 
-    def new_cuts(self, *, are_ranges_open: bool) -> Cuts:
-        return self._left.cuts(self.interval_s, are_ranges_open=are_ranges_open)
+    def new_cuts(self, interval_s: float | None, *, are_ranges_open: bool) -> Cuts:
+        return self._left.cuts(interval_s, are_ranges_open=are_ranges_open)
 
     def new_name(self, kind: str) -> str:
         self._names += 1
