@@ -6,17 +6,20 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.part import Part, QueueAck
+from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
@@ -36,11 +39,21 @@ from pyspark_rocketmq.hub.messages import (
     TaskDone,
 )
 from pyspark_rocketmq.hub.task_end import TaskControl
-from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, RowColumns
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueState
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    ConsumeOrderlyStatus,
+    MessageExt,
+    MessageQueue,
+    QueueRange,
+    QueueState,
+)
 from tests.consumer.test_orderly_task import range_of
 from tests.consumer.test_task_parts import Lines, rows_of
+from tests.helpers.source_rows import pieces_of
+from tests.helpers.source_rows import rows_of as rows_of_range
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
@@ -373,13 +386,9 @@ def drawn_answers(draw: random.Random) -> Callable[[MessageExt], Any]:
     return answer
 
 
-def run_cut(seed: int) -> tuple[Task, list[Part]]:
-    """Consume ranges with an engine while cuts come at any time; return the task and all its parts."""
-    draw = random.Random(seed)
-    task = Task()
-    ranges = [range_of(queue, draw.randint(0, 60)) for queue in (A, B, C)]
-    engine = OrderlyTask(
-        iter(ranges),
+def orderly(task: Task, counts: Mapping[MessageQueue, int], draw: random.Random) -> Iterator[Consumed]:
+    return OrderlyTask(
+        iter([range_of(queue, count) for queue, count in counts.items()]),
         RangeConsumer(
             emitting(drawn_answers(draw)),
             OutputColumns.of(StructType().add("name", "string")),
@@ -388,29 +397,59 @@ def run_cut(seed: int) -> tuple[Task, list[Part]]:
         task.control,
         SystemClock(),
         give_away=task.control.take,
+    ).consumed()
+
+
+def concurrent(task: Task, counts: Mapping[MessageQueue, int], draw: random.Random) -> Iterator[Consumed]:
+    slow = [draw.choice([0.0, 0.0, 0.002]) for _ in range(100)]
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> Any:
+        for message in messages:
+            context.emit(name=message.keys)
+        time.sleep(slow[messages[0].queue_offset])
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    engine = ConcurrentEngine(
+        form_of(listener, orderly=False),
+        StructType().add("name", "string"),
+        ConcurrentSettings(consume_thread_max=4),
+        SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing"),
     )
+    rows = [
+        row
+        for queue, count in counts.items()
+        for row in rows_of_range(QueueRange.between(queue, 0, count, epoch=1))
+    ]
+    return engine(iter(pieces_of(rows, 20)), task.control)
+
+
+Consume = Callable[[Task, Mapping[MessageQueue, int], random.Random], Iterator[Consumed]]
+
+
+def run_cut(consume: Consume, seed: int) -> list[Part]:
+    """Consume ranges with an engine while cuts come at any time; return all parts of the task."""
+    draw = random.Random(seed)
+    task = Task()
+    counts = {queue: draw.randint(0, 60) for queue in (A, B, C)}
     asking = Asking(task, random.Random(seed))
     try:
         if draw.random() < 0.5:
             threading.Timer(0.01, task.gives_up, [draw.choice([A, B, C])]).start()
-        for result in engine.consumed():
+        for result in consume(task, counts, draw):
             task.parts.add(result)
-        return task, [each.part for each in _handed_in_full(task)]
+        assert task.parts.finish() == []
+        return [each.part for each in task.connection.messages(PartHandedOver)]
     finally:
         asking.end()
 
 
-def _handed_in_full(task: Task) -> Iterator[PartHandedOver]:
-    assert task.parts.finish() == []
-    yield from task.connection.messages(PartHandedOver)
-
-
 @pytest.mark.timeout(10 * PATIENCE_S)
-def test_whenever_cuts_come_the_parts_of_each_queue_follow_one_another_with_each_row_once() -> None:
-    """D1, D3, H1"""
+@pytest.mark.parametrize("consume", [orderly, concurrent])
+def test_whenever_cuts_come_the_parts_of_each_queue_follow_one_another(consume: Consume) -> None:
+    """D1, D3, E6, H1: and each row is in one of them, in order."""
     seed, cuts = random.SystemRandom().getrandbits(32), 0
     for each in range(seed, seed + 30):
-        _, parts = run_cut(each)
+        parts = run_cut(consume, each)
         cuts += len(parts)
         chains: dict[MessageQueue, list[QueueAck]] = defaultdict(list)
         for part in parts:
