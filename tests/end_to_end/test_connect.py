@@ -72,13 +72,21 @@ def test_what_only_spark_reads_and_writes_works_through_spark_connect(
 def test_consumers_work_through_spark_connect(cluster: ClusterUnderTest, tmp_path: Path) -> None:
     """D1, D2, E1, H1: every row once and in order, with the committer in a process of the server."""
     found = attempted(
-        cluster, tmp_path, "orderly", "orderly_again", "read_from_offset_store", "concurrent", "table"
+        cluster,
+        tmp_path,
+        "orderly",
+        "orderly_again",
+        "read_from_offset_store",
+        "with_commits",
+        "concurrent",
+        "table",
     )
 
     assert found == {
         "orderly": COUNT,
         "orderly_again": COUNT,
         "read_from_offset_store": 0,
+        "with_commits": [COUNT, True],
         "concurrent": COUNT,
         "table": COUNT,
     }

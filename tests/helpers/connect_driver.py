@@ -43,6 +43,14 @@ def append_step(
     return rmq.ConsumeOrderlyStatus.SUCCESS
 
 
+def append_slowly(
+    messages: Sequence[rmq.MessageExt], context: rmq.ConsumeOrderlyContext
+) -> rmq.ConsumeOrderlyStatus:
+    """Do the same, for so long that a batch has several commits."""
+    time.sleep(0.02)
+    return append_step(messages, context)
+
+
 def append_concurrently(
     messages: Sequence[rmq.MessageExt], context: rmq.ConsumeConcurrentlyContext
 ) -> rmq.ConsumeConcurrentlyStatus:
@@ -147,6 +155,11 @@ class Client:
         """Start it again with its tables and checkpoint: nothing comes twice."""
         self._consume("orderly", append_step, orderly=True)
         return self._checked("orderly")
+
+    def with_commits(self) -> tuple[int, bool]:
+        """Return the rows, and whether the only batch has made several commits."""
+        self._consume("commits", append_slowly, orderly=True, commit_interval="50ms")
+        return self._checked("commits"), DeltaTable(f"{self._folder}/commits").version() > 2
 
     def concurrent(self) -> int:
         self._consume("concurrent", append_concurrently, orderly=False)
