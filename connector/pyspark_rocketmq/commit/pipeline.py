@@ -197,14 +197,13 @@ class PartCommitter:
         Raises:
             RocketMQError: If data or offsets could not be committed.
         """
-        acks = group.acks
-        if not acks:
+        if not group.queues:
             return GroupResult()
         try:
             return self._commit_group(group, batch)
         except BaseException:
             # If the batch is read again, it lacks the resets: the broker reports each only once.
-            for ack in acks:
+            for ack in group.acks:
                 if ack.reset_to is not None:
                     logger.warning(
                         "reset may not have been followed, the batch failed; reset it again if still wanted "
@@ -310,7 +309,7 @@ class PartCommitter:
         Returns:
             What is left of the group, the queues that were dropped, and the table's version.
         """
-        acks = group.acks
+        acks = [ack for part in group.parts for ack in part.acks if ack.queue not in group.without]
         # What the batch has committed itself was looked at before.
         self._note_sink_ahead([ack for ack in acks if ack.queue not in committed], sink.batch)
         kept, dropped = self._without(sink, group.parts, group.without)

@@ -31,7 +31,8 @@ from pyspark_rocketmq.sinks.delta.spark_writer import NameTarget
 from pyspark_rocketmq.sinks.multi import MultiSink
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
-from tests.sinks.group_conformance import GroupConformance
+from tests.sinks.delta.test_by_spark import lose_answers
+from tests.sinks.group_conformance import Batch, GroupConformance
 from tests.sinks.sink_conformance import SCHEMA, Stored, rows, run, written_by
 
 pytestmark = pytest.mark.spark
@@ -139,6 +140,25 @@ def test_tables_of_every_kind_take_rows_by_their_name(spark: SparkSession, name:
     left = {file.name for file in folder.glob("*.parquet")}
     live = {Path(file).name for file in spark.table(name).inputFiles()}
     assert not [file for file in left - live if not file.startswith("part-0")], "staged rows are removed"
+
+
+def test_groups_are_added_once_each_whatever_their_outcome(
+    spark: SparkSession, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J5, H1: the history shows whether a commit was made whose answer was lost."""
+    batch = Batch(prepared(name))
+    batch.consume(Q0, 0, 2)
+    written = batch.write(rows(Q0, 2, 4), rows(Q1, 0, 1))
+    with monkeypatch.context() as away:
+        lose_answers(away, NameTarget)
+        with pytest.raises(SinkConflict, match="could not be committed"):
+            batch.commit("group", {Q0: (2, 4), Q1: (0, 1)}, written)
+
+    for _ in range(2):
+        batch.commit("group", {Q0: (2, 4), Q1: (0, 1)}, written)
+    batch.consume(Q0, 4, 5)
+
+    assert [row[:2] for row in stored_in(spark, name)] == [(0, at) for at in range(5)] + [(1, 0)]
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
+from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.errors import OptionError, SinkConflict
+from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.delta.spark_writer import PathTarget
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
+from pyspark_rocketmq.sinks.delta.spark_writer import NameTarget, PathTarget
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
-from tests.sinks.group_conformance import GroupConformance
+from tests.sinks.group_conformance import Batch, GroupConformance
 from tests.sinks.sink_conformance import SCHEMA, Stored, rows, run, written_by
 
 pytestmark = pytest.mark.spark
@@ -202,6 +205,47 @@ def test_a_group_that_stands_still_does_not_read_what_another_one_commits(
     spark.sql(f"RESTORE delta.`{path}` TO VERSION AS OF 3")
     with pytest.raises(SinkConflict, match="restored at version 7"):
         prepared(path).begin(GROUP, {Q0: 0})
+
+
+def test_groups_are_added_once_each_whatever_their_outcome(
+    spark: SparkSession, constrained: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1: Spark's id counts the group's commits, also those of one batch; a lost answer is looked up."""
+    shutil.copytree(constrained, path)
+    batch = Batch(prepared(path))
+    batch.consume(Q0, 0, 2)
+    shared = batch.write(rows(Q0, 2, 4), rows(Q1, 0, 1))
+    with monkeypatch.context() as away:
+        lose_answers(away, PathTarget)
+        with pytest.raises(SinkConflict, match="could not be committed"):
+            batch.commit("group", {Q0: (2, 4), Q1: (0, 1)}, shared)
+
+    for _ in range(2):
+        batch.commit("group", {Q0: (2, 4), Q1: (0, 1)}, shared)
+    run(prepared(path), {Q1: 2}, rows(Q1, 1, 2, "other"))
+    with pytest.raises(SinkMoved) as refused:
+        batch.commit("late", {Q1: (1, 2)}, batch.write(rows(Q1, 1, 2, "late")))
+    batch.consume(Q0, 4, 5)
+
+    assert refused.value.queues == {Q1}
+    assert [row[:2] for row in stored_in(spark, path)] == [(0, at) for at in range(5)] + [(1, 0), (1, 1)]
+
+
+def lose_answers(patch: pytest.MonkeyPatch, target: type[PathTarget | NameTarget]) -> None:
+    """Let Spark's next commit arrive and fail; the log cannot be read then."""
+    append = target.append
+    calls = itertools.count()
+
+    def append_and_fail(*arguments: Any) -> None:
+        if next(calls) == 0:
+            append(*arguments)
+        raise DeltaError("the connection was reset")
+
+    def unreachable(*_: Any) -> Any:
+        raise DeltaError("storage does not answer")
+
+    patch.setattr(target, "append", append_and_fail)
+    patch.setattr(SinkLog, "find_commit", unreachable)
 
 
 @pytest.mark.long
