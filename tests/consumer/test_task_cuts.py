@@ -61,7 +61,7 @@ BOTH = frozenset({A, B})
 
 
 class Connection:
-    """Plays the connection to the driver, which takes every part and commits those it is told to."""
+    """Plays the connection to the driver, which takes every part; a test commits them."""
 
     def __init__(self) -> None:
         self.sent: list[FromTask] = []

@@ -29,7 +29,7 @@ _SILENCE_S: Final = 20.0
 
 
 class Left(NamedTuple):
-    """What a run leaves out, to see that the checks notice."""
+    """Rules that a run leaves out, to see that the checks notice."""
 
     cuts: type[Cuts] = Cuts
     rules: frozenset[str] = frozenset()

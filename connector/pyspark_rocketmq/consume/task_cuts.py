@@ -29,7 +29,7 @@ class TaskCuts:
     def __init__(self) -> None:
         self._is_dirty = False
         self._is_reported = False
-        """Whether it was reported, since the last cut, that the task is dirty."""
+        """True if the task has reported since the last cut that it is dirty."""
         self._open: set[str] = set()
         """Ids of parts that are neither committed nor dropped."""
         self._in_doubt: dict[str, None] = {}

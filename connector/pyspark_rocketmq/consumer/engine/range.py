@@ -74,7 +74,7 @@ class RangeRun(ABC):
         self._started_s = began_s
         self._is_over = False
         self._is_reported = False
-        """Whether it was reported since the last cut that there is something to commit."""
+        """True if the run has reported since the last cut that there is something to commit."""
         self._cut_index = 0
         """Number of messages in cuts."""
         self._cut_offset = planned.start
