@@ -1,0 +1,172 @@
+"""A micro-batch on the driver whose tasks hand parts over while its job runs; hub and job are played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pyspark_rocketmq.commit.pipeline import BatchReport
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck
+from pyspark_rocketmq.consumer import batch as module
+from pyspark_rocketmq.consumer.batch import BatchRunner, Job
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.hub.driver_end import BatchEnd, CommitGroup
+from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
+from tests.helpers.fake_clock import FakeClock
+
+GROUP = "order-etl"
+A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
+NONE: frozenset[MessageQueue] = frozenset()
+
+
+def part(queue: MessageQueue, start: int, stop: int, epoch: int = 1) -> Part:
+    ack = QueueAck(
+        queue=queue,
+        start=start,
+        state=QueueState(stop, epoch),
+        consumed=stop - start,
+        failed=0,
+        finished="GOING_ON",
+    )
+    return Part(id=f"{queue.queue_id}-{start}", acks=(ack,))
+
+
+class Played:
+    """Plays hub, job and mirror."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        self.awaited: list[dict[MessageQueue, int]] = []
+        self.reports: list[BatchReport] = []
+        self.store = MemoryOffsetStore("commits-ahead", clock=FakeClock())
+        self.store.claim(GROUP, "me", {A: 0, B: 0})
+        self.commit: CommitGroup | None = None
+        self.job: Callable[[CommitGroup], Sequence[Part]] = lambda commit: []
+        monkeypatch.setattr(module, "run_job", lambda batch, writer, engine, terms: self._run())
+        self.runner = BatchRunner(
+            consumer_group=GROUP,
+            store=self.store,
+            sink=None,
+            query_id=lambda: "query",
+            listeners=[self.reports.append],
+            mirror=self,
+            hub=self,  # type: ignore[arg-type]
+            clock=FakeClock(),
+        )
+
+    def run(self, job: Callable[[CommitGroup], Sequence[Part]]) -> None:
+        self.job = job
+        self.runner(None, 3)  # type: ignore[arg-type]
+
+    def _run(self) -> Job:
+        assert self.commit is not None
+        return Job(self.job(self.commit), True)
+
+    # --- the hub --------------------------------------------------------------------------------------------
+
+    def begin(self, batch_id: int, commit: CommitGroup) -> object:
+        self.commit = commit
+        return "terms"
+
+    def end(self, parts: Sequence[Part], *, could_ask: bool | None) -> BatchEnd:
+        self.done.append("end")
+        return BatchEnd(7, Group(tuple(parts)) if parts else None)
+
+    def cut_short(self) -> None:
+        self.done.append("cut short")
+
+    def over(self, plan: int, is_shown: Callable[[], None]) -> None:
+        self.done.append(f"over {plan}")
+        is_shown()
+
+    def failed(self) -> None:
+        self.done.append("failed")
+
+    # --- the mirror -----------------------------------------------------------------------------------------
+
+    def show(self, accepted: Sequence[QueueCommit]) -> None:
+        self.done.append("show")
+
+    def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
+        self.awaited.append({commit.queue: commit.state.next_offset for commit in accepted})
+        return True
+
+    def arrived(self, queue: MessageQueue) -> int | None:
+        return None
+
+    @property
+    def offsets(self) -> dict[MessageQueue, int]:
+        return {queue: row.next_offset for queue, row in self.store.read(GROUP).items()}
+
+
+def test_groups_are_committed_while_the_job_runs_and_the_rest_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H1"""
+    played = Played(monkeypatch)
+    seen: list[dict[MessageQueue, int]] = []
+
+    def job(commit: CommitGroup) -> list[Part]:
+        for parts in ((part(A, 0, 3), part(B, 0, 4)), (part(A, 3, 5), part(A, 5, 6))):
+            assert commit(Group(parts), NONE) == NONE
+            seen.append(played.offsets)
+        return [part(B, 4, 9)]
+
+    played.run(job)
+
+    assert seen == [{A: 3, B: 4}, {A: 6, B: 4}]
+    assert played.offsets == {A: 6, B: 9}
+    assert [sorted(ack.start for ack in report.acks) for report in played.reports] == [[0, 0], [3], [4]]
+    assert played.done == ["show", "show", "end", "show", "over 7"]
+
+
+def test_only_a_queue_that_leaves_waits_for_its_broker_and_all_do_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B5: its next owner may be a Java member."""
+    played = Played(monkeypatch)
+
+    def job(commit: CommitGroup) -> list[Part]:
+        commit(Group((part(A, 0, 3), part(B, 0, 4))), NONE)
+        commit(Group((part(A, 3, 5), part(B, 4, 5))), frozenset({A}))
+        return []
+
+    played.run(job)
+
+    assert played.awaited == [{A: 5}, {A: 5, B: 5}]
+
+
+def test_the_hub_hears_which_queues_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5: nothing more of them is committed in this batch."""
+    played = Played(monkeypatch)
+    refused: list[frozenset[MessageQueue]] = []
+
+    def job(commit: CommitGroup) -> list[Part]:
+        played.store.claim(GROUP, "somebody else", {A: 0})
+        refused.append(commit(Group((part(A, 0, 3), part(B, 0, 4))), NONE))
+        return []
+
+    played.run(job)
+
+    assert refused == [{A}]
+    assert played.offsets == {A: 0, B: 4}
+
+
+def test_a_job_that_fails_fails_the_batch_and_keeps_what_was_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H1"""
+    played = Played(monkeypatch)
+
+    def job(commit: CommitGroup) -> list[Part]:
+        commit(Group((part(A, 0, 3),)), NONE)
+        raise RocketMQError("a listener failed")
+
+    with pytest.raises(RocketMQError, match="a listener failed"):
+        played.run(job)
+
+    assert played.offsets == {A: 3, B: 0}
+    assert played.done == ["show", "cut short", "failed"]
