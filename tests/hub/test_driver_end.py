@@ -156,6 +156,7 @@ def test_an_early_commit_that_cannot_be_made_fails_the_batch(
     instructions = query.begin(failures=[ConnectionError("the storage is away")] * 9)
     assert instructions.hand_over(PART)
     instructions.await_taken()
+    wait_until(lambda: "the storage is away" in caplog.text, PATIENCE_S, reason="The first failure")
 
     with pytest.raises(ConnectionError, match="the storage is away"):
         query.hub.end([], could_ask=True)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +28,7 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
 from pyspark_rocketmq.sinks.base import drop_committed, rows_without
+from pyspark_rocketmq.wire.columnar.schema import QUEUE_FIELDS
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,6 @@ _GATHERED_BYTES = 64 << 20
 """Most bytes gathered for all open files of a task; above it the largest row group is written as it is."""
 _OPEN_FILES = 64
 """Most files, each of another partition, that a task has open; for one more, the fullest file is finished."""
-_QUEUE_TYPES: Final = {"topic": pa.string(), "brokerName": pa.string(), "queueId": pa.int32()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,9 +233,9 @@ def _of_other_queues(
 ) -> list[pa.RecordBatch]:
     """Return the rows of a file that are not of these queues; position columns may be partition columns."""
     rows = pa.Table.from_batches([batch])
-    for name, type_ in _QUEUE_TYPES.items():
-        if name in partition_values:
-            value = pa.scalar(partition_values[name], pa.string()).cast(type_)
-            rows = rows.append_column(name, pa.repeat(value, len(rows)))
+    for column in QUEUE_FIELDS:
+        if column.name in partition_values:
+            value = pa.scalar(partition_values[column.name], pa.string()).cast(column.type)
+            rows = rows.append_column(column.name, pa.repeat(value, len(rows)))
     kept: list[pa.RecordBatch] = rows_without(rows, queues).select(schema.names).cast(schema).to_batches()
     return kept
