@@ -96,6 +96,7 @@ def main(config: Mapping[str, Any]) -> None:
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         max_offsets_per_trigger=2_000,
         instance_name=config["instance"],
+        commit_interval=config["commitInterval"],
         # Offsets begin again where a topic is made again; the sink shows what is lost all the same.
         options={"failOnDataLoss": "false"} if config["topicsChange"] else None,
     )

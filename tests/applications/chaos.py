@@ -80,6 +80,7 @@ _QUEUES = 4
 _PER_GENERATION = 20
 """Messages to each queue of the topic that is made again."""
 _SLOW = "2 minutes"
+_COMMIT_INTERVAL = "200 milliseconds"
 _AWAY_S = 300.0
 _REGISTERED_S = 5.0
 """Time for brokers to register after a restart of the name server; real ones need 30 s."""
@@ -158,7 +159,11 @@ class Slot:
         if before is None or not same_name:
             self._starts += 1
         self.application = RunningApplication(
-            self._group, f"{self._name}-{self._starts}", interval=_SLOW if is_slow else "1 second"
+            self._group,
+            f"{self._name}-{self._starts}",
+            interval=_SLOW if is_slow else "1 second",
+            # So that members that commit as they go follow and precede those that do not.
+            commit_interval=_COMMIT_INTERVAL if self._starts % 2 == 0 else None,
         )
 
     def away(self, gone: Barrier, done: Barrier) -> None:

@@ -99,7 +99,13 @@ class RunningApplication:
     """
 
     def __init__(
-        self, group: Group, instance: str, *, checkpoint: str | None = None, interval: str = "1 second"
+        self,
+        group: Group,
+        instance: str,
+        *,
+        checkpoint: str | None = None,
+        interval: str = "1 second",
+        commit_interval: str | None = None,
     ) -> None:
         """Start it under ``instance``.
 
@@ -108,6 +114,7 @@ class RunningApplication:
             instance: Its name.
             checkpoint: Name of an earlier application's folder, to continue from its checkpoint.
             interval: Time between two micro-batches.
+            commit_interval: Time between two commits within a micro-batch; None for one at its end.
         """
         self.instance = instance
         self.client_id = f"{os.uname().nodename}@{instance}"
@@ -121,6 +128,7 @@ class RunningApplication:
             "topics": [group.topic, *group.more_topics],
             "topicsChange": group.topics_change,
             "trigger": {"processingTime": interval},
+            "commitInterval": commit_interval,
             "group": group.group,
             "offsets": group.offsets,
             "sink": group.sink,
