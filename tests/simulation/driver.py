@@ -528,7 +528,7 @@ class Driver:
             self._is_committing = False
             self.world.counts["failed commits"] += 1
             self._group_failed(RocketMQError("away"))
-        elif self.world.dies("between data and offsets"):
+        elif self.world.dies("after data"):
             self.world.kill_driver(self)
         else:
             self.world.after(self.world.commit_s(), self._commit_data, group, number + 1)

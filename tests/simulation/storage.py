@@ -64,7 +64,7 @@ class Sink:
         ends: Mapping[MessageQueue, int],
         expected: Mapping[MessageQueue, int] | None,
     ) -> frozenset[MessageQueue]:
-        """Add rows and move watermarks at once, or return the queues that somebody else has moved.
+        """Add rows and move watermarks together, or return the queues that somebody else has moved.
 
         ``expected``: the watermarks that the writer knows; None to add without comparing.
         """

@@ -191,7 +191,7 @@ class Task:
         """Watermarks below which it writes no rows, for each sink."""
         self.life = Life.BEGINNING
         self.is_replaced = False
-        """Whether it lives although Spark believes it dead, and nothing of it counts any more."""
+        """True if it lives although Spark believes it dead, and nothing of it counts any more."""
         self._links = 1
         self.link: Link | None = Link(self._links)
         self.is_online = False

@@ -30,7 +30,7 @@ _EVENTS = (
     "killed tasks",
     "replaced tasks",
     "killed before data",
-    "killed between data and offsets",
+    "killed after data",
     "killed after offsets",
     "killed planners",
     "stops",
@@ -195,7 +195,7 @@ IN_MICRO_BATCHES = (
     "watermark",
     "data first",
 )
-"""Those that matter where ranges are closed: tasks are not connected again, and end by themselves."""
+"""Rules that matter where ranges are closed: tasks are not connected again, and end by themselves."""
 
 
 @pytest.mark.parametrize("rule", IN_MICRO_BATCHES)

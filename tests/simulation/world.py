@@ -276,7 +276,7 @@ class World:
         task.driver.task_over(task, is_good=is_good)
 
     def kill_driver(self, driver: Driver) -> None:
-        """Kill it with its planner; its tasks do not notice it at once, and nobody gives the locks back."""
+        """Kill it with its planner; its tasks notice it later, and nobody gives the locks back."""
         if driver.is_alive:
             self.counts["killed drivers"] += 1
             for task in self.tasks:

@@ -47,7 +47,7 @@ class GroupConformance(SinkConformance):
     """Subclasses have the fixtures of ``SinkConformance``."""
 
     def test_groups_are_added_one_after_the_other(self, sink: Sink, stored: Stored) -> None:
-        """H1: visible at once each, of the same queue and of others."""
+        """H1: each is visible when it is made, of the same queue and of others."""
         batch = Batch(sink)
 
         batch.consume(Q0, 0, 2)

@@ -51,7 +51,7 @@ _FIRST_CUT_AFTER_S: Final = 0.005
 _GATHER_S: Final = 0.1
 """How long a group waits for the parts of all tasks."""
 _LARGEST_GROUP: Final = 1_000
-"""Most files of a group of more than one part."""
+"""Maximum number of files of a group of more than one part."""
 _FIRST_RETRY_S: Final = 0.5
 _LONGEST_RETRY_S: Final = 5.0
 _FAIL_AFTER_S: Final = 60.0
@@ -266,7 +266,7 @@ class Cuts:
         Args:
             interval_s: Shortest time between two cuts, in seconds; 0 asks again as soon as a commit is over.
                 None asks for none: parts come when queues are given up and at the end of tasks.
-            are_ranges_open: Whether tasks consume their queues until they are told to end (rule 3).
+            are_ranges_open: Whether tasks consume their queues until the driver ends them (rule 3).
         """
         self._interval_s = interval_s
         self._are_ranges_open = are_ranges_open
