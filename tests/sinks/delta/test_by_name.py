@@ -191,7 +191,7 @@ def test_a_missing_table_is_made_and_belongs_to_the_catalog(
     assert detail["id"] == sink.place
     with pytest.raises(OptionError, match="name each Delta table once"):
         MultiSink([DeltaSink(short), DeltaSink(name)]).prepare(schema)
-    with pytest.raises(OptionError, match=r"there is no table .*SCHEMA_NOT_FOUND.*Make its schema"):
+    with pytest.raises(OptionError, match=r"there is no table .*SCHEMA_NOT_FOUND.*Create its schema"):
         prepared("spark_catalog.nowhere.orders")
 
 
