@@ -104,7 +104,7 @@ class ConsumerOptions(OptionSet):
     )
     consume_message_batch_max_size: int = option(
         "consumeMessageBatchMaxSize", int_between(1, 1024), 1, unit="messages"
-    ).doc("Most messages the listener gets in one call.")
+    ).doc("Maximum number of messages in one call of the listener.")
     max_reconsume_times: int = option(
         "maxReconsumeTimes",
         int_between(UNLIMITED, 2**31 - 1),
@@ -123,7 +123,8 @@ class ConsumerOptions(OptionSet):
         argument=ArgumentRule((Integral,)),
     ).doc("Pause of a queue after the listener gave its messages back.")
     consume_thread_max: int = option("consumeThreadMax", int_between(1, 1000), 20, unit="calls").doc(
-        "Most calls of the listener at the same time in one task; of an orderly one for different queues."
+        "Maximum number of calls of the listener at the same time in one task; for different queues if it is "
+        "orderly."
     )
     consume_timeout_s: float = option(
         "consumeTimeoutS",
@@ -143,10 +144,11 @@ class ConsumerOptions(OptionSet):
         unit="messages",
         # The option of the source checks its bounds.
         argument=ArgumentRule((Integral,)),
-    ).doc("Most messages of one micro-batch; see [memory](how-to/tuning.md#memory).")
+    ).doc("Maximum number of messages in a micro-batch; see [memory](how-to/tuning.md#memory).")
     commit_interval: str | None = option("commitInterval", parse_commit_interval, None).doc(
         "How often a micro-batch commits what it has consumed so far, such as `500ms` or `1 second`; none: "
-        "once, at its end. See [tuning](how-to/tuning.md#commits-within-a-micro-batch)."
+        "once, at its end. A sink that Spark writes needs a free task slot for it. See "
+        "[tuning](how-to/tuning.md#commits-within-a-micro-batch)."
     )
     mirror_offsets: bool = option("mirrorOffsets", boolean, True).doc(
         "Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the "

@@ -161,8 +161,8 @@ class ReadOptions(PositionOptions):
     pull_threshold_for_queue: int | None = stream_option(
         "pullThresholdForQueue", int_between(1, 65_535), None, unit="messages"
     ).doc(
-        "Most messages of one queue in one micro-batch. Java's consumer keeps at most 1,000 in memory and "
-        "goes on pulling as they are consumed; here a queue gets its next messages with the next "
+        "Maximum number of messages of one queue in a micro-batch. Java's consumer keeps at most 1,000 in "
+        "memory and goes on pulling as they are consumed; here a queue gets its next messages with the next "
         "micro-batch, so a bound would limit throughput. Hence there is none by default: "
         "`maxOffsetsPerTrigger` bounds the micro-batch."
     )

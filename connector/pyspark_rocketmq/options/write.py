@@ -86,14 +86,14 @@ class WriteOptions(ConnectionOptions):
         "The producer group that brokers see."
     )
     batch_size: int = write_option("batchSize", int_between(1, 65_535), 256, unit="messages").doc(
-        "Most messages of one request; fewer if `batchBytes` is reached. Messages that are delayed go one "
-        "by one."
+        "Maximum number of messages in one request; fewer if `batchBytes` is reached. Messages that are "
+        "delayed go one by one."
     )
     batch_bytes: int = write_option(
         "batchBytes", int_between(1, 4 * 1024 * 1024), 1024 * 1024, unit="bytes"
     ).doc(
-        "Most bytes of one request, as stored; brokers take 4 MiB (`maxMessageSize`). A larger message "
-        "is sent by itself."
+        "Maximum number of bytes in one request, as stored; brokers take 4 MiB (`maxMessageSize`). A larger "
+        "message is sent by itself."
     )
     batch_send: bool = write_option("batchSend", boolean, True).doc(
         "Whether several messages go in one request (SEND_BATCH_MESSAGE). `false` for clusters that take "
@@ -111,8 +111,8 @@ class WriteOptions(ConnectionOptions):
     max_in_flight_bytes: int = write_option(
         "maxInFlightBytes", int_between(1, 2**40), 32 * 1024 * 1024, unit="bytes"
     ).doc(
-        "Most bytes of a task that are sent or wait for their queue's turn; more rows are then not taken. "
-        "At each queue one request of a task is under way at a time, which keeps the order."
+        "Maximum number of bytes of a task that are sent or wait for their queue's turn; more rows are then "
+        "not taken. At each queue one request of a task is under way at a time, which keeps the order."
     )
     compression_type: BodyCompression = write_option(
         "compressionType", one_of(BodyCompression), BodyCompression.NONE
