@@ -360,7 +360,10 @@ class PartCommitter:
         return kept, [ack for part in others for ack in part.acks]
 
     def _newest_message(self, ack: QueueAck) -> RememberedMessages:
-        """Return the newest message below the end of a queue's part; the row's if a filter left none."""
+        """Return the newest message before the ack's next offset; empty if there is none.
+
+        If a filter left none in the batch, it is the newest one that the offset row remembers.
+        """
         row = self._rows.get(ack.queue)
         if ack.state.last_message or row is None:
             return ack.state.last_message
@@ -379,10 +382,11 @@ class PartCommitter:
             )
 
     def _note_sink_ahead(self, acks: Sequence[QueueAck], sink_batch: SinkBatch) -> None:
-        """Have queues checked again if only the sink has their newest messages; their parts are dropped.
+        """Record in the offset store where the sink has newer messages of a queue than it.
 
-        This happens after another member was killed between data and offsets: nobody has checked whether the
-        broker still has those messages.
+        That raises the queue's epoch, so its parts of this batch are dropped, and the planner checks the
+        queue again. It happens when another member was killed between the commits of sink and offsets: nobody
+        has checked since that the broker still has those messages.
         """
         if ahead_of(self._planned_rows(acks), sink_batch.standings):
             self._look_at_sink(acks)
@@ -439,7 +443,10 @@ class PartCommitter:
             )
 
     def _have_looked_at(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
-        """Have planners check queues where a task has met another log: they check at each new epoch."""
+        """Reset queues where a task found another message in the place of a consumed one, to where they are.
+
+        That raises the epoch, and planners check a queue at each new epoch.
+        """
         places = {ack.queue: ack.state for ack in acks if ack.is_another_log and ack.queue not in lost}
         if not places:
             return

@@ -136,7 +136,7 @@ def reset_to_sink(
     if missed:
         raise OffsetError(
             f"Group {consumer_group} was not moved in {'; '.join(map(str, missed))}: somebody claimed or "
-            "moved that meanwhile. Stop every query of the group, and call reset_to_sink again."
+            "moved them meanwhile. Stop every query of the group, and call reset_to_sink again."
         )
     return targets
 

@@ -310,7 +310,7 @@ class Membership:
             self._retry_at_s[queue] = now_s + self._timing.rebalance_s
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """Give a held queue that was not planned for too long a new grant (B6)."""
+        """Give a held queue a new grant, because it has been in no plan for too long (B6)."""
         if self._phases.get(queue) is Phase.HELD:
             self._grant += 1
             self._ownerships[queue] = Ownership(self._grant, self._ownerships[queue].asked_at_s)

@@ -203,8 +203,8 @@ class RemoteBrokerOffsets:
                 raise
             except RocketMQError as error:
                 raise BrokerOffsetUnavailable(
-                    f"Group {self._group}, {queue}: {address} could not be asked about the group's offset: "
-                    f"{error} The queue waits; look at the broker if this goes on."
+                    f"Group {self._group}, {queue}: the group's offset could not be read from or stored at "
+                    f"{address}: {error} The queue waits; look at the broker if this goes on."
                 ) from error
 
         return at_queues(queues, asked)

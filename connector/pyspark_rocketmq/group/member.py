@@ -84,7 +84,7 @@ class QueueOwnership(Protocol):
         ...
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """Give a new grant for a queue that was not planned for too long (B6)."""
+        """Give a queue a new grant, because it has been in no plan for too long (B6)."""
         ...
 
     def await_settled(self, timeout_s: float) -> bool:

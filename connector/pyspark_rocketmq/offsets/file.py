@@ -6,8 +6,8 @@ A file written by Java can be read as it is.
 
 Rule 1: a change is made under the group's lock file, so that the processes of one machine see each other's
 changes. Other machines do not see them: this store is for a consumer that shares its queues with nobody.
-Rule 2: at every moment there is a complete file, of the last change or of the last one that was reported
-done.
+Rule 2: at every moment ``offsets.json`` or, if that is missing, ``offsets.json.bak`` is complete. It has the
+last change that was reported done, or a newer one.
 Rule 3: a file that cannot be read is an error. Treating it as "no offsets" would restart the group.
 
 Shape, pretty-printed or not; ``rows`` is our addition, and ``offsetTable`` has objects as keys, as in Java::

@@ -92,7 +92,7 @@ class ReplayRecord:
         Raises:
             RocketMQError: If the table cannot be written; nothing may be sent then.
         """
-        self._append(_BEGUN, sendings, "Nothing of them was sent.")
+        self._append(_BEGUN, sendings, "None of their messages was sent.")
 
     def finish(self, sendings: Sequence[Sending]) -> None:
         """Record that the messages of these ranges are stored; a range may end earlier than at its beginning.

@@ -52,7 +52,7 @@ class QueueClaims:
         starts: Starts,
         broker_offsets: BrokerOffsets | None,
     ) -> None:
-        """Take the same arguments as ``GroupProgress``."""
+        """Take arguments of ``GroupProgress``, with the same meaning."""
         self._group = consumer_group
         self._client_id = client_id
         self._store = store

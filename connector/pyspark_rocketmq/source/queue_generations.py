@@ -347,7 +347,10 @@ class QueueGenerations:
 
 
 def _last_times_differ(bounds: QueueBounds, seen: QueueBounds) -> bool:
-    """Whether the message before the queue's end is another one; unknown times count as equal."""
+    """Whether the store time of the queue's last message has changed, so that it is another message.
+
+    A time that is unknown on only one side counts as a change.
+    """
     return bounds.last_update_timestamp != seen.last_update_timestamp
 
 
