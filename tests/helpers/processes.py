@@ -29,7 +29,8 @@ def is_planner(pid: int) -> bool:
 
 def is_worker_daemon(pid: int) -> bool:
     """Return whether the process is the daemon that forks Python workers, or one of them."""
-    return "daemon" in _read(pid, "cmdline")
+    # A setting of the JVM names the daemon's module, and what the JVM forks has its command line at first.
+    return "daemon" in _read(pid, "cmdline") and not is_jvm(pid)
 
 
 def is_standalone_worker(pid: int) -> bool:
