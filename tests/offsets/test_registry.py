@@ -48,9 +48,9 @@ def test_a_memory_store_is_the_same_for_the_whole_process() -> None:
         ("redis:localhost", "unknown kind 'redis'"),
         ("http://lake/_offsets", "unknown scheme 'http'"),
         ("", "is empty"),
-        ("delta:", "names no path"),
-        ("memory:", "names no path"),
-        ("file:", "names no path"),
+        ("delta:", "nothing after the colon"),
+        ("memory:", "nothing after the colon"),
+        ("file:", "nothing after the colon"),
         ("broker:somewhere", "which has none"),
     ],
 )
