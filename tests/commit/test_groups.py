@@ -174,7 +174,7 @@ def _message_before(end: int) -> RememberedMessages:
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     if request.param == "delta-rs":
-        # As on storage of other machines.
+        # Then delta-rs makes the commits, as on storage of other machines.
         monkeypatch.setattr(LogFiles, "takes_commits", False)
     return Place(request.param, tmp_path)
 

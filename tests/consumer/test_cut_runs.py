@@ -268,7 +268,7 @@ class Concurrent:
         self.sent.add(message.queue_offset)
 
     def cut(self) -> None:
-        # As in a task: one thread at a time.
+        # One thread at a time, as in a task.
         if self.cutting.acquire(blocking=False):
             try:
                 if (taken := self.run.cut()) is not None:

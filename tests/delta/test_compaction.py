@@ -146,7 +146,7 @@ def test_work_beside_batches_takes_a_fifth_of_a_core_and_ends_with_the_process()
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """Where a table is whose files are many when they are ten, and looked at with each checkpoint."""
     if request.param == "delta-rs":
-        # As on storage of other machines.
+        # Then delta-rs makes the commits, as on storage of other machines.
         monkeypatch.setattr(LogFiles, "takes_commits", False)
     monkeypatch.setattr(compaction, "MIN_SMALL_FILES", 10)
     monkeypatch.setattr(sink_table, "_COMPACT_EVERY", EVERY)

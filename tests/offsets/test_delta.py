@@ -57,7 +57,7 @@ class TestDeltaOffsetStore(OffsetStoreConformance):
 
 
 class TestDeltaOffsetStoreAtAUri(PositionConformance):
-    """As at an object store's: delta-rs makes the commits."""
+    """Delta-rs makes the commits, as on an object store."""
 
     @pytest.fixture
     def store(self, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> DeltaOffsetStore:

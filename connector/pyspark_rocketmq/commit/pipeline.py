@@ -310,7 +310,7 @@ class PartCommitter:
             What is left of the group, the queues that were dropped, and the table's version.
         """
         acks = [ack for part in group.parts for ack in part.acks if ack.queue not in group.without]
-        # What the batch has committed itself was looked at before.
+        # Queues of which this batch has committed something were checked then.
         self._note_sink_ahead([ack for ack in acks if ack.queue not in committed], sink.batch)
         kept, dropped = self._without(sink, group.parts, group.without)
         moved = self._moved(acks)

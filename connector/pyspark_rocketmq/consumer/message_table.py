@@ -176,7 +176,7 @@ class TableEngine:
 
     def _ack_row(self, end: RangeEnd, last: RememberedMessages) -> pa.RecordBatch:
         planned = end.planned
-        # As in the engines, the queue of a range whose broker was away may continue immediately.
+        # The queue of a range whose broker was away may continue immediately, as in the engines.
         brought_nothing = planned.count == 0
         ack = QueueAck(
             queue=planned.queue,

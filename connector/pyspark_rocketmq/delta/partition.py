@@ -15,8 +15,14 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from pyspark_rocketmq.delta import commit as commits
-from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote, FileCommit, StoredFile, is_below
+from pyspark_rocketmq.delta.commit import (
+    NO_POST_COMMIT_HOOKS,
+    CommitNote,
+    FileCommit,
+    StoredFile,
+    is_below,
+    stored_files,
+)
 from pyspark_rocketmq.delta.files import GrowingFile, WrittenFile
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
@@ -44,15 +50,18 @@ class Partition(NamedTuple):
     def _values(self) -> dict[str, str | None]:
         return {self.column: self.value}
 
+    @property
+    def _key(self) -> tuple[tuple[str, str | None], ...]:
+        """The value in the form of ``StoredFile.partition``."""
+        return ((self.column, self.value),)
+
     def rows_in(self, table: DeltaTable) -> pa.Table:
         """Return its rows in the version that ``table`` is at; raise the errors of :func:`query_rows`."""
         return query_rows(table, f"SELECT * FROM rows WHERE {self.predicate}")  # noqa: S608 - a quoted literal
 
     def files_in(self, table: DeltaTable) -> Files | None:
         """Return its files in the version that ``table`` is at; None if only delta-rs may replace them."""
-        files = tuple(
-            file for file in commits.stored_files(table) if file.partition == tuple(self._values.items())
-        )
+        files = tuple(file for file in stored_files(table) if file.partition == self._key)
         return files if all(is_below(file.path) for file in files) else None
 
     def files_after(self, log: LogFiles, files: Files, versions: range, *, mark: str) -> Files | None:
@@ -88,7 +97,7 @@ class Partition(NamedTuple):
         [(kind, fields)] = action.items()
         if kind == "add" and fields["partitionValues"] == self._values:
             path = fields["path"]
-            found[unquote(path)] = StoredFile(path, fields["size"], tuple(self._values.items()))
+            found[unquote(path)] = StoredFile(path, fields["size"], self._key)
             return is_below(path) and not fields.get("deletionVector")
         if kind == "remove":
             is_known = found.pop(unquote(fields["path"]), None) is not None
@@ -128,7 +137,7 @@ class Partition(NamedTuple):
         snapshot.commit(
             FileCommit(operation="WRITE", parameters=parameters, added=added, removed=files, note=note)
         )
-        return tuple(StoredFile(file.log_path, file.size, tuple(self._values.items())) for file in added)
+        return tuple(StoredFile(file.log_path, file.size, self._key) for file in added)
 
     def _written(self, log: LogFiles, rows: pa.Table) -> Sequence[WrittenFile]:
         """Write rows without the partition column into a file; no file for no rows."""

@@ -77,7 +77,7 @@ class TestDeltaSink(GroupConformance):
         monkeypatch: pytest.MonkeyPatch,
     ) -> DeltaSink:
         if by_delta_rs:
-            # As on storage of other machines.
+            # Then delta-rs makes the commits, as on storage of other machines.
             monkeypatch.setattr(LogFiles, "takes_commits", False)
         made = DeltaSink(path, partition_by=partition_by, sleep=lambda _: None)
         made.prepare(SCHEMA)
