@@ -7,6 +7,8 @@
 Much of their time is waited for, so they use both cores of a small machine only together. A process has a
 Spark session or never has one; whoever finds nothing left of its kind starts another process for the other
 kind. Each has clusters of its own. With arguments for pytest, one process runs what they choose.
+
+A run that takes too long fails: each process prints the stacks of its threads, and is ended.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.helpers.backend_counts import BACKENDS, COUNTS_FILE, SKIPPED
+from tests.helpers.stacks import ASKS_FOR_STACKS
 from tests.helpers.taken_files import RUN, TAKEN_FOLDER, Taken
 
 _CHOICES = {"--long": "long", "--all": "(long or not long)"}
@@ -30,6 +34,10 @@ _CHOICES = {"--long": "long", "--all": "(long or not long)"}
 _SHORT = "not long"
 _WITH_SPARK, _WITHOUT = "spark", "not spark"
 _OTHER_SPARKS = ("make", "--no-print-directory", "spark-test")
+_LONGEST_S = 75 * 60.0
+"""Maximum duration of a run; the longest takes three quarters of an hour on two cores."""
+_STACKS_S, _END_S = 5.0, 60.0
+"""Time for a process to print its stacks, and then to end before it is killed."""
 
 
 def main(arguments: list[str]) -> int:
@@ -61,15 +69,26 @@ def _run(chosen: str, folder: Path) -> int:
         signal.signal(number, on_signal)
     for line, steps in zip(lines, of_kinds, strict=True):
         line.start(steps, shown=line is lines[0])
+    took_too_long = _end_within(_LONGEST_S, lines)
     codes = [line.wait() for line in lines]
-    return next(filter(None, codes), 0) or _judge(folder)
+    return next(filter(None, codes), 0) or int(took_too_long) or _judge(folder)
+
+
+def _end_within(longest_s: float, lines: Sequence[Line]) -> bool:
+    """Wait for the lines, and end those that take longer; whether one did."""
+    end_s = time.monotonic() + longest_s
+    late = [line for line in lines if not line.has_ended_within(end_s - time.monotonic())]
+    for line in late:
+        _say(f"FAILED: {line.name} was not done after {longest_s / 60:g} minutes.")
+        line.end_where_it_stands()
+    return bool(late)
 
 
 class Line:
     """Steps that run one after another beside those of other lines: commands, and kinds of tests."""
 
     def __init__(self, name: str, folder: Path, chosen: str) -> None:
-        self._name = name
+        self.name = name
         self._folder = folder
         self._chosen = chosen
         self._output = folder / f"{name}.output"
@@ -82,7 +101,7 @@ class Line:
     def start(self, steps: Sequence[str | Sequence[str]], *, shown: bool) -> None:
         """Begin; the output is ``shown`` as it comes, or by :meth:`wait`."""
         self._is_shown = shown
-        self._thread = threading.Thread(target=self._run, args=(steps,), name=self._name)
+        self._thread = threading.Thread(target=self._run, args=(steps,), name=self.name)
         self._thread.start()
 
     def wait(self) -> int:
@@ -90,8 +109,27 @@ class Line:
         assert self._thread is not None
         self._thread.join()
         if not self._is_shown:
-            _say(f"\n{'=' * 20} {self._name} {'=' * 20}\n\n{self._output.read_text(errors='replace')}")
+            _say(f"\n{'=' * 20} {self.name} {'=' * 20}\n\n{self._output.read_text(errors='replace')}")
         return next(filter(None, self._codes), 0)
+
+    def has_ended_within(self, seconds: float) -> bool:
+        """Wait for the last step; whether it ended in time."""
+        assert self._thread is not None
+        self._thread.join(max(0.0, seconds))
+        return not self._thread.is_alive()
+
+    def end_where_it_stands(self) -> None:
+        """Have the tests that run print their stacks to standard error, and end them; make prints none."""
+        running = self._running
+        self._ends.set()
+        if running is None:
+            return
+        if "pytest" in running.args:  # type: ignore[operator]
+            running.send_signal(ASKS_FOR_STACKS)
+            time.sleep(_STACKS_S)
+        running.terminate()
+        if not self.has_ended_within(_END_S):
+            running.kill()
 
     def end(self, *, terminate: bool) -> None:
         """Begin no other step, and perhaps end the one that runs."""
@@ -108,7 +146,7 @@ class Line:
                     continue
                 left = Taken(self._folder / step).left() if number else None
                 if left is None or left:
-                    command = _pytest(step, self._chosen, self._name, left or ())
+                    command = _pytest(step, self._chosen, self.name, left or ())
                     self._call(command, self._environment(step), stdout)
 
     def _call(self, command: Sequence[str], environment: Mapping[str, str], stdout: object) -> None:
@@ -121,7 +159,7 @@ class Line:
             self._codes.append(self._running.wait())
 
     def _environment(self, kind: str) -> Mapping[str, str]:
-        counts = self._folder / f"{self._name} {kind}.json"
+        counts = self._folder / f"{self.name} {kind}.json"
         return {**os.environ, COUNTS_FILE: str(counts), TAKEN_FOLDER: str(self._folder / kind)}
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.helpers import stacks
 from tests.helpers.backend_counts import BackendCounts
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
@@ -44,6 +45,7 @@ hypothesis.settings.load_profile("shared-machine")
 def pytest_configure(config: pytest.Config) -> None:
     # Asked to end, the run ends as by Ctrl-C: fixtures stop the processes they started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stacks.print_when_asked()
     is_part = TAKEN_FOLDER in os.environ
     if is_part:
         config.pluginmanager.register(TakenFiles(Taken(Path(os.environ[TAKEN_FOLDER]))))

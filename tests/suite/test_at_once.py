@@ -15,7 +15,7 @@ from tests import at_once
 from tests.helpers.backend_counts import COUNTS_FILE
 from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.helpers.taken_files import LONGEST, RUN, TAKEN_FOLDER, Taken
-from tests.helpers.wait import PATIENCE_S
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 BACKENDS = {"sim": 1, "real": 1, "java": 1}
 
@@ -145,6 +145,49 @@ def test_arguments_for_pytest_are_run_by_one_process(
 def test_files_that_are_begun_first_are_there() -> None:
     """A file that is renamed would be begun last and waited for."""
     assert [name for name in LONGEST if not (REPO / name).is_file()] == []
+
+
+_HANGS = """
+import threading
+from pathlib import Path
+
+def test_that_hangs():
+    Path(__file__).with_name("begun").touch()
+    threading.Event().wait()
+"""
+_ASKABLE = """
+from tests.helpers import stacks
+
+def pytest_configure(config):
+    stacks.print_when_asked()
+"""
+
+
+def test_a_run_that_takes_too_long_shows_where_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_hangs.py").write_text(_HANGS)
+    (tmp_path / "conftest.py").write_text(_ASKABLE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)]
+    monkeypatch.setattr(at_once, "_pytest", lambda *_: command)
+    line = at_once.Line("hangs", tmp_path, "not long")
+    line.start(["not spark"], shown=False)
+    wait_until((tmp_path / "begun").exists)
+
+    assert at_once._end_within(0.0, [line])
+    assert line.wait() != 0
+    shown = capfd.readouterr()
+    assert "hangs was not done after 0 minutes" in shown.out
+    assert "in test_that_hangs" in shown.err
+
+
+def test_a_run_that_is_done_in_time_is_waited_for(tmp_path: Path) -> None:
+    line = at_once.Line("short", tmp_path, "not long")
+    line.start([[sys.executable, "-c", "pass"]], shown=False)
+
+    assert not at_once._end_within(PATIENCE_S, [line])
+    assert line.wait() == 0
 
 
 _SHARED = """
