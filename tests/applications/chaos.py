@@ -22,11 +22,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError
+from threading import Barrier, BrokenBarrierError, Lock
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.consume.membership import MembershipTiming
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 from tests.applications.fresh_topic import FRESH_TOPIC, FreshTopic
 from tests.applications.operator import Operator
@@ -82,6 +83,7 @@ _PER_GENERATION = 20
 _SLOW = "2 minutes"
 _COMMIT_INTERVAL = "200 milliseconds"
 _AWAY_S = 300.0
+"""Time limit for all applications to go away, or to come back, when none is behind its schedule."""
 _REGISTERED_S = 5.0
 """Time for brokers to register after a restart of the name server; real ones need 30 s."""
 _PER_SECOND = 40.0
@@ -166,13 +168,13 @@ class Slot:
             commit_interval=_COMMIT_INTERVAL if self._starts % 2 == 0 else None,
         )
 
-    def away(self, gone: Barrier, done: Barrier) -> None:
+    def away(self, gone: Barrier, done: Barrier, within_s: float) -> None:
         """Stop, wait until all others are away, too, and the work is ``done``; then start again."""
         self.stop()
         # The thread that waits with this one reports it.
         with suppress(BrokenBarrierError):
-            gone.wait(_AWAY_S)
-            done.wait(_AWAY_S)
+            gone.wait(within_s)
+            done.wait(within_s)
         self.join(same_name=True)
 
     def await_member(self) -> None:
@@ -283,6 +285,8 @@ class Chaos:
             target: ThreadPoolExecutor(1, thread_name_prefix=f"chaos-{target}")
             for target in (*_SLOTS, *cluster.broker_addresses, NAME_SERVER, TOPIC, GROUP, NETWORK, STORAGE)
         }
+        self._reading = Lock()
+        """Held while reading is forbidden, and while a tail is lost: what was lost must be read."""
         self._late_s = dict.fromkeys(self._workers, 0.0)
         """How far each target is behind its schedule."""
         self._done: list[Future[None]] = []
@@ -305,7 +309,9 @@ class Chaos:
             self._done.append(self._workers[TOPIC].submit(self._begin_fresh))
             self._make_events()
             for done in self._done:
-                done.result()
+                # Whatever failed, the rows can be judged.
+                if (error := done.exception()) is not None:
+                    self._problem(repr(error))
             self._say("draining")
             lost = self._tail_loss.lost
             flow.finish()
@@ -373,12 +379,15 @@ class Chaos:
                 self._do_to_broker(event)
             else:
                 self._do_to_group(event.kind)
-        except (AssertionError, BrokenBarrierError, HarnessError) as error:
+        except (AssertionError, BrokenBarrierError, HarnessError, RocketMQError) as error:
             self._problem(f"{event.kind}: {error!r}")
 
     def _do_to_broker(self, event: Event) -> None:
         if event.kind is Kind.TAIL_LOST:
-            self._say(f"tail lost: {self._tail_loss.happen()}")
+            asked_s = time.monotonic()
+            with self._reading:
+                self._late_s[event.target] += time.monotonic() - asked_s
+                self._say(f"tail lost: {self._tail_loss.happen()}")
         elif event.kind is Kind.BROKER_STOP:
             asked_s = time.monotonic()
             with self._fresh.may_crash(event.target):
@@ -394,10 +403,21 @@ class Chaos:
             self._say(f"reset: {self._operator.reset_back()}")
         elif kind is Kind.NAME_SERVER_RESTART:
             self._restart_name_server()
-        elif kind in {Kind.FORBID_READING, Kind.ALLOW_READING}:
-            self._operator.permit(_QUEUES, reading=kind is Kind.ALLOW_READING)
+        elif kind is Kind.FORBID_READING:
+            self._forbid_reading()
+        elif kind is Kind.ALLOW_READING:
+            try:
+                self._operator.permit(_QUEUES, reading=True)
+            finally:
+                self._reading.release()
         else:
             self._fresh.next_generation(self._lives.randint(5, 2 * _PER_GENERATION))
+
+    def _forbid_reading(self) -> None:
+        asked_s = time.monotonic()
+        self._reading.acquire()
+        self._late_s[TOPIC] += time.monotonic() - asked_s
+        self._operator.permit(_QUEUES, reading=False)
 
     def _restart_name_server(self) -> None:
         self._cluster.restart_name_server()
@@ -408,9 +428,11 @@ class Chaos:
 
     def _while_all_are_away(self, kind: Kind) -> None:
         gone, done = Barrier(len(self._slots) + 1), Barrier(len(self._slots) + 1)
+        # An application that is behind its schedule does first what was due before.
+        within_s = _AWAY_S + max(self._late_s[name] for name in self._slots)
         for name, slot in self._slots.items():
-            self._done.append(self._workers[name].submit(slot.away, gone, done))
-        gone.wait(_AWAY_S)
+            self._done.append(self._workers[name].submit(slot.away, gone, done, within_s))
+        gone.wait(within_s)
         try:
             if kind is Kind.RESET_AWAY:
                 what = self._operator.reset_back()
@@ -421,7 +443,7 @@ class Chaos:
                     what = self._operator.restore_sink(self._fresh.seen_version)
             self._say(f"{kind}: {what}")
         finally:
-            done.wait(_AWAY_S)
+            done.wait(within_s)
 
     def _begin_fresh(self) -> None:
         try:
