@@ -73,7 +73,7 @@ class Mirror(Protocol):
     """The copy of the offsets at the brokers."""
 
     def show(self, accepted: Sequence[QueueCommit]) -> None:
-        """Send the offsets that the offset store has accepted to the brokers; returns at once."""
+        """Send the offsets that the offset store has accepted to the brokers; return immediately."""
         ...
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:

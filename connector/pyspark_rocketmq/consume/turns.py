@@ -57,7 +57,7 @@ class RangeInstructions:
         return False
 
     def idles(self, changed: Callable[[], None]) -> None:
-        """Report, once, that the task has only suspended queues left; returns at once.
+        """Report, once, that the task has only suspended queues left; return immediately.
 
         Args:
             changed: Called by another thread when ``is_batch_at_work`` may have become false; must not wait.
@@ -68,9 +68,9 @@ class RangeInstructions:
         return False
 
     def settled(self) -> None:
-        """Note that a range has something to commit that is in no cut; called on any thread, returns at once.
+        """Note that a range has something to commit that is in no cut; return immediately.
 
-        At least once after each cut.
+        At least once after each cut; callable from any thread.
         """
 
     def cut_with(self, cut: Callable[[], Any]) -> None:

@@ -38,9 +38,9 @@ PING_EVERY_S: Final = 3.0
 SILENT_FOR_S: Final = 20.0
 """Silence after which the other side counts as dead."""
 _MOST_STRANGERS: Final = 32
-"""Most connections that have proved nothing yet; the oldest is dropped for a new one."""
+"""Maximum number of connections that have proved nothing yet; the oldest is dropped for a new one."""
 _MOST_UNSENT: Final = 4 * LONGEST_LINE
-"""Most bytes that the other side may leave unread."""
+"""Maximum number of bytes that the other side may leave unread."""
 _RECEIVE_BYTES: Final = 1 << 18
 _TICK_S: Final = 0.5
 
@@ -305,7 +305,7 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         return self._connection is not None and not self._is_lost
 
     def send(self, message: ToDriver) -> None:
-        """Send a message; returns at once, callable from any thread."""
+        """Send a message; return immediately. Callable from any thread."""
         assert self._connection is not None
         connection = self._connection
         self._call(lambda: self._send(connection, message))

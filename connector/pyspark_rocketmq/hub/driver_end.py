@@ -137,12 +137,12 @@ class DriverControl:
         self._stop = stop
 
     def close(self) -> None:
-        """End the connections and the threads, soon after the batch under way; returns at once."""
+        """End the connections and the threads, soon after the batch under way; return immediately."""
         self._is_closed = True
         self._is_look_wanted.set()
 
     def held_up(self, reason: str) -> None:
-        """Report to the planner the reason why queues are held up; empty if none is. Returns at once."""
+        """Report to the planner the reason why queues are held up; empty if none is. Return immediately."""
         self._hub.report(partial(HubState.held_up, reason=reason))
 
     def stop_tasks(self, within_s: float) -> bool:

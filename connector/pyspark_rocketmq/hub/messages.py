@@ -263,7 +263,7 @@ class SlotsKnown:
 
     kind: ClassVar[str] = "slots"
     slots: int
-    """Most tasks that a batch should have; 0 for any number."""
+    """Maximum number of tasks that a batch should have; 0 for any number."""
     calls_end_s: float
     """How long a listener may be called after its query's end."""
 

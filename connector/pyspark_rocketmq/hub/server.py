@@ -114,7 +114,7 @@ class HubServer(ConnectionLoop):
     # --- the driver, from any of its threads ----------------------------------------------------------------
 
     def report(self, event: Callable[[HubState], list[Action]]) -> None:
-        """Report an event to the state; returns at once."""
+        """Report an event to the state; return immediately."""
         self._call(lambda: self._act(event(self._state)))
 
     def query(self, question: Callable[[HubState], T]) -> T:

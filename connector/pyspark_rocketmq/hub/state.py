@@ -8,8 +8,8 @@ asked for them, what is committed together, and what a failed commit means.
 Rule 1: a queue is *free* once nobody delivers it, and everything that was delivered is committed or will
 never be. The planner then gets a message with the number of its plan, so that it can ignore late messages for
 an older plan.
-Rule 2: a queue that no task has begun is free at once if every task asks before it begins. A task that cannot
-ask may begin only in a batch in which tasks need not ask (``must_ask``).
+Rule 2: a queue that no task has begun is free immediately if every task asks before it begins. A task that
+cannot ask may begin only in a batch in which tasks need not ask (``must_ask``).
 Rule 3: a part that a task hands over belongs to the driver from then on, whatever happens to the task;
 another attempt of the task must leave its queues out, also those that the part does not end.
 Rule 4: the queues of a task whose connection broke are free when the batch is over, or when another attempt
@@ -99,7 +99,7 @@ class Slots(NamedTuple):
     at_once: int = 0
     """Number of tasks now; 0 if it is not known."""
     most_planned: int = 0
-    """Most tasks that a batch should have; 0 for any number."""
+    """Maximum number of tasks that a batch should have; 0 for any number."""
 
 
 @dataclass(slots=True)

@@ -80,7 +80,7 @@ class Fate(Enum):
     KEPT = "KEPT"
     """It is part of the task's result."""
     HANDED_OVER = "HANDED_OVER"
-    """It goes to the driver at once, separately from all others."""
+    """It goes to the driver immediately, separately from all others."""
     DROPPED = "DROPPED"
     """Nothing of it is committed: its queue was claimed or reset meanwhile."""
 
@@ -155,7 +155,7 @@ class TaskControl(RangeInstructions):
         return Fate.HANDED_OVER if queue in self._given_up else Fate.KEPT
 
     def kept(self, queues: Collection[MessageQueue]) -> bool:
-        """Note that ranges are in the task's result so far; return whether to hand that over at once."""
+        """Note that ranges are in the task's result so far; return whether to hand that over now."""
         self._kept.update(queues)
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
 
@@ -207,7 +207,7 @@ class TaskControl(RangeInstructions):
     def hand_over(
         self, part: Part, *, ends: frozenset[MessageQueue] | None = None, cut: int | None = None
     ) -> bool:
-        """Send a part to the driver; return, at once, whether this was begun.
+        """Send a part to the driver; return, without waiting, whether this was begun.
 
         ``ends`` are queues from which nothing more is delivered, by default all of the part; ``cut`` is the
         number of the cut that the part answers.

@@ -34,7 +34,7 @@ from pyspark_rocketmq.stored_values import NO_MESSAGES
 logger = logging.getLogger(__name__)
 
 _MOST_LOOKS = 3
-"""Most looks at messages in one plan: a look may report a reset, which needs another look."""
+"""Maximum number of looks at messages in one plan: a look may report a reset, which needs another look."""
 
 
 class ProgressSource(Protocol):
@@ -82,8 +82,9 @@ class ProgressSource(Protocol):
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
         """Return the ranges of the next offset; empty if there is nothing to run.
 
-        Gaps in ``plan`` must be skipped, and their corrected offsets stored at once: an offset past the end
-        is corrected to the end at this moment, and a later correction would skip messages stored meanwhile.
+        Gaps in ``plan`` must be skipped, and their corrected offsets stored immediately: an offset past the
+        end is corrected to the end at this moment, and a later correction would skip messages stored
+        meanwhile.
         """
         ...
 
@@ -131,7 +132,7 @@ class CheckpointProgress:
         return [QueueRange.between(queue, start, start) for queue, start in positions.items()]
 
     def await_ready(self, timeout_s: float) -> bool:  # noqa: ARG002
-        """Return True at once: every queue belongs to this query."""
+        """Return True immediately: every queue belongs to this query."""
         return True
 
     def begin_reading(self) -> None:

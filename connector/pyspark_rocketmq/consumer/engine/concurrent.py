@@ -82,7 +82,7 @@ from pyspark_rocketmq.source.schema import ReadPiece
 logger = logging.getLogger(__name__)
 
 _EVENTS_AT_ONCE: Final = 64
-"""Most events handled before the next check for calls that take too long."""
+"""Maximum number of events handled before the next check for calls that take too long."""
 
 _LOOK_EVERY_S: Final = 0.5
 """How often a run that waits for a slot checks whether its queue is given up."""

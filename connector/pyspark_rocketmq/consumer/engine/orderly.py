@@ -230,7 +230,7 @@ class OrderlyRun(RangeRun):
         if machine.goes_on_at_s is not None or not self._stands_still(machine.committed):
             return machine.goes_on_at_s
         # For the planner, a queue that stands still without a suspension has a listener that received the
-        # whole range and waits for more before it commits. Any other queue may go on at once.
+        # whole range and waits for more before it commits. Any other queue may go on immediately.
         has_had_all = machine.accumulated > 0 and machine.finished is OrderlyFinish.EXHAUSTED
         if has_had_all and self._ended is EndReason.WHOLE:
             return None
@@ -360,7 +360,7 @@ class RangeConsumer:
 
     @property
     def most_calls(self) -> int:
-        """Most listener calls at the same time, each for another queue."""
+        """Maximum number of listener calls at the same time, each for another queue."""
         return self._settings.consume_thread_max
 
     def borrow(self) -> AbstractContextManager[Call]:

@@ -33,9 +33,11 @@ from pyspark_rocketmq.wire.columnar.schema import QUEUE_FIELDS
 logger = logging.getLogger(__name__)
 
 _GATHERED_BYTES = 64 << 20
-"""Most bytes gathered for all open files of a task; above it the largest row group is written as it is."""
+"""Maximum size, in bytes, of what a task gathers for its open files; above it the largest row group is
+written as it is."""
 _OPEN_FILES = 64
-"""Most files, each of another partition, that a task has open; for one more, the fullest file is finished."""
+"""Maximum number of files, each of another partition, that a task has open; before one more is opened, the
+fullest is finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
