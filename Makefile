@@ -16,7 +16,7 @@ SEED     ?=
 KILLS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check fetch test long-fetch long-test all-tests other-sparks spark-test kill-test chaos stress option-test fuzz bench bench-against docs figures site lock wheel clean
+.PHONY: help venv check fetch test ci-test long-fetch long-test all-tests other-sparks spark-test kill-test chaos worlds stress option-test fuzz bench bench-against docs figures site lock wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, object sto
 
 test: fetch ## All tests but the long ones, the real RocketMQ broker included
 	@$(ENV) dev $(PYTEST) $(ARGS)
+
+ci-test: fetch ## make test, and beside it make spark-test, as CI runs them
+	@$(ENV) dev $(PYTEST) --sparks $(ARGS)
 
 long-fetch: fetch ## What the tests marked long need besides: Go's client, YARN, Hadoop's part for S3
 	@$(CHECK) python -m tests.go_client.program
@@ -78,6 +81,10 @@ chaos: SECONDS = 900
 chaos: ## Break everything around 3 applications of a group: SECONDS=900 or KILLS=200, BACKEND=sim STORAGE=s3 SEED=7 ARGS="--faults swap"
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev python -m tests.applications.chaos --seconds $(SECONDS) $(if $(KILLS),--kills $(KILLS)) --backend $(BACKEND) --storage $(STORAGE) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+worlds: WORLDS = 100000
+worlds: ## Simulate commits within a batch in many faulty worlds: WORLDS=1000000 takes hours
+	@$(CHECK) env WORLDS=$(WORLDS) python -m pytest -q -p no:cacheprovider -m long tests/simulation $(ARGS)
 
 stress: SECONDS = 600
 stress: ## Read a stream while its topics and brokers change at random, on the simulator: SECONDS=600 SEED=7

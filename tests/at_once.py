@@ -1,8 +1,9 @@
 """The tests in several processes at a time, each of which takes the next file that no other has taken.
 
     python -m tests.at_once           # what `make test` runs: the tests that are not marked ``long``
+    python -m tests.at_once --sparks  # what CI runs: the same, and beside them `make spark-test`
     python -m tests.at_once --long    # what `make long-test` runs: those that are, and beside them `make spark-test`
-    python -m tests.at_once --all     # what CI runs: both, and beside them `make spark-test`
+    python -m tests.at_once --all     # what `make all-tests` runs: both, and beside them `make spark-test`
 
 Much of their time is waited for, so they use both cores of a small machine only together. A process has a
 Spark session or never has one; whoever finds nothing left of its kind starts another process for the other
@@ -29,9 +30,9 @@ from tests.helpers.backend_counts import BACKENDS, COUNTS_FILE, SKIPPED
 from tests.helpers.stacks import ASKS_FOR_STACKS
 from tests.helpers.taken_files import RUN, TAKEN_FOLDER, Taken
 
-_CHOICES = {"--long": "long", "--all": "(long or not long)"}
-"""Options, and the tests that they choose."""
 _SHORT = "not long"
+_CHOICES = {"--sparks": _SHORT, "--long": "long", "--all": "(long or not long)"}
+"""Options, and the tests that they choose; with each of them, other Sparks are tested, too."""
 _WITH_SPARK, _WITHOUT = "spark", "not spark"
 _OTHER_SPARKS = ("make", "--no-print-directory", "spark-test")
 _LONGEST_S = 75 * 60.0
@@ -49,13 +50,13 @@ def main(arguments: list[str]) -> int:
         marker = ["-m", chosen] if options else []
         return subprocess.call([sys.executable, "-m", "pytest", *marker, *for_pytest])
     with TemporaryDirectory(prefix="tests-") as folder:
-        return _run(chosen, Path(folder))
+        return _run(chosen, Path(folder), other_sparks=bool(options))
 
 
-def _run(chosen: str, folder: Path) -> int:
+def _run(chosen: str, folder: Path, *, other_sparks: bool) -> int:
     lines = [Line("with Spark", folder, chosen), Line("without Spark", folder, chosen)]
     of_kinds: list[list[str | Sequence[str]]] = [[_WITH_SPARK, _WITHOUT], [_WITHOUT, _WITH_SPARK]]
-    if chosen != _SHORT:
+    if other_sparks:
         lines.append(Line("other Sparks", folder, chosen))
         of_kinds.append([_OTHER_SPARKS, _WITHOUT, _WITH_SPARK])
 

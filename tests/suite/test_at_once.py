@@ -101,7 +101,7 @@ def test_a_part_that_fails_fails_the_run(
 ) -> None:
     commands = Commands(codes, monkeypatch)
 
-    assert at_once._run("long", tmp_path) == expected
+    assert at_once._run("long", tmp_path, other_sparks=True) == expected
     assert set(commands.called) == {"spark and long", "not spark and long", "spark-test"}
 
 
@@ -115,7 +115,7 @@ def test_who_has_done_its_kind_helps_with_the_other_while_files_are_left(
     of_others.begin(20, ["tests/a/test_a.py"])
     of_others.take("tests/a/test_a.py")
 
-    assert at_once._run("not long", tmp_path) == 0
+    assert at_once._run("not long", tmp_path, other_sparks=False) == 0
     assert sorted(commands.called) == ["not spark and not long", *["spark and not long"] * 2]
     assert commands.files == ["tests/a/test_a.py", "tests/a/test_b.py"]
 
