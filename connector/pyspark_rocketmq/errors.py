@@ -4,8 +4,8 @@ A Spark worker passes only an error's *text* to the driver. So each class has it
 includes all of them in its sentence: what happened, where (topic, broker, queue, offset, address), what to
 do.
 
-``may_pass`` decides about retries, never a list of classes.  ``peer_text`` formats texts of servers.
-docs/errors.md is made from the classes' docstrings: when each error is raised, and what to do.
+``may_pass`` decides about retries, never a list of classes.  ``peer_text`` formats strings from servers.
+docs/errors.md is generated from the classes' docstrings: when each error is raised, and what to do.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class TransportError(RocketMQError):
 
 
 class ConnectFailed(TransportError):
-    """No connection could be made.
+    """The connection could not be opened.
 
     Do: Check address, server, firewall, and the address that brokers announce (``brokerIP1``);
     ``brokerAddresses`` replaces one that is out of reach.
@@ -260,15 +260,15 @@ class MessageRefused(BrokerError):
     passes_later: ClassVar[bool] = False
 
     advice: ClassVar[str] = (
-        "If it is its size, let the broker take larger ones (maxMessageSize), or send less at once "
-        "(batchBytes, batchSize)."
+        "If its size is the reason, let the broker accept larger messages (maxMessageSize), or send smaller "
+        "batches (batchBytes, batchSize)."
     )
 
 
 class WrongMessageType(MessageRefused):
     """The topic accepts one type of messages (NORMAL, FIFO, DELAY, TRANSACTION), and this one has another.
 
-    Do: Send the type that the text names, or create a topic of another type
+    Do: Send the type that the error names, or create a topic of another type
     ([managed clusters](how-to/clouds.md#topics-of-one-message-type)).
     """
 
@@ -449,7 +449,7 @@ class NoWritableQueue(RocketMQError):
 class TooManySends(RocketMQError):
     """The limit of asynchronous sends that wait for answers is reached.
 
-    Do: Send less at once, or allow more ([producer](how-to/sending.md)).
+    Do: Keep fewer sends under way, or allow more ([producer](how-to/sending.md)).
     """
 
     retryable: ClassVar[bool] = True
@@ -471,7 +471,7 @@ class TooManySends(RocketMQError):
 class RowNotSent(RocketMQError):
     """Rows of a DataFrame are not valid messages, or were not acknowledged; rows before them may be stored.
 
-    Do: Correct the row that the text names; [writing](how-to/writing.md#delivery).
+    Do: Correct the row that the error names; [writing](how-to/writing.md#delivery).
     """
 
     def __init__(self, rows: str, problem: str, *, is_no_message: bool = False) -> None:
@@ -527,8 +527,8 @@ class KeysOutOfOrder(RocketMQError):
     def __str__(self) -> str:
         examples = ", ".join(map(repr, self.sharding_keys[:3]))
         return (
-            f"All rows are stored, but several tasks sent rows of one sharding key ({examples}): nothing "
-            "says which were first. Writing them again stores them all once more. Write by_sharding_key(df), "
+            f"All rows are stored, but several tasks sent rows of one sharding key ({examples}): their "
+            "order is unknown. Writing them again stores them all once more. Write by_sharding_key(df), "
             "in a stream within foreachBatch, or a DataFrame in which all rows of a key are in one "
             "partition, or set checkShardingKeys=false if their order does not matter."
         )
@@ -592,7 +592,7 @@ class MessagesExpired(DataLoss):
             f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}: older "
             "messages were deleted before they were read. Set failOnDataLoss=false to go on at the first "
             "available offset, or reset the group's offset for this queue; and let brokers keep messages "
-            "longer (fileReservedTime), or read more at once."
+            "longer (fileReservedTime), or read faster."
         )
 
 
@@ -606,7 +606,7 @@ class LogTailLost(DataLoss):
         return (
             f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}: its log "
             "ends before what was read or planned. A slave that lacked the newest messages may have become "
-            "master, or the topic was made again. New messages get offsets that were used before. Set "
+            "master, or the topic was created again. New messages get offsets that were used before. Set "
             "failOnDataLoss=false: a consumer group then goes on with the first message that it has not "
             "consumed, a plain stream at the end. Or reset the group's offset for this queue to read from "
             "another place."
@@ -622,8 +622,8 @@ class OffsetsBeganAgain(DataLoss):
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was consumed, and the broker, which has {self.available}, "
-            "has another message in its place: the topic was deleted and made again, or a slave that lacked "
-            "the newest messages has become master. Messages that were not read may be lost. Set "
+            "has another message in its place: the topic was deleted and created again, or a slave that "
+            "lacked the newest messages has become master. Messages that were not read may be lost. Set "
             "failOnDataLoss=false to go on with the first message that was not consumed; a group's offset "
             "can be reset instead, at its broker too. Every message from there on is consumed and reaches "
             "the sink."
@@ -652,14 +652,15 @@ class LostBehindSink(DataLoss):
 class TopicDeleted(DataLoss):
     """The topic is no longer on a broker that answers.
 
-    Do: Leave the topic out, or set ``failOnDataLoss=false``: created again, it is read from its start.
+    Do: Leave the topic out, or set ``failOnDataLoss=false``; if it is created again, it is read from its
+    start.
     """
 
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was to be read next, but {self.available}. Messages that "
-            "were not read are lost. Set failOnDataLoss=false to go on without it (made again, it is read "
-            "from its start), or leave it out of the query's topics."
+            "were not read are lost. Set failOnDataLoss=false to go on without it (if it is created "
+            "again, it is read from its start), or leave it out of the query's topics."
         )
 
 
@@ -672,13 +673,13 @@ class QueueRemoved(DataLoss):
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was to be read next, but {self.available}. Give the topic "
-            "its queues back "
-            "(mqadmin updateTopic -r) until they are read, or set failOnDataLoss=false to go on without it."
+            "its queues back (mqadmin updateTopic -r) until they are read, or set failOnDataLoss=false to go "
+            "on without it."
         )
 
 
 class DamagedOffsets(OffsetError):
-    """Another program changed a text of an offset row: ``put_back``, ``last_message`` or ``shown``.
+    """Another program changed a string in an offset row: ``put_back``, ``last_message`` or ``shown``.
 
     Do: Stop the group, set that column of the row to NULL, start again: this clears attempts or the newest
     message, and keeps the offset.
@@ -693,14 +694,14 @@ class DamagedOffsets(OffsetError):
         return (
             f"A row of the offset store has {peer_text(self.text)!r} in {self.column}, which cannot be read. "
             f"Stop the queries of the group, set {self.column} of that row to NULL (in a file: to an empty "
-            "text) or put the table back, and start them again."
+            "string) or restore the table, and start them again."
         )
 
 
 class OffsetRegressed(OffsetError):
     """Progress would go back without a reset: another program changed the row.
 
-    Do: Follow the text's advice for the queue.
+    Do: Follow the error's advice for the queue.
     """
 
 
@@ -716,7 +717,7 @@ class OffsetCommitConflict(OffsetError):
 class SinkConflict(OffsetError):
     """The sink's table was changed, usually by RESTORE, so that the batch cannot be added.
 
-    Do: Run the command in the text;
+    Do: Run the command that the error names;
     [guarantees](guarantees.md#the-sink-is-deleted-replaced-or-restored-to-an-earlier-version).
     """
 
