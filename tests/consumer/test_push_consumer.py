@@ -179,7 +179,7 @@ def test_a_commit_interval_that_is_none_is_refused(interval: str, says: str) -> 
 
 def test_a_commit_interval_is_a_text() -> None:
     assert problems_of(commit_interval="200 milliseconds") == ()
-    with pytest.raises(OptionError, match=r"commit_interval must be a text or None, not 0\.2"):
+    with pytest.raises(OptionError, match=r"commit_interval must be a string or None, not 0\.2"):
         problems_of(commit_interval=0.2)
 
 
@@ -267,10 +267,10 @@ def test_parameters_of_another_kind_are_refused_together_where_they_are_given() 
         )
 
     assert caught.value.problems == (
-        "name_servers must be a text, not a list",
+        "name_servers must be a string, not a list",
         "consume_message_batch_max_size must be a whole number, not '32'",
         "mirror_offsets must be True or False, not 1",
-        f"offset_store must be a store or a text, not {Path('offsets')!r}; use DeltaOffsetStore(path)",
+        f"offset_store must be a store or a string, not {Path('offsets')!r}; use DeltaOffsetStore(path)",
     )
 
 
@@ -302,7 +302,7 @@ def test_an_enum_member_may_be_given_by_name_and_a_wrong_name_is_refused() -> No
             {"sink": [DeltaSink("./unused"), 7]},
             "sink must be a DeltaSink, a DatabaseSink or another Sink, not 7",
         ),
-        ({"sink": "jdbc:mysql://shop:secret@db/orders"}, "or another Sink, not a text"),
+        ({"sink": "jdbc:mysql://shop:secret@db/orders"}, "or another Sink, not a string"),
         ({"trigger": "1 second"}, "trigger must be a mapping such as {'processingTime': '1 second'}"),
         (
             {"trigger": {"processingtime": "1 second"}},

@@ -123,9 +123,9 @@ def test_all_problems_of_the_columns_are_reported_at_once() -> None:
     ("given", "said"),
     [
         ({"queueId": "1", "shardingKey": "k"}, "'queueId' and 'shardingKey' exclude each other"),
-        ({"properties": "[1]"}, "is not a JSON object of texts"),
+        ({"properties": "[1]"}, "is not a JSON object of strings"),
         ({"properties": "{"}, "is not a JSON object"),
-        ({"properties": '{"a": 1}'}, "is not a JSON object of texts"),
+        ({"properties": '{"a": 1}'}, "is not a JSON object of strings"),
         ({"properties": '{"a": "1", "a": "2"}'}, "has the name 'a' twice"),
         ({"properties": "[" * 100_000}, "is nested too deeply"),
         ({"properties": '{"region": ""}'}, "has an empty name or value at 'region'"),

@@ -439,7 +439,7 @@ def test_an_address_given_in_place_of_another_is_named_with_it_when_nobody_is_th
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[]", "is not a JSON object of texts such as"),
+        ("[]", "is not a JSON object of strings such as"),
         ("10.0.0.5:10911=1.2.3.4:10911", 'is not a JSON object such as {"10.0.0.5:10911": "1.2.3.4:10911"}'),
         ('{"10.0.0.5": "1.2.3.4:10911"}', "holds '10.0.0.5', which is not host:port"),
         ('{"10.0.0.5:1": "1.2.3.4"}', "holds '1.2.3.4', which is not host:port"),

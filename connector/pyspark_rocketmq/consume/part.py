@@ -68,7 +68,7 @@ class QueueAck:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read a text of :meth:`to_json`."""
+        """Read a string of :meth:`to_json`."""
         return cls.from_facts(json.loads(text))
 
     @property

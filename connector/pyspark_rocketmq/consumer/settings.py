@@ -1,6 +1,6 @@
 """Checks the arguments of a ``PushConsumer``, and converts them for the source and the engines.
 
-All problems are reported at once; Python, Spark or the JVM would report them later, one by one.
+All problems are reported together; Python, Spark or the JVM would report them later, one by one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _WORDS: Final[Mapping[type, str]] = {
-    str: "a text",
+    str: "a string",
     Integral: "a whole number",
     Real: "a number",
     bool: "True or False",
@@ -192,7 +192,7 @@ def _sink_problems(sink: object) -> list[str]:
 
 def _shown_sink(sink: object) -> str:
     if isinstance(sink, str) and "@" in sink:
-        return "a text"  # a database's, perhaps, with its password
+        return "a string"  # a database's, perhaps, with its password
     if isinstance(sink, str | Path):
         return f"{_shown(sink)}; for a Delta table write DeltaSink({str(sink)!r})"
     return _shown(sink)
@@ -270,7 +270,7 @@ class ConsumerSettings:
         problems = [problem for problem in found if problem is not None]
         if not isinstance(store, str) and not hasattr(store, "spec"):
             problems.append(
-                f"offset_store must be a store or a text, not {_shown(store)}; use DeltaOffsetStore(path)"
+                f"offset_store must be a store or a string, not {_shown(store)}; use DeltaOffsetStore(path)"
             )
         if problems:
             raise OptionError(
@@ -293,7 +293,7 @@ class ConsumerSettings:
 
     @property
     def store_kind(self) -> StoreKind | None:
-        """Kind of the offset store; None for a text that names no store, which parsing the option reports."""
+        """Kind of the offset store; None if the string names no store, which parsing the option reports."""
         try:
             return StoreSpec.parse(self.store_spec).kind
         except ValueError:

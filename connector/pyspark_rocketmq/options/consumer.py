@@ -58,7 +58,7 @@ def consume_time(text: str) -> datetime:
 
 @parses("`yyyyMMddHHmmss`, perhaps with a zone: `Z`, `+08:00`; or ISO time")
 def parse_consume_timestamp(text: str) -> str:
-    """Parser of the texts that :func:`consume_time` reads."""
+    """Parser of the strings that :func:`consume_time` reads."""
     consume_time(text)
     return text.strip()
 
@@ -80,7 +80,7 @@ def commit_interval_ms(text: str) -> int:
 
 @parses("duration, 50 ms or more")
 def parse_commit_interval(text: str) -> str:
-    """Parser of the texts that :func:`commit_interval_ms` reads."""
+    """Parser of the strings that :func:`commit_interval_ms` reads."""
     commit_interval_ms(text)
     return text.strip()
 

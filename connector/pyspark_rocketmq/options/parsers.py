@@ -50,7 +50,7 @@ _ANY_TEXT: Final = ArgumentRule()
 
 @dataclass(frozen=True, slots=True)
 class Parser(Generic[T]):
-    """A function that turns a text into a value, and the documentation's name for the type of the text."""
+    """A function that turns a string into a value, and the documentation's name for the string's type."""
 
     type_name: str
     function: Callable[[str], T]
@@ -155,7 +155,7 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def json_texts(text: str, example: str) -> dict[str, str]:
-    """Parse a JSON object whose values are texts.
+    """Parse a JSON object whose values are strings.
 
     Raises:
         ValueError: With the end of a sentence if it is not such an object; ``example`` shows one.
@@ -167,7 +167,7 @@ def json_texts(text: str, example: str) -> dict[str, str]:
     except json.JSONDecodeError:
         raise ValueError(f"is not a JSON object such as {example}") from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ValueError(f"is not a JSON object of texts such as {example}")
+        raise ValueError(f"is not a JSON object of strings such as {example}")
     return found
 
 
@@ -190,7 +190,7 @@ def secret_value(text: str) -> str:
 
 @parses("JSON")
 def secret_json(text: str) -> str:
-    """Parser of a JSON object of texts; returns it unchanged."""
+    """Parser of a JSON object of strings; returns it unchanged."""
     try:
         found = json.loads(text)
     except ValueError:
