@@ -41,14 +41,14 @@ class ReplaySettings(ReadOptions):
 
     to_table: str | None = option("toTable", parse_table, None).doc(
         "The Delta table to add the messages to that it does not have yet: path, URI or "
-        "CATALOG.SCHEMA.TABLE; made if missing."
+        "CATALOG.SCHEMA.TABLE; created if missing."
     )
     to_topic: str | None = option("toTopic", resource_name("topic", MAX_TOPIC_LENGTH), None).doc(
         "The topic to send the messages to, in place of toTable."
     )
     record: str | None = option("record", parse_location, None).doc(
         "With toTopic: the Delta table that records what was replayed, so that a later run leaves it out: "
-        "path or URI; made if missing."
+        "path or URI; created if missing."
     )
     offsets_per_step: int = option("offsetsPerStep", int_between(1, 2**31 - 1), 200_000, unit="offsets").doc(
         "About how many offsets are read between two commits."
@@ -255,7 +255,7 @@ class ConsumeSettings(ClusterAccess):
         "write beside the table."
     )
     partition_by: tuple[str, ...] = option("partitionBy", list_of(text_value), ()).doc(
-        "Partition columns of a sink that is made, such as 'topic,day'; an existing one keeps its own."
+        "Partition columns of a sink that is created, such as 'topic,day'; an existing one keeps its own."
     )
     merge_keys: tuple[str, ...] = option("mergeKeys", list_of(text_value), ()).doc(
         "Columns of a business key: the sink keeps one row of each, the newest."
