@@ -118,18 +118,18 @@ class PushConsumer:
         consume_timestamp: ``yyyyMMddHHmmss`` in local time of the driver's machine, as in Java, or with a
             zone (``…Z``, ``…+08:00``), or ISO 8601 in UTC, for CONSUME_FROM_TIMESTAMP; half an hour ago by
             default.
-        consume_message_batch_max_size: Most messages per listener call, 1..1024.
+        consume_message_batch_max_size: Maximum number of messages per listener call, 1..1024.
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's
             dead letters (``%DLQ%GROUP``); -1 means no limit, or 16 with a concurrent listener.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
-        consume_thread_max: Most calls of the listener at the same time in one task, 1..1000; an orderly
-            listener is called for different queues at once, and only if calls are slow.
+        consume_thread_max: Maximum number of calls of the listener at the same time in one task, 1..1000;
+            an orderly listener is called for different queues at the same time only if calls are slow.
         consume_timeout_s: Duration from which on a listener's call counts as TIME_OUT; a concurrent
             listener's messages are then sent back.
-        max_offsets_per_trigger: Most messages of one micro-batch.
+        max_offsets_per_trigger: Maximum number of messages of one micro-batch.
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
         instance_name: Name of this member; a killed query that restarts under the same name gets its queues
-            back at once.
+            back immediately.
         commit_interval: How often a micro-batch commits what it has consumed so far, such as ``"500ms"`` or
             ``"1 second"``, 50 ms or more; None: once, at its end.
         mirror_offsets: Send each committed offset to the brokers too, for mqadmin, dashboards and Java
@@ -508,7 +508,7 @@ class PushConsumer:
             )
         if self._listener is not None and self._table is not None:
             problems.append(
-                "a listener and a table of messages are registered; a message goes to one of them"
+                "both a listener and a table of messages are registered; register only one of them"
             )
         if self._settings.own.orderly_engine == OrderlyEngineKind.STATE and (
             problem := state.spark_problem()

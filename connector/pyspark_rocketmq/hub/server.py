@@ -84,11 +84,12 @@ class HubServer(ConnectionLoop):
             must_ask: See :class:`HubState`.
             slots: See :class:`HubState`.
             commit: Begins to commit a group, and later reports ``HubState.committed`` or
-                ``HubState.commit_failed``; returns at once. It also gets the queues that another member may
-                have after it.
-            look: Has the offset store compared with the batch soon, and the query checked; returns at once.
+                ``HubState.commit_failed``; returns immediately. It also gets the queues that another
+                member may have after it.
+            look: Has the offset store compared with the batch soon, and the query checked; returns
+                immediately.
             storage_options: Returns renewed options for the offset store; may take a while.
-            drained: Has the query stopped soon, because nothing is left to consume; returns at once.
+            drained: Has the query stopped soon, because nothing is left to consume; returns immediately.
             calls_end_s: See :class:`HubState`.
             interval_s: See :class:`HubState`.
             clock: The system's clock, except in tests.

@@ -110,7 +110,7 @@ class ReadOptions(PositionOptions):
         "`maxTransferCountOnMessageInMemory` was raised there."
     )
     pulls_in_flight: int = read_option("pullsInFlight", int_between(1, 256), 16, unit="requests").doc(
-        "Pulls under way at once on a task's connection to its broker."
+        "Pulls under way at the same time on a task's connection to its broker."
     )
     max_in_flight_bytes: int = read_option(
         "maxInFlightBytes", int_between(1 << 20, 1 << 40), 64 << 20, unit="bytes"
@@ -251,7 +251,7 @@ class ReadOptions(PositionOptions):
         "instanceName", instance_name, None, default_text="unique for every start"
     ).doc(
         "Names this member of the group: its client id is `HOST@instanceName`. With a name that stays, a "
-        "query that was killed gets its queues back at once, not after the 60 s for which brokers keep "
+        "query that was killed gets its queues back immediately, not after the 60 s for which brokers keep "
         "its locks. No two members of a group may have the same. With the strategy "
         "`machineRoomNearby` it begins with the member's machine room, as in `east/worker-1`."
     )

@@ -142,7 +142,7 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     if total > most * MAX_STEPS:
         problem = (
             f"offsets_per_step={most} would need more than {MAX_STEPS} steps of {total} offsets; raise it, "
-            "or replay less at once"
+            "or replay fewer messages"
         )
         raise OptionError((problem,), where="replay")
     by_queue = defaultdict(list)

@@ -1,8 +1,8 @@
 """Exactly once into the user's database: rows and watermarks in one of its transactions.
 
 The batch's rows come to the driver, where the user's function writes them in the transaction that also moves
-the watermarks.  This is made for micro-batches, not for a backfill of millions at once.  Any DB-API 2 driver
-will do.
+the watermarks.  This fits micro-batches, not a backfill of millions of rows in one batch.  Any DB-API 2
+driver works.
 
 Rule 1: a watermark is only moved from its value at the beginning of the batch, or after the batch's commit
 before.  If two queries move it, for

@@ -1,4 +1,4 @@
-"""The concurrent engine: ranges through the listener, many calls at once.
+"""The concurrent engine: ranges through the listener, many calls at the same time.
 
 The ranges of a task share one pool of calls (:mod:`~pyspark_rocketmq.consumer.engine.call_pool`). Listener
 calls and send-backs run elsewhere and report through events to the thread that calls ``consume``. A call

@@ -395,7 +395,7 @@ class DeltaSink:
             f"The Delta table {self.path} was restored at version {restored_at}, after group "
             f"{consumer_group} wrote to it last, and rows of {'; '.join(map(str, others))} may be gone, "
             f"too. Run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE), or rewind all "
-            "queues of the group at once."
+            "queues of the group together."
         )
 
 
