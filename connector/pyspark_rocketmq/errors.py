@@ -219,9 +219,9 @@ class BrokerError(RocketMQError):
 
 
 class SystemBusy(BrokerError):
-    """The server is overloaded for the moment (SYSTEM_BUSY, FLOW_CONTROL, SERVICE_NOT_AVAILABLE).
+    """The server is overloaded for a time (SYSTEM_BUSY, FLOW_CONTROL, SERVICE_NOT_AVAILABLE).
 
-    Do: Nothing, if it passes; else lower ``pullsInFlight``.
+    Do: Usually nothing; if it lasts, lower ``pullsInFlight``, or send less.
     """
 
     retryable: ClassVar[bool] = True

@@ -88,7 +88,7 @@ def test_what_refuses_dead_letters_is_reported_until_they_are_sent() -> None:
     refused(report(ack(Q1), ack(Q2)))
 
     no_permission = "No broker took a message that was given up: No permission."
-    assert reported == [no_permission, f"{no_permission} So it is with 1 more queue.", ""]
+    assert reported == [no_permission, f"{no_permission} The same applies to 1 more queue.", ""]
 
 
 def test_a_refusal_in_a_queue_that_is_another_members_by_now_holds_up_nobody_here() -> None:

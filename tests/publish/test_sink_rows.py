@@ -268,7 +268,7 @@ def test_a_moment_is_shown_in_milliseconds() -> None:
         ({"properties": [("a", "x" * 33_000)]}, "properties take 33"),
         ({"properties": [("region", "")]}, "property 'region' has an empty value; every consumer would drop"),
         ({"properties": [("", "eu")]}, "property has an empty name; every consumer would drop"),
-        ({"delayLevel": -1}, "its delayLevel is -1; levels are 1 or more"),
+        ({"delayLevel": -1}, "its delayLevel is -1; it must be 1 or more"),
         ({"delayLevel": 1, "deliverTimestamp": datetime(2030, 1, 1, tzinfo=UTC)}, "leave one of them null"),
     ],
 )

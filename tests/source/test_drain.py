@@ -112,7 +112,7 @@ def test_queues_that_another_member_has_locked_hold_up_the_drain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "advice"), [("", "why the listener gives"), ("r is set.", "r is set. Remove")]
+    ("reason", "advice"), [("", "why the listener gives"), ("r is set.", "r is set. Correct")]
 )
 def test_a_drain_that_does_not_move_for_its_timeout_fails(reason: str, advice: str) -> None:
     case = Case()
@@ -125,7 +125,7 @@ def test_a_drain_that_does_not_move_for_its_timeout_fails(reason: str, advice: s
     case.drain.check_moves({A0: 3, A1: 2})
     case.clock.advance(1)
 
-    with pytest.raises(OffsetError, match=rf"stood still for 10 s: .* at offset 3; .* at offset 2.*{advice}"):
+    with pytest.raises(OffsetError, match=rf"no progress for 10 s: .* at offset 3; .* at offset 2.*{advice}"):
         case.drain.check_moves({A0: 3, A1: 2})
 
 

@@ -386,7 +386,8 @@ def test_a_drain_that_stands_still_ends_with_an_error_that_says_where(timeout_ms
             give_back()
 
     with pytest.raises(
-        OffsetError, match=r"group g has stood still for .* queue=0 at offset 4\. .* drainTimeoutMs"
+        OffsetError,
+        match=r"group g, which has availableNow, has made no progress for .* queue=0 at offset 4\. .* drainTimeoutMs",
     ):
         go_on_in_vain()
     assert timeout_ms / 1000 <= planning.clock.now_s() - began_s <= timeout_ms / 1000 + 2
@@ -396,7 +397,7 @@ def test_a_drain_that_stands_still_ends_with_an_error_that_says_where(timeout_ms
     ("reason", "says"),
     [
         ("", "set max_reconsume_times"),
-        ("No broker took it: no right.", "No broker took it: no right. Remove"),
+        ("No broker took it: no right.", "No broker took it: no right. Correct"),
     ],
 )
 def test_a_drain_that_stands_still_names_what_refuses_its_dead_letters(reason: str, says: str) -> None:

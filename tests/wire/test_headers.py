@@ -190,7 +190,7 @@ def test_no_two_fields_share_a_name_on_the_wire(header_class: type[Any]) -> None
     ids=ascii,
 )
 def test_a_text_that_java_does_not_parse_as_a_number_raises(text: str) -> None:
-    with pytest.raises(RemoteProtocolError, match="OffsetResponseHeader: ext field 'offset' is wrong"):
+    with pytest.raises(RemoteProtocolError, match="OffsetResponseHeader: ext field 'offset' cannot be read"):
         from_ext_fields(headers.OffsetResponseHeader, {"offset": text})
 
 
@@ -220,7 +220,7 @@ def test_a_long_beyond_64_bits_raises_on_either_side(value: int) -> None:
 
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1])
 def test_an_int_beyond_32_bits_raises_on_either_side(value: int) -> None:
-    with pytest.raises(RemoteProtocolError, match=r"'queueId' is wrong.*32 bits"):
+    with pytest.raises(RemoteProtocolError, match=r"'queueId' cannot be read.*32 bits"):
         from_ext_fields(headers.QueueRequestHeader, {"topic": "T", "queueId": str(value)})
     with pytest.raises(LocalProtocolError, match=r"queue_id cannot be sent.*32 bits"):
         to_ext_fields(headers.QueueRequestHeader(topic="T", queue_id=value))

@@ -112,7 +112,7 @@ class BrokerClient:
         *,
         deadline: Deadline | None = None,
     ) -> None:
-        """Begin a :meth:`send`, without waiting for its answer."""
+        """Send as :meth:`send` does, without waiting; ``on_result`` gets the result or the error."""
         command = self._send_command(message, queue, settings)
         self._send_async(address, command, queue, (message,), on_result, deadline=deadline)
 

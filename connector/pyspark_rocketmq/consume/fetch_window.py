@@ -192,7 +192,7 @@ class RangeWindow:
         return max(0.0, self._resumes_at_s - now_s)
 
     def stop(self) -> None:
-        """Send no further pull. Another thread may call this."""
+        """Stop pulling; callable from any thread."""
         self._is_stopped = True
 
     # --- asking ---------------------------------------------------------------------------------------------

@@ -310,7 +310,10 @@ class Membership:
             self._retry_at_s[queue] = now_s + self._timing.rebalance_s
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """Give a held queue a new grant, because it has been in no plan for too long (B6)."""
+        """Begin a new grant of a held queue, which has been in no plan for too long (B6).
+
+        The member then claims it in the offset store again. A queue that is not held stays as it is.
+        """
         if self._phases.get(queue) is Phase.HELD:
             self._grant += 1
             self._ownerships[queue] = Ownership(self._grant, self._ownerships[queue].asked_at_s)

@@ -215,12 +215,13 @@ class OrderlyConsumption:
         """Begin a run.
 
         Args:
-            count: Messages of the range.
+            count: Number of messages in the range.
             settings: The consumer's settings.
-            started_s: Now, by the clock that also gives every ``now_s``, in seconds; the 60 s count from it.
+            started_s: Now, by the clock that also gives every ``now_s``, in seconds. The run's time slice,
+                ``max_time_consume_continuously_s``, begins here.
             retry_counts: How often messages were put back before, by index; 0 for missing ones.
-            stored_times: Returns the reconsumptions that the broker has stored with a message; called only
-                when it failed and there is a limit.
+            stored_times: Returns, by index, how often the broker has counted a message as consumed again;
+                called only if the message failed and there is a limit.
         """
         if count < 0 or any(times < 0 for times in retry_counts.values()):
             raise ValueError(f"count={count} and retry_counts={dict(retry_counts)} must not be negative.")

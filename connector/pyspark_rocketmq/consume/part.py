@@ -108,7 +108,7 @@ class Part:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The part in a form that JSON can hold; not to be changed."""
+        """The part as values that JSON can hold. Do not modify the dict: it is kept."""
         return {
             "id": self.id,
             "written": list(self.written),

@@ -41,7 +41,10 @@ class TaskCuts:
         return self._in_doubt.keys()
 
     def settled(self) -> bool:
-        """Note that something is settled; return whether to report now that the task is dirty."""
+        """Note that the task has something to commit that is in no cut, so that it is dirty.
+
+        Return whether to report that to the driver now.
+        """
         self._is_dirty = True
         return self._reports()
 

@@ -129,7 +129,7 @@ class RefusedLetters:
             return ""
         reason = self._refused[min(self._refused)]
         others = len(self._refused) - 1
-        more = f" So it is with {others:,} more {_plural(others, 'queue', 'queues')}." if others else ""
+        more = f" The same applies to {others:,} more {_plural(others, 'queue', 'queues')}." if others else ""
         return f"No broker took a message that was given up: {reason.rstrip('.')}.{more}"
 
 

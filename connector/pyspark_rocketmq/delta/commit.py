@@ -92,7 +92,7 @@ class FileCommit:
     added: Sequence[WrittenFile]
     removed: Sequence[StoredFile] = ()
     changes_rows: bool = True
-    """False if the added files have the rows of the removed ones."""
+    """False if the added files hold the same rows as the removed ones."""
     note: CommitNote
 
     def actions(self, now_ms: int) -> Iterator[dict[str, Any] | str]:

@@ -132,7 +132,10 @@ def _text_above(text: str) -> str | None:
 
 
 def _time_text(milliseconds: int, zone: str) -> str | None:
-    """Return a time as text, in milliseconds as Delta's statistics store it; None if it is out of range."""
+    """Return a time, given in milliseconds since 1970, as Delta's statistics store it.
+
+    That is ISO 8601 with three decimals, and ``zone`` after it; None if ``datetime`` cannot hold the time.
+    """
     try:
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:

@@ -314,8 +314,8 @@ def _topic(name: str | None, namespace: str | None) -> str:
 def _delay(level: int | None, deliver_ms: int | None) -> tuple[str, str] | None:
     if level is not None and not 0 <= level <= UNBOUNDED:
         raise _BadRow(
-            f"its delayLevel is {level}; levels are 1 or more (18 by a broker's defaults), and 0 or null for "
-            "no delay"
+            f"its delayLevel is {level}; it must be 1 or more (brokers have 18 levels by default), or "
+            "0 or null for no delay"
         )
     if level and deliver_ms is not None:
         raise _BadRow("it has both a delayLevel and a deliverTimestamp; leave one of them null")

@@ -361,9 +361,9 @@ def _known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, ge
     """Return the watermark of the queue in this generation; raise SinkMoved for a later one in the table."""
     if watermark.generation > generation:
         raise SinkMoved(
-            f"The database has rows of {queue} of generation {watermark.generation}, and group "
-            f"{consumer_group} was to write some of generation {generation}: its offsets began again, and "
-            "another consumer has followed them. Nothing was added."
+            f"The database has rows of {queue} from generation {watermark.generation}, but this batch of "
+            f"group {consumer_group} has rows from generation {generation}: the queue's offsets began again "
+            "at 0, and another consumer already reads the new ones. Nothing was added."
         )
     return watermark.next_offset if watermark.generation == generation else 0
 

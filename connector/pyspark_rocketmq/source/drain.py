@@ -19,6 +19,7 @@ from pyspark_rocketmq.source.progress import ProgressSource
 
 _MOST_SHOWN: Final = 5
 """Maximum number of queues named in an error."""
+_SKIP: Final = "`pyspark-rocketmq offsets skip --queue BROKER:ID --messages 1` (DeltaOffsetStore.reset)"
 
 
 class Drain:
@@ -78,16 +79,15 @@ class Drain:
         more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
         reason = self._held_up()
         advice = (
-            f"{reason} Remove that reason, skip such messages by `pyspark-rocketmq offsets skip` "
-            "(DeltaOffsetStore.reset), or raise drainTimeoutMs."
+            f"{reason} Correct that, skip the message by {_SKIP}, or raise drainTimeoutMs."
             if reason
-            else "Look in the log for why the listener gives messages back; mend it, set max_reconsume_times "
-            "(option maxReconsumeTimes) so that such messages become dead letters, skip them by "
-            "`pyspark-rocketmq offsets skip` (DeltaOffsetStore.reset), or raise drainTimeoutMs."
+            else "The log says why the listener gives messages back: correct the listener, set "
+            "max_reconsume_times (option maxReconsumeTimes) so that such messages become dead letters, skip "
+            f"the message by {_SKIP}, or raise drainTimeoutMs."
         )
         raise OffsetError(
-            f"The drain of group {self._options.consumer_group} has stood still for {stands_for_s:.0f} s: "
-            f"{'; '.join(shown[:_MOST_SHOWN])}{more}. {advice}"
+            f"The query of group {self._options.consumer_group}, which has availableNow, has made no "
+            f"progress for {stands_for_s:.0f} s: {'; '.join(shown[:_MOST_SHOWN])}{more}. {advice}"
         )
 
     def trouble(

@@ -322,7 +322,10 @@ def _warn_of_limits(options: ReadOptions) -> None:
 
 
 def _storage(options: ReadOptions, driver: PlannerControl | None) -> StorageOptions:
-    """Return the driver's storage options, or those of ``storageSecrets`` if it does not give any."""
+    """Return the driver's storage options; if the driver gives none, those of ``storageSecrets``.
+
+    Without ``storageSecrets`` the driver is not asked.
+    """
     first = StorageOptions.parse(options.storage_secrets)
     if driver is None or options.storage_secrets is None:
         return first

@@ -292,8 +292,8 @@ def _encode_binary(command: RemotingCommand) -> bytes:
     """
     if command.code > _MAX_BINARY_CODE:
         raise LocalProtocolError(
-            f"The binary header writes the code in 16 bits, so {command.code} (POP and its kin) cannot be "
-            "sent with it. Send this request with the JSON header."
+            f"Code {command.code} does not fit into the 16 bits that the binary header has for it, like the "
+            "codes of POP. Send this request with the JSON header."
         )
     try:
         fixed = _BINARY_FIXED.pack(

@@ -365,7 +365,7 @@ class JsonObject:
 
 
 def read_object(data: bytes, where: str) -> JsonObject:
-    """Read a body that is one map, called ``where`` in errors."""
+    """Parse a body that must be one JSON object; errors call it ``where``."""
     return as_object(loads(data), where)
 
 

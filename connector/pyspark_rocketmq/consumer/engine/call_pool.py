@@ -123,7 +123,10 @@ class CallPool:
         return len(joined) >= ranges and all(run.lets_next_begin() for run in joined)
 
     def close(self) -> None:
-        """End idle threads, and each range after its running calls; returns immediately."""
+        """Let no further call begin; return immediately.
+
+        Each range ends when its running calls have returned, and the last one ends the threads.
+        """
         with self._guard:
             self.is_stopped = True
             joined = list(self._joined)

@@ -402,6 +402,6 @@ class DeltaSink:
 def _later_generation_error(path: str, consumer_group: str, queues: Iterable[MessageQueue]) -> SinkMoved:
     return SinkMoved(
         f"The Delta table {path} has rows of later generations of {'; '.join(map(str, sorted(queues)))} than "
-        f"group {consumer_group} was to write: their offsets began again, and another consumer has followed "
-        "them. Nothing was added."
+        f"this batch of group {consumer_group}: their offsets began again at 0, and another consumer already "
+        "reads the new ones. Nothing was added."
     )

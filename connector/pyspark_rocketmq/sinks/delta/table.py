@@ -342,8 +342,8 @@ class SinkTable:
         handle = self.home.open()
         if handle is None:
             raise SchemaError(
-                f"There is no Delta table at {self.path}. Put it back if it was there before, and start the "
-                "query again."
+                f"There is no Delta table at {self.path}. Check the path. If the table was there before, put "
+                "it back, and start the query again."
             )
         return handle
 
@@ -447,8 +447,8 @@ class SinkTable:
         """Refuse a table to which prepared rows can no longer be added; return why Spark must write."""
         if self._wanted is None:
             raise SchemaError(
-                f"The sink {self.path} does not know its rows' columns yet. Call prepare with their schema "
-                "first."
+                f"The sink {self.path} does not know its rows' columns yet. Call DeltaSink.prepare with "
+                "their schema first."
             )
         if form is self._checked_form:
             return ()

@@ -174,7 +174,7 @@ class ByteMatrix(NamedTuple):
         return cls(rows, np.minimum.reduce(lowest), np.maximum.reduce(highest))
 
     def before(self, column: int) -> ByteMatrix:
-        """Return the matrix of the columns before this one."""
+        """Return the matrix of the columns before ``column``."""
         return ByteMatrix(self.rows[:, :column], self.lowest[:column], self.highest[:column])
 
     def is_same(self, begin: int, end: int) -> bool:

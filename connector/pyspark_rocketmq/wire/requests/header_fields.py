@@ -67,7 +67,7 @@ def from_ext_fields(header_class: type[HeaderT], ext_fields: Mapping[str, str]) 
                 values[attribute] = codec.from_text(text)
             except ValueError as exc:
                 raise RemoteProtocolError(
-                    f"{header_class.__name__}: ext field {java_name!r} is wrong: {exc}."
+                    f"{header_class.__name__}: ext field {java_name!r} cannot be read: {exc}."
                 ) from exc
         elif required:
             raise RemoteProtocolError(
