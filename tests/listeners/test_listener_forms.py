@@ -147,7 +147,11 @@ def test_the_frame_has_the_source_s_columns() -> None:
     ("rows", "error", "complaint"),
     [
         ({"name": ["a"]}, ListenerError, "rows without column 'queueOffset' for a delivery of 3 messages"),
-        ({"queueOffset": [12], "name": ["a"]}, ListenerError, "is none of its delivery, 10 to 15"),
+        (
+            {"queueOffset": [12], "name": ["a"]},
+            ListenerError,
+            "is not the offset of a delivered message, 10 to 15",
+        ),
         ({"queueOffset": [10], "nam": ["a"]}, SchemaError, "nam, which the output schema does not have"),
         ({"queueOffset": [10], "size": ["a"]}, SchemaError, "for column 'size'|column 'size'"),
     ],

@@ -76,7 +76,7 @@ def test_an_empty_value_is_not_written_since_no_consumer_would_get_it() -> None:
 
 
 def test_a_lone_surrogate_is_not_written() -> None:
-    with pytest.raises(LocalProtocolError, match="lone surrogate"):
+    with pytest.raises(LocalProtocolError, match="half of a surrogate pair"):
         encode_properties({"a": "\ud800"})
 
 

@@ -443,9 +443,10 @@ class PartCommitter:
             )
 
     def _have_looked_at(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
-        """Reset queues where a task found another message in the place of a consumed one, to where they are.
+        """Make planners check queues in which a task found another message at a consumed offset.
 
-        That raises the epoch, and planners check a queue at each new epoch.
+        Each is reset to its own next offset: it does not move, but its epoch rises, and planners check
+        a queue at each new epoch. Queues in ``lost`` are left out.
         """
         places = {ack.queue: ack.state for ack in acks if ack.is_another_log and ack.queue not in lost}
         if not places:

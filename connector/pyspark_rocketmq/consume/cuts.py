@@ -448,7 +448,7 @@ class Cuts:
     # --- commits --------------------------------------------------------------------------------------------
 
     def committed(self, refused: Queues, now_s: float) -> list[Action]:
-        """Note that the group in hand is committed, without the queues that sink or store have refused."""
+        """Note that the group of parts is committed, except for the ``refused`` queues (rule 4)."""
         over, self._batch.in_hand = self._batch.in_hand, []
         self._group = self._retry_s = self._failing_since_s = None
         self._failures = 0
@@ -559,7 +559,10 @@ class Cuts:
         return self._group is not None and bool(self._batch.waiting)
 
     def _is_free(self, queue: MessageQueue) -> bool:
-        """Rule 7; for a queue that its task has ended."""
+        """Return whether no part of the queue waits or is being committed (rule 7).
+
+        Its task has ended the queue's range, so that nobody delivers it.
+        """
         if self._group is not None and queue in self._group.queues:
             return False
         return self._is_poisoned(queue) or all(queue not in each.part.queues for each in self._batch.waiting)

@@ -7,11 +7,12 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
    committed back. The two that put back suspend the queue: at ``goes_on_at_s`` this run goes on, if its
    driver is still running; otherwise the queue is planned again from ``committed`` (D3, D4).
 3. An exception, None and anything else that is not a status also put back (D5). Every put-back counts one
-   reconsumption for each message of the batch; a roll-back does not.
-4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Dead
-   letters that a broker has stored are not counted; if they are the whole batch, it has passed and the queue
-   goes on immediately. One message that could not be sent, or that may be tried again, takes the whole batch
-   back, dead letters included, so these may be sent again when it fails again (``checkReconsumeTimes``).
+   reconsumption for each message of the batch, except by rule 4; a roll-back does not.
+4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). A dead
+   letter that a broker has stored gets no further reconsumption; if all of the batch are such, it counts as
+   consumed, and the queue goes on immediately. One message that could not be sent, or that may be tried
+   again, takes the whole batch back, dead letters included, so these may be sent again when it fails again
+   (``checkReconsumeTimes``).
 5. A run that has lasted 60 s yields after the running delivery; at least one is made (D7). A run that goes on
    after a suspension begins those 60 s again, as a Java client's does. It does not yield while messages are
    consumed without a commit: the next run would begin before them, and might never get further. A run that

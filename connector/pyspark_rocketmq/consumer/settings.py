@@ -356,7 +356,7 @@ class ConsumerSettings:
 
     @property
     def commit_interval_s(self) -> float | None:
-        """Shortest time between two commits of a micro-batch, in seconds; None if each has one commit."""
+        """Shortest time between two commits of a micro-batch, in seconds; None to commit only at its end."""
         text = self.own.commit_interval
         return None if text is None else commit_interval_ms(text) / 1000
 

@@ -203,7 +203,7 @@ def conform(
 def _cast(column: pa.Array, field: pa.Field, required: Collection[str]) -> pa.Array:
     if column.null_count and (not field.nullable or field.name in required):
         raise SchemaError(
-            f"Column {field.name} of the output rows has {column.null_count} nulls and may have none."
+            f"Column {field.name} of the output rows has {column.null_count} nulls, but must have none."
         )
     if column.type == field.type:
         return column

@@ -49,7 +49,7 @@ _AGAIN_AFTER_S: Final = 5.0
 
 
 class QueueLocks(Protocol):
-    """The planner's member of the group, which keeps the locks of a plan's queues until they are free."""
+    """The part of a group's member that the planner's connection uses: it unlocks queues that are free."""
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
         """Note that queues of a plan are free, all of them if None; an older plan changes nothing."""

@@ -296,7 +296,7 @@ class HubState:
         return self._over_for_good()
 
     def committed(self, refused: Queues, now_s: float) -> list[Action]:
-        """Note that the group is committed, without the queues that sink or store have refused."""
+        """Note that the group of parts is committed, except for queues that sink or store have refused."""
         return self._carry_out(self._cuts.committed(refused, now_s), now_s)
 
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
@@ -304,7 +304,10 @@ class HubState:
         return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
 
     def moved(self, epochs: Mapping[MessageQueue, int], now_s: float) -> list[Action]:
-        """Take the epochs that are stored now, of all queues that have one."""
+        """Compare the stored epochs with those that the running tasks began with.
+
+        A queue with another epoch was claimed or reset, so that nothing more of it is committed.
+        """
         moved = frozenset(
             queue
             for queue, task in self._owner.items()

@@ -80,8 +80,8 @@ def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBat
         if len(offsets) > 1:
             raise ListenerError(
                 f"The listener returned rows without column '{QUEUE_OFFSET}' for a delivery of "
-                f"{len(offsets)} messages; it says which message a row belongs to: take it over from the "
-                "messages."
+                f"{len(offsets)} messages. Add it, copied from the messages, so that each row names its "
+                "message."
             )
         return rows.append_column(
             QUEUE_OFFSET, pa.repeat(pa.scalar(int(offsets[0]), pa.int64()), rows.num_rows)
@@ -89,8 +89,8 @@ def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBat
     given = rows.column(QUEUE_OFFSET)
     if not pa.types.is_integer(given.type) or given.null_count or not _are_all_in(given, offsets):
         raise ListenerError(
-            f"The listener returned a row whose '{QUEUE_OFFSET}' is none of its delivery, {offsets[0]} to "
-            f"{offsets[-1]}."
+            f"The listener returned a row whose '{QUEUE_OFFSET}' is not the offset of a delivered message, "
+            f"{offsets[0]} to {offsets[-1]}."
         )
     return rows
 

@@ -34,7 +34,7 @@ _MOST_FILES: Final = 1024
 
 
 def is_async(listener: object) -> bool:
-    """Whether calling the listener returns an awaitable; a wrapper may declare it by ``is_async``."""
+    """Whether the listener or its ``__call__`` is an ``async def``; a wrapper may have ``is_async``."""
     if (declared := getattr(listener, "is_async", None)) is not None:
         return bool(declared)
     call = getattr(listener, "__call__", None)  # noqa: B004 - an instance's class may have an async one

@@ -131,11 +131,11 @@ def checked_rows(
     )
     raise OffsetError(
         f"Offsets of group {consumer_group} are gone from {store!r}, which had {counted(len(seen), 'queue')} "
-        f"of it at the last look: it {what}. Nothing was consumed since. Put the newest state back and start "
-        "the query again. Started without it, the query continues at the offsets of the store: messages that "
-        "it has passed since then are consumed again, and a sink leaves out the rows that it has. A group "
-        "that the store lacks continues at the offsets of its sink's table, or, without a sink, at those of "
-        "the brokers."
+        f"of the group when it was last read: the store {what}. Nothing was consumed since. Put the store's "
+        "newest state back and start the query again. If you cannot, the query continues at the offsets that "
+        "the store has now: messages consumed after that state are delivered again, and a sink leaves out "
+        "the rows that it has. A group that the store lacks continues at the offsets of its sink's table, or, "
+        "without a sink, at those of the brokers."
     )
 
 

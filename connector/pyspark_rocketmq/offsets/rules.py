@@ -336,8 +336,9 @@ def _check_commit(consumer_group: str, commit: QueueCommit) -> None:
     _check_not_negative(consumer_group, {commit.queue: state.next_offset})
     if state.reconsume_times < 0:
         raise OffsetError(
-            f"Group {consumer_group}, {commit.queue}: reconsume times {state.reconsume_times} at offset "
-            f"{state.next_offset} is negative and was not stored. Commit 0 for a message not yet tried."
+            f"Group {consumer_group}, {commit.queue}: reconsumeTimes is {state.reconsume_times} at offset "
+            f"{state.next_offset}, but must not be negative. Nothing was stored. Commit 0 for a message not "
+            "yet tried."
         )
 
 

@@ -214,10 +214,10 @@ class QueueCommit:
 
 
 class NewGeneration(NamedTuple):
-    """Position at which a queue continues whose offsets have started again."""
+    """Position at which a queue continues after its offsets started again at 0."""
 
     epoch: int
-    """Epoch stored when the queue was inspected; whoever claims or resets it since inspects it again."""
+    """Epoch stored when the queue was inspected. If it has risen since, its new owner inspects the queue."""
     next_offset: int
     boundary: int | None = None
     """Offset from which the logs differ; ``next_offset`` if None. The group may have been moved beyond it."""

@@ -70,7 +70,10 @@ def spark_schema(
 
 
 def range_to_json(planned: QueueRange) -> dict[str, int | str]:
-    """Return a planned range as stored in plans and marker rows; values that are 0 or empty are left out."""
+    """Return a planned range, without its queue, as stored in plans and marker rows.
+
+    Fields of the queue's state that are 0 or empty are left out.
+    """
     state = planned.state
     known = {
         field.in_plan: field.to_plain(value) for field in PLAN_FIELDS if (value := getattr(state, field.name))

@@ -62,7 +62,7 @@ def look_at_lag(settings: OffsetsLagSettings, clock: Clock | None = None) -> lis
 
 
 class _GroupLag:
-    """The lag of groups, including how long their next messages have waited."""
+    """Computes the lag of groups: messages, and how long the next message of each queue has waited."""
 
     def __init__(self, cluster: ClusterInspector, clock: Clock) -> None:
         self._cluster = cluster

@@ -223,8 +223,9 @@ class DeltaBatch:
             return read_with_retry(what, path, storage, ask, self.sleep)
         except STORAGE_ERRORS as error:
             raise SinkConflict(
-                f"Files that tasks wrote for {path} could not be checked: {storage.describe_error(error)} "
-                "Nothing of this batch was added; it may run again."
+                f"Files that tasks wrote for {path} could not be read back: {storage.describe_error(error)} "
+                "Nothing of this batch was added. Check the storage and start the query again, which repeats "
+                "the batch."
             ) from error
 
     def _check_files(self, files: Sequence[WrittenFile]) -> None:

@@ -207,7 +207,7 @@ def message_text(numbers: Sequence[int]) -> str:
 
 
 def last_generations(by_id: Mapping[str, V]) -> Mapping[str, V]:
-    """Return only the entries, by application id, of the last generation of each queue."""
+    """Return the entries of each queue's last generation; ``by_id`` and the result have application ids."""
     last = _last_of_each(by_id)
     if len(last) == len(by_id):
         return by_id
