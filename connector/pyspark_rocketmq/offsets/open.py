@@ -134,8 +134,8 @@ def checked_rows(
         f"of the group when it was last read: the store {what}. Nothing was consumed since. Put the store's "
         "newest state back and start the query again. If you cannot, the query continues at the offsets that "
         "the store has now: messages consumed after that state are delivered again, and a sink leaves out "
-        "the rows that it has. A group that the store lacks continues at the offsets of its sink's table, or, "
-        "without a sink, at those of the brokers."
+        "the rows that it has. A group that the store lacks continues at the offsets of its sink's table, "
+        "or, without a sink, at those of the brokers."
     )
 
 

@@ -368,8 +368,8 @@ def _read_ext_fields(header: bytes, at: int, most: int) -> dict[str, str]:
             raise RemoteProtocolError(f"A binary header holds an ext field without a name before byte {at}.")
         if len(fields) >= most:
             raise RemoteProtocolError(
-                f"A binary header of {end} bytes with more than {most} fields was refused: it would take more "
-                f"than {_MAX_HEADER_MEMORY >> 20} MiB of memory. RocketMQ sends none of these."
+                f"A binary header of {end} bytes with more than {most} fields was refused: it would take "
+                f"more than {_MAX_HEADER_MEMORY >> 20} MiB of memory. RocketMQ sends none of these."
             )
         if value:
             fields[name] = value
