@@ -147,8 +147,8 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
         at = text.rfind(PROPERTY_SEPARATOR, 0, exc.start) + 1
         name = text[at:].partition(NAME_VALUE_SEPARATOR)[0]
         raise LocalProtocolError(
-            f"Message property {name!r} contains U+{ord(text[exc.start]):04X}, half of a surrogate pair, which "
-            "is no text: correct it, or send binary data in the body."
+            f"Message property {name!r} contains U+{ord(text[exc.start]):04X}, half of a surrogate pair, "
+            "which is no text: correct it, or send binary data in the body."
         ) from exc
     if len(data) > MAX_PROPERTIES_BYTES:
         raise LocalProtocolError(
