@@ -172,7 +172,7 @@ def test_an_unknown_store_is_fenced_and_shown_unless_it_is_at_the_brokers(
     if is_at_brokers:
         assert checked_rows(store, "gone", {}, seen=seen) == {}
     else:
-        with pytest.raises(OffsetError, match=r"are gone from .*it was deleted or overwritten"):
+        with pytest.raises(OffsetError, match=r"are gone from .*the store was deleted or overwritten"):
             checked_rows(store, "gone", {}, seen=seen)
 
 
