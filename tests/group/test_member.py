@@ -279,6 +279,27 @@ def test_a_broker_that_hangs_gets_no_heartbeat_after_heartbeat(members: Members)
         one.stop(SOON_S)
 
 
+def test_a_broker_that_refuses_connections_is_not_asked_without_a_pause(
+    members: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A3, A7: a heartbeat follows a broken connection immediately, and then once a second."""
+    with SimCluster(brokers=1) as cluster:
+        cluster.create_topic("T", queues=1)
+        one = members.join(cluster.name_servers, "T", "one")
+        await_plannable(one, queues_of(cluster, "T", 1))
+
+        with caplog.at_level(logging.WARNING):
+            cluster.stop_broker("broker-a")
+
+            def failed_at_s() -> list[float]:
+                return [each.created for each in caplog.records if "heartbeat failed" in each.message]
+
+            wait_until(lambda: len(failed_at_s()) >= 4, SOON_S, reason="some heartbeats")
+        first_s, *_, last_s = failed_at_s()[:4]
+        assert last_s - first_s > 1.5
+        one.stop(SOON_S)
+
+
 @SIM_ONLY
 def test_without_a_name_server_the_known_route_holds(
     cluster: ClusterUnderTest, members: Members, caplog: pytest.LogCaptureFixture

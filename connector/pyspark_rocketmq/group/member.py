@@ -6,7 +6,8 @@ has a deadline, and calls of one kind go to all brokers at the same time: the wo
 for which a lock still counts after its renewal is due, however many brokers are silent.
 
 When a connection breaks, its broker drops the membership. So a heartbeat follows immediately, without waiting
-for the next half minute: otherwise the others would see this member missing and take its queues.
+for the next half minute: otherwise the others would see this member missing and take its queues. While that
+fails, it is tried again every second.
 
 A broker keeps one subscription table per group, the one of the last heartbeat: members with different
 subscriptions silently take messages from each other (rocketmq-client-go#592, apache/rocketmq#7885).
@@ -24,6 +25,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from math import inf
 from typing import Protocol, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient
@@ -57,6 +59,8 @@ _LOCK_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 3.0
 """Maximum time-out of the clients in :class:`GroupCalls`: ``ClientConfig.mqClientApiTimeout``."""
 _LONGEST_SLEEP_S = 1.0
+_BEAT_AGAIN_S = 1.0
+"""Pause before a heartbeat that failed is tried again on a broken connection."""
 """Maximum time until a broken connection or a new route is noticed."""
 _SETTLE_CHECK_S = 0.05
 
@@ -212,6 +216,8 @@ class RunningMember:
         """Connections on which a heartbeat was answered."""
         self._silent: set[BrokerAddress] = set()
         """Brokers that did not answer the last heartbeat."""
+        self._beats_again_at_s = -inf
+        """Monotonic second before which no heartbeat follows a broken connection."""
         self._differences = SubscriptionConsistency(heartbeat.consumers[0], self._client_id)
         self._watcher: PlanWatcher | None = None
         self._notified: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
@@ -356,6 +362,8 @@ class RunningMember:
             self._query(lambda machine, now_s: machine.route_changed(self._routes.queues, now_s))
 
     def _look_at_connections(self) -> None:
+        if self._clock.monotonic_s() < self._beats_again_at_s:
+            return
         if any(not channel.is_open for channel in self._channels.values()):
             self._query(lambda machine, now_s: machine.heartbeat_wanted(now_s))
 
@@ -431,6 +439,8 @@ class RunningMember:
                 # The broker hangs: one immediate heartbeat is enough; the next one follows when it is due.
                 self._channels.pop(address, None)
             self._silent.add(address)
+            # A server that is gone refuses a connection within a millisecond.
+            self._beats_again_at_s = self._clock.monotonic_s() + _BEAT_AGAIN_S
             self._calls.routes.invalidate()
         else:
             self._silent.discard(address)

@@ -497,7 +497,7 @@ def test_rewinding_to_a_negative_offset_is_refused(sink: DeltaSink) -> None:
 
 
 def test_beginning_without_prepare_is_refused(path: Path, sink: DeltaSink) -> None:
-    with pytest.raises(SchemaError, match="Call DeltaSink.prepare"):
+    with pytest.raises(SchemaError, match=r"Call DeltaSink\.prepare"):
         DeltaSink(path).begin(GROUP, {Q0: 0})
 
 
