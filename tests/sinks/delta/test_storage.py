@@ -117,7 +117,7 @@ def test_a_table_that_is_deleted_is_not_made_again_by_a_batch(path: Path) -> Non
     run_batch(sink, {Q0: 1}, rows(Q0, 0, 1))
     shutil.rmtree(path)
 
-    with pytest.raises(SchemaError, match=r"There is no Delta table .* Put it back"):
+    with pytest.raises(SchemaError, match=r"There is no Delta table .* Check the path"):
         sink.begin(GROUP, {Q0: 0})
 
     assert not path.exists()
