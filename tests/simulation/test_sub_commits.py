@@ -24,7 +24,7 @@ from tests.simulation.storage import Violation
 from tests.simulation.world import Left, World
 
 WORLDS = int(os.environ.get("WORLDS", "3000"))
-"""Worlds of the long test; one takes some hundredths of a second."""
+"""Worlds of the long test; each takes a few hundredths of a second."""
 _EVENTS = (
     "calls",
     "cuts",

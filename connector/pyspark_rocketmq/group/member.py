@@ -59,9 +59,9 @@ _LOCK_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 3.0
 """Maximum time-out of the clients in :class:`GroupCalls`: ``ClientConfig.mqClientApiTimeout``."""
 _LONGEST_SLEEP_S = 1.0
+"""Maximum time until a broken connection or a new route is noticed."""
 _BEAT_AGAIN_S = 1.0
 """Pause before a heartbeat that failed is tried again on a broken connection."""
-"""Maximum time until a broken connection or a new route is noticed."""
 _SETTLE_CHECK_S = 0.05
 
 
