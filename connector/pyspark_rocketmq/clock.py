@@ -1,4 +1,4 @@
-"""Time as an argument: clocks and deadlines."""
+"""Clocks and deadlines, which code takes as arguments so that tests can set the time."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Deadline:
 
 
 class SleepWatch:
-    """Measures how long the machine has slept since this object was created, while other clocks went on.
+    """Measures how long the machine has slept since this object was created.
+
+    The monotonic clock stops while a laptop is closed or a virtual machine is stopped. Afterwards the wall
+    clock has gained on it, at the latest once the wall clock has been corrected. So a wall clock that is set
+    forward counts as a sleep, and one that is set back does not.
 
     Not thread-safe.
-
-    The monotonic clock stops while a laptop is closed or a virtual machine is stopped. Afterwards the
-    wall clock is ahead of it, at the latest once it has been corrected. So a wall clock that is set forward
-    counts as a sleep, and one that is set back does not.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -81,4 +81,5 @@ class SleepWatch:
         return self._slept_s
 
     def _lead(self) -> float:
+        """Return how far the wall clock is ahead of the monotonic one; only changes mean something."""
         return self._clock.now_s() - self._clock.monotonic_s()

@@ -1,7 +1,8 @@
 """Public names that have a successor: they keep working for a while, and warn.
 
-How long, and where they are listed: ``docs/api.md``, "Names that change".  The category is FutureWarning, as
-in pandas and PySpark: Python shows it by default, even in imported modules, and once for each place.
+``docs/api.md``, "Names that change", lists them and states for how long they work.  They warn by
+FutureWarning, as pandas and PySpark do, because Python shows it by default, even in imported modules, and
+once for each place that uses the name.
 ``warnings.deprecated`` of the standard library exists only from Python 3.13 on.
 """
 

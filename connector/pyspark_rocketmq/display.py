@@ -15,7 +15,7 @@ MOST_CHARACTERS: Final = 2_000
 
 _MASK: Final = "***"
 _USER_INFO: Final = re.compile(
-    # In abfss://CONTAINER@ACCOUNT/… and wasbs:// this part is secret only if it has a colon.
+    # In abfss://CONTAINER@ACCOUNT/… and wasbs:// the part before @ is secret only if it has a colon.
     r"(?P<scheme>(?<![A-Za-z0-9+.-])(?!(?:abfss?|wasbs?)://[^:/\s'\"@]*@)[A-Za-z][A-Za-z0-9+.-]*://)"
     # A key may contain slashes; host:8020/a@b is a host, a port and a path, without a key.
     r"(?:[^/?#\s'\"]*|[^/:\s'\"]+:(?!\d+/)[^?#\s'\"]*)@"

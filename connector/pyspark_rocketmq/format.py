@@ -48,7 +48,9 @@ class DefaultSource(DataSource):
 
     @without_frames
     def schema(self) -> StructType:
-        """Return the message columns, in consumer mode with marker columns; or only the ranges to read.
+        """Return the columns of a message, in consumer mode with those of a marker row.
+
+        With ``handOverRanges`` return the columns of a ticket, which carries ranges in the place of messages.
 
         Raises:
             OptionError: With every problem of the options; this is the first call in which Spark passes them.
@@ -112,7 +114,7 @@ class DefaultSource(DataSource):
         return RocketMQStreamWriter(options, column_positions(schema, options), seen_routes(options))
 
     def _schema_problems(self, schema: StructType) -> list[str]:
-        """Check the columns of a user's ``.schema(…)``; Spark asks for ours only if there is none."""
+        """Check the columns of a user's ``.schema(…)``; Spark takes ours only if the user gave none."""
         given, ours = (
             [(field.name, field.dataType.simpleString()) for field in each]
             for each in (schema, self.schema())
@@ -148,7 +150,7 @@ class DefaultSource(DataSource):
 
 
 def _open_listener(options: ReadOptions) -> Callable[[], ConsumeOne] | None:
-    """Return how to open the listener in the planner; None if it was not registered by name."""
+    """Return a function that opens the listener in the planner; None if it was not registered by name."""
     if options.listener is None or options.consumer_group is None:
         return None
     return partial(_consume_one, options.listener, options.consumer_group, is_orderly=options.consume_orderly)
@@ -201,7 +203,8 @@ def register(spark: SparkSession) -> None:
 def _register_as_active(spark: SparkSession) -> None:
     """Register while ``spark`` is the thread's active session.
 
-    Spark refuses a name that the active session knows, even if that is not ``spark``.
+    Spark looks for the name in the thread's active session, even if another session registers it; so a
+    source that only the active session has would keep ``spark`` from getting it.
     """
     assert spark._jvm is not None  # noqa: SLF001 - there is no other way to the active session
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001

@@ -22,6 +22,7 @@ from pyspark_rocketmq.errors import RocketMQError
 logger = logging.getLogger(__name__)
 
 _WITHIN_S: Final = 30.0
+"""Maximum time for which the end of the process waits for all calls and threads together."""
 process_ends: Final = threading.Event()
 """Set when the main thread has ended, so that long background work stops at its next check."""
 _heeding: Final[WeakSet[threading.Thread]] = WeakSet()
@@ -36,10 +37,15 @@ def await_at_end(thread: threading.Thread) -> None:
 
 @contextmanager
 def native_call(what: str) -> Iterator[None]:
-    """Make the end of the process wait for the block, which calls native code; for at most 30 s.
+    """Make the end of the process wait, for at most 30 s, until the ``with`` block is over.
+
+    Put calls of native code into the block.
+
+    Args:
+        what: Name of the work, for the error.
 
     Raises:
-        RocketMQError: If the process ends already, and this is not its main thread; the block is not begun.
+        RocketMQError: If the process is ending, and this is not its main thread; the block is not begun.
     """
     thread = threading.current_thread()
     with _changed:

@@ -22,7 +22,7 @@ Errors = type[Exception] | tuple[type[Exception], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Pauses that double from ``first_pause_s`` up to ``max_pause_s``."""
+    """Number of attempts, and pauses between them that double from ``first_pause_s`` to ``max_pause_s``."""
 
     attempts: int
     """Calls in all, the first one included; at least 1."""
@@ -78,14 +78,15 @@ def commit_with_retry(
     """Attempt a commit until it is known to be stored.
 
     Args:
-        what: Name of the commit, for the log.
+        what: Name of the commit, for logs and errors.
         attempt: Makes the commit; gets the error of the previous attempt, or None.  After an error it is
-            unknown whether the commit was stored (delta-rs#2279), so it must look for it before it commits
-            again.
+            unknown whether the commit was stored (delta-rs#2279), so the next attempt must look for it before
+            it commits again.
         pauses_s: Pauses before further attempts; when they are used up, the last error reaches the caller.
         sleep: Function that waits.
         unknown: Errors after which to try again; all others reach the caller immediately.
-        refused: Those of the ``unknown`` errors that mean that the commit was not stored and will not be.
+        refused: Those of the ``unknown`` errors that mean that the commit was not stored and will not be;
+            they reach the caller immediately, too.
     """
     pauses = iter(pauses_s)
     failure: Exception | None = None

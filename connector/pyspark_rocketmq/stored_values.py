@@ -17,11 +17,13 @@ from pyspark_rocketmq.errors import DamagedOffsets
 FactsT = TypeVar("FactsT")
 
 _MOST_REMEMBERED: Final = 3
+"""Maximum number of messages that are remembered of a queue."""
 _FAR: Final = 64
-"""Maximum ratio of distances to the newest message: the oldest remembered one's to the next one's."""
+"""The oldest remembered message is forgotten when its distance from the newest one is more than this many
+times that of the second oldest."""
 MOST_SPANS: Final = 1000
-"""Maximum number of spans in a string; every commit of the group writes it again. A few are usual: batches
-stay together."""
+"""Maximum number of spans in a string, which every commit of the group writes again. A few are usual, because
+the messages of a batch are given back together."""
 
 
 class StoredValue(ABC, Generic[FactsT]):
@@ -122,12 +124,15 @@ class LastMessage(NamedTuple):
 
     @classmethod
     def unknown(cls, queue_offset: int) -> Self:
-        """Return a message of which an old sink has only the offset."""
+        """Return a message of which only the offset is known, for a sink that does not store the message."""
         return cls(queue_offset, 0, -1)
 
     @classmethod
     def lost(cls, queue_offset: int) -> Self:
-        """Return such a message after the queue was seen to end before it: the queue may grow again."""
+        """Return a message, known only by its offset, that was found to be beyond the queue's end.
+
+        The loss is remembered because the queue may grow past that offset again, which hides it.
+        """
         return cls(queue_offset, -1, -1)
 
     @property
@@ -182,9 +187,9 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
         return found is not None and (last is None or last.queue_offset < found.queue_offset)
 
     def with_newest_of(self, other: RememberedMessages) -> RememberedMessages:
-        """Remember the newest message of ``other``, too, which is of the same generation.
+        """Return these messages and the newest of ``other``, which is of the same generation.
 
-        The newest message stays if the other one is older.
+        If it is older than the newest of these messages, that one stays the newest.
         """
         known, newest = self.messages, other.newest
         if newest is None or (known and newest == known[0]):
@@ -201,10 +206,10 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
         return RememberedMessages(_thinned((newest, *known)))
 
     def with_passed(self, passed: RememberedMessages) -> RememberedMessages:
-        """Remember the newest of these messages, all of ``passed``, and others that fit.
+        """Return the newest of these messages, all of ``passed``, and as many others as there is room for.
 
-        These are of the same generation: the message before a position, the last one before the generation's
-        end.
+        The messages ``passed`` are of the same generation: the one before a position, or the last one before
+        the generation's end.
         """
         known, found = self.messages, passed.messages
         if not known or not found or found[0].queue_offset >= known[0].queue_offset:
@@ -235,7 +240,10 @@ NO_MESSAGES: Final = RememberedMessages()
 
 
 def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
-    """Keep the newest message, the one before it, and one that is far from both."""
+    """Keep the newest message, the one before it, and the oldest; the second oldest if that is too far back.
+
+    An old message that is kept shows later where the common part of two logs ends.
+    """
     if len(messages) <= _MOST_REMEMBERED:
         return messages
     newest, before, next_one, oldest = messages
@@ -266,8 +274,9 @@ class RetryCounts(StoredValue[tuple[RetrySpan, ...]]):
     def of(cls, spans: Iterable[RetrySpan], next_offset: int, times: int) -> Self:
         """Return the counts in ``spans``; empty if only the message at ``next_offset`` was given back.
 
-        If there are very many spans, the last ones are left out: their messages are delivered more often, and
-        none is given up early.
+        That message's count is stored beside this value, so it is left out here to keep rows short. If there
+        are very many spans, the last ones are left out, too: their messages are counted from 0 again, so they
+        are delivered more often, and none is given up early.
 
         Args:
             spans: By ascending offset.
