@@ -136,7 +136,7 @@ class AveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class ByConfig:
-    """The same queues whoever else is in the group: the user assigns them."""
+    """The queues that the user assigns to this member, whoever else is in the group."""
 
     queues: tuple[MessageQueue, ...]
 
@@ -161,7 +161,7 @@ class ConsistentHash:
     """
 
     places_per_member: int = 10
-    """``virtualNodeCnt``; at least 1."""
+    """Places of each member on the ring (``virtualNodeCnt``); at least 1."""
 
     name: ClassVar[str] = "CONSISTENT_HASH"
 
@@ -241,14 +241,15 @@ def _room_of_name(broker_name: str) -> str | None:
 
 
 def room_of_queue(queue: MessageQueue) -> str:
-    """Return the broker name up to ``@``."""
+    """Return the machine room of a queue: its broker's name up to ``@``."""
     return queue.broker_name.partition(_ROOM_MARK)[0]
 
 
 def room_of_client(client_id: str) -> str:
-    """Return the part between the host and the first ``/``: ``east`` for ``HOST@east/worker-1``.
+    """Return the machine room of a client, such as ``east`` for ``HOST@east/worker-1``.
 
-    An id without ``/`` is its own room, which has no queues.
+    It is the part of the id between the host and the first ``/``. An id without ``/`` is its own room, which
+    has no queues.
     """
     before, mark, _ = client_id.partition(_CLIENT_ROOM_MARK)
     return before.rpartition("@")[2] if mark else client_id
@@ -259,7 +260,7 @@ class MachineRoomNearby:
     """Gives a room's queues to the consumers in it; all share the queues of rooms without a consumer."""
 
     inner: AllocationStrategy = field(default_factory=Averagely)
-    """Shares the queues of a room."""
+    """Strategy that divides the queues of one room among its members."""
     room_of_queue: Callable[[MessageQueue], str] = room_of_queue
     room_of_client: Callable[[str], str] = room_of_client
     """All members must use the same two functions (``MachineRoomResolver``)."""

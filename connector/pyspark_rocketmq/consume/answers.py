@@ -1,7 +1,7 @@
 """The reaction of a query to each answer of a broker, by the request that it answers. Pure.
 
-The page docs/answers.md is generated from :func:`reaction`, and tests hold it against planner, tasks and
-writes.
+The page docs/answers.md is generated from :func:`reaction`, and tests compare it with what planner, tasks and
+writes do.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def reaction(use: Use, code: int, remark: str = "", *, has_worked: bool) -> Reac
 
     Args:
         use: The request.
-        code: Not SUCCESS.
+        code: Code of the answer, other than SUCCESS.
         remark: The server's text.
-        has_worked: Whether the query has been served before.
+        has_worked: Whether the cluster has served the query before.
     """
     if use.request == RequestCode.PULL_MESSAGE and code in _SOME_OFFSET:
         return Reaction.NO_ERROR

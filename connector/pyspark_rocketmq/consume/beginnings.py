@@ -41,8 +41,9 @@ def begin_new_queues(
 
     Args:
         without_offset: Queues for which neither store nor broker has an offset.
-        begun: Topics for which one of them has an offset.
-        begun_in_part: Queues of a topic whose beginning by the options was accepted by only some brokers.
+        begun: Topics for which the store or a broker has an offset.
+        begun_in_part: Queues of a topic whose beginnings by the options could be written to some of its
+            brokers only; they still begin by the options.
         not_reported: Queues whose brokers did not report the group's offset, and why.
         unreachable: Brokers that are away, and why.
     """

@@ -4,16 +4,16 @@ A generation of a queue ends when its topic is deleted and created again, or whe
 its log: other messages then have the same offsets (``sinks.base``). Bounds do not show it, because the new
 log may have grown past the old offsets. So the offset row remembers the newest message consumed, and a few
 before it: the queue offset of each, and two numbers that master and replicas share and that no other message
-at this offset has. A group that begins, or is set, after stored messages remembers the last one that it
-skipped. The sink also keeps the newest message, since it may be ahead of the row.
+at this offset has. A group that begins at, or is set to, an offset after stored messages remembers the last
+message that it skipped. The sink also keeps the newest message, since the sink may be ahead of the row.
 
 **Where the logs differ** (:func:`find_change`) depends only on the log:
 
 1. If the newest remembered message still exists, or has expired and cannot be checked, this is the same log.
 2. Otherwise the newest message that is still there ends the common part, and the oldest one that is not there
    bounds the rest. Between them a message is new if its place in the broker's log *or* its store time is
-   larger. A topic created again comes after everything in its broker's log, whatever the clock said. A
-   promoted slave writes over the places that it lacked, at a later time.
+   larger than that of the missing message. A topic created again comes after everything in its broker's log,
+   whatever the clock said. A promoted slave writes over the places that it lacked, at a later time.
 3. Where neither number separates old from new, everything counts as new: repeated messages cost less than
    lost ones.
 
@@ -21,9 +21,9 @@ skipped. The sink also keeps the newest message, since it may be ahead of the ro
 the change, the old generation goes on up to the change. If it is at or above the change, the next generation
 begins: at the change, or where an operator or another member has put the group since.
 
-A planner checks queues to which something has happened. A log may also change unnoticed: between two plans,
-or between a plan and its pulls. So a task pulls the last consumed message again, together with the range
-after it, and compares (:func:`witnesses`).
+A planner checks a queue after a claim or a reset, and when its bounds look suspicious. A log may also change
+unnoticed: between two plans, or between a plan and its pulls. So a task pulls the last consumed message
+again, together with the range after it, and compares (:func:`witnesses`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ NO_WITNESSES: Final = Witnesses()
 
 
 def shows_another_log(ahead: LastMessage, found: LastMessage | None, bounds: QueueBounds) -> bool:
-    """Return whether another message has the place of a consumed one, or the queue ends before it."""
+    """Return whether the consumed message ``ahead`` is gone: replaced by ``found``, or beyond the end.
+
+    ``found`` is None if no message could be read there, which shows nothing.
+    """
     return ahead.queue_offset >= bounds.max_offset or found not in {None, ahead}
 
 
@@ -86,13 +89,13 @@ def witnesses(
 
 
 class Meetings(NamedTuple):
-    """The offsets of :class:`Boundaries`."""
+    """Offsets where generations meet: the facts of :class:`Boundaries`."""
 
     behind: tuple[tuple[int, RememberedMessages], ...] = ()
-    """Offset at which the row's generation began, and the messages of the one before; then those of earlier
-    ones."""
+    """Pairs for the row's generation and earlier ones, newest first: the offset at which the generation
+    began, and the remembered messages of the generation before it."""
     ahead: int | None = None
-    """Offset at which the next generation begins again, once the position was set back below it."""
+    """Offset at which the next generation begins, if the position was set back below it; otherwise None."""
 
 
 class Boundaries(StoredValue[Meetings]):
@@ -120,17 +123,23 @@ class Boundaries(StoredValue[Meetings]):
         return self._read().ahead
 
     def begun(self, at: int, messages: RememberedMessages) -> Boundaries:
-        """Return the boundaries of the next generation, which begins ``at``; ``messages`` are the row's."""
+        """Return the boundaries of the next generation, which begins at offset ``at``.
+
+        ``messages`` are those that the row remembers of the generation that ends.
+        """
         return Boundaries(Meetings(((at, messages), *self.behind)))
 
     def consumed_in(self) -> Boundaries:
-        """Return the boundaries once a message of the newest generation is consumed."""
+        """Return the boundaries to keep after a message was consumed: without ``behind``.
+
+        From then on a lower offset is a position in the row's generation.
+        """
         return Boundaries(self._read()._replace(behind=())) if self.behind else self
 
     def back_to(self, position: int) -> tuple[int, Boundaries, RememberedMessages | None]:
-        """Return how many generations a position is behind, the boundaries and the row's messages there.
+        """Return how many generations back a position belongs, with boundaries and messages for the row.
 
-        The messages are None where the generation stays the same.
+        The messages, which are to be remembered there, are None if the generation stays the same.
         """
         behind = self.behind
         passed = [at for at, _ in behind]
@@ -168,7 +177,7 @@ class LogChange(NamedTuple):
     offset: int
     """First offset of the other log; messages below it are the old ones."""
     is_certain: bool = True
-    """False if it is only known that messages are lost."""
+    """False if it is known that messages are lost, but not from where on."""
 
 
 Search = Generator[int, LastMessage | None, LogChange | None]

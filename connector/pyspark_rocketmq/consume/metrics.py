@@ -92,12 +92,12 @@ class RecentSums(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """The facts of :class:`MetricsSnapshot`."""
+    """Sums, and the times to which they belong: the facts of :class:`MetricsSnapshot`."""
 
     at: float
     """Wall-clock second at which the sums were computed."""
     seconds: tuple[float, float]
-    """How long the minute and the hour had been watched."""
+    """Seconds over which ``minute`` and ``hour`` were gathered; fewer if the query began later."""
     minute: ConsumeMetrics
     hour: ConsumeMetrics
 
@@ -115,7 +115,10 @@ class MetricsSnapshot(StoredValue[Watched]):
     __slots__ = ()
 
     def as_of(self, now_s: float) -> RecentSums:
-        """Return the recent metrics: the minute counts for a minute, the hour for an hour."""
+        """Return the sums for ``now_s``.
+
+        Those of the minute are 0 if the snapshot is older than a minute, those of the hour after an hour.
+        """
         watched = self._read()
         if watched is _NOTHING:
             return RecentSums(watched.minute, watched.hour, _MINUTE_BUCKET_S)
@@ -191,7 +194,7 @@ def status_of(snapshots: Iterable[MetricsSnapshot], now_s: float) -> ConsumeStat
 
 
 class _Window:
-    """Sums of the last buckets of time."""
+    """Sums of the last seven buckets of time, the one that is being filled included."""
 
     def __init__(self, bucket_s: float) -> None:
         self._bucket_s = bucket_s

@@ -39,9 +39,11 @@ def is_unexplained(error: RocketMQError) -> bool:
 
 
 def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bool) -> bool:
-    """Return whether a task that reads a range pulls again, after a pause, while its patience lasts.
+    """Return whether a task that reads a range pulls again after a pause, while its time is not up.
 
-    If the group has worked before, the range ends where it is instead: the queue rests, the others go on.
+    That time is ``retryTimeoutMs``, in a group at most 10 s (``fetch_window``).
+    A group that has worked before ends the range where it is instead, so that the queue rests and the others
+    go on.
 
     Args:
         error: The pull's error.
@@ -56,7 +58,7 @@ def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bo
 
 
 def is_sent_again(error: RocketMQError, *, has_worked: bool) -> bool:
-    """Return whether a write sends a batch again to the queue that refused it, while it has time.
+    """Return whether a write sends a batch again to the queue that refused it, while its time is not up.
 
     A code that explains nothing counts as "not now" if Java's producer retries it and the queue's cluster has
     accepted messages before.

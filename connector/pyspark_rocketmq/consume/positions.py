@@ -9,7 +9,7 @@ neither uses the store. So the row remembers which offsets this side has sent to
 2. If the broker has another one, somebody else has set it later. It is used, whether it is higher or lower.
 3. An operator's reset in the store that no broker has received yet is kept, whatever an earlier member left.
 
-An offset is remembered in the commit that will send it, before it is sent. So there may be two or more: the
+A commit remembers its offset before the offset is sent to the broker. So the row may remember several: the
 last one that is known to have arrived, and those after it.
 """
 
@@ -32,7 +32,7 @@ separated by spaces, because its broker's other queues go on meanwhile."""
 EVERY_BROKER: Final = ""
 """Name under which a checkpoint of an earlier release has one time for all brokers."""
 MOST_SHOWN: Final = 16
-"""Maximum number of offsets remembered while none of them is known to have arrived."""
+"""Maximum number of offsets that a row remembers, for the time in which none is known to have arrived."""
 _FORGOTTEN_S: Final = 15.0
 """How much of its latest offset changes a crashed broker loses at most: it stores offsets every 5 s
 (``flushConsumerOffsetInterval``)."""
@@ -131,10 +131,10 @@ class OffsetGap:
 def stored_by(
     before: StoredBy, bounds: Mapping[MessageQueue, QueueBounds], known: Collection[MessageQueue]
 ) -> StoredBy:
-    """Return the times for the plan that is made from ``bounds``.
+    """Return, by broker, the latest store time of the messages up to the ends in ``bounds``.
 
-    A message stored later in the place of a passed one belongs to another log: the topic was deleted and
-    created again, or a slave without the log's end has become master.
+    The next plan compares with it: a message stored later in the place of a passed one belongs to another
+    log, because the topic was deleted and created again, or a slave without the log's end has become master.
 
     Args:
         before: Result of this function for the previous plan.
@@ -182,9 +182,9 @@ def latest_at(times: StoredBy, broker_name: str) -> int:
 def ending_positions(
     spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
-    """Return the exclusive ends of all queues, at most their maximum, and a sentence for each beyond it.
+    """Return the exclusive ends of all queues, at most the broker's, and a sentence for each larger wish.
 
-    Nothing is read of a queue that is to end at EARLIEST_OFFSET.
+    A queue that is to end at EARLIEST_OFFSET ends at its first message, so nothing is read of it.
     """
     ends: dict[MessageQueue, int] = {}
     problems: list[str] = []
@@ -223,7 +223,7 @@ def batch_ranges(starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue,
 def starting_position(
     spec: QueuePositions, queue: MessageQueue, bounds: QueueBounds
 ) -> tuple[int, OffsetGap | None]:
-    """Return an offset within the broker's bounds, and the gap if the requested offset is outside them."""
+    """Return where to start, within the broker's bounds, and the gap if ``spec`` wants an offset outside."""
     wanted = spec.wanted(queue)
     if wanted == EARLIEST_OFFSET:
         return bounds.min_offset, None
