@@ -1,9 +1,9 @@
-"""Reads and writes a group's offsets at its brokers, as an offset store too, and finds operators' resets.
+"""Reads and writes a group's offsets at its brokers, also for ``offsetStore=broker``, and finds resets.
 
-A broker keeps a reset until the group's next pull of the queue, and returns it with the answer (F5, golden
-fact 11).  A Java consumer always has a waiting pull. Here, a queue without new messages is in no plan, so it
-would not be pulled.  So the planner pulls the next message of such queues now and then. It does not wait for
-the answer, which the next plan takes into account.
+A broker keeps an operator's reset until the group's next pull of the queue, and returns it with the answer
+(F5).  A Java consumer always has a waiting pull. Here, a queue without new messages is in no plan, so no task
+pulls it. Therefore the planner pulls the next message of such queues every 15 s. It does not wait for the
+answer, which the next plan takes into account.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _EVERY_S: Final = 15.0
-"""``brokerSuspendMaxTimeMillis``: a waiting pull delays a reset by up to this time for Java consumers too."""
+"""Pause between two looks for resets. A Java consumer's waiting pull delays a reset for as long
+(``brokerSuspendMaxTimeMillis``)."""
 
 Addresses = Mapping[str, BrokerAddress]
 """Address of each broker's master."""
@@ -67,14 +68,14 @@ class ReportedResets:
 
 
 class ResetWatch(Protocol):
-    """Queries brokers for resets in the background."""
+    """Asks brokers for resets in the background."""
 
     def found(self) -> dict[MessageQueue, int]:
         """Return the resets reported since the last call."""
         ...
 
     def look(self, idle: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """If it is time, query resets of queues without new messages, given with their next offsets."""
+        """If it is time, ask for resets of ``idle`` queues: those without new messages, and next offsets."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Creates a member from options, and leaves the group when the process ends.
+"""Creates a member from options, and makes it leave the group when the process ends.
 
 Spark ends the planner process with SIGTERM and does not call our code before. If the driver dies, the process
-exits by itself. Brokers have to wait for their time-outs only after ``kill -9`` of this process.
+exits by itself. Only after ``kill -9`` of this process do brokers keep the member until their time-outs.
 
 Spark ends the Python workers up to four seconds later. So the process waits until the driver reports that no
 listener call is running, or until Spark must have ended the workers, and then gives back the locks.
@@ -101,11 +101,11 @@ def join_group(
     """Create a member of ``options.consumer_group`` called ``member_id``; the caller starts and stops it.
 
     Args:
-        options: The query's.
+        options: The query's options.
         member_id: The client id.
         store: The offset store of the group.
-        clock: The system's, except in tests.
-        timing: Intervals; those that differ from RocketMQ's must match those of the brokers.
+        clock: The system's clock, except in tests.
+        timing: Intervals, RocketMQ's by default; others must fit the intervals of the brokers.
         driver: The driver connection of a ``PushConsumer``.
         open_listener: See :class:`ClientRemotingProcessor`.
 

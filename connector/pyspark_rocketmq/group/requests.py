@@ -53,15 +53,17 @@ from pyspark_rocketmq.wire.requests.headers import (
 logger = logging.getLogger(__name__)
 
 ConsumeOne = Callable[[MessageExt], ConsumeMessageDirectlyResult]
-"""Call the listener with one message; return its answer or its error."""
+"""Calls the listener with one message; returns its answer or its error."""
 
 
 class ClientRemotingProcessor:
-    """Answers brokers' requests to one member of one group; passes on groups and topics without namespace.
+    """Answers the requests that brokers send to one member of one group.
 
-    Pass it to a pool as ``handler_for``. It runs on the dispatcher thread of each request's channel, so on
-    several threads at the same time. A slow listener delays the later requests on that connection, but not
-    the answers to our own requests. An exception is answered with code 1 and the error's text.
+    A request's groups and topics have the namespace in front; the public methods get them without it. Give a
+    pool a ``handler_for`` that returns this object. It runs on the dispatcher thread of each request's
+    channel, so on several threads at the same time. A slow listener delays the later requests on that
+    connection, but not the answers to our own requests. An exception is answered with code 1 and the error's
+    text.
 
     Source: RocketMQ 5.3.3 ``ClientRemotingProcessor``.
     """
