@@ -98,7 +98,7 @@ class BrokerClient:
         settings: SendSettings,
         deadline: Deadline | None = None,
     ) -> SendResult:
-        """Send one message to ``queue`` without changing it."""
+        """Send one message, exactly as it is, to ``queue``."""
         command = self._send_command(message, queue, settings)
         return self._send(address, command, queue, (message,), deadline)
 
@@ -224,7 +224,10 @@ class BrokerClient:
         return self._names.bare_queues(decode_topic_stats(answer.body))
 
     def is_compacted(self, address: str, topic: str) -> bool:
-        """Whether the broker keeps only the newest message of each key (``cleanup.policy=COMPACTION``)."""
+        """Return whether the broker keeps only the newest message of each key.
+
+        Such a topic has ``cleanup.policy=COMPACTION``.
+        """
         header = headers.TopicRequestHeader(topic=self._names.named(topic))
         answer = self._calls.ask(address, RequestCode.GET_TOPIC_CONFIG, header)
         return admin.decode_topic_attributes(answer.body).get("cleanup.policy") == "COMPACTION"
@@ -377,7 +380,7 @@ class BrokerClient:
         self._calls.call(address, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body))
 
     def running_info(self, address: str, consumer_group: str, client_id: str) -> ConsumerRunningInfo:
-        """Return the figures of a running consumer; its topics and groups are named as it names them.
+        """Return the figures of a running consumer; topics and groups have the names in its answer.
 
         Raises:
             BrokerError: If the consumer is not connected to this broker (code 1).

@@ -122,7 +122,7 @@ class RequestDispatcher:
 
 
 class _RequestQueue:
-    """Requests of a channel's server, for one thread that the first one starts: most channels get none."""
+    """Requests from one server, and the thread that handles them; it starts with the first request."""
 
     def __init__(self, serve: Callable[[RemotingCommand], None], name: str) -> None:
         self._serve = serve
@@ -341,7 +341,7 @@ class Channel:
         self._end_if_silent(given_up)
 
     def answered_after(self, took_s: float) -> None:
-        """Note how long the server took to answer a question that costs it nothing."""
+        """Note the time of an answer that costs the server nothing: a slow server may be silent longer."""
         with self._lock:
             self._silence.answered_after(took_s)
 
@@ -451,7 +451,7 @@ class Channel:
             self._end(ChannelClosed(self.address, f"nothing came on it for {silent_s:.3g} s"))
 
     def _has_unread(self) -> bool:
-        """Whether bytes have arrived that the reader has not seen: this process may have been suspended."""
+        """Return whether bytes have arrived that the reader has not seen, as after a pause of the process."""
         try:
             return bool(await_readable((self._transport,), 0.0))
         except ValueError:

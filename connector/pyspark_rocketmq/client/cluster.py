@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CONNECTING: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
-"""Retries of a connection: a wrong address soon ends in an error, one broken connection does not."""
+"""Retries while connecting: a wrong address soon ends in an error, a single broken connection does not."""
 _SOON_S: Final = 1.0
 _LATE_S: Final = 30.0
 """First and longest pause between two look-ups of a retry topic that is not on all brokers yet. A broker
@@ -106,13 +106,14 @@ def subscription_data(wanted: Subscription, *, sub_version: int) -> Subscription
 
 
 def run_concurrently(calls: Sequence[Callable[[], T]], *, at_most: int = 64) -> list[T]:
-    """Return the results of the calls, in their order; while threads are left, no call waits for a slow one.
+    """Make the calls on several threads, and return their results in the order of ``calls``.
 
-    Each call must end by its own deadline. This thread and up to ``at_most - 1`` others make the calls. A
-    process that is about to end starts no threads (Python 3.12 and later): then this thread makes all calls.
+    This thread and up to ``at_most - 1`` others make them, so that a slow call holds up no other one while
+    threads are left. Each call must end by its own deadline. A process that is about to end starts no threads
+    (Python 3.12 and later): then this thread makes all calls.
 
-    After a call has raised, no more are begun. When those under way have ended, the error of the first is
-    raised.
+    After a call has raised, no more are begun. When the calls under way have ended, the error of the first
+    failed one in ``calls`` is raised.
     """
     outcomes: list[Future[T]] = [Future() for _ in calls]
     left = deque(zip(calls, outcomes, strict=True))
@@ -226,18 +227,18 @@ class _NotThere(TopicNotFound):
 
 @dataclass(frozen=True, slots=True)
 class PatientLookup:
-    """Finds the queues of topics for one producer.
+    """Finds the queues of topics for one producer, and waits for topics that seem to be missing.
 
-    A topic that the producer has never seen may be new, or be on brokers that are restarting. It is looked
-    for until the time is over; only then brokers are expected to create it. Otherwise other brokers would
-    create it, and keys would move there. Messages without keys need not wait: they go immediately to brokers
-    that create topics.
+    A topic that the producer has never seen may be new, or its brokers may be restarting. It is looked up
+    again until ``timeout_s`` is over, and only then is it left to brokers to create it. If they created a
+    topic that exists elsewhere, keys would move to them. Messages without keys need not wait: they go
+    immediately to brokers that create topics.
     """
 
     producer: Producer
     clock: Clock
     timeout_s: float
-    """How long to look for one topic, in seconds."""
+    """Seconds for which one missing topic is looked up again."""
     sleep: Callable[[float], object] = time.sleep
     has_keys: bool = True
     """Whether the messages have sharding keys or given queues."""
@@ -342,7 +343,7 @@ class TopicRoutes:
         return self._known
 
     def follow(self, topics: Collection[str]) -> None:
-        """Look up the routes of ``topics`` from now on."""
+        """Look up the routes of these ``topics``, in the place of the former ones, from now on."""
         self._topics = tuple(sorted(topic for topic in topics if topic != self._retry_topic))
 
     def invalidate(self) -> None:

@@ -45,6 +45,7 @@ class KnownRoute(NamedTuple):
 
     route: TopicRoute
     since_s: float
+    """Monotonic second from which the route's age counts."""
     is_expected: bool = False
     """Whether no broker has the topic yet, and its first messages are expected to create it."""
     trouble: RocketMQError | None = None
@@ -249,7 +250,7 @@ class NameServerClient:
     def _outcomes(
         self, request: RemotingCommand, deadline: Deadline
     ) -> Generator[RemotingCommand | RocketMQError]:
-        """Yield the outcome of each name server, beginning with the current one, while the caller goes on.
+        """Ask one name server after the other, beginning with the current one, and yield the outcome of each.
 
         A name server that was silent lately is left out if another one has already answered anything.
         """
@@ -288,7 +289,7 @@ class NameServerClient:
 
 
 def _is_plain(error: BrokerError) -> bool:
-    """Whether an error is a definite answer; any other error inside the name server may pass."""
+    """Return whether an error is a definite answer; any other error inside the name server may pass."""
     is_unsupported = error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     return is_unsupported or isinstance(error, (TopicNotFound, NoPermission, SystemBusy, GoAway))
 

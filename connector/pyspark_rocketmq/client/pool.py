@@ -60,9 +60,10 @@ class InstanceFields:
 
     namespace_v2: str
     then: Signer | None = None
+    """Signer that is called afterwards, to add credentials."""
 
     def sign(self, command: RemotingCommand) -> RemotingCommand:
-        """Return the command with these fields, and with those that ``then`` adds."""
+        """Return the command with the instance's fields, and with those that ``then`` adds."""
         named = {**command.ext_fields, NAMESPACED: "true", NAMESPACE: self.namespace_v2}
         command = replace(command, ext_fields=named)
         return command if self.then is None else self.then(command)
@@ -149,7 +150,8 @@ class ChannelPool(Closing):
         """Like :meth:`get`, without waiting: ``on_channel`` gets channel or error, exactly once.
 
         It is called immediately if there is an open channel, otherwise on a thread that connects. If no
-        thread can be started, because the process is about to end (Python 3.12 and later), this one connects.
+        thread can be started, because the process is about to end (Python 3.12 and later), the calling thread
+        connects.
         """
         try:
             found, is_ours = self._place(address)

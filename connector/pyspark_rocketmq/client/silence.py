@@ -10,7 +10,8 @@ _LEAST_S: Final = 0.1
 _SURE_S: Final = 3.0
 """A silence this long ends a connection even if requests with more time are under way on it."""
 _SLOWEST_S: Final = 2.5
-"""A longer silence is always a sign that the peer is gone; below the time-out of a request."""
+"""Maximum answering time that is allowed for: a longer silence is suspicious even of a slow server. Less
+than a request's time-out."""
 
 
 class Sent(NamedTuple):
@@ -47,11 +48,11 @@ class Silence:
             self._first = request
 
     def answered_after(self, took_s: float) -> None:
-        """Note how long the server took to answer a question that costs it nothing."""
+        """Note the time of an answer that costs the server nothing: a slow server may be silent longer."""
         self._least_s = max(self._least_s, min(took_s, _SLOWEST_S))
 
     def is_suspicious(self, given_up: Iterable[Sent], now_s: float) -> bool:
-        """Whether nothing has arrived since one of these requests was sent, for long enough."""
+        """Return whether nothing has arrived since one of these requests was sent, for long enough."""
         silent_s = (now_s - each.at_s for each in given_up if each.received_before == self.received)
         return max(silent_s, default=0.0) >= self._least_s
 

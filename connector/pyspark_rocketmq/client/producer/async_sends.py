@@ -1,8 +1,9 @@
 """Asynchronous sends with a future each, bounded in number and bytes.
 
-The thread that reads the broker's answers, gives up overdue requests, or repeats the producer's attempts
-completes a future. It does so within a second after the producer's send time-out, or after as long again if
-the repetition waited for others. Callbacks (``add_done_callback``) run on that thread and must not block.
+A future is completed by the thread that reads the broker's answers and gives up overdue requests, or by the
+thread that repeats the producer's attempts. A future is done within a second after the producer's send
+time-out, or after twice that time if a repeated attempt had to wait for those of other sends. Callbacks
+(``add_done_callback``) run on the same thread and must not block.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.requests.send import SendResult, ShardingKey
 
 MOST_SENDS: Final = 10_000
-"""``DefaultMQProducer.backPressureForAsyncSendNum``."""
+"""Maximum number of messages under way (``DefaultMQProducer.backPressureForAsyncSendNum``)."""
 MOST_BYTES: Final = 100 * 1024 * 1024
-"""``DefaultMQProducer.backPressureForAsyncSendSize``."""
+"""Maximum size of the messages under way (``DefaultMQProducer.backPressureForAsyncSendSize``)."""
 
 
 class _SendFuture(Future[SendResult]):
@@ -118,7 +119,7 @@ class AsyncSends:
     def drain(self, timeout_s: float) -> bool:
         """Wait until every future is done; return False if that takes longer than ``timeout_s``.
 
-        Do not call this from a future's callback, for which it would wait.
+        Do not call this from a future's callback: it would wait for that future until the time is over.
         """
         with self._changed:
             return self._changed.wait_for(lambda: self._undone == 0, timeout_s)

@@ -144,7 +144,7 @@ class _Broker:
 
 
 class FaultTable:
-    """The state of a producer's brokers. Shared by any number of threads."""
+    """Availability of a producer's brokers, from recent sends to them. Shared by any number of threads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -166,13 +166,13 @@ class FaultTable:
             broker.is_reachable = outcome is not SendOutcome.REFUSED
 
     def is_available(self, broker_name: str) -> bool:
-        """Whether the broker is not avoided now; True for an unknown broker."""
+        """Return whether the broker is not avoided now; True for an unknown broker."""
         with self._lock:
             broker = self._brokers.get(broker_name)
             return broker is None or self._clock.monotonic_s() >= broker.available_at_s
 
     def is_reachable(self, broker_name: str) -> bool:
-        """Whether the broker's last answer was not a refusal; True for an unknown broker."""
+        """Return whether the broker's last answer was not a refusal; True for an unknown broker."""
         with self._lock:
             broker = self._brokers.get(broker_name)
             return broker is None or broker.is_reachable
@@ -182,7 +182,7 @@ class FaultTable:
     ) -> Sequence[MessageQueue]:
         """Return the queues of available brokers, else reachable ones, except the failed broker's; else all.
 
-        Source: ``MQFaultStrategy.selectOneMessageQueue``, which takes the next one of these.
+        Source: ``MQFaultStrategy.selectOneMessageQueue``, which returns the next one of these queues.
         """
         others = {queue.broker_name for queue in queues} - {failed_broker}
         filters: tuple[Callable[[str], bool], ...] = (self.is_available, self.is_reachable)

@@ -91,7 +91,7 @@ class UniqueKeys:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``, and at the start: choose a new maker id."""
+        """In a child of ``fork()``, and at the start: choose a new beginning for this process's keys."""
         # Java takes the class loader's hash, which also distinguishes two producers of one process.
         hash_code = random.SystemRandom().getrandbits(32)
         self._maker = unique_key(local_ip(), os.getpid(), hash_code, 0, 0)[:-_TIME_AND_COUNTER_DIGITS]
@@ -201,7 +201,7 @@ class Producer(Closing):
         """Return the queues that messages go to, in route order, by which sharding keys choose a queue.
 
         Args:
-            topic: If it was never seen, brokers are expected to create it, if any of them creates topics.
+            topic: If it was never seen, the queues are those that brokers which create topics will give it.
             may_create: If False, the topic must exist or have existed.
             afresh: Whether to ask the name server even if the known route is young.
 
@@ -226,10 +226,10 @@ class Producer(Closing):
         self._name_servers.know(topic, route)
 
     def master_of(self, queue: MessageQueue) -> str:
-        """Return the address of the queue's master, which takes messages.
+        """Return the address of the master of the queue's broker, which takes messages.
 
         Raises:
-            RocketMQError: If no route names it.
+            RocketMQError: If no route names a master.
         """
         return self._master(self._publication(queue.topic, self._deadline())[0], queue)
 
@@ -306,7 +306,7 @@ class Producer(Closing):
     def send_oneway(
         self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
     ) -> None:
-        """Send one message without an answer; it is never reported whether it was stored."""
+        """Send one message to which the broker does not answer; nothing reports whether it was stored."""
         prepared, settings = self._prepare(message)
         route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
         self._brokers.send_oneway(self._master(route, chosen), prepared, chosen, settings)

@@ -60,7 +60,7 @@ class SendBackSettings:
     back_timeout_s: float = 5.0
     """Time-out of the request to the storing broker and its routes (``consumerSendMessageBack``)."""
     send_timeout_s: float = 3.0
-    """Time-out of the ordinary send that follows if that failed, with all its attempts."""
+    """Time-out of the ordinary send that follows if that request failed, with all attempts."""
 
     @classmethod
     def of(cls, options: ReadOptions) -> SendBackSettings:
@@ -104,7 +104,8 @@ class SendBack:
             self._settings.name_servers,
             CLIENT_INNER_PRODUCER_GROUP,
             send_timeout_s=self._settings.send_timeout_s,
-            # A broker has stored the message, and will store it again as it is then compressed.
+            # A broker has stored this body, compressed if it is large, so it takes it again: a smaller limit
+            # for uncompressed bodies would refuse it.
             max_message_size=MAX_BODY_BYTES,
             pool=self._cluster.pool,
             clock=self._clock,
