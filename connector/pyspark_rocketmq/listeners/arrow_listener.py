@@ -1,4 +1,4 @@
-"""Listeners that take a record batch or a DataFrame."""
+"""Wrappers that make a listener of a function that takes a record batch or a DataFrame."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ArrowListener:
         return self._status(returned, delivered, context)
 
     def _shown(self, messages: pa.RecordBatch) -> Any:
-        """Return the function's first argument."""
+        """Return ``messages`` in the form that the function takes."""
         return messages
 
     def _rows(self, returned: object, context: DeliveryContext) -> pa.RecordBatch | None:  # noqa: ARG002
@@ -74,7 +74,10 @@ class ArrowListener:
 
 
 def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBatch:
-    """Return ``rows`` with the queue offsets of their messages, after a check."""
+    """Return ``rows`` with column ``queueOffset``, after a check that it has offsets of delivered messages.
+
+    It is added if the delivery has one message.
+    """
     offsets = delivered.queue_offsets
     if QUEUE_OFFSET not in rows.schema.names:
         if len(offsets) > 1:
@@ -133,7 +136,7 @@ def _arrow_column(name: str, column: pd.Series[Any], context: DeliveryContext) -
 
 
 def _has_arrow_type(column: pd.Series[Any]) -> bool:
-    """Whether the column has a type of Arrow; values of other types are checked one by one."""
+    """Return whether Arrow can convert the whole column; values of other types are checked one by one."""
     is_of = pd.api.types
     return (
         is_of.is_bool_dtype(column.dtype)

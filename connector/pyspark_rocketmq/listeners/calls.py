@@ -1,4 +1,4 @@
-"""One concurrent call of a listener, and the threads or the event loop that run the calls.
+"""Runs the calls of concurrent listeners, on threads or on an event loop.
 
 Threads are daemons: a call that never returns must not keep its worker process from ending.
 """
@@ -31,6 +31,7 @@ _SEND_BACK_THREADS: Final = 16
 _LOOP_END_S: Final = 1.0
 """Maximum time for cancelling a range's calls; a loop that is blocked by a call is abandoned."""
 Settling = bool | Awaitable[bool]
+"""Result of a call: whether its outcome was handled where the call ended, so that no event is needed."""
 
 
 class ListenerCall:
@@ -81,7 +82,10 @@ class ListenerCall:
         self._end(answer, seen, began_s, hooks, clock)
 
     def _begin(self, hooks: ConsumeHooks, clock: Clock) -> tuple[ConsumeMessageContext | None, float]:
-        """Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``."""
+        """Call the hooks and note the time.
+
+        Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``.
+        """
         seen = hooks.before(self.messages[0].message_queue, self.messages) if hooks else None
         self.began_s = clock.monotonic_s()
         return seen, self.began_s
@@ -135,7 +139,7 @@ Event = CallEnded | SendBackEnded
 
 
 class DaemonThreads:
-    """At most ``most`` threads, each started when there is work and none is idle."""
+    """Runs work on at most ``most`` threads, each started when there is work and no thread is idle."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
@@ -169,7 +173,8 @@ class DaemonThreads:
 class ListenerWorkers:
     """Runs the calls of one range, and sends messages back.
 
-    Every call and every send-back ends in one event, unless it hangs or settled itself where it ended.
+    Each call and each send-back ends in one event, which ``next_event`` returns. There is none for a call
+    that hangs, or that returned True (see ``Settling``).
     """
 
     def __init__(self) -> None:
@@ -177,7 +182,7 @@ class ListenerWorkers:
         self._senders = DaemonThreads("rocketmq-send-back", _SEND_BACK_THREADS)
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
-        """Begin a listener call; no event follows if ``invoke`` reports that it settled the call."""
+        """Begin a listener call; no event follows if ``invoke`` returns True."""
         raise NotImplementedError
 
     def abandon(self, number: int) -> None:
@@ -250,7 +255,8 @@ class LoopWorkers(ListenerWorkers):
         self._wanted: deque[tuple[int, Callable[[], Settling]]] = deque()
         """Calls that the loop must begin."""
         self._is_woken = False
-        """Whether the loop will look for such calls: waking it takes longer than beginning a call."""
+        """Whether the loop was woken to begin these calls. One wake-up serves several, since it takes longer
+        than beginning a call."""
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
         """See :class:`ListenerWorkers`; ``invoke`` runs on the loop's thread and returns an awaitable."""
@@ -277,7 +283,7 @@ class LoopWorkers(ListenerWorkers):
         try:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(2 * _LOOP_END_S)
         except TimeoutError:
-            # Keep a loop that calls of other ranges block: they need it, and end by themselves.
+            # Without tasks here, calls of other ranges block the loop. Keep it: those calls need it, and end.
             if self._tasks:
                 leave_loop_if_blocked(self._loop, _LOOP_END_S)
 

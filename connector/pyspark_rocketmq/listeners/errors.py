@@ -15,6 +15,7 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 10.0
+"""Minimum time between the first and the second log line of an error; it doubles after each line."""
 LONGEST_PAUSE_S: Final = 600.0
 MOST_KEYS: Final = 100
 """Number of different errors remembered; beyond that, the one not seen for longest is forgotten."""
@@ -38,7 +39,7 @@ class _Report:
 
 
 class RateLimiter:
-    """Limits how often an error is logged; times are monotonic seconds. Not thread-safe."""
+    """Limits how often the same error is logged; times are monotonic seconds. Not thread-safe."""
 
     def __init__(self) -> None:
         self._reports: OrderedDict[Hashable, _Report] = OrderedDict()
@@ -61,11 +62,12 @@ class RateLimiter:
 
 
 _limiter = RateLimiter()
-"""One limiter per process: a failed message returns within a second, and each task reads other queues."""
+"""Limiter for all tasks of the process: a failed message returns within a second, often in a new task, whose
+own limiter would let it log the error in full again."""
 
 
 def report_failure(what: str, where: str, error: BaseException) -> str:
-    """Log that ``what`` happened at ``where``, with the traceback if it is new; return one line."""
+    """Log that ``what`` happened at ``where``, with the traceback if it is new; return the error's line."""
     line = one_line(error)
     count = _count((type(error), _VARIABLE.sub("…", line), _place(error)))
     if count == 0:
@@ -76,7 +78,7 @@ def report_failure(what: str, where: str, error: BaseException) -> str:
 
 
 def report_problem(problem: str, where: str) -> str:
-    """Log a sentence, in full if it is new in this process; return one line."""
+    """Log the sentence ``problem``, in full if it is new in this process; return it shortened to one line."""
     line = _shortened(problem)
     count = _count(_VARIABLE.sub("…", line))
     if count == 0:
@@ -120,7 +122,7 @@ def _count(key: Hashable) -> int | None:
 
 
 def _renew() -> None:
-    """Replace the lock in a child of ``fork()``, where a missing thread may hold it."""
+    """Replace the lock in a child of ``fork()``: a thread that only the parent has may hold it."""
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
 

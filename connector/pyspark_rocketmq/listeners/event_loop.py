@@ -34,7 +34,10 @@ _MOST_FILES: Final = 1024
 
 
 def is_async(listener: object) -> bool:
-    """Whether the listener or its ``__call__`` is an ``async def``; a wrapper may have ``is_async``."""
+    """Return whether the listener is an ``async def`` or has an asynchronous ``__call__``.
+
+    If a wrapper has an attribute ``is_async``, that decides.
+    """
     if (declared := getattr(listener, "is_async", None)) is not None:
         return bool(declared)
     call = getattr(listener, "__call__", None)  # noqa: B004 - an instance's class may have an async one
@@ -54,8 +57,9 @@ def listener_loop() -> asyncio.AbstractEventLoop:
 def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
     """Replace the event loop if it does not respond within ``patience_s``.
 
-    A time-out does not prove that the loop is blocked: after a pause of the process, all time-outs have
-    expired. And connections that were opened on one loop are useless on another.
+    The caller's time-out does not prove that the loop is blocked: after a pause of the process, all time-outs
+    have expired. So the loop gets this second chance, because connections that were opened on it are useless
+    on another loop.
     """
     global _running  # noqa: PLW0603
     with suppress(TimeoutError):
@@ -81,7 +85,7 @@ def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> Re
     loop = listener_loop()
     future = asyncio.run_coroutine_threadsafe(run(), loop)
     try:
-        # Longer than the loop's own wait, because a blocked loop does not answer at all.
+        # Wait longer than the loop does, which cancels the call itself unless it is blocked.
         return future.result(timeout_s + _ANSWER_S)
     except TimeoutError:
         if not future.done():
@@ -106,9 +110,10 @@ def _selector() -> selectors.BaseSelector:
 
 
 class _ExactEpoll(selectors.EpollSelector):
-    """Waits exactly: ``epoll_wait`` rounds up to whole milliseconds, a fifth of a call of 5 ms.
+    """Waits exactly, where ``epoll_wait`` would round up to whole milliseconds.
 
-    Rounded waits also end at the same time, so that calls wait for each other.
+    A millisecond is a fifth of a call that takes 5 ms. Also, rounded waits end at the same time, so that
+    calls wait for each other.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

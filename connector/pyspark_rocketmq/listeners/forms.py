@@ -9,7 +9,7 @@
   ``close()``: opened once per worker process, closed when idle
 * ``"module:name"``: any of these, imported where it is needed and not pickled
 
-A concurrent listener may have any of these as an ``async def``. A form is pickled to the executors; there
+For a concurrent listener, each of these may be an ``async def``. A form is pickled to the executors; there
 each range borrows it.
 
 Spark kills a Python worker that was idle for a minute. So a listener that was idle for half a minute is
@@ -75,11 +75,11 @@ class _Opened:
 def lease_of_opened(
     key: str, listener: Any, context: ListenerContext, idle_s: float = IDLE_S
 ) -> Iterator[Call]:
-    """Yield the ``consume_message`` of the process's only opened object for ``key``.
+    """Open ``listener`` unless this process has it open under ``key``, and yield its ``consume_message``.
 
     ``listener`` is an object or a class to instantiate; it stays open for ``idle_s`` while nobody borrows it.
-    If ``open`` fails, a :class:`FailedListener` is yielded: the queues are suspended, and ``open`` is tried
-    again.
+    If ``open`` fails, a :class:`FailedListener` is yielded, so that the queues are suspended and ``open`` is
+    tried again.
     """
     opened, is_new = _take(key)
     if is_new:
@@ -162,7 +162,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """Reset a child of ``fork()``: the parent closes listeners, and a missing thread may hold the lock."""
+    """Reset a child of ``fork()``: the parent closes the listeners, and a thread of it may hold the lock."""
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _opened.clear()
@@ -190,7 +190,7 @@ class FailedListener:
         raise self.error()
 
     def error(self) -> ListenerError:
-        """The error of every call."""
+        """Return the error that every call raises."""
         error = ListenerError("The listener's open() failed, so its messages could not be consumed.")
         error.__cause__ = self._error
         return error
@@ -268,7 +268,7 @@ def _parameters_given(listener: object) -> int | None:
 def _check_parameters(listener: object, call: Callable[..., object], *, given: int) -> None:
     """Refuse a listener that does not take messages and a context: every delivery would fail."""
     try:
-        # The signature of a decorator: it may pass on more arguments than it takes.
+        # Check a decorator's own signature, not its function's: it may pass on more arguments than it takes.
         inspect.signature(call, follow_wrapped=False).bind(*range(given))
     except TypeError as error:
         raise _unusable(

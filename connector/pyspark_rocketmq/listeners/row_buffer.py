@@ -30,18 +30,18 @@ IN_MEMORY_BYTES: Final = 8 << 20
 """Memory for the batches of a range, and for those of each running call."""
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_ROWS: Final = 8192
-"""Number of new rows of a call that are packed into a batch."""
+"""Number of rows of a running call at which they are packed into a batch."""
 LOOK_EVERY: Final = 64
 """Number of rows of a call between two checks of their size."""
 _FEW_ROWS: Final = 1024
-"""Number of new rows of a range that are packed into a batch."""
+"""Number of rows of a range's ended calls at which they are packed into a batch."""
 _WRITTEN_BYTES: Final = 4 << 20
 _WRITTEN_ROWS: Final = 64 * 1024
 """Approximate number of rows that a sink's writer gets at a time."""
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 Emitted: TypeAlias = "Row | pa.RecordBatch | SpilledRows"
-"""A row, or several rows of the same columns."""
+"""A row as a tuple, or several rows: in a batch, or in the range's file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +102,7 @@ class SpillFile:
         return b"".join(parts)
 
     def drop(self, rows: Sequence[Emitted]) -> None:
-        """Reuse the space of ``rows`` if they are the last ones."""
+        """Let the next ``write`` reuse the space of ``rows`` if nothing was written after them."""
         for row in reversed(rows):
             if isinstance(row, SpilledRows):
                 with self._guard:
@@ -152,16 +152,16 @@ class RowBuffer:
         self._guard = threading.Lock()
         self._size_of: Callable[[Any], int] = getsizeof if columns.is_plain else _size_of
         self._packed = 0
-        """Number of items at the front that are packed."""
+        """Number of items at the front that are packed into batches or in the file."""
         self._looked_at = 0
-        """Number of items that were packed or measured."""
+        """Number of items at the front that are packed or measured."""
         self._newest_bytes = 0
         """Size of the measured tuples."""
         self._nbytes = 0
         """Size of the batches in memory."""
 
     def look(self) -> int:
-        """Pack the newest rows if they are large; return the number of rows at which to check again."""
+        """Pack the newest rows into a batch if they are large; return the number of rows to check at next."""
         with self._guard:
             stop = len(self.rows)
             newest: Any = self.rows[self._looked_at : stop]
@@ -172,7 +172,7 @@ class RowBuffer:
             return len(self.rows) + LOOK_EVERY
 
     def pack(self) -> int:
-        """Create a batch of the newest rows; return the number of rows at which to check again."""
+        """Pack the newest rows into a batch; return the number of rows to check at next."""
         with self._guard:
             self._pack(len(self.rows))
             return len(self.rows) + LOOK_EVERY
@@ -204,7 +204,7 @@ class RowBuffer:
 
 
 def spill(emitted: Sequence[Emitted], columns: RowColumns, file: SpillFile) -> list[Emitted]:
-    """Write all rows to the file."""
+    """Write all rows that are in memory to the file; return all rows in their order."""
     spilled: list[Emitted] = []
     for batch in _in_batches(emitted, columns):
         if isinstance(batch, pa.RecordBatch):

@@ -4,10 +4,10 @@ Spark would notice an error only when it converts a whole batch to Arrow; at ``e
 and column. It ends the query (row D5): the cause is not a message, and every delivery would break the schema
 again.
 
-The ways from pandas to Arrow accept different values: both truncate 1.5 to 1 for a whole number, Arrow
-converts booleans to numbers, and a map with an entry of None crashes the process. So the class of a value is
-checked first, even inside arrays, maps and structs, and only then Arrow converts it. Spark can convert every
-value that passes here, in any combination.
+Arrow's conversion of Python values and Spark's accept different values, and neither is safe: both truncate
+1.5 to 1 in a column of whole numbers, Arrow converts booleans to numbers, and a map with an entry of None
+crashes the process. So the class of a value is checked first, even inside arrays, maps and structs, and only
+then Arrow converts it. Spark can convert every value that passes here, in any combination.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Row = tuple[Any, ...]
 """A queue offset, then one value per output column."""
 
 _Check = Callable[[Any], bool]
-"""Whether a value fits; checks of nullable parts accept None."""
+"""Function that returns whether a value fits; checks of nullable parts accept None."""
 _SCALARS: tuple[tuple[type[st.DataType], tuple[type, ...], tuple[type, ...]], ...] = (
     (st.StringType, (str,), ()),
     (st.BinaryType, (bytes, bytearray), ()),
@@ -87,7 +87,7 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType],
 
 
 class RowColumns:
-    """Creates record batches of columns; picklable."""
+    """Creates record batches of one schema from Python values; picklable."""
 
     def __init__(self, schema: st.StructType) -> None:
         self._fields = tuple(schema.fields)
@@ -129,7 +129,7 @@ def _fits_scalar(
 
 
 def _fits_aware(check: _Check, value: Any) -> bool:
-    """Check a time within an array, map or struct, where Spark reads a naive time in the session's zone."""
+    """Check a time in an array, map or struct: it needs a zone, since Spark would use the session's."""
     return getattr(value, "tzinfo", None) is not None and check(value)
 
 
@@ -272,7 +272,7 @@ class OutputColumns:
 
     @classmethod
     def of(cls, schema: st.StructType) -> Self:
-        """The columns of ``schema``.
+        """Return the columns of ``schema``.
 
         Raises:
             SchemaError: If a column has a type that cannot be emitted.
@@ -315,7 +315,7 @@ class OutputColumns:
             )
 
     def fitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """``rows``, which have a column ``queueOffset``, with exactly the columns of :attr:`rows`.
+        """Return ``rows``, which have a column ``queueOffset``, cast to exactly the columns of :attr:`rows`.
 
         Raises:
             SchemaError: For the reasons of :meth:`check_names`, or if a column cannot be cast without loss.
@@ -388,7 +388,7 @@ def _cast(column: pa.Array, field: pa.Field, types: Mapping[str, tuple[str, _Che
 
 
 def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of type ``given`` that fit ``wanted`` keep their meaning as ``wanted``."""
+    """Return whether a cast from ``given`` to ``wanted`` keeps the meaning of values; some may not fit."""
     if pa.types.is_dictionary(given):
         given = given.value_type
     if given == wanted or pa.types.is_null(given):
