@@ -6,16 +6,17 @@ rows → pure rule → overwrite of the group's partition in one commit.
 Rule 1: the snapshot that was read is the snapshot the commit is checked against, so a table handle is never
 shared between threads.
 Rule 2: writers of one group must always conflict. On a disk of this machine every commit conflicts with every
-other one, and the later one follows. Elsewhere delta-rs commits: the transaction id ``offsets:GROUP`` in each
-commit makes writers of one group conflict, and the literal partition predicate keeps groups apart.
+other one, and the later one is decided again on the newer rows. Elsewhere delta-rs commits: the transaction
+id ``offsets:GROUP`` in each commit makes writers of one group conflict, and the literal partition predicate
+keeps writers of different groups from conflicting.
 Rule 3: an error of a commit means "unknown": it may have been stored (delta-rs#2279). Read again, decide
 again.
 Rule 4: the cost of a commit does not depend on the number of earlier ones. Whatever grows with that number is
 cleaned up in the background by :mod:`pyspark_rocketmq.offsets.delta_history`.
 
-A commit takes about 3 ms on a disk, where it is a file and a link, and 8 ms more where delta-rs makes it; no
-Spark job, so it is usable in the planner process. delta-rs must not be used in a process that forks later, so
-nothing that an executor imports may import this module.
+A commit takes about 3 ms on a disk, where it is a file and a link, and 8 ms more where delta-rs makes it. It
+needs no Spark job, so the planner process can make it. delta-rs must not be used in a process that forks
+later, so nothing that an executor imports may import this module.
 """
 
 from __future__ import annotations
@@ -243,7 +244,7 @@ class DeltaOffsetStore(RowOffsetStore):
         """Wait for the end of an upkeep that is running in the background.
 
         Raises:
-            TimeoutError: If it has not by then.
+            TimeoutError: If it has not ended by then.
         """
         self._upkeep.wait(timeout_s)
 
@@ -313,7 +314,8 @@ class DeltaOffsetStore(RowOffsetStore):
             )
             stored = _with_dropped_columns(rows_to_table(rows.values()), newest.form())
             files = _partition(consumer_group).replace(newest, stored, before.files, note)
-        # If the newest version is one higher at the next look, it is this one.
+        # This is our version, unless another group's commit came between: then the next look finds a higher
+        # one.
         self._cached[consumer_group] = _CachedRows(before.version + 1, rows, files, transaction)
         self._upkeep.after_commit(before.version)
         return change.result

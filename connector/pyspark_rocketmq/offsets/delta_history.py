@@ -238,7 +238,7 @@ class Upkeep:
                 kept.append(self._moments(change))
             except STORAGE_ERRORS as error:
                 if not kept:
-                    # The newest rows can be read unless the storage does not answer at all.
+                    # If even the newest rows are unreadable, the storage does not answer at all.
                     raise
                 logger.warning(
                     "a state of offsets is not kept, since a file of it is gone or damaged path=%s "

@@ -25,9 +25,9 @@ from pyspark_rocketmq.stored_values import StoredValue
 
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
 NEWEST_VERSION: Final = 5
-"""Version 5 has the columns of version 4. Earlier releases must refuse it: they would treat a row that
-remembers several messages (``RememberedMessages``) as damaged, and a message of which only the offset is
-known as another message.
+"""Version 5 adds ``boundaries``. Earlier releases must refuse it: they would also treat a row that remembers
+several messages (``RememberedMessages``) as damaged, and a message of which only the offset is known as
+another message.
 """
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
 """Columns (name → type) of earlier versions. A table that has them keeps them, and new rows have nulls."""
@@ -37,7 +37,7 @@ _QUEUE_COLUMNS = {
     "broker_name": "queue.broker_name",
     "queue_id": "queue.queue_id",
 }
-"""Column → place in a row."""
+"""Column → attribute of an offset row that it stores."""
 _ARROW_TYPES = {
     "string": pa.string(),
     "integer": pa.int32(),
@@ -163,7 +163,7 @@ def _without_null(values: list[Any], default: object) -> list[Any]:
 
 
 def _to_values(texts: list[str], kind: StoredKind) -> list[StoredValue[Any]]:
-    """Return a value for each text; one for all rows with the same text."""
+    """Return a value for each text; equal texts share one value."""
     values = {text: kind.from_text(text) for text in set(texts)}
     return [values[text] for text in texts]
 

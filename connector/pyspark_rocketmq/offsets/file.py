@@ -50,8 +50,8 @@ from pyspark_rocketmq.wire.requests.bodies import offsets_from_json, queue_from_
 logger = logging.getLogger(__name__)
 
 _VERSION: Final = 2
-"""Version 2 has the keys of version 1. Earlier releases refuse it, as they refuse version 5 of
-``offsets.delta_rows``."""
+"""Version 2 adds ``boundaries``. Earlier releases must refuse it, for the reasons given at ``NEWEST_VERSION``
+of ``offsets.delta_rows``."""
 _NAME: Final = "offsets.json"
 _KINDS: Final = {"string": (str,), "integer": (int,), "long": (int,), "timestamp": (float, int)}
 _KEPT: Final = tuple(
@@ -71,7 +71,7 @@ _LOCK_PAUSE_S: Final = 0.005
 
 
 def encode_rows(rows: Iterable[OffsetRow]) -> bytes:
-    """Write the file of one group, sorted by queue."""
+    """Return the content of one group's file, sorted by queue."""
     ordered = sorted(rows, key=lambda row: row.queue)
     return dumps_java(
         {
@@ -89,7 +89,7 @@ def _kept_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode_rows(content: bytes, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-    """Read the file of one group, ours or Java's.
+    """Parse the content of one group's file, written by us or by Java.
 
     Raises:
         RemoteProtocolError: If it is truncated or not an offset file.

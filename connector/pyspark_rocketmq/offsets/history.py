@@ -61,7 +61,7 @@ def action_text(consumer_group: str, action: str) -> str:
 
 
 class Moment(NamedTuple):
-    """The rows of one group, as they were from one version on."""
+    """The rows of one group right after a change."""
 
     change: StoredChange
     rows: Mapping[MessageQueue, OffsetRow]
@@ -110,7 +110,7 @@ def worth_keeping(changes: Sequence[StoredChange]) -> list[StoredChange]:
 
 
 def change_at(changes: Iterable[StoredChange], consumer_group: str, at_s: float) -> StoredChange:
-    """Return the change that the group's rows came from at ``at_s``.
+    """Return the last of the group's ``changes`` at or before ``at_s``.
 
     Raises:
         OffsetError: If nothing that old is kept.
@@ -119,9 +119,9 @@ def change_at(changes: Iterable[StoredChange], consumer_group: str, at_s: float)
 
 
 def change_of_version(changes: Iterable[StoredChange], consumer_group: str, version: int) -> StoredChange:
-    """Return the change that the group's rows came from in ``version`` of the table.
+    """Return the last of the group's ``changes`` up to ``version`` of the table.
 
-    Versions later than the newest one mean "now".
+    For versions later than the newest one, this is the newest change.
 
     Raises:
         OffsetError: If nothing that old is kept.

@@ -111,15 +111,15 @@ def checked_rows(
 ) -> dict[MessageQueue, OffsetRow]:
     """Return ``rows``, unless the store was restored to an older state since ``seen`` was read.
 
-    With an older state the group would look new, or members that lost a queue would not be fenced off.
-    Brokers as a store have no epochs, and report nothing while all of them are away.
+    With an older state the group would look new, or members that lost a queue would not be fenced off. A
+    store at the brokers is not checked: it has no epochs, and it returns no rows while all brokers are away.
 
     Raises:
         OffsetError: If it was restored.
     """
     if is_at_brokers(store) or not describe_setbacks(seen, rows):
         return rows
-    # A file is missing for a moment while it is replaced; the previous content is read then.
+    # Read again: a file store returns its previous content for a moment while its file is replaced.
     rows = store.read(consumer_group)
     setbacks = describe_setbacks(seen, rows)
     if not setbacks:

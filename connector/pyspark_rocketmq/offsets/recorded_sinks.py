@@ -29,7 +29,8 @@ class RecordedSinks(StoredValue[Mapping[str, str]]):
 
         Args:
             name: The sink's name.
-            identity: The id that its table has now; it is found under another name, too.
+            identity: The id that its table has now. If it is recorded under any name, it is returned, so that
+                a renamed sink is found.
         """
         known = self.identities
         return identity if identity and identity in known.values() else known.get(name)

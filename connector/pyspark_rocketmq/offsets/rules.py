@@ -157,7 +157,7 @@ def _begun(row: OffsetRow, new: NewGeneration, now_s: float) -> OffsetRow:
 
 
 def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[None]:
-    """Forget the offsets sent to brokers before the ones that the brokers are known to have stored."""
+    """Forget the sent offsets that are older than the one that each queue's broker is known to have."""
     known = {
         queue: before[queue]._replace(shown=before[queue].shown.since(offset))
         for queue, offset in arrived.items()
@@ -167,9 +167,10 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_last_skipped(before: Rows, passed: Mapping[MessageQueue, LastSkipped]) -> Change[None]:
-    """Remember the last message before each position, for rows of its epoch that no batch has moved since.
+    """Remember the last message before each queue's position, unless its epoch or position has changed since.
 
-    A lost message, and one below the newest that a row remembers, is remembered even if a batch has moved it.
+    A lost message, and one older than the newest that the row remembers, is remembered even if a batch has
+    moved the row since.
     """
     known = {
         queue: _with(row, last_message=row.state.last_message.with_passed(skipped.last_message))
@@ -202,7 +203,8 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
     if record.generation < row.generation:
         return row
     if record.generation > row.generation and row.boundaries.ahead is not None:
-        # The group was set back from that generation; this sink has the rows that it will consume again.
+        # The group was set back from that generation; the sink has the rows that the group will consume
+        # again.
         again = row._replace(
             generation=record.generation, boundaries=NO_BOUNDARIES, updated_at_s=_round_to_us(now_s)
         )
@@ -218,7 +220,7 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
     merged = row.state.last_message.with_newest_of(newest)
     row = _consumed_in(row)
     if row.was_reset or row.was_followed:
-        # The group has consumed from that position, so it no longer means that the log was replaced.
+        # The group has consumed from that position since, so it no longer hints at a replaced log.
         row = row._replace(batch_id=SKIPPED)
     elif row.batch_id == CLAIMED:
         row = row._replace(batch_id=NOTED)
@@ -257,7 +259,7 @@ def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) 
 
 
 def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
-    """Return the row at another offset, in its generation, without what only holds for the previous one."""
+    """Return the row at ``next_offset``, in that offset's generation, without facts about the old offset."""
     count, boundaries, messages = row.boundaries.back_to(next_offset)
     state = QueueState(
         next_offset, row.epoch, last_message=row.state.last_message if messages is None else messages
@@ -282,7 +284,8 @@ def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
 
 
 def _reset(row: OffsetRow, target: int, now_s: float, batch_id: int = RESET) -> OffsetRow:
-    # Forget the batch too: "a replay never moves back" must not keep a queue above an operator's reset.
+    # Forget the batch, too: the rule that a replay never moves a queue back must not undo an operator's
+    # reset.
     return _with(_moved(row, target, batch_id), epoch=row.epoch + 1)._replace(
         updated_at_s=_round_to_us(now_s)
     )
