@@ -30,6 +30,7 @@ _NEEDS: Final = {
     "tlsKeyFile": "tlsCertFile",
     "tlsKeyPassword": "tlsCertFile",
 }
+"""Options, each with the other option without which it has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -138,7 +139,7 @@ def connection_problems(options: OptionSet) -> list[str]:
 
 
 def implied_namespace(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the field ``namespace`` if only an instance's host in ``name_servers`` implies it."""
+    """Return field ``namespace`` if it is not given, but part of an instance's host in ``name_servers``."""
     if values.get("namespace") is not None or values.get("namespace_v2") is not None:
         return {}
     found = instance_namespace(values.get("name_servers") or ())

@@ -102,9 +102,10 @@ def option(
     formerly: tuple[FormerKey, ...] = (),
     argument: ArgumentRule | None = None,
 ) -> Declared:
-    """Declare an option, required without a default; with ``instead``, None where another is given.
+    """Declare an option, which is required if it has no default.
 
-    The parser's rule of arguments applies unless there is an own one.
+    With ``instead``, one of these options may be given in its place; its value is None then. Without
+    ``argument``, the parser's rule for arguments applies.
     """
     required = default is dataclasses.MISSING
     if default_text is None:
@@ -201,7 +202,10 @@ class OptionSet:
 def _with_current_keys(
     raw: Mapping[str, object], specs: Iterable[OptionSpec]
 ) -> tuple[Mapping[str, object], list[str]]:
-    """Replace former keys, with a warning each; return problems of options that are given under both keys."""
+    """Replace each former key by the current one, with a warning; return the options and any problems.
+
+    It is a problem if an option is given under both keys.
+    """
     former_keys = {former.key.lower(): (former, spec.key) for spec in specs for former in spec.formerly}
     given = {key.lower() for key in raw}
     found: dict[str, object] = {}
@@ -272,7 +276,7 @@ def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
 
 
 def _unknown_key(key: str, specs: list[OptionSpec]) -> tuple[str, str]:
-    """Return the problem with a key, and the key that was probably meant: it needs no second report."""
+    """Return the problem with a key, and the key that was probably meant, which is then not missed too."""
     known = [spec.key for spec in specs]
     # In secretKey:VALUE, the text after the colon is a secret.
     begin = re.match(r"\w?[\w.-]*", key)

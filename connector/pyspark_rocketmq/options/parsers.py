@@ -22,7 +22,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 UNBOUNDED: Final = 2**31 - 1
-"""Upper bound that the documentation does not mention."""
+"""Upper bound of numbers that have no meaningful one; the documentation does not show it."""
 _LATEST_TIME_MS: Final = 2**62
 _TIMES_IN_SECONDS: Final = range(10**9, 10**10)
 """Times from 2001 on in seconds. As milliseconds they would be in early 1970, before any message."""
@@ -36,7 +36,7 @@ _SEPARATES_TAGS: Final = re.compile(r"[|,;\s]|&&")
 
 
 class ArgumentRule(NamedTuple):
-    """Values that a program may give, as such, in place of the text of an option."""
+    """Rule for the Python values that a program may give as an argument, in place of an option's string."""
 
     kinds: tuple[type, ...] = (str,)
     is_allowed: Callable[[Any], bool] = lambda _: True
@@ -95,7 +95,7 @@ def iso_time(text: str) -> datetime:
     Raises:
         ValueError: If it is not a time.
     """
-    # Bare digits are parsed by each option itself.
+    # Refuse ISO's form without hyphens (20261120): each option decides what a bare number means.
     if text.strip()[4:5] != "-":
         raise ValueError(f"is not a time in ISO 8601: {text}")
     at = datetime.fromisoformat(text.strip())

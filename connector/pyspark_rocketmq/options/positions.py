@@ -35,7 +35,7 @@ _OFFSET_WORDS: Final = {"earliest": EARLIEST_OFFSET, "latest": LATEST_OFFSET}
 _QUEUE_ID: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 
 ParseValue = Callable[[object, str], int]
-"""Turns a JSON value, named by the text, into a number. Raises ValueError with the end of a sentence."""
+"""Function that turns a JSON value into a number; its string names the value in the text of a ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class PositionOptions(ConnectionOptions):
         return self.starting_offsets_by_timestamp
 
     def ending_times(self) -> QueuePositions | None:
-        """Return each queue's ending time in the same form."""
+        """Return each queue's ending time, in the form of :meth:`starting_times`."""
         if self.ending_timestamp is not None:
             return QueuePositions(self.ending_timestamp)
         return self.ending_offsets_by_timestamp
