@@ -22,10 +22,10 @@ from pyspark_rocketmq.wire.requests.send import ShardingKey
 logger = logging.getLogger(__name__)
 
 _STORED_OVERHEAD: Final = 320
-"""Additional bytes of a member in the broker's log: head, hosts, topic and the broker's own properties. The
-log's limit for a batch is the same as for a message."""
+"""Bytes that a broker adds to each message of a batch in its log: head, hosts, topic and its own properties.
+They count, because a whole batch must not be larger in the log than one message may be."""
 _PIECES: Final = 4
-"""Number of pieces of a member (:func:`batch_member`)."""
+"""Number of byte strings that encode one message of a batch (:func:`batch_member`)."""
 _MOST_KNOWN_KEYS: Final = 100_000
 
 Destination = MessageQueue | str
@@ -47,14 +47,14 @@ class SendBatch:
     first: SinkRow
     last: SinkRow
     numbers: list[int] = field(default_factory=list)
-    """Numbers of the rows in their task; the rows themselves would keep originals of compressed bodies."""
+    """Numbers of the rows in their task. The rows are not kept, since they hold the uncompressed bodies."""
     parts: list[bytes] = field(default_factory=list)
-    """Encoded members of the batch, in four pieces each: the second is the body, the last the properties."""
+    """Encoded messages of the batch, four pieces each: the second is the body, the last the properties."""
     size: int = 0
     """Bytes, as stored."""
     single: Message | None = None
-    """The only message, instead of members. Brokers accept no batch of delayed messages, and a batch has no
-    room for the largest messages."""
+    """The message of a request that is no batch; ``parts`` is empty then. Brokers accept no batch of delayed
+    messages, and a batch has no room for the largest messages."""
 
     @property
     def count(self) -> int:
@@ -81,7 +81,7 @@ class SendBatch:
         return SendBatch(self.destination, self.sys_flag, first, last, self.numbers[begin:end], parts, size)
 
     def _row(self, at: int) -> SinkRow:
-        """Return a row from its member; the sharding key is known only of the first and the last row."""
+        """Decode the row at this index; its sharding key is known only if it is the first or the last one."""
         if at in {0, self.count - 1}:
             return self.last if at else self.first
         _, body, _, data = self.parts[at * _PIECES : (at + 1) * _PIECES]
@@ -143,9 +143,11 @@ class BatchBuilder:
     def _compressed(
         self, body: bytes, compression: CompressionType, *, into_compressed: bool
     ) -> tuple[bytes, int]:
-        """Return the body as a member of a batch, with its flags; the producer compresses single messages.
+        """Return the body as it goes into a batch, and its flags.
 
-        A compressed batch compresses short bodies too, instead of ending before each of them.
+        All messages of a batch have the same flags. So a short body is compressed, too, if it joins a
+        compressed batch, which would have to end before it otherwise. Single messages are compressed by the
+        producer.
         """
         if len(body) < self._compress_over and not into_compressed:
             return body, 0
@@ -184,10 +186,10 @@ class QueueSelector:
         self._sampler = sampler
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The topic's queues, in the order in which sharding keys count.
+        """Return the topic's queues, in the order in which the hash of a sharding key counts them.
 
         Raises:
-            RocketMQError: If they cannot be had.
+            RocketMQError: If they cannot be looked up.
         """
         found = self._queues.get(topic)
         if found is None:

@@ -1,7 +1,8 @@
 """Arranges rows by sharding key, and checks that no two tasks sent rows of the same key.
 
-A sample keeps the keys with the smallest hashes, and samples are compared up to the hash that all of them
-cover. That is enough: if a DataFrame is not arranged, most of its keys are in several tasks.
+Each task takes a sample of its keys, those with the smallest hashes, and the samples are compared up to the
+hash below which all of them are complete. That is enough: if a DataFrame is not arranged, most of its keys
+are in several tasks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pyspark_rocketmq.publish.rows import SHARDING_KEY
 from pyspark_rocketmq.spark.session import check_speculation, is_classic
 
 MOST_KEYS: Final = 4096
+"""Maximum number of keys in a sample."""
 _SHOWN_CHARACTERS: Final = 100
 
 _POSITION = "_rocketmqPosition"

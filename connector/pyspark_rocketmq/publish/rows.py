@@ -287,7 +287,7 @@ def _encode_all(properties: dict[str, str], keys: str | None, tags: str | None, 
 
 
 class _BadRow(Exception):
-    """The end of a sentence about a row."""
+    """Raised for a row that cannot be a message; its text is the end of a sentence about the row."""
 
 
 def _required(value: Any, column: str) -> Any:

@@ -50,13 +50,14 @@ Begin = Callable[[SendBatch, MessageQueue, OnSend], None]
 """Begins a send; the callback is called exactly once, from any thread."""
 
 _TRIES_AT_FIRST_CONTACT = 3
+"""Number of tries of a batch with an unspecific error, if the task has not sent any message yet."""
 _SIZE_EXCEEDED = "size exceeded"
 """Part of a SYSTEM_ERROR's remark: a batch is larger than ``maxMessageSize`` (``MessageExtEncoder``)."""
 _OF_SIZE: Final = re.compile(r"length|size|large|exceed", re.IGNORECASE)
 """Word in a MESSAGE_ILLEGAL's remark that names a size. The broker also returns this code for a delay that is
 too long and for batches to a retry topic (``SendMessageProcessor``)."""
 _OF_A_NAME: Final = "topic length"
-"""A size that does not become smaller in a smaller batch."""
+"""Part of a remark about the topic's name, whose length is the same in a smaller batch."""
 
 
 @dataclass(slots=True)
@@ -287,10 +288,10 @@ class Sender:
         head.due_s = self._clock.monotonic_s() + pause_s
 
     def _is_tried_again(self, head: _Sending, error: RocketMQError) -> bool:
-        """Whether the same queue may take the batch later.
+        """Return whether the same queue may accept the batch later.
 
-        An unspecific code, if Java's producer retries it, counts as "not now": at first contact, for a few
-        tries.
+        An unspecific code that Java's producer retries counts as temporary, but if no message of the task has
+        been acknowledged yet, only for a few tries.
         """
         if error.retryable:
             return True
@@ -307,7 +308,7 @@ class Sender:
 
 
 def is_too_large(error: RocketMQError) -> bool:
-    """Whether a broker may accept the messages in smaller batches."""
+    """Return whether the broker may accept the messages in smaller batches."""
     if not isinstance(error, MessageRefused):
         return isinstance(error, BrokerError) and _SIZE_EXCEEDED in error.remark
     if isinstance(error, WrongMessageType) or _OF_A_NAME in error.remark:

@@ -152,7 +152,7 @@ class SentMessage(WriterCommitMessage):
 
 
 class _Writer:
-    """The parts of both writers; pickled to the tasks."""
+    """Base of both writers; pickled to the tasks."""
 
     def __init__(
         self, options: WriteOptions, positions: Mapping[str, int], seen: SeenRoutes | None = None
@@ -206,7 +206,7 @@ class RocketMQWriter(_Writer, DataSourceArrowWriter):
             raise wrong
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing can be taken back: stored messages stay."""
+        """Do nothing: stored messages cannot be taken back."""
 
 
 class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -239,7 +239,7 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
             logger.warning("batch %d of the stream goes on out of order: %s", batchId, wrong)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing can be taken back: stored messages stay."""
+        """Do nothing: stored messages cannot be taken back."""
 
 
 def _task() -> TaskContext:
