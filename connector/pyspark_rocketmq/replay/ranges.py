@@ -1,4 +1,4 @@
-"""Remaining ranges of a replay, their steps, the marks of messages, and a range's progress. Pure.
+"""Decides what a replay has left to do, in which steps, and how much of a range the target has. Pure.
 
 One sender sends a range to one queue, in order, and each batch only after the previous one is stored. So the
 stored part of a range is always its beginning, up to the highest source offset in the target.
@@ -63,7 +63,7 @@ class Sending:
     """End of the target before the first message was sent."""
 
     def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
-        """Return the source offset from a target message's two properties; None if it is of another range."""
+        """Return the source offset from a target message's two properties; None for one of another range."""
         if replayed_by != self.run or replayed_from is None:
             return None
         prefix = origin_of(self.source.queue, "")
@@ -81,7 +81,7 @@ class Sending:
             fail_on_data_loss: Whether to fail if the target has deleted messages that may be from this range.
 
         Raises:
-            DataLoss: If the target lost the messages that would show this.
+            DataLoss: If the target lost the messages that would show what is stored.
         """
         name = str(self.target)
         if bounds.max_offset < self.target_offset:
@@ -160,16 +160,17 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
                 )
                 for part in parts
             )
-            # If all queues are rounded in the same way, nothing may be left for a step.
+            # A step may be empty: the shares of small ranges are rounded, and may all fall into other steps.
             if step := [part for part in cut if part.count]:
                 steps.append(step)
     return steps
 
 
 def target_queue(source: MessageQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue for all messages of ``source``, which keeps their order: its namesake, else by hash.
+    """Return the one target queue for all messages of ``source``, so that they keep their order.
 
-    Every run chooses the same queue as long as the target topic has the same queues.
+    It is the queue of the same broker and id, otherwise one chosen by hash. Every run chooses the same queue
+    as long as the target topic has the same queues.
     """
     for target in targets:
         if (target.broker_name, target.queue_id) == (source.broker_name, source.queue_id):

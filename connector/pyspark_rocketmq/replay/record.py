@@ -95,7 +95,7 @@ class ReplayRecord:
         self._append(_BEGUN, sendings, "None of their messages was sent.")
 
     def finish(self, sendings: Sequence[Sending]) -> None:
-        """Record that the messages of these ranges are stored; a range may end earlier than at its beginning.
+        """Record that the messages of these ranges are stored; a range may end earlier than in ``begin``.
 
         Raises:
             RocketMQError: If the table cannot be written; the next run finds the messages in the target.
@@ -158,7 +158,7 @@ class ReplayRecord:
         return found
 
     def _table(self) -> list[tuple[Any, ...]]:
-        """Return all columns except the last."""
+        """Return the rows of the whole table, without their last column."""
         try:
             self._storage.renew()
             if not DeltaTable.is_deltatable(self._path, self._storage.values_for(self._path)):

@@ -174,8 +174,8 @@ class Replay:
             on_step: Reports progress.
 
         Raises:
-            OptionError: If the topic's name is invalid or it is one of those that are read, or the session
-                runs tasks twice.
+            OptionError: If the topic's name is invalid or it is one of those that are read, or if
+                ``spark.speculation`` is on: two copies of a task would send its messages.
             StorageNotShared: If ``record`` is a folder that other machines lack.
             DataLoss: If an earlier run ended within a step and the target no longer shows what it had sent.
             RocketMQError: If messages cannot be read or sent. A later run does not send the stored part of
@@ -241,7 +241,7 @@ class Replay:
         logger.warning(
             "searching the target for messages that an unfinished step sent ranges=%d", len(unfinished)
         )
-        # Until then, a task of the failed run may still send, and its last request may be on its way.
+        # For this long a task of the failed run may still send, and its last request may be on its way.
         time.sleep(_TASKS_END_S + self._options.request_timeout_ms / 1000)
         by_target: dict[MessageQueue, list[Sending]] = {}
         for sending in unfinished:
@@ -290,7 +290,7 @@ class Replay:
         )
 
     def _split(self, step: Sequence[QueueRange]) -> list[QueueRange]:
-        """Use all cores, however few queues there are."""
+        """Split the step's ranges so that all cores have work, even if there are few queues."""
         wanted = self._options.min_partitions or cores(self._spark)
         return split_ranges(step, min_partitions=wanted, max_records=self._options.max_records_per_partition)
 

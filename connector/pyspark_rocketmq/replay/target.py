@@ -1,4 +1,4 @@
-"""The target topic: its queues, their ends, and the replayed messages in them."""
+"""Looks up the target topic of a replay: its queues, their ends, and the replayed messages in them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TargetTail(NamedTuple):
 
     bounds: QueueBounds
     highest: tuple[int | None, ...]
-    """Highest source offset of each sending; None if it has no message of it."""
+    """Highest source offset of each sending; None if the queue has none of its messages."""
 
 
 def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int) -> TargetTail:

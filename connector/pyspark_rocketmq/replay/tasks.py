@@ -89,12 +89,15 @@ class QueueSender:
         self._retry_timeout_s = retry_timeout_s
         self._what = what
         self._stored_until = 0
+        """First source offset that is not stored, as last read from the target."""
         self._own_until: int | None = None
         """End of the messages that this sender has stored or found; None before its first messages."""
         self._can_be_own = 0
         """Offset up to which messages in the target may come from this sender."""
         self._seen_s = self._now_s()
         self._is_unsure = self._is_on_its_way = is_repeated
+        """Whether the target may have messages that this sender does not count as stored; and whether a
+        request may still arrive there."""
 
     def _now_s(self) -> tuple[float, float]:
         # The monotonic clock stops while the machine sleeps.
@@ -280,7 +283,7 @@ class TargetQueue:
         return self._sending.stored_until(highest, bounds, fail_on_data_loss=fails)
 
     def store(self, messages: Sequence[Message]) -> SendResult:
-        """Send a batch with its UNIQ_KEYs; send a message too large for a batch separately, as stored.
+        """Send a batch with its UNIQ_KEYs; send a message that is too large for one separately, as stored.
 
         A batch that the target refuses for its size is sent in halves; if the target accepts no batches,
         messages are sent one by one. The result is that of the first message, with the status of any message
