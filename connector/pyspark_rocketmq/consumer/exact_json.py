@@ -48,9 +48,9 @@ _MAY_OVERFLOW: Final = r"[0-9][eE]\+?[0-9]{2}|[0-9]{39}"
 
 
 def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Decode ``body``, binary, into a struct; null unless all columns of ``schema`` have the values sent.
+    """Decode a binary ``body`` into a struct of ``schema``, with the ``options`` of ``from_json``.
 
-    ``options`` are those of ``from_json``.
+    The result is null unless each column has exactly the value that the body has.
     """
     schema = StructType(_nullable_fields(schema))
     text = body.cast("string")
@@ -138,7 +138,10 @@ def _narrowed(value: Column, schema: StructType) -> Column:
 
 
 def _checks(value: Column, kind: DataType, is_infinity_sent: Column) -> Column | None:
-    """Check that ``value``, of the wider type, is the one sent and fits ``kind``; None if it always is."""
+    """Check that ``value``, parsed into the wider type, is the one sent and fits ``kind``.
+
+    Return None if that is always so.
+    """
     match kind:
         case DecimalType() if kind.precision < _MOST_DIGITS:
             fits = value == value.try_cast(kind).cast(_wider(kind))

@@ -42,7 +42,7 @@ def has_fields_once(text: Column, schema: StructType, options: Mapping[str, str]
     if not names or options.get(_key_in(options, _UNQUOTED), "").lower() == "true":
         may_be_twice = sf.lit(True)
     else:
-        # Keys in single quotes, and keys with an escape.
+        # Other ways to write a key: in single quotes, or with an escape.
         others = (sf.contains(text, sf.lit(mark)) for mark in ("'", "\\u", "\\/"))
         may_be_twice = reduce(or_, (*(_is_twice(text, name) for name in names), *others))
     return sf.when(may_be_twice, _fields_once(text, schema, _parsing(options))).otherwise(sf.lit(True))

@@ -43,15 +43,15 @@ def check_and_prepare(
     is_orderly: bool,
     states: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Check cluster, tables and offsets before the query starts; makes the sink's table.
+    """Check cluster, tables and offsets before the query starts, and create the sink's table.
 
     Args:
         spark: The session that runs the query.
-        options: The query's.
-        store: Its offset store.
-        sink: Its sinks, as one.
+        options: The query's options.
+        store: The query's offset store.
+        sink: The query's sinks, as one.
         schema: Columns of the sink's rows.
-        is_orderly: Whether the listener is; another one has messages sent back to retry queues.
+        is_orderly: Whether the listener is orderly; messages of a concurrent one go back to retry queues.
         states: Further places where tasks write, by their names in errors.
 
     Raises:
@@ -135,6 +135,6 @@ def table_places(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
 
 
 def _brokers_of(topic: str, key: str, store: OffsetStore) -> set[str]:
-    """Return the brokers at which a group has consumed a topic; makes no store."""
+    """Return the brokers at which a group has consumed a topic; do not create a missing store for that."""
     rows = store.read(key) if key in store.groups() else {}
     return {queue.broker_name for queue in rows if queue.topic == topic}

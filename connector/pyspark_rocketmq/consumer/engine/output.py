@@ -46,12 +46,12 @@ def listener_schema(output_schema: str | StructType) -> StructType:
 
 
 def sink_schema(listener: StructType) -> StructType:
-    """Return the columns of the sink's table."""
+    """Return the columns of the sink's table: the position of a message, then the listener's columns."""
     return StructType([*_POSITION.fields, *listener.fields])
 
 
 def spark_can_parse() -> bool:
-    """Return whether any thread of this process has a session: Spark's own parser is in its JVM."""
+    """Return whether Spark can parse a schema: its parser is in the JVM of a session, whichever thread's."""
     return living_session(None) is not None
 
 
@@ -85,7 +85,7 @@ def _plain_schema(text: str) -> StructType:
 
 
 class Consumed(NamedTuple):
-    """Result of one range."""
+    """Rows and ack of one range."""
 
     rows: list[Emitted]
     """Rows that may reach the sink."""
