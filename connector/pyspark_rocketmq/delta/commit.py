@@ -46,7 +46,7 @@ class StoredFile(NamedTuple):
 
 
 def is_below(path: str) -> bool:
-    """Whether a file is below the table's folder; a shallow clone also has files of another table."""
+    """Return whether a file is below the table's folder; a shallow clone also has files of another table."""
     return "://" not in path and not path.startswith("/")
 
 
@@ -70,9 +70,9 @@ class CommitNote:
     """Fields and transaction ids that a commit stores besides its rows."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of its ``commitInfo``."""
+    """Further fields of the commit's ``commitInfo``."""
     transactions: Mapping[str, int] = field(default_factory=dict)
-    """Transaction ids that it sets, with their versions."""
+    """Transaction ids that the commit sets, with their versions."""
 
     def properties(self, now_ms: int | None = None, *, max_retries: int | None = None) -> CommitProperties:
         """Return the note for delta-rs; ``now_ms`` is the time of the transaction ids."""
@@ -96,9 +96,9 @@ class FileCommit:
     note: CommitNote
 
     def actions(self, now_ms: int) -> Iterator[dict[str, Any] | str]:
-        """Yield the actions of the commit, its information first.
+        """Yield the actions of the commit, first its ``commitInfo``.
 
-        For ``DESCRIBE HISTORY``, its information has the fields of commits by delta-rs and Spark.
+        That has the same fields as in commits by delta-rs and Spark, so that ``DESCRIBE HISTORY`` shows them.
         """
         yield {
             "commitInfo": {
@@ -168,7 +168,8 @@ def commit_files(
     delta-rs may put the commit after others that it finds compatible, unless ``only_next``.
 
     Raises:
-        FileExistsError: If another commit came first.  On a mount it may be this very commit.
+        FileExistsError: If another commit came first.  On a mount that sends requests twice, it may be this
+            very commit.
         DeltaError, OSError: If the commit failed, or if its outcome is unknown.
     """
     now_ms = time.time_ns() // 1_000_000

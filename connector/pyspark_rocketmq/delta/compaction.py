@@ -294,7 +294,7 @@ def _compact(
 
 
 def has_delta_rs_encoding(path: str) -> bool:
-    """Whether delta-rs, when it removes a file, would write its path exactly as the log has it.
+    """Return whether delta-rs, when it removes a file, would write its path exactly as the log has it.
 
     Other writers URL-encode other characters, and a path with another encoding names another file.
     """
@@ -420,7 +420,7 @@ class _Rewriter:
             logger.info("files changed while they were compacted path=%s", masked(self._log.table_uri))
 
     def _put(self, old: Sequence[StoredFile], new: Sequence[WrittenFile]) -> bool:
-        """Commit on top of other commits; return False if they changed these files, or more than files."""
+        """Commit on top of other commits; return False if they changed these files or the table's form."""
         # Writers encode paths differently; for Spark, paths that decode to the same one are the same file.
         paths, commit_id = {unquote(file.path) for file in old}, str(uuid.uuid4())
 

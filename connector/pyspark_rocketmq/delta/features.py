@@ -1,7 +1,7 @@
 """Decides by a table's features and properties which commits need Spark, and which changes concern rows.
 
-Adding finished Parquet files to the log skips anything that Delta does to rows *while writing them*.  Tables
-for which Delta does that are left to Spark's own writer.  No I/O.
+Adding finished Parquet files to the log skips anything that Delta does to rows *while writing them*, such as
+computing generated columns.  Tables for which Delta does such things are left to Spark's own writer.  No I/O.
 """
 
 from __future__ import annotations
@@ -131,12 +131,12 @@ def _without_comment(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decides_on_rows(property_name: str) -> bool:
-    """Whether a table's property may concern the rows that are added, and not only maintenance."""
+    """Return whether a table's property may concern the rows that are added, and not only maintenance."""
     return property_name.startswith("delta.") and property_name not in _UPKEEP_PROPERTIES
 
 
 def expires_transactions(form: TableForm) -> bool:
-    """Whether the table's writers delete old transaction ids."""
+    """Return whether the table's writers delete old transaction ids."""
     return TRANSACTION_RETENTION in form.configuration
 
 

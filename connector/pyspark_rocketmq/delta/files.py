@@ -123,7 +123,10 @@ def _bound_values(type_: pa.DataType, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _text_above(text: str) -> str | None:
-    """Return a short text not below ``text``: its beginning, then the greatest character there is."""
+    """Return an upper bound of ``text`` that is short: its beginning, then the greatest character there is.
+
+    None if the bound could be too low.
+    """
     if len(text) <= _TEXT_LENGTH:
         return text
     if text[_TEXT_LENGTH] == _GREATEST_CHARACTER:
@@ -255,7 +258,7 @@ def folder_name(column: str, value: str | None) -> str:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether file systems allow the name: at most 255 bytes."""
+    """Return whether file systems allow the name: at most 255 bytes."""
     return len(name.encode()) <= _LONGEST_NAME
 
 

@@ -109,7 +109,10 @@ class _HadoopSettings:
     """The settings for one place, by name without prefix, bucket and account."""
 
     def __init__(self, settings: Mapping[str, str], prefix: str, *own: str) -> None:
-        """Patterns of a bucket or account override the general prefix; later ones override earlier ones."""
+        """Find the settings with ``prefix``, and those that match patterns of a bucket or account (``own``).
+
+        A pattern's settings override those with only the prefix, and those of the patterns before it.
+        """
         self._settings = settings
         self._names = {key.removeprefix(prefix): key for key in settings if key.startswith(prefix)}
         for pattern in own:

@@ -17,7 +17,7 @@ from pyspark_rocketmq.delta.log import CommitFile
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 
 _PAGES: Final = (20, 200, 2_000, None)
-"""Numbers of commits to read: each number is tried until one is enough, in 0.2 s on a local disk."""
+"""Numbers of commits to read: each is tried until one is enough. On a local disk, each read takes 0.2 s."""
 
 ReadCommits = Callable[[int | None], list[dict[str, Any]]]
 """Function that reads the newest commits, the newest first: at most the number given, or all for None.
@@ -32,7 +32,10 @@ class CatalogHistory:
     def __init__(
         self, name: str, storage: StorageOptions, read: ReadCommits, *, last: int | None = None
     ) -> None:
-        """Set the table; ``last`` is the newest version to show, None for the table's newest."""
+        """Read nothing yet.
+
+        ``name`` is the table's, and ``last`` the newest version to show; None for the table's newest.
+        """
         self.table_uri: Final = name
         self.storage: Final = storage
         self._read = read

@@ -137,9 +137,9 @@ class LogFiles:
         return {"version": version}
 
     def keeps_form(self, version: int) -> bool | None:
-        """Whether a commit leaves columns, properties and features as they are; None if it is not in the log.
+        """Return whether a commit leaves columns, properties and features as they are.
 
-        An unknown action counts as a change.
+        An unknown action counts as a change. None if the commit is not in the log.
         """
         try:
             with self._lines(version) as lines:
@@ -210,7 +210,7 @@ class LogFiles:
         return info.size, info.mtime_ns
 
     def may_lack_commits_after(self, version: int) -> bool:
-        """Whether commits after ``version`` may have been cleaned up, because there is a later checkpoint."""
+        """Return whether commits after ``version`` may be cleaned up, because there is a later checkpoint."""
         try:
             newest = self._last_checkpoint()
             return newest is not None and int(newest["version"]) > version
@@ -281,7 +281,7 @@ class LogFiles:
         return [info.base_name for info in found]
 
     def _actions(self, path: str, kind: bytes = b"") -> list[dict[str, Any]]:
-        """Return the actions in a file of JSON lines whose text contains ``kind``."""
+        """Return the actions in a file of JSON lines, only those whose line contains ``kind``."""
         with self._files.open_input_stream(path) as stream:
             return [
                 json.loads(line) for line in stream.readall().splitlines() if line.strip() and kind in line

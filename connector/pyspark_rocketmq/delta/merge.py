@@ -80,7 +80,9 @@ def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa
 
 
 def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
-    """Replace strings that the table stores as null in partition columns by ""; return rows and such columns.
+    """Replace by "" those strings in partition columns that the table stores as null.
+
+    Return the rows, and the columns that had such strings.
 
     Delta cannot store an empty string as a partition value, and delta-rs cannot store the string that names
     the folder of null.

@@ -1,7 +1,7 @@
 """Reads, follows and replaces the rows of one partition, in a table that has one partition column.
 
-On a disk of this machine, this takes neither delta-rs nor a list of the log once the partition's files are
-known: the commits since show which files have taken their place.
+On a disk of this machine, this needs neither delta-rs nor a list of the log once the partition's files are
+known, because later commits show which files have taken their place.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Partition(NamedTuple):
         return tuple(found.values())
 
     def _follow(self, action: dict[str, Any], found: dict[str, StoredFile]) -> bool:
-        """Take one action over into the files by their decoded path; return whether its kind is known."""
+        """Apply one action to ``found``, the files by decoded path; return whether its effect is known."""
         [(kind, fields)] = action.items()
         if kind == "add" and fields["partitionValues"] == self._values:
             path = fields["path"]
@@ -119,7 +119,8 @@ class Partition(NamedTuple):
             Its files after the commit, if no other commit came between; None if they are not known.
 
         Raises:
-            FileExistsError: If another commit came first.  On a mount it may be this very commit.
+            FileExistsError: If another commit came first.  On a mount that sends requests twice, it may be
+                this very commit.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         if files is None or not snapshot.commits_itself:

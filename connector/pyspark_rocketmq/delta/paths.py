@@ -82,7 +82,7 @@ class TableName(NamedTuple):
 
     @classmethod
     def is_name(cls, place: str | Path) -> bool:
-        """Whether ``place`` can only be a table's name."""
+        """Return whether ``place`` can only be a table's name."""
         try:
             return cls.of(place) is not None
         except OptionError:

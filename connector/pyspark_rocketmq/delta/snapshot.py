@@ -36,9 +36,10 @@ from pyspark_rocketmq.display import masked
 logger = logging.getLogger(__name__)
 
 MAX_AGE_S: Final = 3600.0
-"""Look for newer commits if the last look is older than this.
+"""Maximum age of the last look at which newer commits are followed one by one; after it, the table is opened
+again.
 
-Delta keeps commits for 30 days unless a table's properties say otherwise.
+Delta keeps commits for 30 days unless a table's properties say otherwise, so none is gone before that.
 """
 _MAX_FOLLOWED: Final = 1_000
 """Maximum number of commits that are read one by one; opening the table takes about as long as reading this
@@ -84,14 +85,14 @@ class TableView(Protocol):
         ...
 
     def is_still_there(self) -> bool:
-        """Whether the log still has the very commit that was the newest one at the last look.
+        """Return whether the log still has the very commit that was the newest one at the last look.
 
         It does not if the table was deleted, created again or put back to an earlier state.
         """
         ...
 
     def may_have_newer(self) -> bool:
-        """Whether there may be a newer commit, provided that the table is still there."""
+        """Return whether there may be a newer commit, provided that the table is still there."""
         ...
 
     def refresh(self) -> None:
@@ -133,7 +134,7 @@ class Snapshot(TableView, Protocol):
 
     @property
     def shows_transactions(self) -> bool:
-        """Whether :meth:`all_transactions` has the ids of all commits, and not only of those by the path."""
+        """Whether :meth:`all_transactions` has the ids of all commits, not only of those made by the path."""
         ...
 
     def form(self) -> TableForm:
@@ -249,7 +250,7 @@ class TableSnapshot:
         return self._facts
 
     def _use(self, table: DeltaTable) -> int:
-        """Note the state of a table that was opened or refreshed; return the version."""
+        """Note the state of a table that was opened or refreshed; return its version."""
         # Keep the table only if delta-rs commits: it has the names of all files in memory.
         self._table, self._facts = (None, _TableFacts.of(table)) if self.commits_itself else (table, None)
         return int(table.version())

@@ -1,7 +1,7 @@
 """Access to a Delta table's storage: options of the user and of the environment, and file systems.
 
-Does not load delta-rs, so that tasks can import it.  A task whose table is on remote storage loads delta-rs
-when it begins to write.
+This module does not load delta-rs, so that tasks can import it.  A task whose table is on remote storage
+loads delta-rs when it begins to write.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ _FROM_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
 }
-"""Variables that are valid on any machine. Names of roles or files are not: each process finds its own."""
+"""Environment variables that are valid on any machine, by kind of storage. Names of roles or files are not:
+each process finds its own (``_ROLES``)."""
 _ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": (
         "AWS_PROFILE",
@@ -124,15 +125,15 @@ class StorageOptions:
 
     @classmethod
     def of(cls, given: StorageOptions | GivenOptions | None) -> StorageOptions:
-        """Create one of ``given``, or return it if it is one already."""
+        """Create the options from ``given``, or return ``given`` if it is one of these objects already."""
         return given if isinstance(given, StorageOptions) else cls(given)
 
     @classmethod
     def parse(cls, text: str | None) -> StorageOptions:
-        """Read a JSON object.
+        """Create the options from the text of a JSON object; there are none if it is None.
 
         Raises:
-            ValueError: If it is invalid.  The message is the end of a sentence and does not show ``text``.
+            ValueError: If the text is invalid.  The message is the end of a sentence and does not show it.
         """
         if text is None:
             return NO_OPTIONS
@@ -271,14 +272,14 @@ def _environment_for(uri: str) -> dict[str, str]:
 
 
 def is_reached_by_environment(uri: str) -> bool:
-    """Whether this process's environment configures the storage of ``uri`` by more than a region."""
+    """Return whether this process's environment configures the storage of ``uri`` by more than a region."""
     place = table_uri(uri)
     roles = _ROLES.get(FAMILY_OF.get(urlsplit(place).scheme.lower(), ""), ())
     return not _environment_for(place).keys() <= _REGIONS or any(map(os.environ.get, roles))
 
 
 def _joined(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Join options; of several names for one option keep the first, since delta-rs would use any."""
+    """Join options; of several names for one option keep the first, since delta-rs might use any of them."""
     joined: dict[str, str] = {}
     known: set[str] = set()
     for name, text in (item for layer in layers for item in layer.items()):

@@ -1,4 +1,4 @@
-"""A Delta table through delta-rs: form, creation, queries.
+"""Opens, creates, describes and queries Delta tables through delta-rs.
 
 Names of features are those of the Delta protocol (``PROTOCOL.md``, "Valid Feature Names in Table Features").
 
@@ -127,7 +127,7 @@ def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], wher
 
 
 def _fits(wanted: str, found: str) -> bool:
-    """Whether ``found`` can hold values of type ``wanted``; it may allow nulls where ``wanted`` does not."""
+    """Return whether ``found`` can hold values of type ``wanted``; it may allow nulls in addition."""
     return found in (wanted, wanted.replace(NOT_NULL, ""))
 
 
