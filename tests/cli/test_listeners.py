@@ -60,7 +60,7 @@ def test_a_missing_module_is_reported_with_where_it_was_looked_for() -> None:
 def test_a_module_that_lacks_something_itself_is_distinguished(tmp_path: Path) -> None:
     (tmp_path / "needy.py").write_text("import absent_thing\n")
 
-    assert "its module needs 'absent_thing', which cannot be found" in problem_of("needy:on")
+    assert "its module needs 'absent_thing'; install it, or add it to pyFiles" in problem_of("needy:on")
 
 
 def test_a_module_that_fails_is_reported_with_its_reason(tmp_path: Path) -> None:

@@ -50,12 +50,15 @@ def test_required_options_come_first_in_the_help(capsys: pytest.CaptureFixture[s
         (("xyz",), "There is no command 'xyz'; known: "),
         (
             ("offsets", "reset", "--to", "yesterday"),
-            "'yesterday' is neither earliest, latest, sink, a queue offset, nor a time",
+            "'yesterday' is not earliest, latest, sink, a queue offset, or a time",
         ),
         (("offsets", "reset", "--queue", "0"), "'0' is not BROKER:ID, such as broker-a:0"),
         (("offsets", "reset", "--as-of", "v1.5"), "'v1.5' is neither a time such as 2026-11-20T10:00"),
-        (("offsets", "reset"), "Say where to: one of --to and --as-of."),
-        (("offsets", "reset", "--to", "latest", "--as-of", "v3"), "Say where to: one of --to and --as-of."),
+        (("offsets", "reset"), "Give the new position: either --to or --as-of."),
+        (
+            ("offsets", "reset", "--to", "latest", "--as-of", "v3"),
+            "Give the new position: either --to or --as-of.",
+        ),
         (("offsets", "reset", "--to", "latest", "--rewind-sink"), "--rewind-sink needs --sink"),
         (("offsets", "skip", "--messages", "1"), "--messages needs --queue"),
         (("offsets", "diff"), "Give two states to compare"),
@@ -211,7 +214,9 @@ def test_an_invalid_setting_is_shown_up_to_the_end_of_its_name(
 
 
 def test_extra_argument_error_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a word too many. Write settings as --option key=value" in run(capsys, "offsets", "lag", "x")[2]
+    assert (
+        "a word too many. Write each setting as --option key=value" in run(capsys, "offsets", "lag", "x")[2]
+    )
 
 
 def test_the_help_of_consume_begins_with_what_is_needed_and_ends_with_access(

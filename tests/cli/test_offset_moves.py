@@ -66,7 +66,7 @@ def test_a_target_is_an_end_an_offset_or_a_time(
 
 @pytest.mark.parametrize("text", ["", "newest", "-1", "1.5", "10:00"])
 def test_anything_else_is_no_target(text: str) -> None:
-    with pytest.raises(ValueError, match="is neither earliest, latest"):
+    with pytest.raises(ValueError, match="is not earliest, latest"):
         parse_target(text)
 
 
@@ -82,7 +82,9 @@ def test_a_time_in_digits_is_not_taken_for_an_offset(text: str, instead: str) ->
     with pytest.raises(ValueError) as caught:
         parse_target(text)
 
-    assert str(caught.value) == f"is a time in digits, and a number is a queue offset here; {instead}"
+    assert (
+        str(caught.value) == f"looks like a time, but a number is a queue offset here; for the time {instead}"
+    )
     parse_target(str(caught.value).split()[-1])
 
 

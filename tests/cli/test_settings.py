@@ -80,7 +80,7 @@ def test_all_problems_of_file_pairs_and_values_are_reported_together(tmp_path: P
 
     assert problems == (
         f"--conf {conf} sets 'SEED' twice",
-        f"--conf {conf}: 'when' is neither text, number, true/false nor a list of these",
+        f"--conf {conf}: 'when' must be a string, a number, true or false, or a list of these",
         "--option 'nonsense' is not key=value",
         "option seed='x' is not a whole number between 0 and 2147483648",
         "unknown option 'ordrs'; did you mean 'orders'?",
@@ -96,7 +96,7 @@ def test_an_offset_table_that_is_not_there_is_reported_with_the_other_problems(t
     assert first.startswith("option 'nameServers' is required")
     assert (
         second
-        == f"option offsetStore='{tmp_path}/none' names no offset table; there is none at {tmp_path}/none"
+        == f"option offsetStore='{tmp_path}/none' is wrong: there is no offset table at {tmp_path}/none"
     )
 
 
@@ -108,7 +108,7 @@ def test_only_an_offset_table_that_is_surely_missing_is_reported(store: str, tmp
     with pytest.raises(OptionError) as caught:
         load_settings(OffsetsLagSettings, "offsets lag", None, [f"offsetStore={given}"])
 
-    assert "names no offset table" not in str(caught.value)
+    assert "there is no offset table" not in str(caught.value)
 
 
 def test_a_starting_option_of_the_data_source_is_answered_with_the_job_s() -> None:

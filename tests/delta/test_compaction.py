@@ -472,8 +472,8 @@ def test_files_that_somebody_else_changes_meanwhile_are_not_touched(
     assert offsets_of(path) == after[0]
     assert "files changed while they were compacted" in caplog.text
     assert (
-        "Another commit changed 12 of the files that were read: run the command again."
-        in capsys.readouterr().out
+        "Another writer changed 12 of the files meanwhile, so these were left as they are: run the command "
+        "again." in capsys.readouterr().out
     )
 
 
@@ -643,12 +643,12 @@ def test_a_command_refuses_what_it_must_not_compact(
     write_deltalake(tmp_path / "times", times, partition_by=["at"])
 
     for table, why in (
-        (tmp_path / "times", "only Spark can compact: partition column at of type timestamp; run OPTIMIZE"),
+        (tmp_path / "times", "which has partition column at of type timestamp; run OPTIMIZE"),
         (tmp_path / "none", f"there is no Delta table at {tmp_path}/none; check option 'table'"),
-        (tmp_path / "offsets", "is an offset table, which compacts itself"),
+        (tmp_path / "offsets", "is an offset table, and the queries that write it also compact it"),
         (
             path,
-            "has features whose files only Spark can compact: CHECK constraint positive; run OPTIMIZE in Spark",
+            "which has CHECK constraint positive; run OPTIMIZE in Spark",
         ),
     ):
         assert job("--option", f"table={table}") == 2

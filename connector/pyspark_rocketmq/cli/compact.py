@@ -28,7 +28,10 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
     """
     where = masked(settings.table)
     if TableName.of(settings.table) is not None:
-        named = f"{where} is the name of a table, which Spark looks after; run OPTIMIZE {where} in Spark"
+        named = (
+            f"{where} is the name of a catalog's table, and this command takes only the path of a table; run "
+            f"OPTIMIZE {where} in Spark"
+        )
         raise OptionError((named,), where="tables compact")
     check_exclusive_create(settings.table)
     storage = StorageOptions.parse(settings.storage_secrets)
@@ -52,7 +55,8 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
 
 def _summary(done: Compacted) -> str:
     changed = (
-        f"Another commit changed {done.files_changed:,} of the files that were read: run the command again."
+        f"Another writer changed {done.files_changed:,} of the files meanwhile, so these were left as they "
+        "are: run the command again."
     )
     if done.files_removed:
         replaced = (
@@ -66,10 +70,10 @@ def _summary(done: Compacted) -> str:
 def _problem(where: str, form: TableForm) -> str | None:
     """Return the reason why this command must not write a table; None if it may."""
     if VERSION_PROPERTY in form.configuration:
-        return f"{where} is an offset table, which compacts itself"
+        return f"{where} is an offset table, and the queries that write it also compact it; leave it as it is"
     if refused := uncompacted_features(form):
         return (
-            f"{where} has features whose files only Spark can compact: {', '.join(refused)}; run OPTIMIZE in "
+            f"only Spark can compact the files of {where}, which has {', '.join(refused)}; run OPTIMIZE in "
             "Spark"
         )
     return None

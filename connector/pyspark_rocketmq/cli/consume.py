@@ -52,7 +52,9 @@ def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise _unusable(name, f"its module needs {error.name!r}, which cannot be found") from error
+            raise _unusable(
+                name, f"its module needs {error.name!r}; install it, or add it to pyFiles"
+            ) from error
         raise _unusable(
             name,
             f"there is no module {error.name!r} in pyFiles, in the current directory or on PYTHONPATH",
@@ -60,7 +62,7 @@ def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None
     except Exception as error:
         raise _unusable(name, f"importing its module failed: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
-        raise _unusable(name, f"module {module_name!r} has no {attribute!r}")
+        raise _unusable(name, f"module {module_name!r} has no {attribute!r}; correct the name")
     form_of(getattr(module, attribute), orderly=orderly)
 
 
@@ -174,7 +176,9 @@ def _endpoint(settings: ConsumeSettings, monitor: rmq.QueryMonitor) -> Iterator[
     try:
         endpoint = rmq.PrometheusEndpoint(monitor, settings.metrics_port, host=settings.metrics_host)
     except OSError as error:
-        raise JobFailed(f"Metrics cannot be served at {where}: {error.strerror}.") from error
+        raise JobFailed(
+            f"Metrics cannot be served at {where}: {error.strerror}. Choose another host or port."
+        ) from error
     with closing(endpoint):
         yield
 

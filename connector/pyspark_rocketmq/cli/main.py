@@ -187,7 +187,7 @@ def _missing(error: ModuleNotFoundError) -> str:
         raise error
     return (
         f"This command needs module '{error.name}', which the Python {sys.executable} lacks. Run "
-        f"{sys.executable} -m pip install 'pyspark-rocketmq[{extra}]', or start the command where it is."
+        f"{sys.executable} -m pip install 'pyspark-rocketmq[{extra}]', or use a Python that has the module."
     )
 
 

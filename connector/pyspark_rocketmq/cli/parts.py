@@ -97,8 +97,8 @@ class SettingsCommand(click.Command):
         if ctx.args and not ctx.resilient_parsing:
             # Do not show it: after --option secretKey it is the secret.
             ctx.fail(
-                "There is a word too many. Write settings as --option key=value, with quotes around values "
-                "with blanks."
+                "There is a word too many. Write each setting as --option key=value, and put quotes around a "
+                "value that has blanks."
             )
         return rest
 

@@ -151,7 +151,8 @@ def storage_secrets(spark: SparkSession, given: str | None, *places: str | None)
     ]
     if any(options != found[0] for options in found):
         logger.warning(
-            "Spark's settings of storage are not used, since they differ for %s: give storageSecrets",
+            "Spark's settings of storage are not used, because they differ between %s: give option "
+            "storageSecrets",
             " and ".join(map(masked, asked)),
         )
         return None
@@ -178,8 +179,8 @@ class StopSignals:
         except Py4JError:
             # For example with -Xrs, or on a platform that does not support the call.
             logger.warning(
-                "could not take SIGINT and SIGTERM over from the JVM: it stops Spark during the listener's "
-                "calls, and their messages are consumed again",
+                "could not take SIGINT and SIGTERM over from the JVM: at such a signal the JVM stops Spark "
+                "during the listener's calls, and their messages are consumed again",
                 exc_info=True,
             )
 

@@ -129,7 +129,9 @@ def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str,
         seen.add(key.lower())
         text = _to_text(value)
         if text is None:
-            problems.append(f"--conf {conf}: '{key}' is neither text, number, true/false nor a list of these")
+            problems.append(
+                f"--conf {conf}: '{key}' must be a string, a number, true or false, or a list of these"
+            )
         else:
             yield key, text
 
@@ -185,7 +187,7 @@ def _store_problems(texts: Mapping[str, str]) -> list[str]:
     folder = local_path(spec.place) if spec.kind is StoreKind.DELTA else None
     if folder is None or Path(folder, "_delta_log").is_dir():
         return []
-    return [f"option offsetStore='{given}' names no offset table; there is none at {spec.place}"]
+    return [f"option offsetStore='{given}' is wrong: there is no offset table at {spec.place}"]
 
 
 @parses("string")

@@ -113,7 +113,10 @@ def _send(
 ) -> int:
     result = producer.send_batch(batch, queue)
     if result.status is not SendStatus.SEND_OK:
-        raise JobFailed(f"A batch for {queue} was stored with {result.status.name} instead of SEND_OK.")
+        raise JobFailed(
+            f"The broker stored messages for {queue} with status {result.status.name}, less durably than it "
+            "is set up for. Check its disk and its replica, and run the demo again with a new topic."
+        )
     on_sent(len(batch))
     return len(batch)
 

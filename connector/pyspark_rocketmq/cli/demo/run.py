@@ -133,8 +133,9 @@ def _read_addresses(output: IO[bytes]) -> str:
         return str(json.loads(line)["nameServers"])
     except (ValueError, KeyError) as error:
         raise JobFailed(
-            f"The embedded cluster did not come up within {_START_TIMEOUT_S:g} s; its first line was "
-            f"{line!r}. Run `pyspark-rocketmq simulator` by hand to see why, or give option nameServers."
+            f"The embedded cluster did not report its address within {_START_TIMEOUT_S:g} s; the first line "
+            f"of its output was {line!r}. Run `pyspark-rocketmq simulator` to see why, or give the address "
+            "of another cluster in option nameServers."
         ) from error
 
 
@@ -327,4 +328,6 @@ def _check(settings: DemoSettings, names: RunNames, sent: int, console: Console)
     print_findings(report.examples, console)
     console.print(verdict_line(sent, report), markup=False, highlight=False, soft_wrap=True)
     if not report.is_clean or report.rows != sent:
-        raise JobFailed("The order check failed: the consumed messages are not those that were sent.")
+        raise JobFailed(
+            "The order check failed: the consumed messages differ from the sent ones, as shown above."
+        )

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 _RUNS_IF_YOUNGER_S = 60.0
 """If no broker can be queried, a group whose rows changed within this time counts as running."""
 SINKS_LEAVE_OUT: Final = (
-    "Of the messages that are consumed again, a sink leaves the rows out that it has. --sink PATH shows "
-    "which queues that concerns; with --rewind-sink they are written again."
+    "Messages are consumed again, but a sink drops those rows that it has already. --sink PATH shows in "
+    "which queues; with --rewind-sink it writes them again."
 )
 """Reminder after a group was moved back."""
 
@@ -106,14 +106,14 @@ class SinkWatermarks:
             found = find_gaps(rows, self._sink().standings(consumer_group, queues))
         if not found:
             raise JobFailed(
-                f"There is nothing to change: {self._path} lacks nothing of what group {consumer_group} "
-                "wrote into it by its "
-                "offsets. To consume messages again whose rows it has, say from where, with --rewind-sink."
+                f"There is nothing to change: sink {self._path} has the rows of all messages up to the "
+                f"offsets of group {consumer_group}. To consume messages again although the sink has their "
+                "rows, give the position in --to and add --rewind-sink."
             )
         if found[0].is_one_of_several:
             raise JobFailed(
-                f"Nothing was changed: group {consumer_group} writes into other sinks beside {self._path}, "
-                "and a reset to one of them would discard the record of what the others lack. Name them all, "
+                f"Nothing was changed: group {consumer_group} writes into {self._path} and into other sinks. "
+                "A reset to only one of them would discard the record of what the others lack. Name them all "
                 "in Python: rmq.reset_to_sink(store, [every sink of the query], consumer_group)."
             )
         with self._answering():
@@ -139,7 +139,7 @@ class SinkWatermarks:
         remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run
         return (
             f"Nothing was changed: {self._path} still has {counted(count, 'row')} that group "
-            f"{consumer_group} would write again, and would have twice. Remove them first: {remedy}"
+            f"{consumer_group} would write a second time. Remove them first: {remedy}"
         )
 
     def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:
@@ -335,14 +335,17 @@ class _OffsetChange:
     ) -> dict[MessageQueue, QueueBounds]:
         """Return the bounds of ``queues`` at their brokers; the change needs them all."""
         if self._cluster is None:
-            raise JobFailed("Where a queue begins or ends only its broker knows; give option 'nameServers'.")
+            raise JobFailed(
+                "This change needs the first and last offset of each queue, which only the brokers have: "
+                "give option 'nameServers'."
+            )
         bounds = self._bounds({queue.topic for queue in queues})
         missing = sorted(set(queues).difference(bounds))
         if missing:
             raise JobFailed(
-                f"Nothing is known of {'; '.join(str(queue) for queue in missing)}, and nothing was changed: "
-                "their brokers do not answer, or no longer have them. Start the brokers, or choose other "
-                "queues with --topic and --queue."
+                "Nothing was changed: the brokers do not answer, or no longer have these queues: "
+                f"{'; '.join(str(queue) for queue in missing)}. Start the brokers, or choose other queues "
+                "with --topic and --queue."
             )
         return bounds
 
@@ -386,9 +389,9 @@ class _OffsetChange:
                 SinkWatermarks(options.sink, self._storage).rewind(str(self.group.name), back)
             except (JobFailed, RocketMQError) as error:
                 raise JobFailed(
-                    f"Group {self.group.name} was moved, but the watermarks of its sink {options.sink} were "
-                    f"not, so that rows would be left out: {error} Give the same command again before the "
-                    "query starts."
+                    f"The offsets of group {self.group.name} were moved, but the watermarks of its sink "
+                    f"{options.sink} were not, so the sink would drop rows: {error} Give the same command "
+                    "again before the query starts."
                 ) from error
         return [dataclasses.replace(move, new_epoch=rows[move.queue].epoch) for move in moves]
 
@@ -406,9 +409,9 @@ class _OffsetChange:
         missed = sorted(targets.keys() - rows.keys())
         if missed:
             raise JobFailed(
-                f"{'; '.join(map(str, missed))}: claimed or moved by somebody else meanwhile, and left as "
-                f"{'it is' if len(missed) == 1 else 'they are'}; all others were moved. Stop the group's "
-                "queries, and give the same command again."
+                "Another process claimed or moved some queues meanwhile, which were left as they are: "
+                f"{'; '.join(map(str, missed))}. All others were moved. Stop the group's queries, and give "
+                "the same command again."
             )
         return rows
 
@@ -439,7 +442,10 @@ class _OffsetChange:
         beyond = beyond_the_broker(move for move in moves if move.queue not in wanted.staying)
         if beyond:
             queues = "; ".join(f"{move.queue}: {move.target} ({move.note})" for move in beyond)
-            return f"Nothing was changed: offsets beyond the end of their queue. {queues}. Use --to latest."
+            return (
+                f"Nothing was changed: the new offset is beyond the end of its queue. {queues}. Choose an "
+                "offset in the queue; `pyspark-rocketmq offsets reset --to latest` moves to its end."
+            )
         is_running = refusal(moves, rewinds_sink=options.rewinds_sink)
         if is_running is not None and (not options.is_forced or options.rewinds_sink):
             return is_running

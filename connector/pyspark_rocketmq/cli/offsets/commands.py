@@ -203,7 +203,7 @@ def reset(
 ) -> None:
     """Move a group to a position in its queues, or back to where it once was."""
     if (target is None) == (moment is None):
-        raise click.UsageError("Say where to: one of --to and --as-of.")
+        raise click.UsageError("Give the new position: either --to or --as-of.")
     settings = load_settings(OffsetsChangeSettings, "offsets reset", conf, pairs)
     options = replace(options, is_new_group=is_new_group)
     implementation("offsets.change").reset(settings, target or moment, options, open_console())
@@ -283,7 +283,7 @@ def diff(
 ) -> None:
     """Print what changed between two moments of a group, or what is different in another group."""
     if (since is None) == (other is None) or (other is not None and until is not None):
-        raise click.UsageError("Give two states to compare: --from, perhaps with --to; or --with.")
+        raise click.UsageError("Give two states to compare: --from with or without --to, or --with.")
     settings = load_settings(OffsetsHistorySettings, "offsets diff", conf, pairs)
     module = implementation("offsets.history")
     module.show_diff(settings, other or module.Moments(since, until), OutputForm(output), open_console())

@@ -87,7 +87,10 @@ class StoredGroup:
 
     def _history(self) -> OffsetHistory:
         if not isinstance(self.store, OffsetHistory):
-            raise JobFailed(f"The offset store {self.store.spec} keeps no history; a Delta table does.")
+            raise JobFailed(
+                f"The offset store {self.store.spec} keeps no history, which this command needs; only "
+                "a Delta table keeps one."
+            )
         return self.store
 
 
@@ -116,7 +119,7 @@ def open_group(settings: StoreSettings, consumer_group: str, *, must_exist: bool
     chosen = _chosen(store, consumer_group, settings.namespace)
     if len(chosen) > 1:
         names = ", ".join(str(name) for name in chosen)
-        raise JobFailed(f"'{consumer_group}' may be any of {names}; name one of them as it is written here.")
+        raise JobFailed(f"Several groups are called '{consumer_group}'. Give one of these names: {names}.")
     if not chosen and must_exist:
         raise JobFailed(_unknown(store, consumer_group))
     name = chosen[0] if chosen else OffsetKey(settings.namespace or "", *_group_and_instance(consumer_group))

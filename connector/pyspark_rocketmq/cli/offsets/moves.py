@@ -15,7 +15,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds, is_retry_topic, qu
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.options.parsers import iso_time
 
-_FORMS: Final = "a time such as 2026-11-20T10:00 (UTC unless it says otherwise) or a version such as v120"
+_FORMS: Final = "a time such as 2026-11-20T10:00 (UTC if it has no zone) nor a version such as v120"
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -104,14 +104,16 @@ def parse_target(text: str) -> Target:
     if re.fullmatch(r"\d+", value):
         at = _time_in_digits(value)
         if at is not None:
-            raise ValueError(f"is a time in digits, and a number is a queue offset here; write {at}")
+            raise ValueError(
+                f"looks like a time, but a number is a queue offset here; for the time write {at}"
+            )
         return ToOffset(int(value))
     try:
         return ToTime(parse_time(text))
     except ValueError:
         raise ValueError(
-            "is neither earliest, latest, sink, a queue offset, nor a time such as 2026-11-20T10:00 (UTC "
-            "unless it says otherwise)"
+            "is not earliest, latest, sink, a queue offset, or a time such as 2026-11-20T10:00 (UTC "
+            "if it has no zone)"
         ) from None
 
 
@@ -158,13 +160,16 @@ def not_chosen(choice: QueueChoice, queues: Collection[MessageQueue]) -> str | N
     topics = {queue.topic for queue in queues}
     for topic in sorted(choice.topics - topics):
         near = difflib.get_close_matches(topic, topics, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"those are {', '.join(sorted(topics)) or 'none'}."
-        return f"There is no topic '{topic}' among the group's; {hint}"
+        hint = (
+            f"did you mean '{near[0]}'?" if near else f"its topics are {', '.join(sorted(topics)) or 'none'}."
+        )
+        return f"The group has no topic '{topic}'; {hint}"
     there = {(queue.broker_name, queue.queue_id) for queue in queues if choice.takes_topic(queue)}
+    within = " in the chosen topics" if choice.topics else ""
     for broker_name, queue_id in sorted(choice.queues - there):
         known = ", ".join(f"{name}:{number}" for name, number in sorted(there))
         return (
-            f"There is no queue '{broker_name}:{queue_id}' among the group's; those are "
+            f"The group has no queue '{broker_name}:{queue_id}'{within}; its queues are "
             f"{peer_text(known) or 'none'}."
         )
     return None
@@ -305,8 +310,8 @@ def refusal(moves: Collection[QueueMove], *, rewinds_sink: bool = False) -> str 
     remedy = (
         "Stop the query: a sink's watermarks cannot be set while it writes."
         if rewinds_sink
-        else "Stop the query first; or say --force: the batch under way is then fenced off and dropped, and "
-        "the query goes on from the new offsets with its next trigger."
+        else "Stop the query first, or add --force: the running batch is then dropped, and the query goes on "
+        "from the new offsets with its next trigger."
     )
     return (
         f"{len(held)} of {counted(len(moves), 'queue')} {'is' if len(held) == 1 else 'are'} being consumed "
