@@ -46,7 +46,7 @@ def test_every_connection_to_a_broker_goes_where_the_option_says(cluster: Cluste
         close_idle_connections()
         relay.close()
         with pytest.raises(
-            ConnectFailed, match=f"{relay.address} .by brokerAddresses in the place of {announced}"
+            ConnectFailed, match=f"{relay.address} .which brokerAddresses gives for {announced}"
         ):
             read_batch(nameServers=cluster.name_servers, retryTimeoutMs="0", **given)
 

@@ -114,6 +114,6 @@ def test_a_member_that_answers_with_only_a_remark_is_shown_with_it(
     server.script = lambda peer, request: peer.answer(request, 0, remark=remark)
 
     with pytest.raises(
-        RemoteProtocolError, match=rf"Member 10\.0\.0\.1@7 answered with nothing but '{remark or ''}'"
+        RemoteProtocolError, match=rf"Consumer 10\.0\.0\.1@7 .* answered only '{remark or ''}'"
     ):
         admin.running_info(server.address, "g", "10.0.0.1@7")

@@ -157,7 +157,7 @@ def test_a_child_has_futures_of_its_own(cluster: ScriptedCluster, producer: Prod
     assert in_child(work) == (
         0,
         True,
-        "This process was forked while the message was under way; its parent gets the outcome.",
+        "This process was forked while the message was sent: only its parent gets the outcome.",
         0,
     )
     assert not parents.done()

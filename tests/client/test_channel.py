@@ -301,7 +301,7 @@ def test_a_frame_cut_by_the_end_of_the_stream_is_reported() -> None:
     with (
         ScriptedServer(cut) as server,
         open_channel(server) as channel,
-        pytest.raises(ChannelClosed, match="inside a frame"),
+        pytest.raises(ChannelClosed, match="bytes of an unfinished message"),
     ):
         channel.request(QUESTION, soon())
 

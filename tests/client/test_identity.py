@@ -241,7 +241,7 @@ def test_a_broker_that_refuses_its_name_is_warned_of_once_and_asked_again_later(
         assert server.introductions == 2
 
         [said] = [
-            each.message for each in caplog.records if "does not say which broker it is" in each.message
+            each.message for each in caplog.records if "does not report which broker it is" in each.message
         ]
         assert f"broker=broker-a address={server.address} code={code}" in said
         assert "Give this user the right to GET_BROKER_CONFIG" in said
@@ -259,8 +259,8 @@ def test_a_server_without_a_name_is_warned_of_once(
     server.next_peer().close()
     wait_until(lambda: succeeds(lambda: brokers.update_consumer_offset(server.address, "g", QUEUE, 8)))
 
-    assert caplog.text.count("does not say which broker it is") == 1
-    assert "A RocketMQ 5 Proxy and a managed cluster's gateway do so" in caplog.text
+    assert caplog.text.count("does not report which broker it is") == 1
+    assert "This is normal for a RocketMQ 5 Proxy" in caplog.text
 
 
 @pytest.mark.parametrize("code", [ResponseCode.NO_PERMISSION, ResponseCode.SYSTEM_ERROR])

@@ -150,7 +150,7 @@ def test_a_client_certificate_of_another_authority_is_refused(
     error = failure_of(settings, serve(certificate, clients_of=authority), soon)
 
     assert isinstance(error, TlsFailed)
-    assert "the server refused it" in str(error)
+    assert "the server refused the connection" in str(error)
 
 
 def test_a_server_of_another_authority_is_refused(
@@ -175,7 +175,7 @@ def test_a_certificate_that_has_expired_is_refused(
     error = failure_of(trusting(authority, tls_verify_hostname=verify_hostname), server, soon)
 
     assert isinstance(error, TlsFailed)
-    assert "is not valid now: certificate has expired. Have it renewed" in str(error)
+    assert "is not valid now: certificate has expired. Renew the certificate" in str(error)
     assert "tlsCaFile" not in str(error)
 
 
@@ -188,7 +188,7 @@ def test_a_server_with_an_older_tls_is_reported(
     error = failure_of(trusting(authority), server, soon)
 
     assert isinstance(error, TlsFailed)
-    assert "no version of TLS that is taken here: 1.2 or newer" in str(error)
+    assert "no TLS version that is accepted here; at least 1.2 is needed" in str(error)
     assert "tlsCertFile" not in str(error)
 
 

@@ -430,7 +430,7 @@ def test_an_address_given_in_place_of_another_is_named_with_it_when_nobody_is_th
     with (
         pool,
         pytest.raises(
-            ConnectFailed, match=r"127\.0\.0\.2:1 \(by brokerAddresses in the place of 10\.0\.0\.5:10911\)"
+            ConnectFailed, match=r"127\.0\.0\.2:1 \(which brokerAddresses gives for 10\.0\.0\.5:10911\)"
         ),
     ):
         pool.get("10.0.0.5:10911", Deadline.after(CLOCK, PATIENCE_S))

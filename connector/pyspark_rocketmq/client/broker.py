@@ -394,7 +394,10 @@ class BrokerClient:
         if not answer.body:
             # A Go client whose own call failed answers only with a remark, which is the reason.
             remark = peer_text(repr(answer.remark or ""))
-            raise RemoteProtocolError(f"Member {peer_text(client_id)} answered with nothing but {remark}.")
+            raise RemoteProtocolError(
+                f"Consumer {peer_text(client_id)} did not report its figures and answered only {remark}. "
+                "Look at the consumer's log."
+            )
         return decode_body(ConsumerRunningInfo, answer.body)
 
     def _send(

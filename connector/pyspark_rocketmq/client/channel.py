@@ -251,7 +251,9 @@ class Channel:
     def renew(self) -> None:
         """In a child of ``fork()``: end the channel here, because the connection is the parent's."""
         self._lock, self._send_lock = threading.Lock(), threading.Lock()
-        self._ended = ChannelClosed(self.address, "this process was forked; the connection is its parent's")
+        self._ended = ChannelClosed(
+            self.address, "this process was forked, and only its parent may use the connection"
+        )
         self._waiting = {}
         self._transport.close()
 
@@ -402,7 +404,7 @@ class Channel:
                 next_sweep_s = now_s + RECEIVE_TICK_S
                 self.expire_overdue()
         if decoder.pending:
-            detail = f"the server ended it inside a frame, of which {decoder.pending} bytes had come"
+            detail = f"the server ended it after {decoder.pending} bytes of an unfinished message"
         else:
             detail = "the server ended it"
         raise ChannelClosed(self.address, detail)
@@ -422,7 +424,9 @@ class Channel:
             self._is_leaving = True
         self._call_back(waiting, command)
         if self._is_leaving and not self._waiting:
-            self._end(ChannelClosed(self.address, "the server had asked its clients to go away"))
+            self._end(
+                ChannelClosed(self.address, "the server is about to stop and asked its clients to leave")
+            )
 
     def _take(self, opaque: int) -> _Waiting | None:
         with self._lock:
@@ -477,7 +481,8 @@ def _with_tls_hint(reason: RocketMQError) -> RocketMQError:
     if not isinstance(reason, ChannelClosed):
         return reason
     hint = (
-        "before it had sent a byte, as servers do that require TLS, or have it switched off: look at useTls"
+        "before it sent a byte. A server does this if it requires TLS and useTls is false, or if it has TLS "
+        "switched off and useTls is true: check option useTls"
     )
     return ChannelClosed(reason.address, f"{reason.detail}, {hint}")
 
@@ -487,4 +492,4 @@ def _reason_for(reason: RocketMQError, request: Outgoing) -> RocketMQError:
     asked = describe_request(request.command())
     if isinstance(reason, (ChannelClosed, TlsFailed)):
         return type(reason)(reason.address, f"{reason.detail.removesuffix('.')}. It was needed for {asked}.")
-    return RemoteProtocolError(f"{reason} It came instead of the answer to {asked}.")
+    return RemoteProtocolError(f"{reason} This was received instead of the answer to {asked}.")

@@ -254,9 +254,9 @@ class PatientLookup:
             logger.warning("waiting up to %g s for a name server topic=%s: %s", self.timeout_s, topic, error)
         except _NotThere:
             logger.warning(
-                "topic is not there, looking for it up to %g s before brokers may create it: those that "
-                "have it may be restarting, and its keys would move to others. Create a new topic before it "
-                "is written to, or lower retryTimeoutMs topic=%s",
+                "topic is not there, looking for it up to %g s before a broker may create it: the brokers "
+                "that have it may be restarting, and a created topic would get its sharding keys meanwhile. "
+                "Create new topics before writing to them, or lower retryTimeoutMs. topic=%s",
                 self.timeout_s,
                 topic,
             )

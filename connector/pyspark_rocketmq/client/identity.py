@@ -73,18 +73,18 @@ def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:
     _warned.add(address)
     if answer.code in {ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}:
         remedy = (
-            "A RocketMQ 5 Proxy and a managed cluster's gateway do so, and find the broker by themselves: "
-            "then there is nothing to do. Else give each broker an address that no other one gets."
+            "This is normal for a RocketMQ 5 Proxy and for the gateway of a managed cluster, which find the "
+            "broker themselves. Otherwise give each broker an address that no other broker gets."
         )
     else:
         remedy = (
             "Give this user the right to GET_BROKER_CONFIG (request code 26), which brokers answer to every "
-            "user by default; or give each broker an address that no other one gets."
+            "user by default; or give each broker an address that no other broker gets."
         )
     logger.warning(
-        "server does not say which broker it is, so it is taken for the one that its route names, and "
-        "brokers that come back with each other's address may be mixed up until the route is refreshed "
-        "broker=%s address=%s code=%d remark=%s. %s",
+        "server does not report which broker it is, so it is taken for the broker that has this address in "
+        "the topic's route. Brokers that exchange their addresses in a restart may be mixed up until the "
+        "route is refreshed. broker=%s address=%s code=%d remark=%s. %s",
         peer_text(wanted),
         address,
         answer.code,

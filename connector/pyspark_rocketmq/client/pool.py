@@ -89,7 +89,7 @@ class Elsewhere:
         try:
             return self.inner(instead, timeout_s)
         except ConnectFailed as error:
-            shown = f"{instead} (by brokerAddresses in the place of {address})"
+            shown = f"{instead} (which brokerAddresses gives for {address})"
             raise type(error)(shown, error.detail) from error
 
 
@@ -142,7 +142,9 @@ class ChannelPool(Closing):
         try:
             return found.result(deadline.remaining_s())
         except FutureTimeout:
-            raise ConnectFailed(address, "another thread is still connecting") from None
+            raise ConnectFailed(
+                address, "the time limit passed while another thread was still connecting"
+            ) from None
         except ConnectFailed as error:
             raise type(error)(address, error.detail) from error
 
@@ -177,7 +179,7 @@ class ChannelPool(Closing):
         """Return where the channel to ``address`` is or will be, and whether the caller must connect."""
         with self._lock:
             if self._is_closed:
-                raise ChannelClosed(address, "its pool was closed on this side")
+                raise ChannelClosed(address, "this process has closed its connections")
             found = self._channels.get(address)
             if found is not None and not _is_dead(found):
                 return found, False
@@ -211,7 +213,7 @@ class ChannelPool(Closing):
             is_closed = self._is_closed
         if is_closed:
             channel.close()
-            raise ChannelClosed(address, "its pool was closed on this side")
+            raise ChannelClosed(address, "this process has closed its connections")
         return channel
 
 

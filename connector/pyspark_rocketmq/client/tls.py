@@ -98,18 +98,19 @@ def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
         if failure.verify_code in _OTHER_HOST:
             return TlsFailed(
                 address,
-                f"its certificate is for another host: {complaint}. Have the address in the "
+                f"the server's certificate is for another host: {complaint}. Put the address into the "
                 "certificate's subjectAltName, or set tlsVerifyHostname=false.",
             )
         if failure.verify_code in _NOT_VALID_NOW:
             return TlsFailed(
                 address,
-                f"its certificate, or one that vouches for it, is not valid now: {complaint}. Have it "
-                "renewed, and see that this machine's clock is right.",
+                f"the server's certificate, or one in its chain, is not valid now: {complaint}. Renew the "
+                "certificate, and check this machine's clock.",
             )
         return TlsFailed(
             address,
-            f"its certificate is not trusted: {complaint}. Set tlsCaFile to the authority that signed it.",
+            f"the server's certificate is not trusted: {complaint}. Set tlsCaFile to the authority "
+            "that signed it.",
         )
     if isinstance(failure, ssl.SSLError) and failure.reason in _NO_TLS:
         return TlsFailed(
@@ -120,8 +121,8 @@ def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
         return _alert_error(address, failure)
     return ConnectFailed(
         address,
-        f"the TLS handshake failed: {failure}; a server whose tls.server.mode is disabled ends it so (then "
-        "set useTls=false)",
+        f"the TLS handshake failed: {failure}. If the server has TLS switched off "
+        "(tls.server.mode=disabled), set useTls=false",
     )
 
 
@@ -130,13 +131,13 @@ def _alert_error(address: str, alert: ssl.SSLError) -> TlsFailed:
     if "protocol version" in reason:
         return TlsFailed(
             address,
-            "the server speaks no version of TLS that is taken here: 1.2 or newer. Run it on a newer Java, "
-            "or let its Java speak TLS 1.2 (jdk.tls.disabledAlgorithms).",
+            "the server offers no TLS version that is accepted here; at least 1.2 is needed. Run the server "
+            "on a newer Java, or allow TLS 1.2 in its Java (jdk.tls.disabledAlgorithms).",
         )
     return TlsFailed(
         address,
-        f"the server refused it: {reason}. If it requires client certificates, set tlsCertFile and "
-        "tlsKeyFile to one that its authority has signed.",
+        f"the server refused the connection: {reason}. If it requires client certificates, set tlsCertFile "
+        "and tlsKeyFile to a certificate that its authority has signed, and to the certificate's key.",
     )
 
 

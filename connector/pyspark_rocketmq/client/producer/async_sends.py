@@ -39,7 +39,7 @@ class _SendFuture(Future[SendResult]):
             self._done_callbacks.clear()
             self.set_exception(
                 RocketMQError(
-                    "This process was forked while the message was under way; its parent gets the outcome."
+                    "This process was forked while the message was sent: only its parent gets the outcome."
                 )
             )
 

@@ -211,8 +211,9 @@ class SendBack:
             return
         if count <= 0:
             raise RocketMQError(
-                f"{address} drops messages that group {self.consumer_group} sends back, for it has no retry "
-                "queues there (retryQueueNums=0): mqadmin updateSubGroup -q 1."
+                f"Broker {address} drops messages that group {self.consumer_group} sends back, because the "
+                "group has no retry queues there (retryQueueNums=0). Give it one: mqadmin updateSubGroup "
+                "-q 1."
             )
 
     def _send_to_storing_broker(

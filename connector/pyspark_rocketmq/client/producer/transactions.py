@@ -201,7 +201,11 @@ class TransactionProducer(Closing):
             try:
                 self._brokers.unregister(address, self._client_id, producer_group=self._producer_group)
             except RocketMQError as error:
-                logger.warning("not unregistered address=%s: %s", address, error)
+                logger.warning(
+                    "producer could not be unregistered, its broker forgets it later address=%s: %s",
+                    address,
+                    error,
+                )
         self._pool.close()
 
     # --- membership -----------------------------------------------------------------------------------------
@@ -221,7 +225,11 @@ class TransactionProducer(Closing):
         try:
             address = self._producer.master_of(queue)
         except RocketMQError as error:
-            logger.warning("no heartbeat broker=%s: %s", queue.broker_name, error)
+            logger.warning(
+                "no heartbeat sent, since the broker has no known address broker=%s: %s",
+                queue.broker_name,
+                error,
+            )
             return
         with self._lock:
             is_known = address in self._known
@@ -251,7 +259,9 @@ class TransactionProducer(Closing):
         try:
             route = self._producer.route(topic, may_create=False)
         except RocketMQError as error:
-            logger.warning("brokers of a topic not found, those known stay topic=%s: %s", topic, error)
+            logger.warning(
+                "brokers of a topic could not be looked up, keeping the known ones topic=%s: %s", topic, error
+            )
             return
         found = {str(each.master): each.broker_name for each in route.brokers if each.master is not None}
         with self._lock:
@@ -278,7 +288,9 @@ class TransactionProducer(Closing):
             self._brokers.end_transaction(address_of(), header)
         except RocketMQError as error:
             # The broker will ask.
-            logger.warning("end of a transaction not sent msgId=%s: %s", header.msg_id, error)
+            logger.warning(
+                "end of a transaction not sent, the broker will ask for it msgId=%s: %s", header.msg_id, error
+            )
 
     # --- requests from brokers ------------------------------------------------------------------------------
 
@@ -289,7 +301,9 @@ class TransactionProducer(Closing):
         header = from_ext_fields(CheckTransactionStateRequestHeader, request.ext_fields)
         messages = decode_messages(request.body, header.broker_name or self._name_of(address))
         if len(messages) != 1:
-            raise RemoteProtocolError(f"{address} asks for {len(messages)} messages, not one.")
+            raise RemoteProtocolError(
+                f"A transaction check from broker {address} has {len(messages)} messages; it must have one."
+            )
         bare = without_namespace(self._namespace, messages[0].topic)
         message = messages[0]._replace(topic=bare)
         answer = EndTransactionRequestHeader(
