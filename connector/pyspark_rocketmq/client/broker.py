@@ -310,7 +310,7 @@ class BrokerClient:
         queues: Iterable[MessageQueue],
         deadline: Deadline | None = None,
     ) -> frozenset[MessageQueue]:
-        """Lock queues for 60 s, or renew their locks; return the queues that are now held."""
+        """Lock queues of one broker for 60 s, or renew their locks; return the queues that are now held."""
         wanted = tuple(queues)
         command = self._lock_command(RequestCode.LOCK_BATCH_MQ, consumer_group, client_id, wanted)
         answer = self._calls.call(address, command, deadline, broker_name=_one_broker(wanted))
@@ -320,7 +320,7 @@ class BrokerClient:
     def unlock_batch(
         self, address: str, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> None:
-        """Unlock queues; locks of other clients are not changed."""
+        """Unlock queues of one broker; locks of other clients are not changed."""
         held = tuple(queues)
         command = self._lock_command(RequestCode.UNLOCK_BATCH_MQ, consumer_group, client_id, held)
         self._calls.call(address, command, broker_name=_one_broker(held))

@@ -1,4 +1,4 @@
-"""Decide when a connection on which nothing arrives has ended.  Pure: callers pass the time."""
+"""Decide when a connection on which nothing arrives has ended.  No I/O: callers pass the time."""
 
 from __future__ import annotations
 

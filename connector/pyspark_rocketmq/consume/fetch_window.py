@@ -200,8 +200,8 @@ class RangeWindow:
     def tasks(self, at_most: int, now_s: float, *, may_run_ahead: bool = True) -> list[PullTask]:
         """Return the pulls to send now, ascending; each is given out once until it is reported.
 
-        There are at most ``at_most`` of them, within ``depth``. Without ``may_run_ahead``, and with too many
-        bytes ahead, only the first open segment is pulled.
+        There are at most ``at_most`` of them, within ``depth``. If ``may_run_ahead`` is false, or too many
+        bytes wait for ``take``, only the first open segment is pulled.
         """
         segments, broker_id, at_once = self.segments, self.broker_id, self._settings.pull_batch_size
         has_room = may_run_ahead and segments.buffered_bytes < self._max_ahead_bytes
@@ -491,7 +491,11 @@ class FetchWindow:
             window.stand_still()
 
     def is_ready(self) -> bool:
-        """Return whether there is enough to hand out."""
+        """Return whether to call ``take`` now.
+
+        True if a range is over, if enough has arrived to be decoded fast, or if no more comes before
+        something is taken.
+        """
         takeable = 0
         for window in self._open:
             if window.is_over:

@@ -1,4 +1,4 @@
-"""Interprets a refusal: either "not now", or an error that the user must act on. Pure.
+"""Interprets a refusal: either "not now", or an error that the user must act on. No I/O.
 
 A Java consumer pulls again after 3 s whatever its broker answered (``PullCallback.onException``). Here a
 query that the cluster has served before does the same, but only for the queue or the broker in question; at

@@ -1,4 +1,4 @@
-"""Decides which offsets one micro-batch reads, and how its ranges share tasks. Pure.
+"""Decides which offsets one micro-batch reads, and how its ranges share tasks. No I/O.
 
 **Offsets to read of a queue**, by rules in this order (:func:`plan_ranges`):
 
@@ -8,8 +8,9 @@
 3. If the next offset is outside the broker's bounds, a gap is reported. The range begins at the corrected
    offset if gaps are skipped; otherwise the queue is left out.
 4. The range ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that
-   was suspended at its first message is tried with one delivery's worth: it may well stop there again, and a
-   growing backlog must not take the others' share for messages that are not delivered.
+   was suspended at its first message gets at most 1,024 offsets, the largest possible delivery: it may well
+   stop there again, and a growing backlog must not take the others' share for messages that are not
+   delivered.
 5. The total limit is shared in proportion to the remaining demand, at least one offset each; so is the limit
    in bytes.
 6. If a listener has committed none of the messages it received (autoCommit=false), its queue gets them again
@@ -18,16 +19,18 @@
 **Which ranges share a task** (:func:`shared_tasks`). Every task costs some tens of milliseconds of a core:
 Spark schedules it, and two Python processes handle it. A queue with a few messages takes less. So:
 
-1. Ranges share a task as long as it should last at most 1.25 times as long as the longest range does, or
-   25 ms if that is more. With any number of cores the micro-batch takes no longer; with few cores it takes
-   less.
+1. A task gets further ranges while its expected duration stays within 1.25 times that of the longest range,
+   or 25 ms if that is more. So even with a core for every range the micro-batch takes at most that much
+   longer; with few cores it takes less time.
 2. A range of unknown duration has its own task.
 3. If that makes more tasks than can run at the same time, and this number is known, there are only that many,
-   each with its share of the work. A task that waits for a core could do nothing for its queues, and a task
-   with a suspended queue left would have to end for it (D3).
-4. Neighbours in a task that together take at most 25 ms are read together: pulled in one burst and decoded
-   together, which takes as long for a few short ranges as for one. None of them waits longer to be given up
-   than the call of a slow listener lasts.
+   each with its share of the work. A task that waits for a core does nothing for its queues, and a running
+   one with only suspended queues left would have to end to free its core, instead of delivering them again
+   (D3).
+4. Neighbours in a task that together take at most 25 ms and have at most 1,024 offsets are read together:
+   pulled in one burst and decoded together, which takes as long for a few short ranges as for one. A queue
+   that another member should get meanwhile waits for about 25 ms at most, less than one call of a slow
+   listener lasts (0.1 s).
 
 :mod:`~pyspark_rocketmq.consume.turns` decides how a task takes turns with its ranges.
 """

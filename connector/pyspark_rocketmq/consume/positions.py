@@ -1,4 +1,4 @@
-"""Decides where a queue starts and ends: by options, by time, by offset store and broker; finds gaps. Pure.
+"""Decides where a queue starts and ends: by options, by time, by offset store and broker; finds gaps. No I/O.
 
 **A claimed queue** continues at the offset store's position, or at its broker's position of the group. In a
 group of only Spark queries the store is the whole truth, and the broker has a copy of it. But a Java consumer

@@ -1,4 +1,4 @@
-"""Decides which broker of a name is pulled from, and what a slave may serve while its master is down. Pure.
+"""Decides which broker of a name is pulled from, and what a slave may serve while its master is down. No I/O.
 
 A master whose backlog no longer fits its memory may suggest a replica (``slaveReadEnable``). A replica may
 lag, and for an offset that it does not have it answers other codes than its master. Hence:

@@ -121,7 +121,7 @@ class TaskTurns(Generic[QueueT]):
     """The queues of one task, from its first range to the end of its last queue."""
 
     def __init__(self, now_s: float) -> None:
-        """Begin with a range to read; each queue is reported by ``arrived``."""
+        """Begin without queues: the first work is to read a range, and ``arrived`` adds its queue."""
         self._waiting: dict[QueueT | None, _Waiting[QueueT]] = {None: _Waiting(now_s, now_s, None)}
         self._in_hand: set[QueueT | None] = set()
         self._leading: set[QueueT | None] = {None}
@@ -140,7 +140,7 @@ class TaskTurns(Generic[QueueT]):
 
     @property
     def is_somebody_waiting(self) -> bool:
-        """Whether a queue or the next range has no worker."""
+        """Whether a queue, even a suspended one, or the next range to read has no worker."""
         return bool(self._waiting)
 
     @property

@@ -1,6 +1,8 @@
-"""Find values of a JSON object that ``from_json`` would drop silently, by parsing it into strings.
+"""Checks of JSON strings for three losses that ``from_json`` does not report.
 
-A quick check of the body decides whether it is parsed once more: very few bodies are.
+It keeps only the last of several fields of one name, and drops the digits after a time's microseconds and
+whatever follows a date.  A quick search of the string decides whether it is parsed once more, into strings,
+to make sure: very few bodies are.
 """
 
 from __future__ import annotations

@@ -201,10 +201,10 @@ def commit_on_top(
 
     Args:
         what: Name of the commit, for the log.
-        follow: Checks what other writers have committed since the last try, and returns the function that
-            makes the commit on top of it, or one that returns its result if it is made already.  It gets the
-            error of the last try, None the first time.  The function raises FileExistsError if another
-            commit came first.
+        follow: Checks what other writers have committed since the last try, and returns a function that makes
+            the commit on top of it; if an earlier try has stored the commit, the function only returns the
+            result.  ``follow`` gets the error of the last try, None the first time.  The function raises
+            FileExistsError if another commit came first.
         pauses_s: Pauses before further tries; when they are used up, the last error reaches the caller.
         sleep: Function that waits.
         unknown: Errors after which the commit may have been stored; all others reach the caller immediately.

@@ -283,7 +283,10 @@ class DeltaOffsetStore(RowOffsetStore):
 
     @contextmanager
     def _forgetting_handles(self) -> Iterator[None]:
-        """Open the table again after an error: an old handle keeps its state after the table is deleted."""
+        """Forget the opened table if the block fails, so that the next use opens it again.
+
+        A handle keeps its state even after the table was deleted.  A commit that came first is no failure.
+        """
         try:
             yield
         except FileExistsError:

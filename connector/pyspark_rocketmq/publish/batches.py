@@ -1,4 +1,4 @@
-"""Assigns each row of a task to a queue and a request, which keep the order of their rows. Pure."""
+"""Assigns each row of a task to a queue and a request, which keep the order of their rows. No I/O."""
 
 from __future__ import annotations
 

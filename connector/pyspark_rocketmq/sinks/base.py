@@ -373,10 +373,14 @@ class Sink(Protocol):
         ...
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Check, before the query starts, that rows of ``schema`` can be added.
+        """Make the sink ready for rows of ``schema``: create what is missing, and check what can be checked.
+
+        Called before the first ``begin``, when the query starts.
 
         Raises:
             SchemaError: If the rows do not fit.
+            OptionError: If the place cannot be used as a sink.
+            OffsetError: If its storage does not answer.
         """
         ...
 

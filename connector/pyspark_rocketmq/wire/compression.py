@@ -190,7 +190,13 @@ def _zstd_frame(frame: bytes, most: int) -> bytes:
 
 
 def _zstd_result(frame: bytes, most: int) -> bytes:
-    """Decompress in one step, which needs no window in addition to a result of known size."""
+    """Decompress a frame to at most ``most`` bytes, in one step.
+
+    For a frame that contains its size, zstd needs no window beside the result.
+
+    Raises:
+        ZstdError: If the result is larger, or the frame is damaged.
+    """
     # Making a decompressor costs more than using it, and two threads must not share one; list operations are
     # atomic.
     try:

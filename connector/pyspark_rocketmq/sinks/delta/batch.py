@@ -1,10 +1,12 @@
 """One micro-batch on its way into a Delta table: the checks of its files, of other commits, and its commit.
 
-If a commit lost against another change of the table, or if its outcome is unknown, the log is searched for it
-before it is tried again, because it may have been stored.
+If another commit seems to have come first, or if the outcome of a commit is unknown, the log is searched for
+it before it is tried again.  It may be stored: a mount that sends requests twice reports a commit's own first
+request as another commit.
 
 A batch makes several commits, one for each group of parts.  The first one builds on the version that the
-batch began with; for each later one the log is read as after a commit of others.
+batch began with, and moves the table past it.  So before each later one the same is checked as after another
+writer's commit: the table, its watermarks, columns and features.
 """
 
 from __future__ import annotations
