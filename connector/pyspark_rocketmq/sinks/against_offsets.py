@@ -3,8 +3,8 @@
 Data is committed before offsets, so a sink is never behind the offsets that its batches stored.  If it is, it
 was deleted, replaced, restored from a backup, or failed over to a replica that lacked its last commits, and
 its rows are gone.  Each offset row therefore stores the sinks of the batch that moved it last, with an
-identity for each table.  The row has no sinks if an operator has reset it, or if it was moved to the offset
-that another member of the group had reached.  Its gap is intended.
+identity for each table.  If an operator has reset the row, or if it was moved to the offset that another
+member of the group had reached, it has no sinks, because the gap below it is intended.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class SinkStanding(NamedTuple):
     Missing where the sink stores none; empty in the standings of a ``SinkBatch``.
     """
     later: frozenset[MessageQueue] = frozenset()
-    """Queues with rows of a later generation than the caller named; of the named one nothing is missing."""
+    """Queues with rows of a later generation than the caller named, so that no row of the named one is
+    missing."""
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
@@ -64,7 +65,7 @@ class SinkGap(NamedTuple):
     remembered: str
     """The sink's identity as the offset rows store it."""
     behind: Mapping[MessageQueue, OffsetRow]
-    """Offset rows that are ahead of the sink; all of its rows if it is another table."""
+    """Offset rows that are ahead of the sink; if it is another table, all rows that name it."""
 
     @property
     def is_another(self) -> bool:
@@ -156,7 +157,10 @@ def replayed_messages(
 def ahead_of(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, SinkRecord]:
-    """Return the farthest sink of each queue where it is ahead of the offset row and of its last message."""
+    """Return how far the farthest sink of each queue is, if that is ahead of the offset row.
+
+    It must also be ahead of the newest message that the row remembers.
+    """
     records: dict[MessageQueue, SinkRecord] = {}
     for queue, row in rows.items():
         if all(sink.watermarks.get(queue, 0) <= row.next_offset for sink in standings):

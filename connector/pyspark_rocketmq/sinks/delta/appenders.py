@@ -1,4 +1,4 @@
-"""Commits of a sink on a table that tasks write to: rows and watermarks together, without Spark."""
+"""Makes a sink's commits without Spark: each has the files that tasks wrote and the new watermarks."""
 
 from __future__ import annotations
 
@@ -150,9 +150,9 @@ class MergeAppender:
 
 
 def with_record(before: GroupCommit, commit: SinkCommit) -> SinkCommit:
-    """Return a commit of files with the group's progress, and all ids that the table lacks."""
+    """Return ``commit`` with the group's progress, and with the watermarks that the transaction ids lack."""
     return commit._replace(
-        # From this commit on the transaction ids are used, so they must include queues that did not move.
+        # From this commit on readers use the transaction ids, so these must include queues that did not move.
         watermarks={**before.not_in_ids, **commit.watermarks},
         record=before.record_of_files(commit, time.time_ns() // 1_000_000),
     )

@@ -67,6 +67,7 @@ _HISTORY_COLUMNS: Final = ("version", "timestamp", "operation", "operationParame
 _ROW_OPERATIONS: Final = frozenset({"DELETE", "UPDATE", "MERGE", "OPTIMIZE", "STREAMING UPDATE"})
 """Operations that keep partitioning, properties and features, so that these need not be read again."""
 _COMPUTED_BY: Final = frozenset({"generatedColumns", "identityColumns"})
+"""Features of tables with columns that Delta computes."""
 _STAGED: Final = "rocketmq-staged"
 """Folder within a staging folder that only this package writes to."""
 _LEFTOVER_AGE_S: Final = 7 * 86_400
@@ -222,7 +223,7 @@ class CatalogSnapshot:
         return table
 
     def all_transactions(self) -> Mapping[str, int]:
-        """Return the ids of commits that were made by the table's path.
+        """Return all transaction ids with their versions, read from the table's folder without the catalog.
 
         Raises:
             DeltaError, OSError, OptionError, ValueError, KeyError: If the folder cannot be read as this

@@ -59,7 +59,7 @@ class LogSummary:
         if "rocketmqCommit" not in own or not isinstance(group, str):
             return cls(version, version)
         seen = cls.recorded_in(entry)
-        # Commits of older releases do not record it.
+        # Commits of older releases do not record which versions their writer had read.
         known_up_to = {} if seen is None or seen.last == version - 1 else {group: seen.last}
         return cls(version, version, None, {group: version}, known_up_to)
 
@@ -126,13 +126,16 @@ class LogSummary:
         return consumer_group in self.commits and self.first <= self._known_up_to(consumer_group) + 1
 
     def restored_since(self, consumer_group: str) -> int | None:
-        """Return the last RESTORE, if the writer of no commit of the group had seen it."""
+        """Return the version of the last RESTORE; None if a writer of the group's commits had seen it."""
         if self.restored is None or self._known_up_to(consumer_group) >= self.restored:
             return None
         return self.restored
 
     def commit_after_restore(self, consumer_group: str) -> int | None:
-        """Return the version of a commit of the group after a RESTORE that it had not seen; else None."""
+        """Return the version of the group's last commit if it follows a RESTORE that its writer had not seen.
+
+        Otherwise return None.
+        """
         restored, last = self.restored_since(consumer_group), self.commits.get(consumer_group, -1)
         return last if restored is not None and last > restored else None
 

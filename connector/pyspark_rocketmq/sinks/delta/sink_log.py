@@ -98,7 +98,10 @@ class SinkLog:
         return entry is not None and is_replacement(entry)
 
     def commit_after_restore(self, consumer_group: str) -> int | None:
-        """Return the version of the group's commit after that RESTORE, if it had not seen it; else None."""
+        """Return the version of the group's last commit if it follows a RESTORE that its writer had not seen.
+
+        Otherwise return None.
+        """
         return self._summary(lambda seen: seen.covers(consumer_group)).commit_after_restore(consumer_group)
 
     def newest_commit(self, consumer_group: str) -> Mapping[str, Any] | None:

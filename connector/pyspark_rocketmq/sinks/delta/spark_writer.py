@@ -49,7 +49,7 @@ _ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
 
 
 class Session:
-    """The Spark session that a table uses; another one once it was stopped."""
+    """Holds the Spark session that a table uses, and takes another one once that was stopped."""
 
     def __init__(self) -> None:
         self._spark: SparkSession | None = None

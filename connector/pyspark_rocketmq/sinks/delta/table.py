@@ -1,6 +1,6 @@
 """A sink's table: creation, checks, new columns, and maintenance.
 
-A table is at a path, or has a name in a catalog; :class:`TableHome` is the difference.
+A table is at a path, or has a name in a catalog; :class:`TableHome` has all that depends on this.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TableHome(Protocol):
 
     storage: StorageOptions
     session: Session
-    """The session that reads or writes the table, where Spark does."""
+    """Session for a table that Spark reads or writes."""
     spark: SparkWriter
     """Makes the commits that only Spark may make."""
 
@@ -122,7 +122,10 @@ class TableHome(Protocol):
         ...
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
-        """Return the table's form without columns that Delta may compute, if ``form`` does not show them."""
+        """Return ``form`` for a comparison with ``wanted``.
+
+        If ``form`` does not show which columns Delta computes, columns that ``wanted`` lacks are left out.
+        """
         ...
 
     def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 Watermarks are in two places: in the table's transaction ids, and in the record within the group's newest
 commit.  Each place may lack some of them, so both are read:
 
-* With ``delta.setTransactionRetentionDuration`` the next checkpoint drops the ids of queues that did not
-  move, and those of older releases immediately. The commit has all of them.
+* With ``delta.setTransactionRetentionDuration`` a checkpoint drops the ids of queues that have not moved for
+  that time, and all ids that older releases wrote. The record has all of them.
 * The log keeps commits for 30 days (``delta.logRetentionDuration``). Ids stay.
 * Spark's writer stores one id per commit, so the records of its commits are newer than the ids of queues.
 * delta-rs may put a commit of files after one of another member that its writer had not seen; then the ids
@@ -17,7 +17,7 @@ If neither place has them any more, that is an error: if they were taken for 0, 
 
 A commit records the last generation of each queue, since nothing is written to earlier ones any more. If very
 many queues are idle (deleted topics), most commits record only what has changed since a commit that has
-all of them, and name that commit. It is so little older that no log loses it long before them.
+all of them, and name that commit. It is at most 15 minutes older, so no log loses it long before them.
 
 The newest message of a queue in the record is valid if the record's watermark is the queue's watermark. If it
 is not, the queue was moved since by a member that stores no messages, or by one whose commit the record's
