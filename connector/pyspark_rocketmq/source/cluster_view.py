@@ -1,4 +1,4 @@
-"""Queues of all topics with their bounds, for the planner.
+"""Reads the queues of all topics and their bounds, for the planner.
 
 A look costs one statistics request per broker and topic, not one per queue.  The bounds of slaves that are
 read instead of their masters are kept separately: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
@@ -45,8 +45,9 @@ _CLIENT_ID: Final = "pyspark-rocketmq"
 _REGISTERED_WITHIN_S: Final = 30.0
 """How soon brokers register again at a name server that was started (``registerNameServerPeriod``)."""
 _SILENT_TIMEOUT_S: Final = 1.0
+"""Time-out of requests to a broker that has not answered a moment ago, so that plans do not wait for it."""
 _SILENT_S: Final = 30.0
-"""How long after a timeout the broker is called with ``_SILENT_TIMEOUT_S``, in seconds."""
+"""How long after a time-out a broker is called with ``_SILENT_TIMEOUT_S``."""
 _Queues = Mapping[str, Sequence[MessageQueue]]
 """One broker's queues, by topic."""
 _Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
@@ -72,7 +73,7 @@ class Snapshot:
     unreachable: Mapping[str, RocketMQError]
     """Errors of brokers that did not answer for at least one topic; ``bounds`` lacks those queues."""
     absent: Mapping[str, RocketMQError] = field(default_factory=dict)
-    """Topics seen before that no living broker has at this moment."""
+    """Errors of topics that were seen before and that no living broker has at this moment."""
     replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
     """The living slaves of each broker name, by broker id; names without slaves are left out."""
     slaves: Mapping[str, BrokerAddress] = field(default_factory=dict)
@@ -122,7 +123,7 @@ class ClusterView:
         self._options = options
         self._clock = clock
         self.had_it = had_it
-        """Return the brokers from which the query is known to have read a topic."""
+        """Function that returns the brokers from which the query is known to have read a topic."""
         self._timeout_s = options.request_timeout_ms / 1000
         cluster = Cluster.of(options, clock, pool=pool)
         max_age_s = options.route_refresh_ms / 1000
@@ -165,7 +166,7 @@ class ClusterView:
         A topic that once had a route keeps it: a name server forgets topics whose brokers are all away.
 
         Raises:
-            TopicNotFound: If no living broker has a topic that never had a route, or any of the topics.
+            TopicNotFound: If no living broker has a topic that never had a route, or if none has any topic.
             TopicAway: If brokers that may have it are not registered yet.
             StaticTopic: If a topic is static: its logical queues are mapped to brokers.
             TransportError: If no name server answered.
@@ -215,7 +216,7 @@ class ClusterView:
         return TopicAway(error.code, remark, request=error.request, address=error.address)
 
     def _is_there_now(self, topic: str, deadline: Deadline) -> bool:
-        """Whether the topic's last broker has registered since the name servers denied the topic."""
+        """Return whether the topic has a route by now: a broker may have registered since it was denied."""
         try:
             self._name_server.route(topic, deadline)
         except TopicNotFound:
@@ -259,7 +260,7 @@ class ClusterView:
             else:
                 slave_bounds |= outcome
         if unreachable:
-            # The routes may be stale: a new query finds a broker that moved before they expire.
+            # The routes may be stale: the next look fetches them again, so that it finds a broker that moved.
             self._routes.invalidate()
         if unreachable and not bounds and not slave_bounds:
             raise next(iter(unreachable.values()))
@@ -368,9 +369,9 @@ class ClusterView:
     ) -> dict[str, _Shown]:
         """Return each broker's answers; all are called in parallel, so that their timeouts do not add up.
 
-        A topic that a broker refuses is not asked for again for a while, once any broker has answered. The
-        broker's other topics go on in a group. In a plain stream they wait, because its offset has one time
-        of storage for all topics of a broker.
+        Once any broker has answered, a topic that a broker refuses is not asked for again for a while. For a
+        group, the broker's other topics are read meanwhile. In a plain stream they wait, because its offset
+        has one store time for all topics of a broker.
         """
         places = {(name, topic) for name, topics in queues.items() for topic in topics}
         resting = self._rests.among(places, self._clock.monotonic_s()) if self._has_worked else {}
@@ -443,7 +444,8 @@ class ClusterView:
                 raise
             return self._all_retry_bounds(address, queues)
         found = {queue: statistics[queue] for queue in queues if queue in statistics}
-        # Statistics list only write queues; a topic made smaller has more queues to read. A proxy has none.
+        # Statistics list only write queues; a topic made smaller has more queues to read. A proxy has no
+        # statistics.
         for queue in queues:
             if queue not in found:
                 low = brokers.min_offset(address, queue)

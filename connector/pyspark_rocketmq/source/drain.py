@@ -1,4 +1,4 @@
-"""The end of a query that drains its queues, as one with ``trigger(availableNow=True)`` does.
+"""Decides when a query ends that drains its queues, as one with ``trigger(availableNow=True)`` does.
 
 The ends of all queues are fixed when the drain begins. It is over when every queue has been read to its fixed
 end; until then the planner asks this module why nothing can be planned, because an empty plan would end the
@@ -28,7 +28,7 @@ class Drain:
     def __init__(
         self, options: ReadOptions, progress: ProgressSource, clock: Clock, held_up: Callable[[], str]
     ) -> None:
-        """Take ``held_up``, which returns the reason known to the driver why queues wait, or ''."""
+        """Begin nothing yet; ``held_up`` returns the driver's reason why queues wait, empty without one."""
         self._options = options
         self._progress = progress
         self._clock = clock

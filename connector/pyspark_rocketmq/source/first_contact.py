@@ -30,11 +30,11 @@ def at_first_contact(
     *,
     has_worked: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Return the result of ``action``, which is tried three times, because an address may be wrong.
+    """Return the result of ``action``, which is tried only three times, because an address may be wrong.
 
-    It is tried as long as ``patience`` lasts if the error is likely to pass: brokers have yet to register at
-    a name server; a name server is not ready; or, if the query ``has_worked`` before, name servers or brokers
-    are away or do not work now.
+    Only if the error is likely to pass is it tried as long as ``patience`` lasts: if brokers have yet to
+    register at a name server, if a name server is not ready, or if name servers or brokers are away or do not
+    work now and the query ``has_worked`` before.
 
     Raises:
         RocketMQError: The error of the last try.
@@ -67,7 +67,7 @@ def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]])
     new query tries three times.
 
     Args:
-        options: The query's.
+        options: The options of the query.
         had_it: See :class:`ClusterView`.
 
     Raises:

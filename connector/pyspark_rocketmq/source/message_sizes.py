@@ -15,7 +15,9 @@ from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
 logger = logging.getLogger(__name__)
 
 _UNKNOWN_BYTES: Final = 1024.0
+"""Estimate for messages that were not measured yet."""
 _WEIGHT_OF_NEW: Final = 0.5
+"""Weight of a new measurement in the average."""
 
 
 class MessageSizes:
@@ -31,7 +33,10 @@ class MessageSizes:
         self._known: dict[tuple[str, str], float] = {}
 
     def look(self, progress: Mapping[MessageQueue, QueueState], snapshot: Snapshot) -> None:
-        """Measure the next messages of the longest backlogs; keep estimates where brokers do not answer."""
+        """Measure the next messages of the longest backlog of each topic at each broker.
+
+        If a broker does not answer, its estimates stay.
+        """
         longest: dict[tuple[str, str], tuple[int, MessageQueue]] = {}
         for queue, at in progress.items():
             bounds = snapshot.bounds.get(queue)

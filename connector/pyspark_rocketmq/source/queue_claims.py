@@ -28,7 +28,7 @@ Rows = Mapping[MessageQueue, OffsetRow]
 Waiting = dict[MessageQueue, RocketMQError]
 """Queues that cannot be planned yet, and why."""
 Starts = Callable[[Snapshot, Collection[MessageQueue]], dict[MessageQueue, int]]
-"""Return where queues without progress begin by the options, as ``OptionPositions.starts`` does."""
+"""Function that returns where queues without progress begin by the options (``OptionPositions.starts``)."""
 T = TypeVar("T")
 
 _STOP_S: Final = 30.0
@@ -61,6 +61,7 @@ class QueueClaims:
         self._written: dict[MessageQueue, int] = {}
         """The epoch of the last reset written to the queue's broker, by queue."""
         self._passed = RecentOffsets()
+        """Latest offsets of the group, by which one that a crashed broker falls back to is recognized."""
         self._begun_in_part: set[MessageQueue] = set()
         """Queues whose start by the options may not have reached their brokers."""
 
@@ -202,7 +203,7 @@ class QueueClaims:
     ) -> tuple[dict[MessageQueue, int], Waiting]:
         """Return where queues without a row begin, and why this cannot be decided yet for others.
 
-        If a broker refuses a request that starts by the options need, the queues that begin by them wait.
+        Queues that begin as the options say wait if a broker refuses a request that this needs.
 
         Args:
             reported: Queues to claim, of which ``at_broker`` has the group's offset if there is one.
@@ -248,8 +249,8 @@ class QueueClaims:
         """Return where a new group begins; write it to the topics' brokers before any queue is claimed.
 
         Members that begin at the same time, including Java's, share the queues. Without these offsets the
-        second member would take its own queues for queues created later. Offsets of ``reported`` were just
-        read.
+        second member would take its own queues for queues created later, and begin with their first messages.
+        The offsets of the queues ``reported`` were just read, so they are not read again.
         """
         if self._broker_offsets is None:
             positions = self._starts_by_options(snapshot, by_option)
@@ -363,7 +364,7 @@ def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) ->
 
 
 def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str]:
-    """Return the group's client ids from every broker that answers; a member ends with its connection."""
+    """Return the group's client ids at all brokers that answer; a broker drops a member that disconnects."""
     group = options.consumer_group
     assert group is not None
     cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)

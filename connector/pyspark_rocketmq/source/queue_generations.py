@@ -214,10 +214,10 @@ class QueueGenerations:
         found: Mapping[MessageQueue, Found],
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
-        """Return the message before each position that was moved, and for other queues the error of the look.
+        """Return the message before each position that was moved, and the errors of queues not looked at.
 
-        Where a generation is about to end, return also the last message before its end: ranges below it are
-        compared with that.
+        If a generation is about to end, also return the last message before its end, with which ranges below
+        that are compared.
         """
         messages = {queue: each.message for queue, each in found.items() if standings[queue].last is None}
         ahead = {
@@ -295,7 +295,7 @@ class QueueGenerations:
         change = self._change(queue, standing, found, snapshot)
         ahead = row.boundaries.ahead
         if ahead is not None and (change is None or ahead <= change.offset):
-            # Somebody has said once where to go on in this log.
+            # The group was set back from the next generation, so its beginning in this log is known.
             change = LogChange(ahead)
             standing = standing._replace(was_followed=standing.was_followed and standing.next_offset >= ahead)
         following = next_generation(standing, found.bounds, change)
@@ -334,7 +334,7 @@ class QueueGenerations:
     def _outgrown(
         self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot
     ) -> dict[MessageQueue, RocketMQError]:
-        """Return queues that have outgrown the snapshot's bounds; planned by it, messages would seem lost."""
+        """Return queues that are beyond the snapshot's bounds by now; by these, messages would seem lost."""
         return {
             queue: BrokerOffsetUnavailable(
                 f"Group {self._group}, {queue}: its offsets moved while they were looked at, to "
@@ -409,7 +409,7 @@ class CheckpointGenerations:
             times: The latest time at which the messages before their ends were stored, by broker.
 
         Raises:
-            OffsetsBeganAgain: If a queue's offsets did, and ``failOnDataLoss`` is true.
+            OffsetsBeganAgain: If a queue's offsets began again, and ``failOnDataLoss`` is true.
             RocketMQError: If a broker refuses for good.
         """
         self.times_of_waiting = times_of_waiting(times)

@@ -1,4 +1,4 @@
-"""Where the options of a query say that queues start and end, as offsets.
+"""Turns the options for the start and the end of reading into an offset of each queue.
 
 A position that an option gives as a time, or as a group's progress, is looked up at the brokers or in an
 offset store.  A broker whose master is down answers only for the messages that its slave certainly has.
@@ -45,7 +45,7 @@ class OptionPositions:
     """The starting and ending positions that the options of one query give."""
 
     def __init__(self, options: ReadOptions, brokers: BrokerClient, default_start: QueuePositions) -> None:
-        """Take the start of queues, ``default_start``, that counts if ``options`` give none."""
+        """Use ``default_start`` for queues if ``options`` give no start."""
         self._options = options
         self._brokers = brokers
         self._default_start = default_start

@@ -118,7 +118,7 @@ class VanishedQueues:
         self._query_at_s = 0.0
 
     def look(self, missing: Sequence[QueueRange]) -> list[Vanished]:
-        """Return the queues of ``missing`` (with next offsets as ``end``) that are gone; at most 5 s old."""
+        """Return the queues of ``missing`` (with next offsets as ``end``) that are gone; asked every 5 s."""
         queues = {planned.queue for planned in missing}
         now_s = self._clock.monotonic_s()
         if queues != self._queried or now_s >= self._query_at_s:

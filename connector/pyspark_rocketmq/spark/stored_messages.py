@@ -1,4 +1,4 @@
-"""Messages in the source's columns, in the form in which offset rows store them."""
+"""Takes a message from the source's columns in the form in which offset rows store it."""
 
 from __future__ import annotations
 
