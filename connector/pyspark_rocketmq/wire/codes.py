@@ -105,7 +105,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """Outcome of a request (``ResponseCode``); it decides, not the remark."""
+    """Outcome of a request (``ResponseCode``); if a code has several causes, only the remark shows which."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

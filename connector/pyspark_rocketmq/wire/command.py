@@ -114,7 +114,7 @@ class RemotingCommand:
         return encode_frame(replace(self, opaque=opaque))
 
     def command(self) -> RemotingCommand:
-        """Return this request itself, without its opaque."""
+        """Return this request itself; see ``Outgoing``."""
         return self
 
     def response(

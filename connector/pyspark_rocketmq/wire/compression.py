@@ -34,8 +34,8 @@ by default."""
 MAX_BATCH_BYTES: Final = MAX_FRAME_LENGTH
 """Maximum number of bytes of one decompressed inner batch."""
 _BATCH_WEIGHT: Final = MAX_EXPANDED_BYTES // MAX_BATCH_BYTES
-"""How many times an inner batch counts, because a member of 22 bytes becomes a row of ten times as many. A
-single batch always fits."""
+"""How many times each byte of an inner batch counts, because a member of 22 bytes becomes a row of ten times
+as many. A single batch always fits."""
 _INNER_BATCH: Final = int(MessageSysFlag.INNER_BATCH)
 COMPRESSION_TYPE_SHIFT: Final = 8
 COMPRESSION_TYPE_MASK: Final = 0x7
@@ -51,6 +51,7 @@ _LARGEST_WINDOW: Final = 1 << 27
 """Maximum window of a Zstandard frame, in bytes, as in Java's decoder (``ZSTD_WINDOWLOG_LIMIT_DEFAULT``)."""
 
 _idle_zstd: Final[list[zstandard.ZstdDecompressor]] = []
+"""Decompressors that no thread is using."""
 _SKIPPABLE: Final = 0x184D2A5
 """All but the last four bits of a skippable frame's magic number."""
 _WORD: Final = 4
@@ -180,7 +181,7 @@ def _zstd_frame(frame: bytes, most: int) -> bytes:
     if size > 0:
         return _zstd_result(frame, size)
     if not size:
-        # The library would not read the frame.
+        # For an empty result, the library's ``decompress`` would not check the frame; a stream does.
         return zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).stream_reader(frame).read(1)
     # Frames of Java's streams do not contain their size: try a guess first, then the largest size allowed.
     try:

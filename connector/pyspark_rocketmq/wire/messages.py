@@ -38,6 +38,7 @@ MIN_STORED_BYTES: Final = 91
 MAX_V1_TOPIC_BYTES: Final = 127
 """Maximum length of a topic in V1, whose topic length is a signed byte."""
 BATCH_MEMBER_OVERHEAD: Final = 22
+"""Bytes of a message in a batch, besides its body and its properties."""
 
 _HEAD = struct.Struct(">iiiiiqqiq")
 _STORE_TIMESTAMP = struct.Struct(">q")

@@ -1,3 +1,3 @@
-"""Pulled bodies as Arrow columns."""
+"""Decodes the bodies of pull answers into Arrow columns."""
 
 from __future__ import annotations

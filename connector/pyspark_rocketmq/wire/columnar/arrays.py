@@ -22,11 +22,13 @@ ByteArray = npt.NDArray[np.uint8]
 
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 _LEAST_REPEATED: Final = 4096
+"""Minimum number of rows of a repetition that is kept for several batches."""
 _MOST_SHARED_BYTES: Final = 1 << 20
 """Maximum size of a repetition that is kept; larger ones are created for one batch."""
 _OFFSET: Final = np.dtype(np.int32)
 
 _PIECE: Final = 1 << 17
+"""Bytes copied at a time, which stay in the processor's cache."""
 _FEW_ROWS: Final = 16
 """Maximum number of rows left to numpy's own reduction, which takes a step for each row."""
 

@@ -39,10 +39,11 @@ _PROPERTY_SEPARATOR = 2
 _FIRST_OTHER_BYTE = 3
 _FIRST_BEYOND_ASCII = 0x80
 _PIECE: Final = 1 << 17
+"""Bytes searched at a time, which stay in the processor's cache."""
 _LAYOUT = re.compile(rb"(?:\x02[^\x00-\x02]*\x01)*")
 
 _Kept = Mapping[str, int]
-"""For one layout: the number of the entry that gives each property."""
+"""Number of the entry that gives each property of one layout, by the property's name."""
 
 
 class PropertyColumns:
@@ -133,7 +134,7 @@ def _find_tokens(copied: _Text) -> _Tokens:
     is_filled = values_at != values_end
     if is_filled.all():
         return _Tokens(tokens, row_at)
-    # The names of empty values are dropped below, so check them here.
+    # Entries with empty values are dropped below, so check the separators of all entries here.
     require_all(text[names_at] == _PROPERTY_SEPARATOR)
     require_all(text[values_at - 1] == _NAME_VALUE_SEPARATOR)
     return _without_empty(tokens, is_filled, row_at)
@@ -158,7 +159,7 @@ def _check_utf8(text: ByteArray, buffer: pa.Buffer) -> None:
 
 
 def _first_entries(names_at: IntArray, row_at: IntArray) -> IntArray:
-    """Return the number of entries before each row; first try whether all rows have as many entries."""
+    """Return the number of entries before each row; first try whether all rows have equally many."""
     rows = len(row_at) - 1
     width, rest = divmod(len(names_at), rows)
     if not rest and (names_at[::width] == row_at[:-1]).all():

@@ -228,7 +228,7 @@ class Rows:
     properties_at: IntArray
     properties_length: IntArray
     in_slices: IntArray | None = None
-    """Number of rows in each slice; None if the rows are not all the located ones."""
+    """Number of rows in each slice; None if these are only some of the located rows."""
 
     def __len__(self) -> int:
         return len(self.fixed)

@@ -1,3 +1,3 @@
-"""One module for each kind of request and answer, as bytes. Pure."""
+"""Requests and answers as bytes, with one module for each kind. Pure."""
 
 from __future__ import annotations

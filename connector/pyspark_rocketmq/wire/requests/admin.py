@@ -1,6 +1,6 @@
 """Headers and bodies of administrators' requests, and of requests that brokers pass on to their clients.
 
-See ``headers`` and ``bodies``.
+They are declared like those in ``headers`` and ``bodies``.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/header/*``, ``remoting/protocol/body/*``.
 """

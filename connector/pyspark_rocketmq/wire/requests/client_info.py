@@ -1,4 +1,4 @@
-"""Clients' reports to administrators: the answers to 221, 307 and 309; see ``bodies``.
+"""Bodies of clients' reports to administrators, the answers to 221, 307 and 309; declared as in ``bodies``.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/body/ConsumerRunningInfo``, ``ProcessQueueInfo``,
 ``ConsumeStatus``, ``ConsumeMessageDirectlyResult``, ``CMResult``, ``GetConsumerStatusBody``.

@@ -252,7 +252,8 @@ class CreateTopicRequestHeader(TopicRequestFields):
     topic_sys_flag: int | None = int_field("topicSysFlag", None)
     order: bool = bool_field("order", False)
     attributes: str | None = text_field("attributes", None)
-    """``+message.type=FIFO,…``"""
+    """Attributes to set, such as ``+message.type=FIFO``, or to delete, such as ``-message.type``, with
+    commas."""
     force: bool | None = bool_field("force", None)
 
 

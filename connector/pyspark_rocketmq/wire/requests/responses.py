@@ -41,6 +41,7 @@ _PLACE_FIELDS = (
     ("queueOffset", "queueOffset"),
     ("commitOffset", "commitOffset"),
 )
+"""Ext fields that show what a request is about, with their names in errors."""
 
 _REQUESTS: Final = frozenset(map(int, RequestCode))
 _CODES: Final = frozenset(map(int, ResponseCode))
@@ -72,6 +73,7 @@ _SAID_BY_CODE_1: Final[Mapping[str, type[BrokerError]]] = {
     _ACL_1: NoPermission,
     _NO_FILTER: ExpressionInvalid,
 }
+"""Error of a SYSTEM_ERROR (code 1), by a text in its remark."""
 _OTHER_TYPE: Final = "TopicMessageType validate failed"
 """Text in the remark of a proxy's MESSAGE_ILLEGAL (``DefaultTopicMessageTypeValidator``)."""
 _UNSUPPORTED: Final[Mapping[int, type[BrokerError]]] = {
