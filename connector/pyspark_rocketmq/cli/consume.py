@@ -36,8 +36,8 @@ from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 
 _STOP_WITHIN_S: Final = 20.0
-"""Time for stopping the query. Supervisors kill processes that are too slow: Kubernetes after 30 s, some of
-which leaving the group takes."""
+"""Maximum time for stopping the query. Kubernetes kills a process 30 s after SIGTERM, and leaving the group
+takes some of these."""
 
 
 def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None:
@@ -93,7 +93,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     if settings.metrics_port is not None:
         # Installed by a separate extra.
         import_module("prometheus_client")
-    # It logs where the group continues.
+    # This logger reports where the group continues.
     preparation.logger.setLevel(logging.INFO)
     counter = RowCounter()
     with spark_session("consume", needs_delta=TableName.of(settings.sink) is not None) as spark:

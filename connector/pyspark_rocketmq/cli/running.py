@@ -52,7 +52,7 @@ SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""Settings of a session that nobody else configures; with ``DELTA_SETTINGS``, those of
+"""Settings of a session that nobody else configures. Together with ``DELTA_SETTINGS`` they are the same as in
 conf/spark-defaults.conf."""
 DELTA_SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -257,12 +257,12 @@ class RowCounter:
 
     @property
     def given_back(self) -> int:
-        """Deliveries that the listener failed."""
+        """Number of deliveries that the listener gave back."""
         with self._lock:
             return self._given_back
 
     def __str__(self) -> str:
-        """Return the summary for the end."""
+        """Return the summary that is printed at the end of the run."""
         with self._lock:
             text = f"{_ROWS}: {self._rows:,}"
             if self._given_back:
@@ -303,7 +303,10 @@ class Shown:
         self._bar.stop()
 
     def __call__(self, done: int, total: int | None, beside: str = "") -> None:
-        """Show that ``done`` of ``total`` are done; ``total`` is None if there is no end."""
+        """Show that ``done`` of ``total`` are done, and the text ``beside``.
+
+        ``total`` is None if there is no end.
+        """
         more = f" · {beside}" if beside else ""
         self._bar.update(self._task, completed=done, total=total, description=self._what + more)
         if self._console.is_terminal:

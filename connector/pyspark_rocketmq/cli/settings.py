@@ -85,7 +85,7 @@ def _like(
 
 
 def gather_texts(conf: Path | None, pairs: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Read and merge both sources; return the strings by key, and a sentence for every problem.
+    """Merge file ``conf`` and the ``--option`` pairs; return strings by key, and a sentence for each problem.
 
     Keys are merged without regard to case, as Spark treats them.
     """
@@ -235,7 +235,7 @@ class ClusterAccess(OptionSet):
         return connection_problems(self)
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
-        """Return the given options in the data source's form; ``namespace`` replaces theirs unless None."""
+        """Return the given options in the data source's form; ``namespace`` replaces theirs, unless None."""
         texts = _texts(self, (field.metadata["spec"].key for field in dataclasses.fields(ClusterAccess)))
         named = {} if namespace is None else {"namespace": namespace}
         return {key: text for key, text in (texts | named).items() if text}

@@ -135,7 +135,7 @@ class DemoFailure(Exception):
 def injected_failure(order_id: str, sequence: int) -> InjectedFailure | None:
     """Return the failure injected into the first attempt of a step, if any; the same on every machine.
 
-    One order in 5,000 suspends its queue once and another raises once, each at one of its five steps.
+    One order in 5,000 suspends its queue once, and another one in 5,000 raises once, each at one step.
     """
     turn, kind = divmod(zlib.crc32(order_id.encode()), _ONE_IN)
     if turn % len(STEPS) != sequence:

@@ -149,7 +149,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def share_queues(broker_names: Collection[str], queues: int) -> dict[str, int]:
-    """Share ``queues`` evenly, with the remainder going to the first brokers; leave out those without any."""
+    """Return how many of ``queues`` each broker gets: equal shares, the first ones one more if needed.
+
+    Brokers without a queue are left out.
+    """
     each, more = divmod(queues, len(broker_names))
     shares = {name: each + (place < more) for place, name in enumerate(sorted(broker_names))}
     return {name: share for name, share in shares.items() if share}

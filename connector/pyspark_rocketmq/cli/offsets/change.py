@@ -167,7 +167,7 @@ class SinkWatermarks:
             ) from error
 
     def _sink(self) -> DeltaSink:
-        """Open the sink, for jobs that rewind it or return to it: this loads Spark, which takes seconds."""
+        """Open the sink, to rewind it or to return to its position: this loads Spark, which takes seconds."""
         from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 
         return DeltaSink(self._path, storage_options=self._storage)
@@ -193,11 +193,12 @@ class Wanted:
 
     targets: Mapping[MessageQueue, int]
     forgets_sinks: bool = False
-    """Whether the rows of queues that are at their targets already forget their sinks."""
+    """Whether queues that are at their targets already are reset, too, so that their rows forget the sinks
+    that have their messages."""
     staying: frozenset[MessageQueue] = frozenset()
-    """Queues whose rows only forget their sinks, and that continue where the group left them."""
+    """Queues that continue where the group left them, and are reset only to forget their sinks."""
     are_recorded: bool = False
-    """Whether all targets come from a record of the group or its sink."""
+    """Whether all targets are positions that the group or its sink has recorded."""
 
     @property
     def recorded(self) -> frozenset[MessageQueue]:
@@ -303,7 +304,7 @@ class _OffsetChange:
                 return self._cluster.stored_from(queues, at_s)
 
     def _as_of(self, then: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """Return the offsets of earlier rows; the beginning if a queue's offsets have started again since."""
+        """Return the offsets of earlier rows; a queue's beginning if its offsets have started again since."""
         rows = self.group.rows
         begun = {
             queue for queue, row in then.items() if queue in rows and row.generation < rows[queue].generation
@@ -398,7 +399,7 @@ class _OffsetChange:
     def _stored(self, moves: Sequence[QueueMove], wanted: Wanted) -> Mapping[MessageQueue, OffsetRow]:
         """Move the queues in the store; return their rows."""
         store, group = self.group.store, str(self.group.name)
-        # For these, the operator has not confirmed that the position belongs to the broker's current log.
+        # For recorded positions, nobody has confirmed that they belong to the broker's current log.
         under = {move.queue: move.row.epoch for move in moves if move.row and move.queue in wanted.recorded}
         targets = {move.queue: move.target for move in moves}
         said = {queue: target for queue, target in targets.items() if queue not in under}

@@ -96,7 +96,7 @@ class ClusterInspector:
         return self._silent.get(group, frozenset())
 
     def knows_members_of(self, group: str, topics: Iterable[str]) -> bool:
-        """Whether a broker listed the members; otherwise there may be unknown ones."""
+        """Return whether a broker listed the members; otherwise there may be unknown ones."""
         self.members_of(group, topics)
         return group in self._listed
 
@@ -116,7 +116,8 @@ class ClusterInspector:
     ) -> tuple[dict[MessageQueue, int], ...]:
         """Return for each time the offset up to which each queue was filled, if its broker answers.
 
-        ``beside`` are queues whose brokers are queried for topics without a route, such as dead letters.
+        Queues of topics without a route, such as dead letters, are looked up at the brokers of the queues
+        ``beside``.
         """
         addresses = self.addresses({queue.topic for queue in (beside or queues)})
 

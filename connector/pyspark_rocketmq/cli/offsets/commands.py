@@ -155,7 +155,7 @@ def show(conf: Path | None, pairs: Sequence[str], output: str) -> None:
 def lag(
     conf: Path | None, pairs: Sequence[str], *, output: str, page: Path | None, png: Path | None, hours: float
 ) -> None:
-    """Print how far consumer groups are behind, and who holds their queues; draw how that came."""
+    """Print how far consumer groups are behind, and who holds their queues; draw the lag over time."""
     settings = load_settings(OffsetsLagSettings, "offsets lag", conf, pairs)
     if page is not None or png is not None:
         implementation("offsets.lag_samples").draw_lag(settings, hours, page, png)
@@ -259,7 +259,7 @@ def clone(conf: Path | None, pairs: Sequence[str], source: str, options: Any) ->
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of changes."
 )
 def history(conf: Path | None, pairs: Sequence[str], output: str, limit: int) -> None:
-    """Print the changes of a group that can be gone back to, the newest first."""
+    """Print the changes to which a group can be reset, the newest first."""
     settings = load_settings(OffsetsHistorySettings, "offsets history", conf, pairs)
     implementation("offsets.history").show_history(settings, limit, OutputForm(output), open_console())
 

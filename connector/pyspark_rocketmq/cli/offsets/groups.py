@@ -49,7 +49,7 @@ class StoredGroup:
 
     @cached_property
     def changes(self) -> Sequence[StoredChange]:
-        """Return the changes that can be restored, oldest first. Only the first call reads the long log.
+        """The changes that can be restored, oldest first; the log, which may be long, is read only once.
 
         Raises:
             JobFailed: If the store keeps no history.
@@ -57,11 +57,11 @@ class StoredGroup:
         return self._history().changes(str(self.name))
 
     def change_at(self, moment: AtTime | AtVersion) -> StoredChange:
-        """Return the change that the group's rows came from at ``moment``.
+        """Return the last change of the group's rows before or at ``moment``.
 
         Raises:
             JobFailed: If the store keeps no history, or has not reached that version yet.
-            OffsetError: If it does not go back so far.
+            OffsetError: If the history does not go back so far.
         """
         if isinstance(moment, AtTime):
             return change_at(self.changes, str(self.name), moment.at_s)

@@ -64,7 +64,7 @@ def show_diff(
 
 
 def differences(before: Rows, after: Rows) -> list[dict[str, Any]]:
-    """Return one sorted record per queue whose offset or epoch differs; None if a side lacks the queue."""
+    """Return a record for each queue whose offset or epoch differs; None where a side lacks the queue."""
     records = []
     for queue in sorted({**before, **after}):
         old, new = before.get(queue), after.get(queue)

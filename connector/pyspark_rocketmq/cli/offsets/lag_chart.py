@@ -39,7 +39,7 @@ class LagHistory:
     times_s: tuple[float, ...]
     """Wall-clock seconds of the samples."""
     moments: tuple[Moment | None, ...]
-    """Offset in the store at each time; None before the first change."""
+    """The group's rows in the store at each time; None before the first change."""
     ends: tuple[Ends, ...]
     dead_letters: tuple[int, ...]
     """Number of dead letters of the whole group up to each time."""

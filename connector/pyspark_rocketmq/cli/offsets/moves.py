@@ -1,4 +1,4 @@
-"""Targets of an operator's command for each queue, and parsers of times and versions. Pure."""
+"""Decides where an operator's command moves each queue, and parses its positions and times. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_moment(text: str) -> AtTime | AtVersion:
     """Read ``v120`` or a time.
 
     Raises:
-        ValueError: With the end of a sentence.
+        ValueError: If that fails; the message is the end of a sentence.
     """
     version = re.fullmatch(r"[vV](\d+)", text.strip())
     if version:
@@ -94,7 +94,7 @@ def parse_target(text: str) -> Target:
     """Parse ``earliest``, ``latest``, ``sink``, a queue offset, or the time from which to consume.
 
     Raises:
-        ValueError: With the end of a sentence.
+        ValueError: If that fails; the message is the end of a sentence.
     """
     value = text.strip().lower()
     if value in (EARLIEST, LATEST):
@@ -133,23 +133,23 @@ def _time_in_digits(digits: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class QueueChoice:
-    """Which queues a command is about; empty parts choose all."""
+    """Choice of the queues that a command is about; an empty part of it chooses all."""
 
     topics: frozenset[str] = frozenset()
     queues: frozenset[tuple[str, int]] = frozenset()
     """Broker name and queue id."""
 
     def takes(self, queue: MessageQueue) -> bool:
-        """Whether ``queue`` is chosen. Queues of the retry topic are chosen only if it is named."""
+        """Return whether ``queue`` is chosen. Queues of the retry topic are chosen only if it is named."""
         is_named = queue.topic in self.topics
         return self.takes_retries_too(queue) and (is_named or not is_retry_topic(queue.topic))
 
     def takes_topic(self, queue: MessageQueue) -> bool:
-        """Whether the topic of ``queue`` is chosen, or all topics are."""
+        """Return whether the topic of ``queue`` is chosen, or all topics are."""
         return not self.topics or queue.topic in self.topics
 
     def takes_retries_too(self, queue: MessageQueue) -> bool:
-        """Whether ``queue`` is chosen, if queues of the retry topic need not be named."""
+        """Return whether ``queue`` is chosen, if queues of the retry topic need not be named."""
         return self.takes_topic(queue) and (
             not self.queues or (queue.broker_name, queue.queue_id) in self.queues
         )
@@ -179,7 +179,7 @@ def parse_queue(text: str) -> tuple[str, int]:
     """Read ``BROKER:ID``.
 
     Raises:
-        ValueError: With the end of a sentence.
+        ValueError: If that fails; the message is the end of a sentence.
     """
     broker_name, colon, queue_id = text.strip().rpartition(":")
     if not colon or not broker_name or not queue_id.isdecimal():
@@ -229,7 +229,7 @@ class QueueMove:
         return "; ".join(notes)
 
     def columns(self) -> dict[str, Any]:
-        """Values by column name, in display order."""
+        """Return the values by column name, in display order."""
         return {
             **queue_columns(self.queue),
             "nextOffset": None if self.row is None else self.row.next_offset,
@@ -289,7 +289,7 @@ def skipped(
 
 
 def accepted(rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-    """Return the queues that continue where they are although a sink lacks earlier rows."""
+    """Return the queues, with next offsets, that continue there although a sink may lack earlier rows."""
     return {queue: row.next_offset for queue, row in rows.items() if row.sinks}
 
 
@@ -299,9 +299,9 @@ def beyond_the_broker(moves: Iterable[QueueMove]) -> list[QueueMove]:
 
 
 def refusal(moves: Collection[QueueMove], *, rewinds_sink: bool = False) -> str | None:
-    """Return the reason why these moves must not be made while the queues are consumed; None if they are not.
+    """Return the reason why these moves must not be made now: a member consumes their queues.
 
-    With ``rewinds_sink``, they cannot be forced either.
+    None if there is no such member. With ``rewinds_sink``, the moves cannot be forced either.
     """
     held = [move for move in moves if move.held_by is not None]
     if not held:

@@ -46,7 +46,7 @@ class OffsetView:
         return QueueLag(self.row.next_offset, None if self.bounds is None else self.bounds.max_offset)
 
     def columns(self) -> dict[str, Any]:
-        """Values by column name, in display order; times as ISO 8601 in UTC."""
+        """Return the values by column name, in display order; times as ISO 8601 in UTC."""
         return {
             **_stored_columns(self.row),
             "brokerMinOffset": self.bounds.min_offset if self.bounds else None,
@@ -129,7 +129,7 @@ class LagView:
         return self.row.state.suspended_until_s is not None and self.row.state.suspended_until_s > self.now_s
 
     def columns(self) -> dict[str, Any]:
-        """Values by column name, in display order; times as ISO 8601 in UTC, spans in seconds."""
+        """Return the values by column name, in display order; times as ISO 8601 in UTC, spans in seconds."""
         locked_at_s = None if self.holder is None else self.holder.locked_at_s
         return {
             **_stored_columns(self.row),
@@ -177,7 +177,7 @@ class LagTotal:
 
 
 def totals(views: Iterable[LagView]) -> list[LagTotal]:
-    """Return one total per group and topic of ``views``, which must be sorted by these."""
+    """Return one total per group and topic of ``views``, which must be sorted by group and topic."""
     return [
         LagTotal(group=group, topic=topic, views=tuple(part))
         for (group, topic), part in groupby(
