@@ -31,7 +31,7 @@ _RELEASE: Final = re.compile(r"(?:\d+!)?(\d+(?:\.\d+)*)")
 
 
 def installed_version(package: str) -> str | None:
-    """Return the installed version of a package; None if it is not known."""
+    """Return the installed version of a package; None if it is missing, or came without metadata."""
     try:
         return version(package)
     except PackageNotFoundError:

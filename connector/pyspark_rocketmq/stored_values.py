@@ -44,7 +44,7 @@ class StoredValue(ABC, Generic[FactsT]):
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Create the value that :meth:`to_text` has written; it is not read yet."""
+        """Create the value that :meth:`to_text` has written; the string is read at the first use."""
         return cls(None, text)
 
     def to_text(self) -> str:
@@ -206,7 +206,7 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
         return RememberedMessages(_thinned((newest, *known)))
 
     def with_passed(self, passed: RememberedMessages) -> RememberedMessages:
-        """Return the newest of these messages, all of ``passed``, and as many others as there is room for.
+        """Return the newest message, all of ``passed``, and as many others as there is room for.
 
         The messages ``passed`` are of the same generation: the one before a position, or the last one before
         the generation's end.

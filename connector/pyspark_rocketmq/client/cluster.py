@@ -147,9 +147,9 @@ def run_concurrently(calls: Sequence[Callable[[], T]], *, at_most: int = 64) -> 
 def stored_at_s(
     brokers: BrokerClient, address: BrokerAddress, queue: MessageQueue, queue_offset: int
 ) -> float | None:
-    """Return when the first message from ``queue_offset`` on was stored, in seconds; None if there is none.
+    """Return the wall-clock second at which the first message from ``queue_offset`` on was stored.
 
-    This pulls one message, and changes no group's offsets.
+    None if there is no such message. This pulls one message, and changes no group's offsets.
 
     Raises:
         RocketMQError: If the broker does not answer in time, or refuses.

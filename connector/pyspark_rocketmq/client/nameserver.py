@@ -35,9 +35,9 @@ from pyspark_rocketmq.wire.requests.topics import decode_route
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S: Final = 1.0
-"""How long a known route is used before it is asked for again after an error."""
+"""Time for which a known route is used after an error, before it is asked for again."""
 _SILENT_S: Final = 30.0
-"""How long a name server that did not answer is asked only if no other name server answers."""
+"""Time after a missing answer in which a name server is asked only if no other one answers."""
 
 
 class KnownRoute(NamedTuple):
@@ -91,7 +91,7 @@ class NameServerClient:
         self._current = 0
         self._known: dict[str, KnownRoute] = {}
         self._silent_until_s: dict[str, float] = {}
-        """Until when name servers count as silent that did not answer when last asked, by address."""
+        """Monotonic second until which a name server that did not answer counts as silent, by address."""
         renew_in_children(self)
 
     def renew(self) -> None:

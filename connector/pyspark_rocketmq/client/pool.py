@@ -53,7 +53,7 @@ class AclSigner:
 
 @dataclass(frozen=True, slots=True)
 class InstanceFields:
-    """Adds the ext fields that name the instance, before credentials are added.
+    """Adds the ext fields that name a cloud's instance, before credentials are added.
 
     Source: RocketMQ 5.3.3 ``NamespaceRpcHook``, which runs before ``AclClientRPCHook``.
     """

@@ -28,9 +28,9 @@ from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError, T
 _PIECE_BYTES: Final = 256 * 1024
 """Bytes encrypted in one call, which bounds how long a reader waits for the lock."""
 _OTHER_HOST: Final = frozenset({62, 64})
-"""``X509_V_ERR_HOSTNAME_MISMATCH`` and ``X509_V_ERR_IP_ADDRESS_MISMATCH``."""
+"""OpenSSL's codes ``X509_V_ERR_HOSTNAME_MISMATCH`` and ``X509_V_ERR_IP_ADDRESS_MISMATCH``."""
 _NOT_VALID_NOW: Final = frozenset({9, 10})
-"""``X509_V_ERR_CERT_NOT_YET_VALID`` and ``X509_V_ERR_CERT_HAS_EXPIRED``."""
+"""OpenSSL's codes ``X509_V_ERR_CERT_NOT_YET_VALID`` and ``X509_V_ERR_CERT_HAS_EXPIRED``."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
 """Reasons of errors if a server answers with something other than a handshake."""
 

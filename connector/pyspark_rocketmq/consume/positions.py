@@ -156,7 +156,7 @@ def stored_by(
 
 
 def times_of_waiting(times: StoredBy) -> dict[MessageQueue, int]:
-    """Return the times of queues that waited when the plan was made."""
+    """Return the entries of ``times`` for queues that waited when the plan was made."""
     found: dict[MessageQueue, int] = {}
     for name, time in times.items():
         topic, _, rest = name.partition(" ")
@@ -175,14 +175,14 @@ def with_times_of_waiting(times: StoredBy, of_waiting: Mapping[MessageQueue, int
 
 
 def latest_at(times: StoredBy, broker_name: str) -> int:
-    """Return the time of one broker; 0 if it is not known."""
+    """Return the latest store time at one broker; 0 if it is not known."""
     return times.get(broker_name, times.get(EVERY_BROKER, 0))
 
 
 def ending_positions(
     spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
-    """Return the exclusive ends of all queues, at most the broker's, and a sentence for each larger wish.
+    """Return the exclusive ends of all queues, at most the broker's, and a sentence for each end beyond.
 
     A queue that is to end at EARLIEST_OFFSET ends at its first message, so nothing is read of it.
     """

@@ -41,7 +41,7 @@ class ReadSettings(NamedTuple):
     max_bytes: int | None
     """A range ends with the message whose body makes it as large as this (D13); consumer mode only."""
     prefers_replica: bool
-    """Whether pulls go to a replica without a suggestion."""
+    """Whether pulls go to a replica even if the master does not suggest it."""
     replaces_master: bool
     """Whether pulls go to a replica when the master does not answer."""
     has_worked: bool

@@ -47,7 +47,7 @@ _FORM_KEEPING_ACTIONS: Final = frozenset({"add", "remove", "cdc", "txn", "commit
 _UNFINISHED: Final = ".rocketmq-"
 """Prefix of the names of commits that are being written; readers of Delta tables ignore such names."""
 _UNFINISHED_MAX_AGE_S: Final = 3600.0
-"""Age above which an unfinished commit was left by a killed process."""
+"""Age above which an unfinished commit counts as left by a killed process, in seconds."""
 _READ_AT_ONCE = 256 * 1024
 """Bytes read by one request to an object store."""
 _READS_AT_ONCE = 32
@@ -89,7 +89,7 @@ class LogFiles:
 
     @property
     def takes_commits(self) -> bool:
-        """Whether :meth:`put` can be used: ``check_exclusive_create`` has refused folders without links."""
+        """Whether :meth:`put` works: in local folders. Those without links were refused at the start."""
         return self.is_local
 
     @cached_property

@@ -39,7 +39,7 @@ MAX_AGE_S: Final = 3600.0
 """Maximum age of the last look at which newer commits are followed one by one; after it, the table is opened
 again.
 
-Delta keeps commits for 30 days unless a table's properties say otherwise, so none is gone before that.
+Delta keeps commits for 30 days unless a table's properties say otherwise.
 """
 _MAX_FOLLOWED: Final = 1_000
 """Maximum number of commits that are read one by one; opening the table takes about as long as reading this

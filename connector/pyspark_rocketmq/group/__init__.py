@@ -1,3 +1,3 @@
-"""Ownership of a consumer group's queues while a query runs."""
+"""Membership in a consumer group while a query runs: its queues, brokers' requests, and brokers' offsets."""
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class DemoTopic:
 
     def _create(self) -> None:
         try:
-            # Every broker that allows topics to be created has the template.
+            # Each broker that creates topics has this template for them.
             route = self._route(AUTO_CREATE_TOPIC)
         except TopicNotFound as error:
             raise JobFailed(

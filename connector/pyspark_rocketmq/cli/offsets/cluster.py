@@ -27,7 +27,7 @@ CALLS_AT_ONCE = 32
 
 
 class Reach(Protocol):
-    """The settings with which a job reaches the cluster."""
+    """The settings with which a command reaches the cluster."""
 
     @property
     def name_servers(self) -> Sequence[str] | None:

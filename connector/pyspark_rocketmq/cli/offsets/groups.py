@@ -21,7 +21,7 @@ GroupRows = dict[OffsetKey, list[OffsetRow]]
 
 
 class StoreSettings(Protocol):
-    """The settings with which a job names a group."""
+    """The settings with which a command names a group."""
 
     @property
     def offset_store(self) -> str:

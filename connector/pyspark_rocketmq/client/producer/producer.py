@@ -201,7 +201,7 @@ class Producer(Closing):
         """Return the queues that messages go to, in route order, by which sharding keys choose a queue.
 
         Args:
-            topic: If it was never seen, the queues are those that brokers which create topics will give it.
+            topic: If it was never seen, the queues are those that brokers will create for it, if any do.
             may_create: If False, the topic must exist or have existed.
             afresh: Whether to ask the name server even if the known route is young.
 

@@ -56,7 +56,7 @@ from pyspark_rocketmq.wire.requests.send import SendResult
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S: Final = 30.0
-"""``ClientConfig.heartbeatBrokerInterval``."""
+"""Pause between two heartbeats (``ClientConfig.heartbeatBrokerInterval``)."""
 _FLAGS: Final = {
     LocalTransactionState.COMMIT_MESSAGE: int(MessageSysFlag.TRANSACTION_COMMIT),
     LocalTransactionState.ROLLBACK_MESSAGE: int(MessageSysFlag.TRANSACTION_ROLLBACK),
