@@ -287,7 +287,7 @@ def _address(text: str) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether the text has the form ``host:port``."""
+    """Return whether the text has the form ``host:port``."""
     host, separator, port = text.rpartition(":")
     return bool(separator and host and "/" not in host) and port.isdecimal() and 0 < int(port) < 65536
 

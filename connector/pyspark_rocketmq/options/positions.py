@@ -255,7 +255,7 @@ class PositionOptions(ConnectionOptions):
         return self.ending_offsets_by_timestamp
 
     def ends_at_group(self) -> bool:
-        """Whether a batch ends at a group's committed offsets."""
+        """Return whether a batch ends at a group's committed offsets."""
         return self.ending_offsets == COMMITTED
 
     def problems_of_stream(self) -> list[str]:

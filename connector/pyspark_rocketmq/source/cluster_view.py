@@ -423,7 +423,7 @@ class ClusterView:
         return bounds, failures
 
     def _may_pass(self, error: RocketMQError, broker_name: str, topic: str) -> bool:
-        """Whether a broker's error only leaves its queues out of this plan."""
+        """Return whether a broker's error only leaves its queues out of this plan."""
         if error.may_pass(has_worked=self._has_worked):
             return True
         # Comes second, because ``had_it`` reads the offset store.

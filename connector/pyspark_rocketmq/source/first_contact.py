@@ -56,7 +56,7 @@ def at_first_contact(
 
 
 def _may_pass_later(error: RocketMQError) -> bool:
-    """Whether to try again; a topic that is not there is most likely misspelt."""
+    """Return whether to try again; a topic that is not there is most likely misspelt."""
     return error.retryable or (error.passes_later and not isinstance(error, TopicNotFound))
 
 

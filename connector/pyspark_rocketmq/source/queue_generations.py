@@ -347,7 +347,7 @@ class QueueGenerations:
 
 
 def _last_times_differ(bounds: QueueBounds, seen: QueueBounds) -> bool:
-    """Whether the store time of the queue's last message has changed, so that it is another message.
+    """Return whether the store time of the queue's last message has changed, so that it is another message.
 
     A time that is unknown on only one side counts as a change.
     """

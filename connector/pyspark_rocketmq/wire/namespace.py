@@ -34,7 +34,7 @@ _SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 
 
 def is_system_resource(resource: str) -> bool:
-    """Whether this topic or group is RocketMQ's own."""
+    """Return whether this topic or group is RocketMQ's own."""
     return resource in SYSTEM_TOPICS or resource.startswith(_SYSTEM_PREFIXES)
 
 

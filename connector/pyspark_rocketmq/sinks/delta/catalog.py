@@ -172,7 +172,7 @@ class CatalogSnapshot:
         """Do nothing: Spark reaches the storage with its own options."""
 
     def is_still_there(self) -> bool:
-        """Whether the table is the same one, and was not put back to an earlier state."""
+        """Return whether the table is the same one, and was not put back to an earlier state."""
         try:
             newest = self.log.refresh()
             # REPLACE TABLE keeps the history of the previous table.
@@ -183,7 +183,7 @@ class CatalogSnapshot:
             return False
 
     def _keep_form_up_to(self, newest: int) -> bool:
-        """Whether all newer commits changed only rows and columns."""
+        """Return whether all newer commits changed only rows and columns."""
         later = takewhile(
             lambda entry: entry["version"] > self.version, self.log.commit_infos_below(newest + 1)
         )
@@ -194,7 +194,7 @@ class CatalogSnapshot:
         return detail
 
     def may_have_newer(self) -> bool:
-        """Whether there was a newer commit when :meth:`is_still_there` was last called."""
+        """Return whether there was a newer commit when :meth:`is_still_there` was last called."""
         return self.log.newest != self.version
 
     def refresh(self) -> None:
@@ -243,7 +243,7 @@ class CatalogSnapshot:
 
 
 def _keeps_form(entry: Mapping[str, Any]) -> bool:
-    """Whether a commit leaves partitioning, properties and features as they are, by its operation."""
+    """Return whether a commit leaves partitioning, properties and features as they are, by its operation."""
     operation = entry["operation"]
     return operation in _ROW_OPERATIONS or (
         operation == "WRITE" and entry["operationParameters"].get("mode") == "Append"

@@ -120,7 +120,7 @@ class LogSummary:
         return self.known_up_to.get(consumer_group, self.commits.get(consumer_group, -1))
 
     def covers(self, consumer_group: str) -> bool:
-        """Whether :meth:`restored_since` returns the same as for the whole log."""
+        """Return whether :meth:`restored_since` returns the same as for the whole log."""
         if self.restored is not None:
             return True
         return consumer_group in self.commits and self.first <= self._known_up_to(consumer_group) + 1

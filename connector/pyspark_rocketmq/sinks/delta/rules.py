@@ -197,7 +197,7 @@ class SinkCommit(NamedTuple):
         return newest
 
     def is_in(self, entry: Mapping[str, Any]) -> bool:
-        """Whether a history entry belongs to this commit."""
+        """Return whether a history entry belongs to this commit."""
         return own_metadata(entry).get("rocketmqCommit") == self.commit_id
 
 
@@ -250,12 +250,12 @@ def _parts(name: str) -> tuple[str, int]:
 
 
 def is_restore_or_replacement(entry: Mapping[str, Any]) -> bool:
-    """Whether a history entry is of a RESTORE, or of a statement that replaces a table and keeps its log."""
+    """Return whether a history entry is of a RESTORE or a statement that replaces a table and keeps its log."""
     return entry.get("operation") == "RESTORE" or is_replacement(entry)
 
 
 def is_replacement(entry: Mapping[str, Any]) -> bool:
-    """Whether a history entry is of a statement that replaces the table but keeps its log."""
+    """Return whether a history entry is of a statement that replaces the table but keeps its log."""
     operation = str(entry.get("operation"))
     return operation == "CLONE" or operation.startswith(("REPLACE TABLE", "CREATE OR REPLACE TABLE"))
 

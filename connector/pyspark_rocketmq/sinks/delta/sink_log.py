@@ -63,7 +63,7 @@ class SinkLog:
         return self._seen.first == 0
 
     def shows_restores_since(self, consumer_group: str) -> bool:
-        """Whether the log reaches back to the group's newest commit, or to the table's first one."""
+        """Return whether the log reaches back to the group's newest commit, or to the table's first one."""
         seen = self._summary(lambda seen: seen.covers(consumer_group))
         return seen.first == 0 or seen.covers(consumer_group)
 
@@ -93,7 +93,7 @@ class SinkLog:
         return self._summary(lambda seen: seen.covers(consumer_group)).restored_since(consumer_group)
 
     def was_replaced_at(self, version: int) -> bool:
-        """Whether a commit returned by :meth:`restored_since_last_commit` has replaced the table."""
+        """Return whether a commit returned by :meth:`restored_since_last_commit` has replaced the table."""
         entry = self.log.commit_info(version)
         return entry is not None and is_replacement(entry)
 

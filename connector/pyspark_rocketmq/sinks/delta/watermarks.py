@@ -207,7 +207,7 @@ def _record(watermarks: Mapping[str, int], newest: Mapping[str, Any]) -> dict[st
 
 
 def records_progress(entry: Mapping[str, Any], whole_entry: Mapping[str, Any] | None = None) -> bool:
-    """Whether a commit records its group's progress; commits of older releases do not."""
+    """Return whether a commit records its group's progress; commits of older releases do not."""
     return WATERMARKS in own_metadata(entry) or read_record(entry, whole_entry).is_whole
 
 
@@ -330,7 +330,7 @@ def _remaining_progress(log: SinkLog, consumer_group: str) -> GroupCommit:
 
 
 def has_rows_of(log: SinkLog, consumer_group: str) -> bool:
-    """Whether the group has ever committed rows."""
+    """Return whether the group has ever committed rows."""
     if log.table.shows_transactions:
         try:
             known = log.table.all_transactions()

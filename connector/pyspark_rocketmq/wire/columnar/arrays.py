@@ -180,7 +180,7 @@ class ByteMatrix(NamedTuple):
         return ByteMatrix(self.rows[:, :column], self.lowest[:column], self.highest[:column])
 
     def is_same(self, begin: int, end: int) -> bool:
-        """Whether these columns are the same in all rows."""
+        """Return whether these columns are the same in all rows."""
         return bool((self.lowest[begin:end] == self.highest[begin:end]).all())
 
     def texts(self, ranges: Sequence[tuple[int, int]]) -> pa.StringArray:
