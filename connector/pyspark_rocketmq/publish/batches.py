@@ -62,7 +62,7 @@ class SendBatch:
         return len(self.numbers)
 
     def shown(self) -> str:
-        """Description of the rows for an error's text."""
+        """Return a description of the rows for an error's text."""
         if self.count == 1:
             return self.first.shown
         return f"{self.first.shown} to {self.last.shown}, {self.count} messages"

@@ -104,7 +104,7 @@ def column_positions(schema: StructType, options: WriteOptions) -> dict[str, int
 
 
 def fixed_values(options: WriteOptions) -> dict[str, str | int]:
-    """Return the columns to which options give the same value in every row."""
+    """Return the values that options give to columns in every row, by column."""
     fixed = {
         TOPIC: options.topic,
         KEYS: options.keys,

@@ -34,7 +34,7 @@ class SinkStanding(NamedTuple):
     Empty if this kind of sink has no such id; None if there is no table.
     """
     watermarks: Mapping[MessageQueue, int]
-    """Next offset of each queue, in the generation that the caller named; 0 or missing without rows."""
+    """Next offset of each queue, in the generation that the caller named; 0 or missing if it has no rows."""
     path: str = ""
     """Path for commands; empty if the sink is not a Delta table with a path."""
     newest: Mapping[MessageQueue, str] = MappingProxyType({})
@@ -48,7 +48,7 @@ class SinkStanding(NamedTuple):
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
-    """Add the newest messages, except those above a watermark that an operator has set back."""
+    """Return ``standing`` with the newest messages, except those above a watermark that was set back."""
     below = {
         queue: text
         for queue, text in newest.items()

@@ -309,7 +309,7 @@ class ClusterView:
         Args:
             known: Queues, each with its next offset as ``end``; those of brokers that do not answer are not
                 gone.
-            snapshot: The newest one; None if no topic was found.
+            snapshot: The newest snapshot; None if no topic was found.
         """
         missing = known
         if snapshot is not None:

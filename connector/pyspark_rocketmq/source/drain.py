@@ -23,7 +23,7 @@ _SKIP: Final = "`pyspark-rocketmq offsets skip --queue BROKER:ID --messages 1` (
 
 
 class Drain:
-    """Where the queues of one query end. Without :meth:`begin` the query does not drain, and nothing ends."""
+    """The ends of one query's queues. Without :meth:`begin` the query does not drain, and no queue ends."""
 
     def __init__(
         self, options: ReadOptions, progress: ProgressSource, clock: Clock, held_up: Callable[[], str]
@@ -99,7 +99,7 @@ class Drain:
         """Return why the query cannot end yet although nothing is planned; None if it can.
 
         Args:
-            snapshot: The newest one.
+            snapshot: The newest snapshot.
             previous: The ranges of the last plan.
             waiting: Queues that the plan left out although their brokers report bounds, and why.
         """
@@ -111,7 +111,7 @@ class Drain:
         previous: Sequence[QueueRange],
         waiting: Mapping[MessageQueue, RocketMQError],
     ) -> RocketMQError | None:
-        """Return why the query cannot end yet although nothing is planned: a queue is missing."""
+        """Return the error of a queue that is missing before it was read to its end; None without one."""
         for queue, end in sorted(self.ends.items()):
             if queue in snapshot.bounds and queue not in waiting:
                 continue
@@ -130,7 +130,7 @@ class Drain:
         return None
 
     def _unsettled_error(self) -> RocketMQError | None:
-        """Return why the query cannot end yet: another member holds queues allocated to it."""
+        """Return an error if another member holds queues that are allocated to this one; otherwise None."""
         if not self.has_begun or self._progress.await_ready(0.0):
             return None
         return RocketMQError(
@@ -152,7 +152,7 @@ class StandstillWatch:
         self._moved_at_s = 0.0
 
     def stands_for_s(self, left: Mapping[MessageQueue, int], now_s: float) -> float:
-        """Return for how long no queue ``left`` to drain, given with its position, has moved."""
+        """Return for how long none of the queues ``left`` to drain (queue → position) has moved."""
         if not left or left != self._left:
             self._left, self._moved_at_s = dict(left), now_s
         return now_s - self._moved_at_s

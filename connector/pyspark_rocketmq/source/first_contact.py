@@ -1,4 +1,4 @@
-"""How long a query that begins waits for a cluster: a new one fails soon, one that has worked is patient."""
+"""Waits for the cluster when a query begins: a new query fails soon, one that has worked is patient."""
 
 from __future__ import annotations
 

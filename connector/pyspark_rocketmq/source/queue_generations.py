@@ -214,7 +214,7 @@ class QueueGenerations:
         found: Mapping[MessageQueue, Found],
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
-        """Return the message before each position that was moved, and the errors of queues not looked at.
+        """Return the message before each position that was moved, and the errors of failed look-ups by queue.
 
         If a generation is about to end, also return the last message before its end, with which ranges below
         that are compared.
@@ -334,7 +334,7 @@ class QueueGenerations:
     def _outgrown(
         self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot
     ) -> dict[MessageQueue, RocketMQError]:
-        """Return queues that are beyond the snapshot's bounds by now; by these, messages would seem lost."""
+        """Return queues that have moved beyond the snapshot's bounds; a plan by these would report a loss."""
         return {
             queue: BrokerOffsetUnavailable(
                 f"Group {self._group}, {queue}: its offsets moved while they were looked at, to "

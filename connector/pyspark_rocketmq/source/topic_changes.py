@@ -51,7 +51,7 @@ class MatchingTopics:
         self._query_at_s = 0.0
 
     def look(self, deadline: Deadline) -> frozenset[str]:
-        """Return their names, at most ``max_age_s`` old; the last known ones if every name server fails.
+        """Return the names of these topics, at most ``max_age_s`` old; the last known ones after a failure.
 
         Raises:
             RocketMQError: If every name server fails until ``deadline``, and no names are known yet.
@@ -118,7 +118,10 @@ class VanishedQueues:
         self._query_at_s = 0.0
 
     def look(self, missing: Sequence[QueueRange]) -> list[Vanished]:
-        """Return the queues of ``missing`` (with next offsets as ``end``) that are gone; asked every 5 s."""
+        """Return the queues of ``missing`` that are gone; the answer may be 5 s old.
+
+        The ``end`` of a range in ``missing`` is the queue's next offset.
+        """
         queues = {planned.queue for planned in missing}
         now_s = self._clock.monotonic_s()
         if queues != self._queried or now_s >= self._query_at_s:

@@ -53,7 +53,7 @@ class _GroupCommit(NamedTuple):
 
     commit: SinkCommit
     moved_to: Mapping[MessageQueue, int]
-    """Watermarks that it moves."""
+    """New watermarks of the queues that the commit moves."""
 
 
 @dataclass(slots=True)

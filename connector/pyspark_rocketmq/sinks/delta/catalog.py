@@ -71,7 +71,7 @@ _COMPUTED_BY: Final = frozenset({"generatedColumns", "identityColumns"})
 _STAGED: Final = "rocketmq-staged"
 """Folder within a staging folder that only this package writes to."""
 _LEFTOVER_AGE_S: Final = 7 * 86_400
-"""Age above which a file was left by a killed task; Delta's VACUUM has the same limit."""
+"""Age above which a file counts as left by a killed task; Delta's VACUUM has the same limit."""
 _ERRORS: Final = (PySparkException, Py4JError)
 _REASONS: Final = ("its name in a catalog",)
 _SKIPPED: Final = (

@@ -250,7 +250,7 @@ def _parts(name: str) -> tuple[str, int]:
 
 
 def is_restore_or_replacement(entry: Mapping[str, Any]) -> bool:
-    """Return whether a history entry is of a RESTORE or a statement that replaces a table and keeps its log."""
+    """Return whether a history entry is of a RESTORE, or of a replacement that keeps the table's log."""
     return entry.get("operation") == "RESTORE" or is_replacement(entry)
 
 

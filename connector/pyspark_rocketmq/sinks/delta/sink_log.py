@@ -75,7 +75,7 @@ class SinkLog:
         return next((entry["version"] for entry in later if commit.is_in(entry)), None)
 
     def version_of(self, commit: SinkCommit, since: int) -> int:
-        """Return :meth:`find_commit` of a commit that was made.
+        """Return the version of a commit that was made after version ``since``.
 
         Raises:
             DeltaError: If the commit is not in the log.

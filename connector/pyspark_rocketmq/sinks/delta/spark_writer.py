@@ -158,7 +158,7 @@ class SparkTarget(Protocol):
         ...
 
     def columns_without_rows(self, log: SinkLog) -> pa.Schema:
-        """Return the columns of a commit without rows."""
+        """Return the columns of the empty DataFrame by which Spark makes a commit without rows."""
         ...
 
 

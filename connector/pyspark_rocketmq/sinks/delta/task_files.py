@@ -45,7 +45,7 @@ class TaskWriter:
     """All that a task needs to write its share of a batch; picklable."""
 
     table_uri: str
-    """Local path, or a storage URI that delta-rs supports."""
+    """Folder that files are written to: a local path, or a storage URI that delta-rs supports."""
     schema: pa.Schema
     """The table's columns."""
     partition_by: tuple[str, ...]
@@ -192,9 +192,10 @@ class TaskFolder:
     def without(
         self, file: WrittenFile, schema: pa.Schema, queues: Collection[MessageQueue]
     ) -> WrittenFile | None:
-        """Return a file with the rows of all other queues: the same one, or another; None if none is left.
+        """Return a file with only the rows of other queues; None if there are none.
 
-        ``schema`` has the columns of the file.
+        It is ``file`` itself if that has no row of ``queues``, otherwise a new file. ``schema`` has the
+        columns of the file.
         """
         filesystem, folder = self._place()
         rest = GrowingFile(filesystem, folder, schema, file.partition_values)

@@ -356,7 +356,11 @@ class QueueProgress(NamedTuple):
 
 
 def read_queues(log: SinkLog, consumer_group: str, queues: Mapping[MessageQueue, int]) -> QueueProgress:
-    """Return the group's progress in these queues, in the generation of each; errors as read_progress."""
+    """Return the group's progress in these queues, in the given generation of each.
+
+    Raises:
+        SinkConflict, DeltaError, OSError, ValueError, KeyError: For the reasons of :func:`read_progress`.
+    """
     known = read_progress(log, consumer_group, queues.items())
     ids = app_ids(consumer_group, queues)
     return QueueProgress(
