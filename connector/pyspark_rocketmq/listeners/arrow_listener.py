@@ -32,7 +32,7 @@ class ArrowListener:
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self._function = function
         self.is_async = is_async(function)
-        """Whether its result must be awaited."""
+        """Whether the function's result must be awaited."""
         self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:

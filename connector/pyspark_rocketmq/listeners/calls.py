@@ -43,11 +43,11 @@ class ListenerCall:
         self.messages = messages
         self.context = context
         self.answer: Answer | None = None
-        """The listener's answer; None while it runs, and after an exception that ends the process."""
+        """The listener's answer; None until the call ends, and after an exception that ends the process."""
         self.failure: BaseException | None = None
         """Exception that the listener raised."""
         self.began_s: float | None = None
-        """Monotonic second at which it began; None before it begins and after it ends."""
+        """Monotonic second at which the call began; None before it begins and after it ends."""
         self.lasted_s = 0.0
         self._timeout_s = timeout_s
 

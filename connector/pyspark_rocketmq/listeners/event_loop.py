@@ -75,7 +75,7 @@ def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> Re
     """Call ``begin`` on the loop and wait for its result; from any thread except the loop's.
 
     Raises:
-        TimeoutError: If it takes longer; it is cancelled then.
+        TimeoutError: If the call takes longer than ``timeout_s``; it is cancelled then.
     """
 
     async def run() -> ResultT:

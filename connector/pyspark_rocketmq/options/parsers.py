@@ -190,7 +190,7 @@ def secret_value(text: str) -> str:
 
 @parses("JSON")
 def secret_json(text: str) -> str:
-    """Parser of a JSON object of strings; returns it unchanged."""
+    """Parser of a JSON object of strings, booleans and whole numbers; returns its text unchanged."""
     try:
         found = json.loads(text)
     except ValueError:
