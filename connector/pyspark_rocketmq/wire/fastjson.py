@@ -370,7 +370,7 @@ def read_object(data: bytes, where: str) -> JsonObject:
 
 
 def as_object(value: object, where: str) -> JsonObject:
-    """Convert an already read value to a map with text keys."""
+    """Check that a value that was read is a map with string keys, and return it."""
     if type(value) is not dict:
         raise RemoteProtocolError(f"{where} is not a JSON object: {short_repr(value)}.")
     return JsonObject(where, value)
@@ -414,7 +414,8 @@ def member(
 
     Args:
         java_name: The field's name in JSON.
-        read: Reads it, given map, name and default (None if required); usually a method of ``JsonObject``.
+        read: Function that reads the field, given the map, ``java_name`` and the default (None if required);
+            usually a method of ``JsonObject``.
         default: The default; ``dict`` stands for an empty map.
         write: Converts the value for :func:`dumps_java`, if that does not accept the value itself.
     """

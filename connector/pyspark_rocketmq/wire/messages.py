@@ -74,7 +74,7 @@ class StoredMessage:
     """The properties string as stored, with its order and repeated names."""
     flag: int = 0
     sys_flag: int = 0
-    """Bits of ``MessageSysFlag``; encoding sets the two IPv6 bits by the hosts."""
+    """Bits of ``MessageSysFlag``; two of them mark hosts as IPv6."""
     born_timestamp: int
     born_host: str
     store_timestamp: int
@@ -84,7 +84,7 @@ class StoredMessage:
     body_crc: int
     """:func:`body_crc` of the stored body; it is not checked on a pull."""
     store_size: int = 0
-    """Total size in bytes; the encoder computes it again."""
+    """Total size of the stored message, in bytes."""
 
     @property
     def properties(self) -> dict[str, str]:

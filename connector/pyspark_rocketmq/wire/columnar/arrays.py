@@ -34,7 +34,7 @@ _FEW_ROWS: Final = 16
 
 
 class IrregularLayout(Exception):
-    """Raised for input that the vectorised decoder does not handle; the scalar codec decodes it."""
+    """Raised for messages that the vectorised decoder does not handle; ``wire.messages`` decodes them."""
 
 
 def require_all(condition: BoolArray) -> None:

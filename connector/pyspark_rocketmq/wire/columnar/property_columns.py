@@ -53,7 +53,7 @@ class PropertyColumns:
         """Parse ``data[start : start + length]`` of each row; each start must be above 0.
 
         Raises:
-            IrregularLayout: If the scalar codec must decode the messages.
+            IrregularLayout: If the messages must be decoded one by one.
         """
         self._rows = len(starts)
         self._entries: _Aligned | _Alike | _Various | None = None
@@ -84,7 +84,7 @@ class _Tokens:
     """The number of each row's first entry, and at the end the number of all entries."""
 
     def take(self, numbers: IntArray, is_missing: BoolArray | None = None) -> pa.StringArray:
-        """Return some of the tokens; null where missing."""
+        """Return the tokens with these numbers; null where ``is_missing``."""
         return self.tokens.take(pa.array(numbers, mask=is_missing))
 
 
