@@ -252,8 +252,7 @@ class CreateTopicRequestHeader(TopicRequestFields):
     topic_sys_flag: int | None = int_field("topicSysFlag", None)
     order: bool = bool_field("order", False)
     attributes: str | None = text_field("attributes", None)
-    """Attributes to set, such as ``+message.type=FIFO``, or to delete, such as ``-message.type``, with
-    commas."""
+    """Attributes to set (``+message.type=FIFO``) or to delete (``-message.type``), separated by commas."""
     force: bool | None = bool_field("force", None)
 
 
