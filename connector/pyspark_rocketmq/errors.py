@@ -85,16 +85,16 @@ class WireError(RocketMQError):
 
 
 class LocalProtocolError(WireError):
-    """This side was about to send something the protocol does not allow: a bug.
+    """Something to send or to decode breaks the protocol or a limit, for example a message's property.
 
-    Do: Report the bug.
+    Do: Correct what the error names; if that is not yours, report a bug.
     """
 
 
 class RemoteProtocolError(WireError):
-    """The peer sent bytes that are not the RocketMQ remoting protocol; the channel is closed.
+    """The peer sent bytes that do not follow the RocketMQ remoting protocol.
 
-    Do: Check that the address is a broker's remoting port, not a proxy's or a web server's.
+    Do: Check that the address is a RocketMQ server's remoting port, not a proxy's or a web server's.
     """
 
     passes_later: ClassVar[bool] = True
@@ -469,23 +469,38 @@ class TooManySends(RocketMQError):
 
 
 class RowNotSent(RocketMQError):
-    """Rows of a DataFrame are not valid messages, or were not acknowledged; rows before them may be stored.
+    """Rows are not valid messages, not acknowledged, or not stored as ``requireSendOk`` demands.
 
-    Do: Correct the row that the error names; [writing](how-to/writing.md#delivery).
+    Do: Correct what the error names; [writing](how-to/writing.md#delivery).
     """
 
-    def __init__(self, rows: str, problem: str, *, is_no_message: bool = False) -> None:
+    def __init__(
+        self, rows: str, problem: str, *, is_no_message: bool = False, is_stored: bool | None = False
+    ) -> None:
         super().__init__(rows, problem)
         self.rows = rows
         self.problem = problem
         self.is_no_message = is_no_message
         """Whether the row itself is wrong, so that no retry can send it."""
+        self.is_stored = is_stored
+        """Whether the rows are stored all the same; None if that is unknown."""
 
     def __str__(self) -> str:
+        about = f"{self.rows}: {self.problem.rstrip('.')}."
+        if self.is_stored:
+            return (
+                f"Stored less durably than the broker is set up for: {about} A retry sends all rows of the "
+                "task up to here again."
+            )
+        if self.is_stored is None:
+            return (
+                f"Not acknowledged: {about} All rows of the task up to here may be stored, and come again "
+                "with a retry."
+            )
         again = "come again with a retry"
         if self.is_no_message:
             again = "come again with each retry, which fails at this row: correct it or leave it out"
-        return f"Not sent: {self.rows}: {self.problem.rstrip('.')}. Rows before may be stored, and {again}."
+        return f"Not sent: {about} Rows before may be stored, and {again}."
 
 
 class DeadLetterRefused(RocketMQError):
@@ -561,7 +576,7 @@ class UndecodableMessage(OffsetError):
 
 
 class DataLoss(OffsetError):
-    """Messages of a planned range are no longer on the broker.
+    """A broker no longer has messages of a planned range, or does not give them.
 
     Do: Set ``failOnDataLoss=false``, or reset the group.
     """
@@ -706,18 +721,18 @@ class OffsetRegressed(OffsetError):
 
 
 class OffsetCommitConflict(OffsetError):
-    """The offset table was changed by another writer between our read and our write.
+    """Offsets were not stored: other writers of the group kept coming first, or writing kept failing.
 
-    Do: Nothing.
+    Do: Nothing, if it passes; else check the table's storage, and what else writes the table.
     """
 
     retryable: ClassVar[bool] = True
 
 
 class SinkConflict(OffsetError):
-    """The sink's table was changed, usually by RESTORE, so that the batch cannot be added.
+    """The batch cannot be added: the sink's table was changed, usually by RESTORE, or writing kept failing.
 
-    Do: Run the command that the error names;
+    Do: Follow the error's advice;
     [guarantees](guarantees.md#the-sink-is-deleted-replaced-or-restored-to-an-earlier-version).
     """
 
@@ -774,7 +789,7 @@ class StorageNotShared(RocketMQError):
 class SchemaError(RocketMQError):
     """Columns are missing, superfluous or of another type.
 
-    Do: Correct ``outputSchema``, the listener or the table.
+    Do: Correct ``outputSchema``, the listener, the DataFrame or the table.
     """
 
 
@@ -789,7 +804,7 @@ def without_frames(function: FunctionT) -> FunctionT:
     """Remove the frames from tracebacks of this package's errors that leave a function called by Spark.
 
     Spark shows a worker's traceback up to six times, with the error's sentence below all of it. The frames
-    are logged at level DEBUG. Other exceptions and LocalProtocolError keep their frames, because they are
+    are logged at level DEBUG. Other exceptions and LocalProtocolError keep their frames, because they may be
     bugs. Also works on generators.
     """
 

@@ -21,6 +21,7 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
     RowNotSent,
     SystemBusy,
+    TransportError,
     WrongMessageType,
 )
 from pyspark_rocketmq.model import MessageQueue, SendStatus
@@ -390,7 +391,11 @@ def test_batch_for_any_queue_take_turns(sender: Sender, brokers: Brokers) -> Non
             "Not sent: row 0 of the task: .* code 13: the message is illegal",
         ),
         (BUSY, "Not sent: row 0 of the task: .*broker busy"),
-        (stored_at(A0, SendStatus.FLUSH_SLAVE_TIMEOUT), "stored them with FLUSH_SLAVE_TIMEOUT, less durably"),
+        (
+            stored_at(A0, SendStatus.FLUSH_SLAVE_TIMEOUT),
+            "Stored less durably .*: row 0 of the task: .* FLUSH_SLAVE_TIMEOUT, .* all rows .* again",
+        ),
+        (TransportError("10.0.0.5:10911"), "Not acknowledged: row 0 of the task: .* may be stored"),
     ],
 )
 def test_a_message_that_is_not_stored_as_required_fails(

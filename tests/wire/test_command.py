@@ -226,6 +226,17 @@ class TestWhatCannotBeSent:
         with pytest.raises(LocalProtocolError):
             encode_frame(RemotingCommand(**wrong, serialize_type=serialize_type))
 
+    @pytest.mark.parametrize("serialize_type", SerializeType)
+    def test_a_string_that_utf8_cannot_carry_is_shown(self, serialize_type: SerializeType) -> None:
+        fields = {"a": "x" * 100, "topic": "the half \ud83d of one"}
+        command = RemotingCommand(code=310, ext_fields=fields, serialize_type=serialize_type)
+
+        with pytest.raises(LocalProtocolError) as caught:
+            encode_frame(command)
+
+        assert r"the half \ud83d of one" in str(caught.value)
+        assert len(str(caught.value)) < 200
+
     @pytest.mark.parametrize("name", ["", "x" * 32768])
     def test_a_name_without_a_binary_form_is_refused(self, name: str) -> None:
         command = RemotingCommand(code=1, ext_fields={name: "v"}, serialize_type=SerializeType.ROCKETMQ)

@@ -307,7 +307,7 @@ class Channel:
                 self._waiting[opaque] = waiting
                 self._silence.sent(sent)
         if refused is not None:
-            self._call_back(waiting, _reason_for(refused, outgoing))
+            self._call_back(waiting, _reason_for(self.address, refused, outgoing))
             return opaque
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
@@ -326,7 +326,7 @@ class Channel:
         outgoing = self._signed(replace(command, flag=command.flag | ONEWAY_FLAG))
         self._send(outgoing.encode(next(self._opaques) & _OPAQUE_MASK))
         if self._ended is not None:
-            raise _reason_for(self._ended, outgoing)
+            raise _reason_for(self.address, self._ended, outgoing)
 
     def expire_overdue(self) -> None:
         """Give up the submitted requests whose deadline has passed; the reader does this every second."""
@@ -470,7 +470,7 @@ class Channel:
         self._transport.shutdown()
         logger.debug("= channel ended address=%s reason=%s", self.address, reason)
         for waiting in failed.values():
-            self._call_back(waiting, _reason_for(reason, waiting.request))
+            self._call_back(waiting, _reason_for(self.address, reason, waiting.request))
 
 
 def _seconds_left(deadline: Deadline | None, without: float) -> float:
@@ -487,9 +487,12 @@ def _with_tls_hint(reason: RocketMQError) -> RocketMQError:
     return ChannelClosed(reason.address, f"{reason.detail}, {hint}")
 
 
-def _reason_for(reason: RocketMQError, request: Outgoing) -> RocketMQError:
+def _reason_for(address: str, reason: RocketMQError, request: Outgoing) -> RocketMQError:
     """Return a new error per request: one exception raised in several threads would mix their tracebacks."""
     asked = describe_request(request.command())
     if isinstance(reason, (ChannelClosed, TlsFailed)):
         return type(reason)(reason.address, f"{reason.detail.removesuffix('.')}. It was needed for {asked}.")
-    return RemoteProtocolError(f"{reason} This was received instead of the answer to {asked}.")
+    return RemoteProtocolError(
+        f"{reason} {address} sent this instead of the answer to {asked}. Check that the address is "
+        "a RocketMQ server's remoting port."
+    )

@@ -33,8 +33,10 @@ from pyspark_rocketmq.consume.not_now import is_sent_again
 from pyspark_rocketmq.errors import (
     BrokerError,
     MessageRefused,
+    RemoteProtocolError,
     RocketMQError,
     RowNotSent,
+    TransportError,
     WrongMessageType,
 )
 from pyspark_rocketmq.model import MessageQueue, SendStatus
@@ -281,7 +283,8 @@ class Sender:
                     sending.choices, sending.refused_by = queues, frozenset()
             return
         if not self._is_tried_again(head, error) or pause_s >= head.deadline.remaining_s():
-            raise RowNotSent(head.batch.shown(), str(error)) from error
+            is_stored = None if isinstance(error, TransportError | RemoteProtocolError) else False
+            raise RowNotSent(head.batch.shown(), str(error), is_stored=is_stored) from error
         logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)
         if not error.retryable:
             head.refused_by = frozenset()
@@ -302,8 +305,9 @@ class Sender:
         if self._require_send_ok and result.status is not SendStatus.SEND_OK:
             raise RowNotSent(
                 batch.shown(),
-                f"{queue} stored them with {result.status.name}, less durably than its broker is set up for. "
-                "Mend the broker, or set requireSendOk=false.",
+                f"{queue} answered {result.status.name}, an error with requireSendOk=true. Mend the broker, "
+                "or set requireSendOk=false to accept such answers.",
+                is_stored=True,
             )
 
 

@@ -525,8 +525,15 @@ class _RangeReader:
             if self._is_compacted:
                 return
             if self.partition.settings.fail_on_data_loss:
+                last = goes_on - 1
+                offsets = f"offset {missing}" if missing == last else f"offsets {missing} to {last}"
                 raise DataLoss(
-                    f"{queue} at {self.partition.address}", missing, f"nothing before offset {goes_on}"
+                    f"{queue} at {self.partition.address}",
+                    missing,
+                    f"given no message for {offsets} and no reason; it may have removed a file of its log "
+                    "meanwhile",
+                    f"Set failOnDataLoss=false to go on at offset {goes_on}, or reset the group's offset for "
+                    "this queue.",
                 )
             if skipped.start <= missing and goes_on <= skipped.stop:
                 continue

@@ -51,6 +51,8 @@ _MAX_HEADER_MEMORY: Final = 2 * MAX_FRAME_LENGTH
 _BYTES_PER_FIELD: Final = 320
 _WIDEST_CHARACTER: Final = 4
 _MAX_BINARY_CODE: Final = 0x7FFF
+_SHOWN_AROUND: Final = 10
+"""Characters that an error shows on each side of one that cannot be sent."""
 
 
 def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:
@@ -148,8 +150,8 @@ def encode_frame(command: RemotingCommand, *, max_frame_length: int = MAX_FRAME_
         header = _ENCODERS[command.serialize_type](command)
     except UnicodeEncodeError as exc:
         raise LocalProtocolError(
-            f"Request or response code {command.code} contains a string with an unpaired surrogate at "
-            f"position {exc.start}; UTF-8 cannot carry it. Repair the string before it is sent."
+            f"The header of the command with code {command.code} contains half of a surrogate pair, which "
+            f"UTF-8 cannot carry, in {_around(exc)!r}. Correct that string."
         ) from exc
     length = 4 + len(header) + len(command.body)
     if len(header) > _MAX_HEADER_LENGTH:
@@ -164,6 +166,10 @@ def encode_frame(command: RemotingCommand, *, max_frame_length: int = MAX_FRAME_
         )
     mark = command.serialize_type << 24 | len(header)
     return b"".join((struct.pack(">II", length, mark), header, command.body))
+
+
+def _around(error: UnicodeEncodeError) -> str:
+    return error.object[max(0, error.start - _SHOWN_AROUND) : error.start + _SHOWN_AROUND]
 
 
 def decode_frame(frame: bytes | memoryview) -> RemotingCommand:
@@ -279,7 +285,7 @@ def _json_text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    raise RemoteProtocolError(f"Ext field {name!r} is neither a string nor a number: {short_repr(value)}.")
+    raise RemoteProtocolError(f"Ext field {name!r} is not a string, number or boolean: {short_repr(value)}.")
 
 
 # --- binary header ------------------------------------------------------------------------------------------

@@ -378,8 +378,9 @@ class ConcurrentRun(RangeRun):
         messages, context = call.messages, call.context
         if fatal is not None:
             raise ListenerError(
-                f"The listener raised {type(fatal).__name__}, which ends its task "
-                f"{self._describe(messages)}; the task's messages are delivered again."
+                f"The listener raised {type(fatal).__name__}, which ends the Spark task; it was called with "
+                f"{self._describe(messages)}. Messages of the task that are not committed are delivered "
+                "again. To have messages tried again, raise an Exception or return RECONSUME_LATER."
             ) from fatal
         answer = call.answer
         assert answer is not None

@@ -48,8 +48,8 @@ def check_column_bytes(total: int) -> None:
     """Raise ``LocalProtocolError`` if ``total`` bytes do not fit into one column."""
     if total > MAX_COLUMN_BYTES:
         raise LocalProtocolError(
-            f"{total} bytes do not fit into one column of {MAX_COLUMN_BYTES}; "
-            "decode fewer messages at a time."
+            f"{total} bytes do not fit into one column, which has at most {MAX_COLUMN_BYTES} bytes; decode "
+            "fewer messages at a time."
         )
 
 
