@@ -78,7 +78,7 @@ class Writer:
         try:
             batch.commit(files, {self._queue: self._end})
         except SinkConflict:
-            # It says that nothing was added, and that the batch may run again.
+            # The batch can be repeated.
             return False
         return True
 

@@ -301,7 +301,8 @@ def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(
     error = fail_writes(failures=10**6)
 
     with pytest.raises(
-        OffsetCommitConflict, match=r"group order-etl could not be stored in .*offsets"
+        OffsetCommitConflict,
+        match=r"^Offsets of group order-etl could not be stored in .*offsets .*\(commit of batch 1 ",
     ) as failure:
         store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
 

@@ -263,14 +263,14 @@ class DeltaOffsetStore(RowOffsetStore):
             return partial(self._store, newest, consumer_group, before, change, action)
 
         try:
-            what = f"{action} for group {consumer_group}"
+            what = f"offsets of group {consumer_group} ({action})"
             return commit_on_top(what, follow, pauses_s=_PAUSES_S, sleep=self._sleep)
         except STORAGE_ERRORS as error:
             raise OffsetCommitConflict(
-                f"The {action} for group {consumer_group} could not be stored in {self._path} in "
-                f"{len(_PAUSES_S) + 1} tries; the last error was: "
-                f"{self.storage.describe_error(error)} Check how many consumers write "
-                "this group and that the table can be written; the batch can be run again."
+                f"Offsets of group {consumer_group} could not be stored in {self._path} in "
+                f"{len(_PAUSES_S) + 1} tries ({action}); the last error was: "
+                f"{self.storage.describe_error(error)} Check that the table can be written, and that nothing "
+                "else writes it all the time; then try again."
             ) from error
 
     def _rows(self, newest: TableSnapshot, consumer_group: str) -> _CachedRows:

@@ -204,7 +204,7 @@ class FileOffsetStore(RowOffsetStore):
         except OSError as error:
             raise OffsetStoreUnavailable(
                 f"The offsets of group {consumer_group} could not be stored in {main}: {error} "
-                "Check that the disk has room and the folder can be written; the batch can be run again."
+                "Check that the disk has room and the folder can be written; then try again."
             ) from error
 
     @contextmanager
@@ -220,8 +220,8 @@ class FileOffsetStore(RowOffsetStore):
                     if self._clock.monotonic_s() >= give_up_at_s:
                         raise OffsetCommitConflict(
                             f"The offsets of group {consumer_group} in {folder} are locked. Another process "
-                            f"has held the lock for {_LOCK_TIMEOUT_S:g} s; check whether it hangs. The batch "
-                            "can be run again."
+                            f"has held the lock for {_LOCK_TIMEOUT_S:g} s: check whether it hangs, and try "
+                            "again."
                         ) from None
                     self._sleep(_LOCK_PAUSE_S)
             yield

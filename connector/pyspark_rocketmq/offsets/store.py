@@ -292,7 +292,7 @@ class OffsetStore(Protocol):
 
         Raises:
             OffsetError: If a start is negative.
-            OffsetCommitConflict: If other writers of the group kept winning.
+            OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...
 
@@ -307,7 +307,7 @@ class OffsetStore(Protocol):
         Raises:
             OffsetRegressed: If another batch of the same epoch would move a queue back. Nothing is stored.
             OffsetError: If a value is negative. Nothing is stored.
-            OffsetCommitConflict: If other writers of the group kept winning.
+            OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...
 
@@ -315,7 +315,7 @@ class OffsetStore(Protocol):
         """Remember which of the offsets sent to queues' brokers have arrived at them; move no queue.
 
         Raises:
-            OffsetCommitConflict: If other writers of the group kept winning.
+            OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...
 
@@ -325,7 +325,7 @@ class OffsetStore(Protocol):
         A queue is left out if its stored epoch is different, or if a batch has moved it since.
 
         Raises:
-            OffsetCommitConflict: If other writers of the group kept winning.
+            OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...
 
@@ -338,7 +338,7 @@ class OffsetStore(Protocol):
         later generation of a queue, the row continues in that generation.
 
         Raises:
-            OffsetCommitConflict: If other writers of the group kept winning.
+            OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...
 
@@ -351,7 +351,7 @@ class OffsetStore(Protocol):
 
         Raises:
             OffsetError: If an offset is negative.
-            OffsetCommitConflict: If other writers of the group kept winning.
+            OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...
 
@@ -371,7 +371,7 @@ class OffsetStore(Protocol):
 
         Raises:
             OffsetError: If a target is negative.
-            OffsetCommitConflict: If other writers of the group kept winning.
+            OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...
 

@@ -39,7 +39,13 @@ from pyspark_rocketmq.sinks.base import (
     moved_by,
     rows_without,
 )
-from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S, Connection, Watermark, WatermarkTable
+from pyspark_rocketmq.sinks.database_watermarks import (
+    PAUSES_S,
+    Connection,
+    Watermark,
+    WatermarkTable,
+    shown_error,
+)
 
 WriteRows = Callable[[Any, pa.Table], None]
 """Function that writes rows through a cursor.
@@ -296,8 +302,8 @@ class DatabaseBatch:
         except Exception as error:
             raise SinkConflict(
                 f"{len(rows)} rows of group {self.consumer_group} could not be written into the database in "
-                f"{len(PAUSES_S) + 1} tries; the last error was: {type(error).__name__}: {error}. The batch "
-                "may run again: rows that exist by then are left out."
+                f"{len(PAUSES_S) + 1} tries; the last error was: {shown_error(error)}. Correct the cause and "
+                "start the query again, which repeats the batch without the rows that are there by then."
             ) from error
 
     def _write(self, rows: pa.Table, moved_to: Mapping[MessageQueue, Watermark], attempt: str) -> None:

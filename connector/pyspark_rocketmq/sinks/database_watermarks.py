@@ -71,6 +71,11 @@ class Watermark(NamedTuple):
         return self.newest_message.removeprefix(mark) if mark and self.newest_message.startswith(mark) else ""
 
 
+def shown_error(error: Exception) -> str:
+    """Return class and text of a driver's error on one line, without the full stop at its end."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()).removesuffix('.')}"
+
+
 def _mark(attempt: str) -> str:
     """Return the beginning of an attempt's id, which marks the messages that the attempt stores."""
     return attempt[:8]
@@ -130,7 +135,7 @@ class WatermarkTable:
             raise
         except Exception as error:
             problem = (
-                f"the table of watermarks {self.name} cannot be used: {type(error).__name__}: {error}. It "
+                f"the table of watermarks {self.name} cannot be used: {shown_error(error)}. It "
                 f"needs this form, and the rights SELECT, INSERT, UPDATE and DELETE: {self._sql.create}"
             )
             raise OptionError((problem,), where="database sink") from error

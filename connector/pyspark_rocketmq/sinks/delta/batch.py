@@ -136,8 +136,8 @@ class DeltaBatch:
         Raises:
             SinkMoved: If another consumer wrote one of the queues since ``begin``, or if rows do not follow
                 those of the batch's earlier commits. Nothing was added.
-            SinkConflict: If a RESTORE removed rows, or if other changes of the table kept winning. Nothing
-                was added; the batch may run again.
+            SinkConflict: If a RESTORE removed rows, or if other changes of the table or errors of the storage
+                prevented the commit. The batch can be repeated.
             OffsetError: If a queue was not passed to ``begin``, or if there are files although no watermark
                 grows.
             StorageNotShared: If the driver does not see the files as the tasks wrote them. Nothing was added.
@@ -282,8 +282,8 @@ class DeltaBatch:
             raise SinkConflict(
                 f"{len(files)} files of group {self.consumer_group} could not be committed to "
                 f"{self.table.path} in {len(_PAUSES_S) + 1} tries; the last error was: "
-                f"{self.table.storage.describe_error(error)} Check what "
-                "else changes this table; the batch may run again."
+                f"{self.table.storage.describe_error(error)} Check the storage and what else changes this "
+                "table, and start the query again, which repeats the batch."
             ) from error
 
     def _tried_of(self, group_id: str) -> _Tried | None:
