@@ -243,7 +243,7 @@ def _texts_of(given: object) -> dict[str, str]:
     where = "storage options"
     if not isinstance(given, Mapping):
         raise OptionError(
-            (f"they are a {type(given).__name__}, not a mapping of names to strings",), where=where
+            (f"they are a {type(given).__name__}, not a mapping of names to values",), where=where
         )
     problems = [
         f"'{name}' is of type {type(value).__name__}; give it as a string"
