@@ -224,7 +224,7 @@ def test_members_get_the_queues_of_their_own_rooms() -> None:
 )
 def test_what_stands_in_no_room_is_refused_by_nearby(broker_name: str, client_id: str) -> None:
     """B2: Java raises too, rather than to leave a queue out."""
-    with pytest.raises(ValueError, match="has no machine room"):
+    with pytest.raises(ValueError, match="cannot be recognised from its name"):
         allocate(MachineRoomNearby(), client_id, [MessageQueue("T", broker_name, 0)], [client_id])
 
 
@@ -264,14 +264,14 @@ def test_a_strategy_is_found_by_its_name(text: str, expected: AllocationStrategy
         ("average", "names no strategy"),
         (":Class", "names no strategy"),
         ("module:", "names no strategy"),
-        ("averagely:2", "takes nothing"),
+        ("averagely:2", "this strategy takes no value"),
         ("consistentHash:0", "a number of places"),
         ("consistentHash:99999", "a number of places"),
-        ("byMachineRoom", "has an empty item where a machine room belongs"),
-        ("byMachineRoom:east,", "has an empty item where a machine room belongs"),
-        ("byConfig", "has an empty item where a queue (TOPIC/BROKER/QUEUE) belongs"),
-        ("byConfig:T/b", "where a queue (TOPIC/BROKER/QUEUE) belongs"),
-        ("byConfig:T/b/x", "where a queue (TOPIC/BROKER/QUEUE) belongs"),
+        ("byMachineRoom", "has an empty item instead of a machine room"),
+        ("byMachineRoom:east,", "has an empty item instead of a machine room"),
+        ("byConfig", "has an empty item instead of a queue (TOPIC/BROKER/QUEUE)"),
+        ("byConfig:T/b", "instead of a queue (TOPIC/BROKER/QUEUE)"),
+        ("byConfig:T/b/x", "instead of a queue (TOPIC/BROKER/QUEUE)"),
         ("machineRoomNearby:average", "names no strategy"),
         ("no_such_module:Class", "No module named 'no_such_module'"),
         (f"{__name__}:NoSuchClass", "names no class 'NoSuchClass'"),
@@ -286,7 +286,7 @@ def test_an_unknown_strategy_is_reported_with_its_option(text: str, problem: str
         allocation_strategy(text)
     assert problem in str(caught.value)
     assert "allocateMessageQueueStrategy=" in str(caught.value)
-    assert "Use averagely," in str(caught.value)
+    assert str(caught.value).count("Use averagely,") == 1
 
 
 class Greedy:

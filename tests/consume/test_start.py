@@ -49,8 +49,8 @@ def test_all_queues_at_once_with_a_sentence_for_each_problem() -> None:
     assert positions == {QUEUE: 50, OTHER: 70}
     assert problems == (
         (
-            "startingOffsets wants offset 10 of topic=orders broker=broker-a queue=0, but the broker has 50 "
-            "to 90; use an offset in there, -2 (earliest) or -1 (latest)."
+            "startingOffsets asks for offset 10 of topic=orders broker=broker-a queue=0, but the broker has "
+            "50 to 90; use an offset in this range, -2 (earliest) or -1 (latest)."
         ),
     )
 

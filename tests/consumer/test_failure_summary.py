@@ -87,7 +87,7 @@ def test_what_refuses_dead_letters_is_reported_until_they_are_sent() -> None:
     refused(report(ack(Q0)))
     refused(report(ack(Q1), ack(Q2)))
 
-    no_permission = "No broker took a message that was given up: No permission."
+    no_permission = "No broker accepted a dead letter: No permission."
     assert reported == [no_permission, f"{no_permission} The same applies to 1 more queue.", ""]
 
 
@@ -99,7 +99,7 @@ def test_a_refusal_in_a_queue_that_is_another_members_by_now_holds_up_nobody_her
     refused(report(ack(Q1, refused="No permission.")))
     refused(report(ack(Q0), own=(Q0, Q2)))
 
-    assert reported == ["No broker took a message that was given up: No permission.", ""]
+    assert reported == ["No broker accepted a dead letter: No permission.", ""]
 
 
 def test_it_says_so_at_once_and_then_now_and_then() -> None:

@@ -65,7 +65,7 @@ def test_a_sink_that_makes_one_commit_is_refused_by_name(tmp_path: Path) -> None
         check_commits_groups(several, "g")
     assert caught.value.problems == (
         (
-            "commit_interval needs sinks that make several commits in a micro-batch, as DeltaSink and "
-            "DatabaseSink do, and OneCommit() makes one: its batches have no commit_group"
+            "commit_interval cannot be used with OneCommit(), which commits once in a micro-batch: its "
+            "batches have no method commit_group. Use DeltaSink or DatabaseSink, or leave out commit_interval"
         ),
     )

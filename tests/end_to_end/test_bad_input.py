@@ -202,7 +202,9 @@ def test_all_problems_of_a_consumer_are_reported_together(spark: SparkSession, t
 def test_an_output_schema_that_takes_the_engines_columns_is_refused() -> None:
     consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"))
 
-    with pytest.raises(SchemaError, match=r"has column\(s\) queueId, but every output row gets"):
+    with pytest.raises(
+        SchemaError, match=r"has column\(s\) queueId, whose names are reserved: each output row gets"
+    ):
         consumer.register_message_listener(lambda m, c: None, output_schema="queueId int, a string")
     with pytest.raises(SchemaError, match="is not a schema such as"):
         consumer.register_message_listener(lambda m, c: None, output_schema="a strng")

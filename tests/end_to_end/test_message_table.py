@@ -228,10 +228,14 @@ def exploded(body: Column) -> Column:
 @pytest.mark.parametrize(
     "case",
     [
-        (lambda body: body.cast("string"), {}, "into string, but the columns of a table come from a struct"),
+        (lambda body: body.cast("string"), {}, "returns string, but it must return a struct"),
         (json_body("topic string"), {}, "topic"),
         (json_body("keys string"), {"message_columns": ["keys"]}, "would have column.* keys"),
-        (json_body("a string"), {"message_columns": ["key"]}, "no message column key"),
+        (
+            json_body("a string"),
+            {"message_columns": ["key"]},
+            "message_columns names key, but a message has no such column",
+        ),
         (json_body("badRecord string"), {}, "badRecord"),
         (exploded, {}, "generator|GENERATOR"),
     ],

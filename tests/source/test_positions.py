@@ -68,9 +68,9 @@ def test_an_empty_range_of_offsets_reads_nothing(topics: Topics) -> None:
 @pytest.mark.parametrize(
     ("start", "end", "sentence"),
     [
-        (4, 3, r"would be read from offset 4 to 3 \(exclusive\), which is before it"),
-        (0, 7, r"endingOffsets wants offset 7 \(exclusive\) of topic=.* but the broker has only 0 to 6"),
-        (9, 6, "startingOffsets wants offset 9"),
+        (4, 3, r"would begin at offset 4 and end before it, at offset 3 \(exclusive\)"),
+        (0, 7, r"endingOffsets asks for offset 7 \(exclusive\) of topic=.* but the broker has only 0 to 6"),
+        (9, 6, "startingOffsets asks for offset 9"),
     ],
 )
 def test_offsets_that_are_not_there_end_the_read_or_are_passed_over(
@@ -177,7 +177,7 @@ def test_a_group_that_is_beyond_the_end_is_data_loss(topics: Topics) -> None:
     commit(topics, "reader", topic, 0, 7)
     ends = {"endingOffsets": "group", "endingGroup": "reader"}
 
-    with pytest.raises(OptionError, match=r"endingOffsets wants offset 7 \(exclusive\).*only 0 to 5"):
+    with pytest.raises(OptionError, match=r"endingOffsets asks for offset 7 \(exclusive\).*only 0 to 5"):
         topics.planned(topic, **ends)
     assert topics.offsets(topic, failOnDataLoss="false", **ends) == {0: [0, 1, 2, 3, 4]}
 

@@ -301,7 +301,8 @@ def _by_room(items: Iterable[T], room_of: Callable[[T], str], kind: str) -> dict
         room = room_of(item)
         if not room:
             raise ValueError(
-                f"The {kind} {item} has no machine room; name it so that its room can be recognised."
+                f"The machine room of {kind} {item} cannot be recognised from its name. Give it a name that "
+                "contains its room."
             )
         rooms.setdefault(room, []).append(item)
     return rooms
@@ -319,6 +320,9 @@ def allocation_strategy(text: str) -> AllocationStrategy:
     if build is not None:
         try:
             return build(argument)
+        except OptionError:
+            # It is about the inner strategy, and complete.
+            raise
         except ValueError as exc:
             raise _unusable(text, str(exc)) from exc
     if not colon or not name or not argument:
@@ -329,7 +333,7 @@ def allocation_strategy(text: str) -> AllocationStrategy:
 def _without_argument(make: Callable[[], AllocationStrategy]) -> Callable[[str], AllocationStrategy]:
     def build(argument: str) -> AllocationStrategy:
         if argument:
-            raise ValueError(f"has {argument!r} behind a strategy that takes nothing")
+            raise ValueError(f"has {argument!r} after the colon, but this strategy takes no value")
         return make()
 
     return build
@@ -339,7 +343,7 @@ def _consistent_hash(argument: str) -> AllocationStrategy:
     if not argument:
         return ConsistentHash()
     if not (argument.isascii() and argument.isdecimal() and 0 < len(argument) < 5 and int(argument)):
-        raise ValueError(f"has {argument!r} where a number of places from 1 to 9999 belongs")
+        raise ValueError(f"has {argument!r} instead of a number of places from 1 to 9999")
     return ConsistentHash(int(argument))
 
 
@@ -359,14 +363,14 @@ def _queue(text: str) -> MessageQueue:
     topic, _, rest = text.partition("/")
     broker_name, _, queue_id = rest.rpartition("/")
     if not (topic and broker_name and queue_id.isascii() and queue_id.isdecimal() and len(queue_id) < 10):
-        raise ValueError(f"has {text!r} where a queue (TOPIC/BROKER/QUEUE) belongs")
+        raise ValueError(f"has {text!r} instead of a queue (TOPIC/BROKER/QUEUE)")
     return MessageQueue(topic, broker_name, int(queue_id))
 
 
 def _items(argument: str, what: str) -> list[str]:
     items = [item.strip() for item in argument.split(",")]
     if not all(items):
-        raise ValueError(f"has an empty item where {what} belongs")
+        raise ValueError(f"has an empty item instead of {what}")
     return items
 
 

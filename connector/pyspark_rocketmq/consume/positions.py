@@ -194,8 +194,8 @@ def ending_positions(
         ends[queue] = words.get(wanted, min(wanted, available))
         if wanted > available:
             problems.append(
-                f"endingOffsets wants offset {wanted} (exclusive) of {queue}, but the broker has only "
-                f"{bounds[queue].min_offset} to {available}; use an offset in there or -1 (latest)."
+                f"endingOffsets asks for offset {wanted} (exclusive) of {queue}, but the broker has only "
+                f"{bounds[queue].min_offset} to {available}; use an offset in this range, or -1 (latest)."
             )
     return ends, tuple(problems)
 
@@ -205,9 +205,9 @@ def backward_problems(
 ) -> tuple[str, ...]:
     """Return a sentence for each queue that would end before it begins."""
     return tuple(
-        f"{queue} would be read from offset {start} to {ends[queue]} (exclusive), which is before it: "
-        "endingOffsets wants messages that startingOffsets leaves out, or that are no longer there; correct "
-        "one of them."
+        f"Reading {queue} would begin at offset {start} and end before it, at offset {ends[queue]} "
+        "(exclusive): endingOffsets asks for messages that startingOffsets leaves out, or that are no longer "
+        "stored. Correct one of these options."
         for queue, start in sorted(starts.items())
         if start > ends[queue]
     )
@@ -246,8 +246,9 @@ def starting_positions(
         positions[queue], gap = starting_position(spec, queue, bounds[queue])
         if gap is not None:
             problems.append(
-                f"startingOffsets wants offset {gap.wanted} of {queue}, but the broker has {gap.min_offset} "
-                f"to {gap.max_offset}; use an offset in there, -2 (earliest) or -1 (latest)."
+                f"startingOffsets asks for offset {gap.wanted} of {queue}, but the broker has "
+                f"{gap.min_offset} to {gap.max_offset}; use an offset in this range, -2 (earliest) or -1 "
+                "(latest)."
             )
     return positions, tuple(problems)
 

@@ -130,7 +130,7 @@ class RefusedLetters:
         reason = self._refused[min(self._refused)]
         others = len(self._refused) - 1
         more = f" The same applies to {others:,} more {_plural(others, 'queue', 'queues')}." if others else ""
-        return f"No broker took a message that was given up: {reason.rstrip('.')}.{more}"
+        return f"No broker accepted a dead letter: {reason.rstrip('.')}.{more}"
 
 
 def _plural(count: int, one: str, many: str) -> str:

@@ -82,9 +82,9 @@ class MessageTable:
         into = decoded.schema["_decoded"].dataType
         if not isinstance(into, StructType):
             raise SchemaError(
-                f"Bodies are decoded into {into.simpleString()}, but the columns of a table come from a "
-                "struct. Decode them with from_json, from_avro or from_protobuf, or wrap the value: "
-                "sf.struct(value.alias('name'))."
+                f"The decode function returns {into.simpleString()}, but it must return a struct, whose "
+                "fields become the table's columns. Use from_json, from_avro or from_protobuf, or wrap the "
+                "value: sf.struct(value.alias('name'))."
             )
         self._check_names(listener_schema(into).fieldNames())
         decoded = decoded.withColumn(
@@ -109,8 +109,8 @@ class MessageTable:
         unknown = [name for name in self.message_columns if name not in known]
         if unknown:
             raise SchemaError(
-                f"There is no message column {', '.join(unknown)} to keep; there are {', '.join(known)}, and "
-                f"every row has {', '.join(POSITION_COLUMNS)}."
+                f"message_columns names {', '.join(unknown)}, but a message has no such column. Choose from "
+                f"{', '.join(known)}; every row has {', '.join(POSITION_COLUMNS)} anyway."
             )
 
     def _check_names(self, decoded: Sequence[str]) -> None:
@@ -119,8 +119,9 @@ class MessageTable:
         twice = sorted({name for name in names if lower.count(name.lower()) > 1})
         if twice:
             raise SchemaError(
-                f"The table would have column(s) {', '.join(twice)} twice, from the bodies, the messages and "
-                "the bad records together. Rename the field, or choose another bad record column."
+                f"The table would have column(s) {', '.join(twice)} twice: a field of the body, a message "
+                "column and the bad record column need different names. Rename the field, or choose another "
+                "bad record column."
             )
         listener_schema(StructType([]).add(self.bad_record_column, "binary"))
 

@@ -89,8 +89,9 @@ def check_commits_groups(sink: Sink, consumer_group: str) -> None:
     if unfit:
         raise OptionError(
             tuple(
-                "commit_interval needs sinks that make several commits in a micro-batch, as DeltaSink and "
-                f"DatabaseSink do, and {each!r} makes one: its batches have no commit_group"
+                f"commit_interval cannot be used with {each!r}, which commits once in a micro-batch: its "
+                "batches have no method commit_group. Use DeltaSink or DatabaseSink, or leave out "
+                "commit_interval"
                 for each in unfit
             ),
             where=f"configuration of consumer group '{consumer_group}'",

@@ -38,9 +38,9 @@ def listener_schema(output_schema: str | StructType) -> StructType:
     clashes = sorted(name for name in schema.fieldNames() if name.lower() in taken)
     if clashes:
         raise SchemaError(
-            f"The listener's output schema has column(s) {', '.join(clashes)}, but every output row gets "
-            f"{', '.join(POSITION_COLUMNS)} of its message by itself, and '{ACK_COLUMN}' is the engine's. "
-            "Leave them out or rename them."
+            f"The listener's output schema has column(s) {', '.join(clashes)}, whose names are reserved: "
+            f"each output row gets {', '.join(POSITION_COLUMNS)} from its message, and '{ACK_COLUMN}' is "
+            "used internally. Leave these columns out or rename them."
         )
     return schema
 
