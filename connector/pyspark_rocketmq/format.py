@@ -81,8 +81,8 @@ class DefaultSource(DataSource):
             and StoreSpec.parse(options.offset_store).kind is StoreKind.MEMORY
         ):
             problem = (
-                f"offsetStore={options.offset_store!r} keeps offsets in one process, but a query plans in "
-                "one and commits in another. Use the path of a Delta table"
+                f"offsetStore={options.offset_store!r} keeps offsets within one process, but a query needs "
+                "them in two, to plan and to commit. Use the path of a Delta table"
             )
             _refuse([problem])
         return RocketMQStreamReader(options, _open_listener(options))
@@ -123,7 +123,7 @@ class DefaultSource(DataSource):
             return []
         names = ",".join(schema.fieldNames())
         problem = (
-            "the columns of format('rocketmq') are fixed, and .schema(…) has others; leave it out. To read "
+            "the columns of format('rocketmq') are fixed, and .schema(…) names others; leave it out. To read "
             "only some columns, write "
             f".option('includeColumns', '{names}'), and decode bodies by from_json(body.cast('string'), …)"
         )

@@ -52,7 +52,7 @@ def native_call(what: str) -> Iterator[None]:
         if thread in _under_way or thread is threading.main_thread():
             is_outermost = False
         elif process_ends.is_set():
-            raise RocketMQError(f"The process ends, so this was not begun: {what}.")
+            raise RocketMQError(f"This Python process is ending, so this was not begun: {what}.")
         else:
             _under_way.add(thread)
             is_outermost = True
@@ -72,6 +72,6 @@ def _await_calls_and_threads() -> None:
         process_ends.set()
         if not _changed.wait_for(lambda: not _under_way, _WITHIN_S):
             names = ", ".join(sorted(thread.name for thread in _under_way))
-            logger.warning("the process ends although calls are under way in threads %s", names)
+            logger.warning("the process ends although calls of native code still run in threads %s", names)
     for thread in list(_heeding):
         thread.join(max(0.0, end_s - time.monotonic()))

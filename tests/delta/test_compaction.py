@@ -529,7 +529,7 @@ def test_a_table_that_delta_rs_compacts_too_is_left_to_it(
 
     assert offsets_of(path) == list(range(7 * EVERY - 3))
     assert files_of(path) == 5 * EVERY + 1
-    assert caplog.text.count("small files are no longer compacted") == 1
+    assert caplog.text.count("the sink no longer compacts small files") == 1
     assert "ROWS ARE DOUBLED" not in caplog.text
 
 
@@ -547,7 +547,7 @@ def test_rows_that_delta_rs_has_doubled_are_reported(path: Path, caplog: pytest.
 
     told = f"ROWS ARE DOUBLED path={path}: version {version}, an OPTIMIZE by delta-rs, has compacted 13 files"
     assert told in caplog.text
-    assert f"RESTORE it to version {version - 1}, which" in caplog.text
+    assert f"RESTORE the table to version {version - 1}, which" in caplog.text
 
 
 def test_a_process_that_ends_keeps_what_was_compacted_and_nothing_half_done(

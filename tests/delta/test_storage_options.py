@@ -162,7 +162,7 @@ def test_options_that_cannot_be_renewed_go_on(caplog: pytest.LogCaptureFixture) 
         assert options.renew() == {"aws_session_token": "1"}
     assert "could not be renewed" in caplog.text
     assert SECRET not in caplog.text
-    with pytest.raises(OSError, match="their callable failed with TimeoutError"):
+    with pytest.raises(OSError, match="callable that returns the storage options failed with TimeoutError"):
         StorageOptions(ask).renew()
 
 
@@ -432,5 +432,5 @@ def test_of_several_accounts_none_is_chosen_for_a_uri_that_names_none(
     assert storage_options_of_spark(settings, "az://c/t") == {}
 
     [warning] = caplog.messages
-    assert "of accounts one, two" in warning
+    assert "so none of them is used: one, two" in warning
     assert SECRET not in warning

@@ -38,7 +38,7 @@ def work(name):
             store.claim("group", f"{name} {number}", queues)
             at_work.release()
     except RocketMQError as error:
-        assert "The process ends" in str(error), error
+        assert "process is ending" in str(error), error
 
 for name in ("one", "two", "three"):
     threading.Thread(target=work, args=(name,), daemon=True).start()
@@ -80,6 +80,6 @@ def test_only_the_main_thread_and_calls_under_way_go_on_at_the_end(monkeypatch: 
     ends.set()
     thread.join(PATIENCE_S)
 
-    assert seen == ["inner", "The process ends, so this was not begun: another call."]
+    assert seen == ["inner", "This Python process is ending, so this was not begun: another call."]
     with native_call("a call of the main thread"):
         pass

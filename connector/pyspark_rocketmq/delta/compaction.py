@@ -197,9 +197,9 @@ class Compactor:
         if optimizes and not self._has_stopped:
             self._has_stopped = True
             logger.warning(
-                "small files are no longer compacted path=%s: version %d is an OPTIMIZE by delta-rs, which "
-                "doubles rows if another compaction runs at the same time. Set compaction=False, or run "
-                "`pyspark-rocketmq tables compact` instead of it.",
+                "the sink no longer compacts small files path=%s: version %d is an OPTIMIZE by delta-rs, "
+                "which doubles rows if another compaction runs at the same time. Set compaction=False at the "
+                "sink, or run `pyspark-rocketmq tables compact` instead of delta-rs' OPTIMIZE.",
                 path,
                 version,
             )
@@ -207,8 +207,9 @@ class Compactor:
         if missed and optimizes:
             logger.error(
                 "ROWS ARE DOUBLED path=%s: version %d, an OPTIMIZE by delta-rs, has compacted %s that had "
-                "been replaced since it began. Stop the table's queries and RESTORE it to version %d, which "
-                "also removes later rows of all writers. Then start the queries and do as their errors say.",
+                "been replaced since it began. Stop the table's queries and RESTORE the table to version %d, "
+                "which also removes later rows of all writers. Then start the queries and follow their "
+                "errors.",
                 path,
                 version,
                 counted(missed, "file"),
@@ -217,11 +218,12 @@ class Compactor:
         elif missed:
             logger.error(
                 "ROWS STAY path=%s: version %d, a %s by delta-rs, has removed %s that a compaction had "
-                "replaced since it began, so their rows are still there. Run it again.",
+                "replaced since it began, so their rows are still there. Run the %s again.",
                 path,
                 version,
                 operation,
                 counted(missed, "file"),
+                operation,
             )
 
 

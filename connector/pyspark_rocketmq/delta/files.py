@@ -196,8 +196,8 @@ def conform(
     superfluous = [name for name in batch.schema.names if name not in schema.names]
     if missing or superfluous:
         raise SchemaError(
-            f"Output rows do not fit the sink's table: only in the table: {', '.join(missing) or 'none'}; "
-            f"only in the rows: {', '.join(superfluous) or 'none'}."
+            "The columns of the output rows differ from those of the sink's table. Only in the table: "
+            f"{', '.join(missing) or 'none'}; only in the rows: {', '.join(superfluous) or 'none'}."
         )
     columns = [_cast(batch.column(field.name), field, required) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -206,7 +206,7 @@ def conform(
 def _cast(column: pa.Array, field: pa.Field, required: Collection[str]) -> pa.Array:
     if column.null_count and (not field.nullable or field.name in required):
         raise SchemaError(
-            f"Column {field.name} of the output rows has {column.null_count} nulls, but must have none."
+            f"Column {field.name} of the output rows has {column.null_count} nulls; the table allows none."
         )
     if column.type == field.type:
         return column

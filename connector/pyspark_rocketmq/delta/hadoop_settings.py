@@ -97,8 +97,8 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
             return {}
     if found.untranslated:
         logger.warning(
-            "storage options of %s do not include these settings of Spark, which have no counterpart: %s; "
-            "give storage options instead if they are needed",
+            "for %s, these settings of Spark are not used, because delta-rs has no storage option for them: "
+            "%s; if they are needed, give storage options",
             masked(uri),
             ", ".join(found.untranslated),
         )
@@ -198,8 +198,8 @@ def _only_account(settings: Mapping[str, str], uri: str) -> str:
     accounts = sorted({match[1] for match in matches if match is not None})
     if len(accounts) > 1:
         logger.warning(
-            "%s names no account, and Spark has settings of accounts %s, so none of them is used; write "
-            "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/… or give storage options",
+            "%s names no storage account, and Spark has settings for several, so none of them is used: %s; "
+            "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/… or give storage options",
             masked(uri),
             ", ".join(accounts),
         )

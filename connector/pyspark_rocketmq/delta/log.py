@@ -303,7 +303,7 @@ class LogFiles:
             return None
         if isinstance(newest, dict):
             return newest
-        raise ValueError(f"The log of {self.table_uri} has no checkpoint's name in _last_checkpoint.")
+        raise ValueError(f"The file _last_checkpoint in the log of {self.table_uri} names no checkpoint.")
 
     def _checkpoint_rows(self, path: str) -> list[dict[str, Any]]:
         rows = pq.read_table(path, columns=["txn"], filesystem=self._files)

@@ -168,5 +168,5 @@ def rows_of_files(log: LogFiles, files: Files) -> pa.Table:
             with filesystem.open_input_file(f"{folder}/{unquote(file.path)}") as stream:
                 tables.append(pq.ParquetFile(stream).read())
         except pa.ArrowException as error:
-            raise DeltaError(f"{unquote(file.path)}: {error}") from error
+            raise DeltaError(f"The file {unquote(file.path)} of the table is damaged: {error}") from error
     return pa.concat_tables(tables, promote_options="default")

@@ -58,8 +58,9 @@ class TableName(NamedTuple):
         where = "name of a Delta table"
         if _NAME.fullmatch(text) is None:
             problem = (
-                f"'{text}' is not the name of a table: write SCHEMA.TABLE or CATALOG.SCHEMA.TABLE, with "
-                f"backquotes around a part that has other characters than letters, digits and _; {folder}"
+                f"'{text}' is not the name of a table: write SCHEMA.TABLE or CATALOG.SCHEMA.TABLE, and put "
+                "backquotes around a part with characters other than letters, digits and _; "
+                f"{folder}"
             )
             raise OptionError((problem,), where=where)
         found = _NAME_PART.findall(text)
@@ -74,8 +75,8 @@ class TableName(NamedTuple):
             raise OptionError((problem,), where=where)
         if "`" not in text and Path(text, "_delta_log").is_dir():
             problem = (
-                f"'{text}' could be a table of a catalog, or the Delta table in the folder of that name; "
-                f"{folder}, for the catalog's {cls(parts).sql}"
+                f"'{text}' may be the name of a catalog's table, or the folder of that name with a Delta "
+                f"table; {folder}, for the catalog's table {cls(parts).sql}"
             )
             raise OptionError((problem,), where=where)
         return cls(parts)
@@ -154,9 +155,9 @@ def check_exclusive_create(uri: str) -> None:
         if exc.errno in _WITHOUT_LINKS:
             problem = (
                 f"{folder} is on storage that cannot create a file exclusively ({exc.strerror}), so two "
-                "writers could overwrite each other's commits. Volumes and FUSE mounts are such. Name the "
-                "table by the storage's own address (s3://…, abfss://…, gs://…), or put it on a disk or a "
-                "network mount that has hard links."
+                "writers could overwrite each other's commits. Databricks volumes and many FUSE mounts are "
+                "like this. Name the table by the storage's own address (s3://…, abfss://…, gs://…), or put "
+                "it on a disk or a network mount that has hard links."
             )
             raise OptionError((problem,), where="table path") from exc
 

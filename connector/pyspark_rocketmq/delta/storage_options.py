@@ -185,8 +185,8 @@ class StorageOptions:
                 failure = type(error).__name__
                 if self._values is None:
                     raise OSError(
-                        f"There are no storage options: their callable failed with {failure}. Look at the "
-                        "error below it in the traceback, and start again."
+                        f"The callable that returns the storage options failed with {failure}. Its own error "
+                        "is in the traceback: correct it, and start again."
                     ) from error
                 # Do not log the error's text, which may contain anything.
                 logger.warning("storage options could not be renewed, using the previous ones: %s", failure)
@@ -243,7 +243,7 @@ def _texts_of(given: object) -> dict[str, str]:
     where = "storage options"
     if not isinstance(given, Mapping):
         raise OptionError(
-            (f"they are a {type(given).__name__}, not a mapping of names to values",), where=where
+            (f"they are of type {type(given).__name__}; give a mapping of names to values",), where=where
         )
     problems = [
         f"'{name}' is of type {type(value).__name__}; give it as a string"

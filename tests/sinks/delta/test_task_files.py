@@ -164,7 +164,7 @@ def test_columns_are_brought_into_the_tables_order_and_types(tmp_path: Path) -> 
 def test_missing_and_superfluous_columns_are_named(tmp_path: Path) -> None:
     batch = rows("a").rename_columns([*SCHEMA.names[:4], "stepp"])
 
-    with pytest.raises(SchemaError, match=r"only in the table: step; only in the rows: stepp"):
+    with pytest.raises(SchemaError, match=r"Only in the table: step; only in the rows: stepp"):
         files_of(writer(tmp_path), iter([batch]))
 
 
