@@ -132,6 +132,6 @@ def test_a_queue_whose_broker_has_no_master_is_not_begun_again(
     store = open_group_store(ReadOptions.parse(options))
 
     with pytest.raises(
-        BrokerOffsetUnavailable, match="at broker-z cannot be reached: no route names a master"
+        BrokerOffsetUnavailable, match="cannot be reached at broker-z: no route names a master"
     ):
         store.claim(group, "me", {MessageQueue(queues[0].topic, "broker-z", 0): 0})

@@ -37,7 +37,7 @@ BROKEN_AT = 14
 BREAKS = [
     ({"orderid": "a"}, "column(s) orderid, which the output schema does not have; it has order_id, size"),
     ({"order_id": "a", "size": "large"}, " for column 'size', which is of type int "),
-    ({"size": 3}, "no value for column(s) order_id, which the output schema says are never null"),
+    ({"size": 3}, "no value for column(s) order_id, which are NOT NULL in the output schema"),
 ]
 
 

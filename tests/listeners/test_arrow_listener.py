@@ -434,9 +434,18 @@ def test_a_column_that_must_not_be_null_is_asked_for() -> None:
     ("rows", "complaint"),
     [
         ({"name": ["a"]}, "rows without column 'queueOffset' for a delivery of 4 messages"),
-        ({"queueOffset": [20], "name": ["a"]}, "is not the offset of a delivered message, 10 to 13"),
-        ({"queueOffset": [None], "name": ["a"]}, "is not the offset of a delivered message, 10 to 13"),
-        ({"queueOffset": ["10"], "name": ["a"]}, "is not the offset of a delivered message, 10 to 13"),
+        (
+            {"queueOffset": [20], "name": ["a"]},
+            "is not the offset of a delivered message: these are 10 to 13",
+        ),
+        (
+            {"queueOffset": [None], "name": ["a"]},
+            "is not the offset of a delivered message: these are 10 to 13",
+        ),
+        (
+            {"queueOffset": ["10"], "name": ["a"]},
+            "is not the offset of a delivered message: these are 10 to 13",
+        ),
     ],
 )
 def test_a_row_of_no_message_of_the_delivery_gives_the_batch_back(

@@ -92,7 +92,7 @@ def test_a_claim_is_remembered_where_it_was_made(store: BrokerOffsetStore, broke
 def test_another_group_is_refused(store: BrokerOffsetStore) -> None:
     assert store.read("other") == {}
     with pytest.raises(
-        OffsetError, match=r"group order-etl at its brokers .* of group other.* Nothing was stored"
+        OffsetError, match=r"group order-etl at its brokers.* of group other.* Nothing was stored"
     ):
         store.claim("other", "me", {Q0: 0})
 

@@ -304,7 +304,7 @@ def test_an_old_state_that_cannot_be_read_any_more_stops_no_upkeep(
 
     commits(store, 6 * EVERY, first=3)
 
-    assert "a state of offsets is not kept" in caplog.text
+    assert "an old state of offsets is not kept" in caplog.text
     assert "maintenance of" not in caplog.text
     assert len(LogFiles(str(path)).readable_versions()) < KEPT + 2 * EVERY
     assert store.read(GROUP)[Q0].next_offset == 6 * EVERY + 2

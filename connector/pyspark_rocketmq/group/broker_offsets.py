@@ -204,8 +204,8 @@ class RemoteBrokerOffsets:
                 raise
             except RocketMQError as error:
                 raise BrokerOffsetUnavailable(
-                    f"Group {self._group}, {queue}: the group's offset could not be read from or stored at "
-                    f"{address}: {error} The queue waits; look at the broker if this goes on."
+                    f"Group {self._group}, {queue}: the group's offset could not be read from or written to "
+                    f"broker {address}: {error} The queue waits; check the broker if this goes on."
                 ) from error
 
         return at_queues(queues, asked)
@@ -268,7 +268,7 @@ class RemoteGroup:
         missing = sorted({queue.broker_name for queue in queues}.difference(routes.masters))
         if missing:
             raise BrokerOffsetUnavailable(
-                f"The offsets of group {self.consumer_group} at {', '.join(missing)} cannot be reached: no "
-                "route names a master. The queues wait; start the broker."
+                f"The offsets of group {self.consumer_group} cannot be reached at {', '.join(missing)}: no "
+                "route names a master of this broker. The queues wait; start the broker."
             )
         return RemoteBrokerOffsets.of(self._options, self._clock)

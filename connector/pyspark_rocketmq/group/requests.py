@@ -156,7 +156,9 @@ class ClientRemotingProcessor:
     def _message(self, body: bytes, broker_name: str) -> MessageExt:
         messages = decode_messages(body, broker_name)
         if len(messages) != 1:
-            raise RemoteProtocolError(f"{broker_name} sent {len(messages)} messages to consume, not one.")
+            raise RemoteProtocolError(
+                f"Broker {broker_name} sent {len(messages)} messages to consume; it must be one."
+            )
         message = messages[0]._replace(topic=self._bare(messages[0].topic))
         origin = message.properties.get(RETRY_TOPIC)
         return message.restored(self._bare(origin)) if origin and is_retry_topic(message.topic) else message

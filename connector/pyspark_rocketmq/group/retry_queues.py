@@ -42,7 +42,7 @@ def warn_of_dropped_retries(options: ReadOptions, clock: Clock) -> None:
     if names:
         logger.warning(
             "messages that the listener fails on are lost: the group has no retry queues on these brokers "
-            "(retryQueueNums=0), which drop messages that are sent back to them. Give it one: mqadmin "
+            "(retryQueueNums=0), which drop messages that are sent back. Give the group one: mqadmin "
             "updateSubGroup -q 1 group=%s brokers=%s",
             options.consumer_group,
             ", ".join(names),

@@ -65,7 +65,9 @@ def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) ->
     with suppress(TimeoutError):
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(patience_s)
         return
-    logger.error("an async listener blocks its event loop, which is left behind; await what takes time")
+    logger.error(
+        "an async listener blocks its event loop, so a new loop replaces it: await whatever takes time"
+    )
     with _guard:
         if _running is loop:
             _running = None

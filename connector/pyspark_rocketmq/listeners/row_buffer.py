@@ -85,10 +85,9 @@ class SpillFile:
                 at += os.pwrite(descriptor, data[at:], begin + at)
         except OSError as error:
             raise RocketMQError(
-                f"{len(data)} bytes of rows that wait for their message to be acknowledged could not be "
-                f"written to a temporary file in {_folder()}, which has {begin} bytes of this range already: "
-                f"{error}. Give spark.local.dir more room, or have the listener emit fewer rows for a "
-                "message."
+                "Rows of a message that is not yet acknowledged could not be written to a temporary file in "
+                f"{_folder()}: {error}. They take {len(data)} bytes, and the file has {begin} already. Give "
+                "spark.local.dir more room, or let the listener emit fewer rows for a message."
             ) from error
         return SpilledRows(self, begin, begin + len(data))
 

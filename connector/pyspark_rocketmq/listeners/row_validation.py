@@ -326,7 +326,8 @@ class OutputColumns:
         given = dict(zip(rows.schema.names, rows.columns, strict=True))
         if len(given) < rows.num_columns:
             raise SchemaError(
-                f"The listener returned rows with a column more than once: {', '.join(rows.schema.names)}."
+                "The listener returned rows in which a column occurs more than once: "
+                f"{', '.join(rows.schema.names)}. Return each column once."
             )
         self._check_known(given.keys() - {QUEUE_OFFSET})
         missing = [name for name in self.required if name not in given or given[name].null_count]
@@ -364,8 +365,8 @@ class OutputColumns:
 
 def _missing(names: Sequence[str]) -> SchemaError:
     return SchemaError(
-        f"emit() was given no value for column(s) {', '.join(names)}, which the output schema says are never "
-        "null."
+        f"emit() was given no value for column(s) {', '.join(names)}, which are NOT NULL in the output "
+        "schema. Give a value, or let the schema allow nulls."
     )
 
 

@@ -179,8 +179,9 @@ class BrokerOffsetStore:
     ) -> dict[MessageQueue, OffsetRow]:
         if consumer_group != self._group.consumer_group:
             raise OffsetError(
-                f"The offset store of group {self._group.consumer_group} at its brokers was asked to store "
-                f"offsets of group {consumer_group}. Nothing was stored: open that group's own."
+                f"This store has only the offsets of group {self._group.consumer_group} at its brokers, and "
+                f"cannot store those of group {consumer_group}. Nothing was stored. Open a store for that "
+                "group."
             )
         return self._rows(self._group.read(queues))
 

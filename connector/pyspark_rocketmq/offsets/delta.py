@@ -110,8 +110,8 @@ class DeltaOffsetStore(RowOffsetStore):
         """Name the table; ``storage_options`` are those of :class:`DeltaSink`."""
         if TableName.is_name(path):
             problem = (
-                f"{path} is the name of a table of a catalog; an offset table is written by delta-rs, with "
-                f"every batch: name its path or URI, or for a folder of that name './{path}'"
+                f"{path} is the name of a catalog's table, but delta-rs writes the offset table, which needs "
+                f"its path or URI; for a folder of that name write './{path}'"
             )
             raise OptionError((problem,), where="offset store")
         self._path = table_uri(path)
@@ -334,9 +334,9 @@ class DeltaOffsetStore(RowOffsetStore):
             if self._table_id is not None:
                 raise OffsetError(
                     f"The offset table {self._path} is gone: deleted, or its storage is not mounted. Nothing "
-                    "was stored. Put the table back and start the query again; started without it, the query "
-                    "continues at the offsets of its sink's table, or, without a sink, at those of the "
-                    "brokers."
+                    "was stored. Put the table back and start the query again. If it is started without the "
+                    "table, it continues at the offsets of its sink's table, or at those of the brokers if "
+                    "it has no sink."
                 ) from error
             table = create_table(
                 self._path,
@@ -350,10 +350,10 @@ class DeltaOffsetStore(RowOffsetStore):
         table_id = str(table.metadata().id)
         if self._table_id not in (None, table_id):
             raise OffsetError(
-                f"The offset table {self._path} is another one than before: it was deleted and created "
-                "again, or replaced, while this query ran. Nothing was stored in it. Put the former table "
-                "back, or start the query again: it continues at the offsets of the new table, or, for a "
-                "group that is not in it, at those of the sink, or, without a sink, at those of the brokers."
+                f"The offset table {self._path} was replaced, or deleted and created again, while this query "
+                "ran. Nothing was stored in the new table. Put the former table back, or start the query "
+                "again. It then continues at the offsets of the new table; a group that is not in it "
+                "continues at those of the sink, or at those of the brokers if it has no sink."
             )
         self._table_id = table_id
         return TableSnapshot(table, self.storage, needs_delta_rs=False, clock=self._clock)

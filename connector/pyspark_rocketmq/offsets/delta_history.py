@@ -241,7 +241,7 @@ class Upkeep:
                     # If even the newest rows are unreadable, the storage does not answer at all.
                     raise
                 logger.warning(
-                    "a state of offsets is not kept, since a file of it is gone or damaged path=%s "
+                    "an old state of offsets is not kept, since one of its files is gone or damaged path=%s "
                     "version=%d: %s",
                     masked(self._table_uri),
                     change.version,

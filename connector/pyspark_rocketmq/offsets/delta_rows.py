@@ -89,8 +89,9 @@ def check_version(path: str, configuration: Mapping[str, str]) -> int:
     if text.isdecimal() and 1 <= int(text) <= NEWEST_VERSION:
         return int(text)
     raise SchemaError(
-        f"The offset table at {path} has version {text!r} ({VERSION_PROPERTY}), this release knows versions "
-        f"1 to {NEWEST_VERSION}. Use the release that wrote it, or name another path for the offset store."
+        f"The offset table at {path} has version {text!r} ({VERSION_PROPERTY}), but this release reads only "
+        f"versions 1 to {NEWEST_VERSION}. Use the release that wrote it, or name another path for the offset "
+        "store."
     )
 
 

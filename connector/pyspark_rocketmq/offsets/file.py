@@ -99,8 +99,9 @@ def decode_rows(content: bytes, consumer_group: str) -> dict[MessageQueue, Offse
     version = document.integer("version", _VERSION)
     if version > _VERSION:
         raise SchemaError(
-            f"The offset file of group {consumer_group} has version {version}, this release knows "
-            f"{_VERSION}. Use the release that wrote it, or name another path for the offset store."
+            f"The offset file of group {consumer_group} has version {version}, but this release reads "
+            f"versions up to {_VERSION}. Use the release that wrote it, or name another path for the offset "
+            "store."
         )
     known = {queue_from_json(row.members, _NAME): row for row in document.objects("rows")}
     return {
@@ -172,7 +173,7 @@ class FileOffsetStore(RowOffsetStore):
             except FileNotFoundError:
                 continue
             except RemoteProtocolError as error:
-                logger.warning("offset file cannot be understood file=%s: %s", file, error)
+                logger.warning("offset file is damaged file=%s: %s", file, error)
                 trouble = trouble or error
             except OSError as error:
                 raise OffsetStoreUnavailable(
@@ -181,9 +182,9 @@ class FileOffsetStore(RowOffsetStore):
                 ) from error
         if trouble is not None:
             raise OffsetError(
-                f"The offsets of group {consumer_group} in {main} cannot be understood, and "
-                f"{_bak(main).name} beside it "
-                f"does not help: {trouble} Put a good copy there, or remove both to begin the group again."
+                f"The offsets of group {consumer_group} can be read neither from {main} nor from "
+                f"{_bak(main).name} beside it: {trouble} Put a good copy there, or remove both files to "
+                "start the group without offsets."
             ) from trouble
         return {}
 
@@ -229,7 +230,7 @@ class FileOffsetStore(RowOffsetStore):
     def _file_of(self, consumer_group: str) -> Path:
         if not consumer_group:
             raise OffsetError(
-                "The consumer group has no name, so there is no folder for its offsets. Name it."
+                "The consumer group has no name, so its offsets have no folder. Give the group a name."
             )
         name = quote(consumer_group, safe=" @")
         # "." and ".." would name other folders, and quote() does not escape dots.

@@ -115,7 +115,7 @@ def change_at(changes: Iterable[StoredChange], consumer_group: str, at_s: float)
     Raises:
         OffsetError: If nothing that old is kept.
     """
-    return _newest(changes, lambda change: change.at_s <= at_s, consumer_group, "of that time")
+    return _newest(changes, lambda change: change.at_s <= at_s, consumer_group, "at that time")
 
 
 def change_of_version(changes: Iterable[StoredChange], consumer_group: str, version: int) -> StoredChange:
@@ -126,7 +126,7 @@ def change_of_version(changes: Iterable[StoredChange], consumer_group: str, vers
     Raises:
         OffsetError: If nothing that old is kept.
     """
-    return _newest(changes, lambda change: change.version <= version, consumer_group, f"of version {version}")
+    return _newest(changes, lambda change: change.version <= version, consumer_group, f"at version {version}")
 
 
 def _newest(
@@ -137,12 +137,12 @@ def _newest(
     if meant:
         return meant[-1]
     there = (
-        f"the oldest is version {known[0].version}, the newest {known[-1].version}"
+        f"its oldest kept change is version {known[0].version}, the newest is version {known[-1].version}"
         if known
-        else "there is none"
+        else "no change of it is kept"
     )
     raise OffsetError(
-        f"The offset store keeps nothing {what} for group {consumer_group}; of its changes {there}. "
+        f"The offset store has no offsets of group {consumer_group} {what}: {there}. "
         "`pyspark-rocketmq offsets history` lists the available versions."
     )
 

@@ -95,8 +95,8 @@ def open_offset_store(
         case StoreKind.BROKER:
             if group is None:
                 problem = (
-                    f"offsetStore={spec!r} needs a cluster and a group, which are not known here. Name a "
-                    "Delta table."
+                    f"offsetStore={spec!r} cannot be used here, because it needs the name servers and the "
+                    "group. Name a Delta table."
                 )
                 raise OptionError((problem,))
             return BrokerOffsetStore(group)
@@ -132,10 +132,10 @@ def checked_rows(
     raise OffsetError(
         f"Offsets of group {consumer_group} are gone from {store!r}, which had {counted(len(seen), 'queue')} "
         f"of the group when it was last read: the store {what}. Nothing was consumed since. Put the store's "
-        "newest state back and start the query again. If you cannot, the query continues at the offsets that "
-        "the store has now: messages consumed after that state are delivered again, and a sink leaves out "
-        "the rows that it has. A group that the store lacks continues at the offsets of its sink's table, "
-        "or, without a sink, at those of the brokers."
+        "newest state back and start the query again. If you cannot, start the query all the same: it "
+        "continues at the offsets that the store has now. Messages consumed after that state are then "
+        "delivered again, and a sink leaves out the rows that it has. A group that the store lacks continues "
+        "at the offsets of its sink's table, or at those of the brokers if it has no sink."
     )
 
 

@@ -301,8 +301,8 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
             f"Group {row.consumer_group}, {row.queue}: batch {batch_id} of query {query_id} would move the "
             f"next offset back from {row.next_offset} (stored by batch {row.batch_id} of query "
             f"{row.query_id or 'none'}) to {state.next_offset} within epoch {row.epoch}. Nothing was "
-            "stored. Only a reset may go back: check that no two queries share one claim, and reset the "
-            "group's offset if going back is wanted."
+            "stored. Only a reset may move an offset back: check that no two queries consume this queue for "
+            "the group, and reset the group's offset if you want to go back."
         )
     last_message = row.state.last_message
     if state.suspended_until_s is not None:
