@@ -221,9 +221,9 @@ def test_ranges_that_cannot_be_replayed_are_refused_before_anything_is_written(
         Replay(spark, options_of(cluster, bare, namespace="shop")).to_topic(
             f"shop%{bare}", str(tmp_path / "r")
         )
-    with pytest.raises(OptionError, match="leaves out queueId"):
+    with pytest.raises(OptionError, match="must name queueId"):
         Replay(spark, options_of(cluster, topic, includeColumns="topic,brokerName,queueOffset")).to_table("x")
-    with pytest.raises(SchemaError, match=r"lacks body.* and has id besides"):
+    with pytest.raises(SchemaError, match=r"lacks body.* and also has id"):
         replay.to_table(str(tmp_path / "other"))
     with pytest.raises(OptionError, match="consumerGroup"):
         Replay(spark, options_of(cluster, topic, consumerGroup="g", offsetStore=str(tmp_path)))

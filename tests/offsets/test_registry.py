@@ -51,7 +51,7 @@ def test_a_memory_store_is_the_same_for_the_whole_process() -> None:
         ("delta:", "nothing after the colon"),
         ("memory:", "nothing after the colon"),
         ("file:", "nothing after the colon"),
-        ("broker:somewhere", "which has none"),
+        ("broker:somewhere", "after 'broker:', where nothing may follow"),
     ],
 )
 def test_an_unusable_spec_is_refused_in_a_sentence(spec: str, why: str) -> None:

@@ -45,7 +45,7 @@ def test_each_kind_does_for_the_consumer_java_has_it_for(store: str, given: dict
     ("store", "given", "sentence"),
     [
         ("file:/var/offsets", {}, "other members of a CLUSTERING group do not see them; use a Delta table"),
-        ("broker:", BROADCASTING | CONCURRENT, "has one offset for all instances"),
+        ("broker:", BROADCASTING | CONCURRENT, "has only one offset for all instances"),
         ("broker:", {}, "which an orderly consumer needs; use a Delta table, or consumeOrderly=false"),
         ("redis:x", {}, "option offsetStore='redis:x' has the unknown kind 'redis'"),
     ],

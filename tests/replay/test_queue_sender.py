@@ -138,7 +138,9 @@ def test_an_attempt_that_stood_still_sends_nothing_behind_another(slept: str) ->
         sender.put(ROWS[10:20])
         assert target.stored == BODIES[:20]
         return
-    with pytest.raises(RocketMQError, match=r"up to 130 of orders/0 into copy/0, while this one .* at 110"):
+    with pytest.raises(
+        RocketMQError, match=r"up to 130 of orders/0 into copy/0, while this attempt .* at 110"
+    ):
         sender.put(ROWS[10:20])
     assert target.stored == BODIES
 

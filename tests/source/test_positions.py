@@ -229,7 +229,10 @@ def test_one_queue_is_read_by_many_tasks(topics: Topics) -> None:
     [
         ({"startingTimestamp": "1", "startingOffsetsByTimestamp": '{"orders": 1}'}, "exclude each other"),
         ({"endingTimestamp": "1", "endingOffsets": "latest"}, "exclude each other"),
-        ({"startingTimestamp": "2", "endingTimestamp": "1"}, "is 2, after 'endingTimestamp', which is 1"),
+        (
+            {"startingTimestamp": "2", "endingTimestamp": "1"},
+            "is 2, later than 'endingTimestamp', which is 1",
+        ),
         ({"startingOffsets": "group"}, "'startingOffsets=group' needs 'startingGroup'"),
         ({"startingGroup": "g"}, "'startingGroup' needs 'startingOffsets=group'"),
         ({"endingOffsets": "group"}, "'endingOffsets=group' needs 'endingGroup'"),
@@ -244,7 +247,7 @@ def test_one_queue_is_read_by_many_tasks(topics: Topics) -> None:
         ),
         (
             {"startingOffsets": "group", "consumerGroup": "g", "offsetStore": "/s"},
-            "'consumerGroup', which goes on at its own offsets",
+            "'consumerGroup', because that group continues at its own offsets",
         ),
     ],
 )
@@ -260,7 +263,7 @@ def test_a_group_that_cannot_begin_at_another_gets_only_that_error() -> None:
         ReadOptions.parse(REQUIRED | of_group)
 
     (problem,) = refused.value.problems
-    assert "'consumerGroup', which goes on at its own offsets" in problem
+    assert "'consumerGroup', because that group continues at its own offsets" in problem
 
 
 def test_options_without_meaning_for_a_stream_or_a_batch_are_refused() -> None:
@@ -269,5 +272,5 @@ def test_options_without_meaning_for_a_stream_or_a_batch_are_refused() -> None:
 
     with pytest.raises(OptionError, match="option 'endingOffsets' is for batch reads: a stream has no end"):
         stream.streamReader(stream.schema())
-    with pytest.raises(OptionError, match="'startingOffsets' says latest"):
+    with pytest.raises(OptionError, match="'startingOffsets' is latest"):
         batch.reader(batch.schema())

@@ -289,7 +289,7 @@ def _unknown_key(key: str, specs: list[OptionSpec]) -> tuple[str, str]:
     hint = f"; did you mean '{close}'?" if close else f"; known options: {', '.join(sorted(known))}"
     if close in {spec.key for spec in specs if spec.secret} and not _MASKED_BY_SPARK.search(key):
         hint += (
-            " Spark does not mask the value of an option of this name in SQL text and plans: if it is "
-            "shown there, change it"
+            " Spark does not mask the value of an option of this name in SQL text and plans: if the secret "
+            "was shown there, replace it"
         )
     return f"unknown option '{key}'{hint}", close or ""

@@ -335,8 +335,8 @@ def tag_expression(text: str) -> str:
         # As a single tag it would match nothing, and a group would skip every message.
         if _SEPARATES_TAGS.search(tag.strip()):
             raise ValueError(
-                f"has '{tag.strip()}' for one tag; separate tags by '||', any of which a message may have; "
-                f"for one that has such characters itself ask by SQL: TAGS = '{tag.strip()}'"
+                f"has the tag '{tag.strip()}'; write several tags as 'a || b', or select a tag with such "
+                f"characters by SQL: TAGS = '{tag.strip()}'"
             )
     return expression
 

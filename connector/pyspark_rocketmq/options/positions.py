@@ -278,8 +278,8 @@ class PositionOptions(ConnectionOptions):
             starts.default, *starts.by_topic.values(), *starts.by_queue.values()
         ):  # fmt: skip
             problems.append(
-                "option 'startingOffsets' says latest (-1), where a batch read finds nothing; say where it "
-                "is to begin"
+                "option 'startingOffsets' is latest (-1), where a batch read finds no messages; give an "
+                "earlier position"
             )
         return problems
 
@@ -292,7 +292,9 @@ class PositionOptions(ConnectionOptions):
         problems += self._committed_problems(reads_as_group)
         begin, end = self.starting_timestamp, self.ending_timestamp
         if begin is not None and end is not None and begin > end:
-            problems.append(f"option 'startingTimestamp' is {begin}, after 'endingTimestamp', which is {end}")
+            problems.append(
+                f"option 'startingTimestamp' is {begin}, later than 'endingTimestamp', which is {end}"
+            )
         for key, named in (
             ("startingOffsets", self.starting_offsets),
             ("startingOffsetsByTimestamp", self.starting_offsets_by_timestamp),
@@ -312,15 +314,15 @@ class PositionOptions(ConnectionOptions):
         problems = []
         if begins_at_group and reads_as_group:
             problems.append(
-                "option 'startingOffsets=group' does not go with 'consumerGroup', which goes on at its own "
-                "offsets"
+                "option 'startingOffsets=group' cannot be used with 'consumerGroup', because that group "
+                "continues at its own offsets; leave one out"
             )
         for offsets, is_at_group, needs_key, key, group in (
             ("startingOffsets", begins_at_group, not reads_as_group, "startingGroup", self.starting_group),
             ("endingOffsets", self.ends_at_group(), True, "endingGroup", self.ending_group),
         ):
             if is_at_group and needs_key and group is None:
-                problems.append(f"option '{offsets}=group' needs '{key}', whose offsets are to be used")
+                problems.append(f"option '{offsets}=group' needs '{key}', the group whose offsets are used")
             if group is not None and not is_at_group:
                 problems.append(f"option '{key}' needs '{offsets}=group'")
         return problems

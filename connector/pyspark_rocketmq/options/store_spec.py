@@ -22,8 +22,8 @@ _FILE_IS_LOCAL: Final = (
     "group do not see them; use a Delta table, or messageModel=BROADCASTING"
 )
 _BROKER_HAS_ONE: Final = (
-    "option 'offsetStore=broker:' has one offset for all instances; use file:PATH or a Delta table with "
-    "messageModel=BROADCASTING"
+    "option 'offsetStore=broker:' has only one offset for all instances of a group; with "
+    "messageModel=BROADCASTING use file:PATH or a Delta table"
 )
 _BROKER_KEEPS_LITTLE: Final = (
     "option 'offsetStore=broker:' keeps neither attempts nor suspensions nor who may commit, all of which an "
@@ -66,7 +66,7 @@ class StoreSpec:
             raise ValueError(f"has the unknown kind {scheme!r}. {_FORMS}")
         kind = StoreKind(scheme)
         if kind is StoreKind.BROKER and place:
-            raise ValueError(f"names a place after 'broker:', which has none. {_FORMS}")
+            raise ValueError(f"has {place!r} after 'broker:', where nothing may follow. {_FORMS}")
         if kind is not StoreKind.BROKER and not place:
             raise ValueError(f"has nothing after the colon. {_FORMS}")
         return cls(kind, place)

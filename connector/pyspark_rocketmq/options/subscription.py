@@ -70,11 +70,14 @@ def parse_subscriptions(text: str) -> tuple[Subscription, ...]:
 def _subscription(topic: str, wanted: object) -> Subscription:
     try:
         name = resource_name("topic", MAX_TOPIC_LENGTH)(topic)
+    except ValueError as problem:
+        raise ValueError(f"names topic '{topic}', which {problem}") from None
+    try:
         if isinstance(wanted, dict) and wanted.keys() == {"sql"}:
             return Subscription(name, text_value(_text(wanted["sql"])), is_sql92=True)
         return Subscription(name, tag_expression(_text(wanted)))
     except ValueError as problem:
-        raise ValueError(f"subscribes to '{wanted}' of '{topic}', which {problem}") from None
+        raise ValueError(f"has for topic '{topic}' the expression '{wanted}', which {problem}") from None
 
 
 def _text(value: object) -> str:

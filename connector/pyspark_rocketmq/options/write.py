@@ -153,7 +153,7 @@ class WriteOptions(ConnectionOptions):
         problems = self.connection_problems()
         if self.queue_id is not None and self.sharding_key is not None:
             problems.append(
-                "options 'queueId' and 'shardingKey' exclude each other; both say which queue it is"
+                "options 'queueId' and 'shardingKey' exclude each other: both choose the queue; give one"
             )
         if self.topic is not None:
             problems += self.name_problems([("topic", self.topic, MAX_TOPIC_LENGTH)])

@@ -262,7 +262,7 @@ class QueueSelector:
         wanted = f"queue {row.queue_id} of topic {row.topic}"
         if found:
             brokers = ", ".join(queue.broker_name for queue in found)
-            problem = f"{wanted} is on {peer_text(brokers)}: say which in a column brokerName"
+            problem = f"{wanted} exists on {peer_text(brokers)}: choose one in a column brokerName"
             raise RowNotSent(row.shown, problem, is_no_message=True)
         where = f" on {row.broker_name}" if row.broker_name else ""
         known = ", ".join(f"{queue.broker_name}/{queue.queue_id}" for queue in self.queues(row.topic))

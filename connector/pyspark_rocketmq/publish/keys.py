@@ -96,9 +96,9 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
     """
     if rows.isStreaming:
         raise SchemaError(
-            "by_sharding_key() needs all rows at the same time, and Spark sorts no stream: arrange and "
-            "write the DataFrame that foreachBatch gets. A stream of queues of RocketMQ needs it only if it "
-            "was shuffled."
+            "by_sharding_key() needs all rows at the same time, and Spark does not sort a stream. Call it "
+            "within foreachBatch, for the DataFrame of each batch. A stream that was read from RocketMQ "
+            "needs it only after a shuffle."
         )
     if SHARDING_KEY.lower() not in map(str.lower, rows.columns):
         raise SchemaError(

@@ -222,8 +222,8 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query_id, batch_id = (_task().getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID))
         if query_id is None or batch_id is None:
             raise RocketMQError(
-                "Spark does not say which micro-batch this is, without which a message sent again could not "
-                "be distinguished from a new one. Write with foreachBatch and df.write instead."
+                "Spark does not report the number of this micro-batch, which is needed to recognise messages "
+                "that are sent again. Write with foreachBatch and df.write instead."
             )
         return self._send(iterator, self._options.write_id or query_id, int(batch_id))
 
@@ -236,7 +236,9 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
         """
         wrong = self._out_of_order(messages)
         if wrong is not None:
-            logger.warning("batch %d of the stream goes on out of order: %s", batchId, wrong)
+            logger.warning(
+                "batch %d of the stream was stored out of order, and the stream goes on: %s", batchId, wrong
+            )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Do nothing: stored messages cannot be taken back."""

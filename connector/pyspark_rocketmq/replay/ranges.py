@@ -141,8 +141,8 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     total = sum(part.count for part in ranges)
     if total > most * MAX_STEPS:
         problem = (
-            f"offsets_per_step={most} would need more than {MAX_STEPS} steps of {total} offsets; raise it, "
-            "or replay fewer messages"
+            f"offsets_per_step={most} would need more than {MAX_STEPS} steps for {total} offsets; raise "
+            "it, or replay fewer messages"
         )
         raise OptionError((problem,), where="replay")
     by_queue = defaultdict(list)

@@ -135,7 +135,7 @@ class Replay:
         if missing:
             missed = ", ".join(missing)
             raise OptionError(
-                (f"option 'includeColumns' leaves out {missed}, by which a table is kept free of doubles",)
+                (f"option 'includeColumns' must name {missed}, by which the table recognises messages",)
             )
         spark, name = self._spark, TableName.of(path)
         check_delta(spark)
@@ -342,11 +342,11 @@ def _check_columns(path: str, has: Collection[str], wanted: Collection[str]) -> 
     more, less = sorted(set(has) - set(wanted)), sorted(set(wanted) - set(has))
     if more or less:
         differences = " and ".join(
-            [f"lacks {', '.join(less)}"] * bool(less) + [f"has {', '.join(more)} besides"] * bool(more)
+            [f"lacks {', '.join(less)}"] * bool(less) + [f"also has {', '.join(more)}"] * bool(more)
         )
         raise SchemaError(
-            f"The table {path} {differences}: messages would lose columns or rows would lack some. Choose "
-            "the columns with includeColumns and propertyColumns as the table has them, or another table."
+            f"The table {path} {differences}, so its columns are not those of the messages. Choose the "
+            "table's columns with includeColumns and propertyColumns, or name another table."
         )
 
 

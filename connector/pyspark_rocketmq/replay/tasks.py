@@ -129,8 +129,8 @@ class QueueSender:
             if self._own_until is not None and self._stored_until > self._can_be_own:
                 raise RocketMQError(
                     f"Another attempt of this task has sent offsets up to {self._stored_until} of "
-                    f"{self._what}, while this one was paused at {self._own_until}. This one "
-                    "ends, so that nothing is sent twice; if the replay ends with this error, run it again."
+                    f"{self._what}, while this attempt was paused at {self._own_until}. This attempt ends, "
+                    "so that nothing is sent twice. If the replay ends with this error, run it again."
                 )
             self._is_unsure, self._can_be_own = False, rows[-1][0] + 1
         missing = [message for queue_offset, message in rows if queue_offset >= self._stored_until]
@@ -300,11 +300,11 @@ class TargetQueue:
             middle = len(messages) // 2
             return self._store_in_turn([messages[:middle], messages[middle:]])
         if isinstance(outcome, RocketMQError) and is_too_large(outcome):
-            origins = ", ".join(message.properties[REPLAYED_FROM] for message in (messages[0], messages[-1]))
+            origin = messages[0].properties[REPLAYED_FROM]
             raise RocketMQError(
-                f"{target} takes no message such as {origins} (topic/broker/queue/offset; the first and the "
-                f"last of the request): {outcome} Raise maxMessageSize at the brokers of the target, or "
-                "replay without it."
+                f"The broker of {target} refuses message {origin} (topic/broker/queue/offset) as too large: "
+                f"{outcome} Raise maxMessageSize at the brokers of the target, or leave the message out of "
+                "the replay."
             ) from outcome
         if isinstance(outcome, RocketMQError):
             raise outcome
