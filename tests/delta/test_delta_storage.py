@@ -149,7 +149,7 @@ def test_databricks_orders_only_commits_of_its_own_writers(address: str, more: d
     problem = log_store_problem(address, settings.get, beside_delta_rs=True)
 
     assert problem is not None
-    assert "Databricks orders those of its own writers only" in problem
+    assert "Databricks coordinates only its own writers" in problem
     assert log_store_problem("abfss://c@a.dfs.core.windows.net/", settings.get, beside_delta_rs=True) is None
 
 

@@ -85,5 +85,7 @@ def test_a_sink_that_is_named_needs_a_session(monkeypatch: pytest.MonkeyPatch) -
     """J5."""
     monkeypatch.setattr("pyspark_rocketmq.sinks.delta.spark_writer.living_session", lambda _: None)
 
-    with pytest.raises(OptionError, match=r"shop\.orders is the name of a table, for which a running Spark"):
+    with pytest.raises(
+        OptionError, match=r"shop\.orders is the name of a table, which needs a Spark session"
+    ):
         DeltaSink("shop.orders").watermarks("g")

@@ -22,7 +22,7 @@ def test_a_table_of_a_catalog_is_made_takes_each_row_once_and_is_refused_after_a
     sink = DeltaSink("by_name.orders", sleep=lambda _: None)
     if not HAS_DELTA:
         for use in (lambda: sink.standings(GROUP, {Q0: 0}), lambda: sink.prepare(SCHEMA)):
-            with pytest.raises(OptionError, match=r"no Delta Lake, which has no release for its Spark"):
+            with pytest.raises(OptionError, match=r"no Delta Lake; Delta Lake has no release for this Spark"):
                 use()
         return
     spark.sql("CREATE DATABASE by_name")

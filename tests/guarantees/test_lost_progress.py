@@ -153,7 +153,7 @@ def test_a_sink_that_was_deleted_while_the_query_was_stopped_is_not_made_again_i
     second = produce(consumption, first=20)
     done = len(consumption.reports)
 
-    with pytest.raises(SinkSetBack, match="it is not there any more") as refusal:
+    with pytest.raises(SinkSetBack, match="the sink is not there any more") as refusal:
         consumption.drain()
     assert not consumption.sink.exists()
     assert len(consumption.reports) == done
@@ -226,7 +226,7 @@ def test_a_sink_that_changes_under_a_running_query_ends_it_before_anything_is_lo
         said = query.await_failure()
 
     assert {
-        "deleted": "it is not there any more",
+        "deleted": "the sink is not there any more",
         "made again": "another table (id",
         "put back": "restored to an earlier state",
     }[what] in said

@@ -221,22 +221,22 @@ def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> 
         " ".join(_what_is_missing(consumer_group, gap) for gap in gaps)
         + " Nothing was consumed since."
         + "".join(_if_rows_are_there(consumer_group, gap) for gap in gaps if gap.may_be_forgotten)
-        + " If the sink can be put back as it was, do that and start the query "
-        "again. Otherwise stop every query of the group and choose one of three: have the messages consumed "
-        f"again that the sink lacks, as far as brokers still have them: {back}; start over with an empty "
-        "sink and all that brokers have: remove the sink's table, and "
-        f"`pyspark-rocketmq offsets reset --to earliest {at_brokers}`; or accept the gap and go on from "
+        + " If the sink can be put back as it was, do that and start the query again. Otherwise stop every "
+        "query of the group and choose one of three ways. (1) Consume the messages that the sink lacks "
+        f"again, as far as brokers still have them: {back}. (2) Start over with an empty sink and all "
+        "messages that brokers have: remove the sink's table, and run "
+        f"`pyspark-rocketmq offsets reset --to earliest {at_brokers}`. (3) Accept the gap and go on from "
         f"here: `pyspark-rocketmq offsets accept-gap {group}`."
     )
 
 
 def _if_rows_are_there(consumer_group: str, gap: SinkGap) -> str:
     return (
-        f" First check whether the rows are in {gap.standing.path} after all: with the table property "
-        "delta.setTransactionRetentionDuration writers delete old watermarks. If they are, stop every query "
-        "of the group, set the sink's offsets with "
+        f" First check whether the rows are in {gap.standing.path} after all: if the table has property "
+        "delta.setTransactionRetentionDuration, writers delete old watermarks. If the rows are there, stop "
+        "every query of the group, set the sink's offsets with "
         f"DeltaSink({gap.standing.path!r}).rewind({consumer_group!r}, {{queue: highest queueOffset + 1}}) "
-        "for every queue, and start the query again; the steps that follow would write the rows twice."
+        "for every queue, and start the query again. The ways below would then write the rows twice."
     )
 
 
@@ -249,8 +249,8 @@ def rows_there_text(consumer_group: str, path: str, count: int) -> str:
         f"Nothing was changed: {path} shows no watermark of group {consumer_group}, but has "
         f"{counted(count, 'row')} of its queues, which the group would write a second time. If "
         "the group wrote them and its watermarks were deleted (delta.setTransactionRetentionDuration), set "
-        f"the sink's offsets, in Python: DeltaSink({path!r}).rewind({consumer_group!r}, {{queue: highest "
-        "queueOffset + 1}) for every queue. If it did not, use rmq.reset_to_sink(store, sink, "
+        f"the sink's offsets in Python: DeltaSink({path!r}).rewind({consumer_group!r}, {{queue: highest "
+        "queueOffset + 1}) for every queue. If others wrote them, use rmq.reset_to_sink(store, sink, "
         "consumer_group, beside_rows=True)."
     )
 
@@ -276,18 +276,18 @@ def _what_is_missing(consumer_group: str, gap: SinkGap) -> str:
     )
     more = f"; and {len(queues) - _SHOWN_QUEUES} more queues" if len(queues) > _SHOWN_QUEUES else ""
     if standing.identity is None:
-        why = "it is not there any more"
+        why = "the sink is not there any more"
     elif gap.is_another:
         why = (
-            f"it is another table (id {standing.identity}) than the one that was written to (id "
-            f"{gap.remembered}): deleted and created again, or replaced"
+            f"the sink is now another table (id {standing.identity}) than before (id {gap.remembered}), so "
+            "it was replaced, or deleted and created again"
         )
     else:
         why = (
-            "it was created again, restored to an earlier state, or failed over to a replica without its "
-            "last commits"
+            "the sink was created again, restored to an earlier state, or failed over to a replica without "
+            "its last commits"
         )
     return (
-        f"The sink {standing.name} lacks rows of messages that group {consumer_group} has passed; {why}. "
+        f"The sink {standing.name} lacks rows of messages that group {consumer_group} has consumed: {why}. "
         f"{listed}{more}."
     )

@@ -196,7 +196,7 @@ def test_a_name_that_delta_forbids_is_refused_before_the_table_is_made(
     )
     wider = SCHEMA.remove(5).append(column)
 
-    with pytest.raises(SchemaError, match=r"cannot have .*Delta takes no space.*columnMapping\.mode"):
+    with pytest.raises(SchemaError, match=r"cannot have .*Delta forbids spaces.*columnMapping\.mode"):
         prepared(path, wider)
     assert not path.exists()
 

@@ -191,7 +191,7 @@ def test_a_missing_table_is_made_and_belongs_to_the_catalog(
     assert detail["id"] == sink.place
     with pytest.raises(OptionError, match="name each Delta table once"):
         MultiSink([DeltaSink(short), DeltaSink(name)]).prepare(schema)
-    with pytest.raises(OptionError, match=r"there is no table .*SCHEMA_NOT_FOUND.*Create its schema"):
+    with pytest.raises(OptionError, match=r"there is no table .*SCHEMA_NOT_FOUND.*Create the schema"):
         prepared("spark_catalog.nowhere.orders")
 
 
@@ -294,7 +294,7 @@ def test_a_table_made_again_under_its_name_is_noticed(
     spark.sql(f"DROP TABLE {name}")
     with pytest.raises(SchemaError, match="There is no Delta table at spark_catalog"):
         sink.begin(GROUP, {Q0: 0})
-    with pytest.raises(SinkSetBack, match="it is not there any more"):
+    with pytest.raises(SinkSetBack, match="the sink is not there any more"):
         check_has_all(
             GROUP, store.read(GROUP), DeltaSink(name).standings(GROUP, {Q0: 0}), store="memory:again"
         )
@@ -354,7 +354,7 @@ def test_where_the_history_has_forgotten_the_group_nothing_is_written_twice(
             file.unlink()
     if not is_readable:
         monkeypatch.setattr("pyspark_rocketmq.sinks.delta.watermarks._ids_by_path", lambda *_: None)
-    said = "has been cleaned up" if is_readable else "Spark leaves out a commit"
+    said = "has been cleaned up" if is_readable else "Spark skips a commit"
 
     with pytest.raises(SinkConflict, match=rf"{said}.*DeltaSink\.rewind"):
         run(prepared(name), {Q0: 3}, rows(Q0, 0, 3, "again"))
@@ -418,5 +418,5 @@ def test_what_cannot_be_a_sink_is_reported(spark: SparkSession, name: str, tmp_p
         DeltaSink(tmp_path, staging=tmp_path)
     (tmp_path / "file").touch()
     make_table(spark, f"{name}_delta")
-    with pytest.raises(OptionError, match=r"cannot be put into .*file/rocketmq-staged.*sinkStaging"):
+    with pytest.raises(OptionError, match=r"cannot put rows for .*file/rocketmq-staged.*sinkStaging"):
         prepared(f"{name}_delta", staging=tmp_path / "file")

@@ -121,9 +121,9 @@ def test_a_table_that_spark_widens_may_get_any_names_within_a_struct(spark: Spar
 
 def test_an_administrator_is_shown_a_statement_that_makes_the_table(spark: SparkSession) -> None:
     """J5: where the sink may not make it."""
-    with pytest.raises(OptionError, match="such as: CREATE TABLE") as refusal:
+    with pytest.raises(OptionError, match="for example: CREATE TABLE") as refusal:
         prepared("spark_catalog.no_such_schema.orders", _WITH_ODD)
-    statement = str(refusal.value).rpartition("such as: ")[2].strip()
+    statement = str(refusal.value).rpartition("for example: ")[2].strip()
 
     spark.sql(statement.replace("`no_such_schema`.`orders`", "`default`.`by_hand`"))
 

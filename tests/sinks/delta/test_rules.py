@@ -85,9 +85,9 @@ def test_the_refusal_names_every_feature_and_a_remedy() -> None:
 
     text = str(cannot_take_files("/lake/orders", refused_features(table), "there is no session"))
 
-    assert "/lake/orders cannot take files" in text
+    assert "cannot add files to the Delta table /lake/orders" in text
     assert "clustering, rowTracking, CHECK constraint c" in text
-    assert "Spark's own writer, which knows these, cannot be used, because there is no session" in text
+    assert "Spark's own writer could, but cannot be used, because there is no session" in text
     assert "DROP FEATURE" in text
 
 

@@ -51,7 +51,7 @@ def test_a_file_that_the_driver_does_not_see_as_the_task_wrote_it_is_not_committ
     ) as refusal:
         sink.begin(GROUP, {Q0: 0}).commit([file], {Q0: 3})
 
-    assert "put the table on storage that all machines share" in str(refusal.value)
+    assert "Put the table on storage that all machines share" in str(refusal.value)
     assert DeltaTable(path).version() == 0
 
 

@@ -265,7 +265,7 @@ def test_a_log_without_its_own_newest_commit_is_an_error(path: Path) -> None:
     log = opened_log(DeltaTable(path))
     (path / "_delta_log" / f"{1:020d}.json").unlink()
 
-    with pytest.raises(DeltaError, match="lacks the commit of version 1"):
+    with pytest.raises(DeltaError, match="no longer has the commit of version 1"):
         log.shows_restores_since(GROUP)
 
 
@@ -298,7 +298,7 @@ def test_a_generation_that_is_recorded_nowhere_any_more_is_not_written_again(pat
     set_retention(path)
     forget_ids(path)
 
-    with pytest.raises(SinkMoved, match=r"later generations of .*queue=0"):
+    with pytest.raises(SinkMoved, match=r"queue=0 began again at 0"):
         prepared(path).begin(GROUP, {Q0: 0, Q1: 0})
     [standing] = prepared(path).standings(GROUP, {Q0: 0, Q1: 0})
     assert standing.later == {Q0}

@@ -247,11 +247,11 @@ class DeltaBatch:
         # If the table was dropped, its files are gone, too.
         self._check_still_there()
         raise StorageNotShared(
-            f"{len(unseen)} of {len(files)} files that tasks wrote for {self.table.path} are not there for "
-            f"the driver: {'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no offset "
-            "was moved. Driver and executors see different folders under this path, or something removes "
-            "files there: put the table on storage that all machines share (an object store, HDFS, a mount), "
-            "and start the query again."
+            f"The driver cannot find {len(unseen)} of {len(files)} files that tasks wrote for "
+            f"{self.table.path}: {'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no "
+            "offset was moved. Driver and executors see different folders under this path, or something "
+            "removes files there. Put the table on storage that all machines share (an object store, HDFS, a "
+            "mount), and start the query again."
         )
 
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int], group_id: str) -> int:
@@ -337,9 +337,10 @@ class DeltaBatch:
         if moved:
             raise SinkMoved(
                 f"Another consumer of group {group} wrote rows into {path} while this batch ran, and moved "
-                f"{'; '.join(moved.values())}. Nothing of this batch was added. Run the batch again: rows "
-                "that are there by now are left out. If it happens often, two queries own the same queues: "
-                "check that each queue is locked at the broker, or that the queries use different groups.",
+                f"the watermark of {'; '.join(moved.values())}. Nothing of this batch was added. Run the "
+                "batch again: it leaves out rows that are already there. If this happens often, two queries "
+                "consume the same queues: check that each queue is locked at the broker, or that the queries "
+                "use different groups.",
                 moved,
             )
         if bool(self.table.check_unaltered(self.log.table.form())) != self.is_by_spark:
@@ -352,8 +353,8 @@ class DeltaBatch:
         if changes:
             raise SinkMoved(
                 f"The Delta table {path} was altered while this batch ran: {'; '.join(changes)}. The batch's "
-                "files were written for the table before. Nothing of this batch was added. Run the batch "
-                "again."
+                "files were written for the table as it was before. Nothing of this batch was added. Run the "
+                "batch again."
             )
 
 

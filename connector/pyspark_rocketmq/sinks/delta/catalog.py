@@ -75,9 +75,9 @@ _LEFTOVER_AGE_S: Final = 7 * 86_400
 _ERRORS: Final = (PySparkException, Py4JError)
 _REASONS: Final = ("its name in a catalog",)
 _SKIPPED: Final = (
-    " Spark leaves out a commit of a group if the table has a later one of it. If its history no longer "
-    "shows that one, set the sink's offsets with DeltaSink.rewind(consumer_group, {queue: highest "
-    "queueOffset + 1}) for every queue."
+    " Spark skips a commit of a group if the table has a later commit of the group already. If the table's "
+    "history no longer shows the later commit, set the sink's offsets with DeltaSink.rewind(consumer_group, "
+    "{queue: highest queueOffset + 1}) for every queue."
 )
 
 
@@ -302,17 +302,17 @@ class CatalogHome:
         except TableNotFoundError:
             return None
         except _NoDelta as error:
-            problem = f"{self._name} is the name of a table, and this Spark session has no Delta Lake, " + (
-                "whose extension and catalog it needs"
+            problem = f"{self._name} is the name of a table, and this Spark session has no Delta Lake; " + (
+                "create the session with Delta's extension and catalog"
                 if HAS_DELTA
-                else "which has no release for its Spark; use Spark 4.2, 4.1 or 4.0, or name a path"
+                else "Delta Lake has no release for this Spark: use Spark 4.2, 4.1 or 4.0, or name a path"
             )
             raise OptionError((problem,), where="Delta sink") from error
         except DeltaError as error:
             if isinstance(error.__cause__, AnalysisException):
                 problem = (
                     f"{self._name} cannot be a sink: {_first_line(error.__cause__)} Name a Delta table that "
-                    "this Spark session knows, which needs delta-spark with its extension and its catalog"
+                    "this Spark session knows; the session needs delta-spark with its extension and catalog"
                 )
                 raise OptionError((problem,), where="Delta sink") from error
             raise
@@ -331,7 +331,9 @@ class CatalogHome:
     def _require_session(self) -> SparkSession:
         spark = self.session.take()
         if spark is None:
-            problem = f"{self._name} is the name of a table, for which a running Spark session is needed"
+            problem = (
+                f"{self._name} is the name of a table, which needs a Spark session; create the session first"
+            )
             raise OptionError((problem,), where="Delta sink")
         if len(self._name.parts) == 2:
             # Add the catalog, so that a later USE does not change which table the name means.
@@ -340,10 +342,10 @@ class CatalogHome:
 
     def _no_place_for_rows(self, folder: str, why: str) -> OptionError:
         problem = (
-            f"rows for {self._name} cannot be put into {masked(folder)} until Spark adds them: {why} Name a "
-            "folder or a URI where driver, executors and Spark can write, such as a volume, with "
-            "DeltaSink(staging=…), option sinkStaging of `pyspark-rocketmq consume`, and storage_options for "
-            "it"
+            f"tasks cannot put rows for {self._name} into {masked(folder)}, from where Spark would add them: "
+            f"{why} Name a folder or a URI where driver, executors and Spark can write, such as a volume: "
+            "DeltaSink(staging=…), or option sinkStaging of `pyspark-rocketmq consume`, with storage options "
+            "for that place"
         )
         return OptionError((problem,), where="Delta sink")
 
@@ -402,14 +404,14 @@ class CatalogHome:
         except _ERRORS as error:
             problem = (
                 f"there is no table {self._name}, and Spark could not create it: {_first_line(error)} Create "
-                f"its schema, or the table itself as its catalog wants it, such as: {sql}"
+                f"the schema, or create the table yourself, for example: {sql}"
             )
             raise OptionError((problem,), where="Delta sink") from error
         handle = self.open()
         if handle is None:
             raise SchemaError(
                 f"The catalog knows the table {self._name}, but its folder has no Delta table any more. Put "
-                "it back, or drop the table, and start the query again."
+                "the folder back, or drop the table, and start the query again."
             )
         return handle
 

@@ -76,8 +76,8 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
     if differences:
         can_evolve = not may_differ and asked.keys() != found.keys()
         remedy = (
-            " Or let the sink add columns that the table lacks, and have nulls in those that only the table "
-            "has: DeltaSink(schema_evolution=True), option schemaEvolution=true of "
+            " Or let the sink add the columns that the table lacks, and write nulls into columns that only "
+            "the table has: DeltaSink(schema_evolution=True), or option schemaEvolution=true of "
             "`pyspark-rocketmq consume`."
             if can_evolve
             else ""
@@ -91,8 +91,8 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
 def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) -> OptionError:
     """Return the error for a table with ``refused`` features, if Spark's writer cannot be used either."""
     problem = (
-        f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. "
-        f"Spark's own writer, which knows these, cannot be used, because {why_not_by_spark}. Remove them "
+        f"The connector cannot add files to the Delta table {path}, because it has: {', '.join(refused)}. "
+        f"Spark's own writer could, but cannot be used, because {why_not_by_spark}. Remove these features "
         "(ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT, ALTER COLUMN ... TYPE STRING), or let the sink "
         "create its own table under another path and copy from there."
     )
@@ -134,9 +134,9 @@ def check_characters(path: str, schema_json: str) -> None:
     forbidden = [repr(name) for name in names_within(schema_json) if _FORBIDDEN & set(name)]
     if forbidden:
         raise SchemaError(
-            f"The Delta table {path} cannot have {', '.join(forbidden)}: Delta takes no space, tab or line "
-            "end and none of ,;{}()= in the name of a column or field. Rename it in the listener's output "
-            "schema, or create the table in Spark with column mapping (TBLPROPERTIES "
+            f"The Delta table {path} cannot have {', '.join(forbidden)}: Delta forbids spaces, tabs, line "
+            "ends and the characters ,;{}()= in the name of a column or field. Rename it in the listener's "
+            "output schema, or create the table in Spark with column mapping (TBLPROPERTIES "
             "('delta.columnMapping.mode' = 'name')), for which Spark's writer adds the rows."
         )
 

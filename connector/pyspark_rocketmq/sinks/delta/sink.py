@@ -401,7 +401,7 @@ class DeltaSink:
 
 def _later_generation_error(path: str, consumer_group: str, queues: Iterable[MessageQueue]) -> SinkMoved:
     return SinkMoved(
-        f"The Delta table {path} has rows of later generations of {'; '.join(map(str, sorted(queues)))} than "
-        f"this batch of group {consumer_group}: their offsets began again at 0, and another consumer already "
-        "reads the new ones. Nothing was added."
+        f"The offsets of {'; '.join(map(str, sorted(queues)))} began again at 0, and the Delta table "
+        f"{path} already has progress of group {consumer_group} in the new messages. This batch has only "
+        "older messages: nothing was added."
     )

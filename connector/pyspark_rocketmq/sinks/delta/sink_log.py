@@ -83,7 +83,7 @@ class SinkLog:
         version = self.find_commit(commit, since)
         if version is None:
             raise DeltaError(
-                f"The commit {commit.commit_id} was made after version {since} and is not in the log."
+                f"Commit {commit.commit_id} was made after version {since}, but is not in the table's log."
                 f"{self._lost_hint}"
             )
         return version
@@ -133,8 +133,8 @@ class SinkLog:
         seen = summarize_log(self.version, self._seen, self.log.commit_infos_below, is_enough)
         if seen.last < seen.first and self.log.commit_info(self.version) is None:
             raise DeltaError(
-                f"The log of {self.log.table_uri} lacks the commit of version {self.version}, up to which "
-                "it was read; cannot check whether a RESTORE removed rows."
+                f"The log of {self.log.table_uri} no longer has the commit of version {self.version}, so it "
+                "cannot be checked whether a RESTORE removed rows."
             )
         self._seen = seen
         return seen
@@ -157,9 +157,9 @@ class SinkLog:
             if commit_after is not None:
                 raise OffsetError(
                     f"While {self.log.table_uri} was restored at version {restored_at}, rows of group "
-                    f"{consumer_group} were being added, which are in version {commit_after}. They are "
-                    f"consumed again, too, and would be there twice: restore version {commit_after - 1} "
-                    "first, and call this again."
+                    f"{consumer_group} were added in version {commit_after}. Their messages are consumed "
+                    f"again, too, so the rows would be there twice. Restore version {commit_after - 1} "
+                    "first, and call follow_restore again."
                 )
             entry = log.log.commit_info(restored_at)
             if entry is None:

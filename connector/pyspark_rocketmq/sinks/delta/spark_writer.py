@@ -125,8 +125,8 @@ def log_store_problem(
     what = "its commits on S3 could overwrite those of other writers:"
     if conf(_ON_DATABRICKS):
         return (
-            f"{what} Databricks orders those of its own writers only. Let it write while the table's sinks "
-            "are stopped, or name the table as the catalog does, so that Spark makes the sinks' commits"
+            f"{what} Databricks coordinates only its own writers. Let it write while the table's sinks are "
+            "stopped, or name the table as the catalog does, so that Spark makes the sinks' commits"
             if beside_delta_rs
             else None
         )
@@ -134,7 +134,7 @@ def log_store_problem(
     if any(map(conf, chosen)):
         return None
     return (
-        f"{what} delta-spark's default log store there knows those of its own driver only. Set {chosen[0]} "
+        f"{what} delta-spark's default log store there coordinates only its own driver. Set {chosen[0]} "
         "to a log store for several writers, or, if this driver is the table's only writer, to "
         "io.delta.storage.S3SingleDriverLogStore, its default"
     )

@@ -418,16 +418,16 @@ class SinkTable:
         raise SinkConflict(
             f"The Delta table {self.path} was {'replaced' if is_replaced else 'restored'} at version "
             f"{restored_at}, {when}: "
-            "rows may be gone, while the watermarks still say that they "
-            "are there and would keep them from being written again. To have the messages consumed again "
-            f"whose rows are gone, stop every query of the group, {first}{given}run "
+            "rows may be gone, but the watermarks still count them as written, so they would not be written "
+            "again. Stop every query of the group, and choose one of three ways. (1) To consume the messages "
+            f"again whose rows are gone, {first}{given}run "
             f"DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset "
             "store, for example DeltaOffsetStore(path), and start the query again. "
-            f"{undo if commit_after is None else ''}To accept the "
-            f"gap{kept}, stop them and run in Python: `from pyspark_rocketmq import DeltaSink; sink = "
+            f"{undo if commit_after is None else ''}(2) To accept the "
+            f"gap{kept}, run in Python: `from pyspark_rocketmq import DeltaSink; sink = "
             f"DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, {{key.queue: offset for key, "
-            f"offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "
-            "and all that brokers have, stop them, remove the table, and move the group by "
+            f"offset in sink.watermarks({consumer_group!r}).items()}})`. (3) To start over with an empty "
+            "sink and all messages that brokers have, remove the table, and move the group by "
             "`pyspark-rocketmq offsets reset --to earliest`."
         )
 
@@ -438,10 +438,10 @@ class SinkTable:
         self._warned.add(consumer_group)
         logger.warning(
             "the log of the sink %s no longer reaches back to the last commit of group %s: if the table was "
-            "restored or replaced since then, rows are missing that the group's watermarks count as there. "
-            "Compare them, DeltaSink(path).watermarks(group), with the highest queueOffset of each queue, "
-            "and see DeltaSink.rewind; keep the log longer than a group may be idle "
-            "(delta.logRetentionDuration)",
+            "restored or replaced since then, rows are missing that the group's watermarks count as written. "
+            "Compare DeltaSink(path).watermarks(group) with the highest queueOffset of each queue in the "
+            "table, and correct them with DeltaSink.rewind. Keep the log longer than a group may be idle "
+            "(delta.logRetentionDuration).",
             masked(self.path),
             consumer_group,
         )
@@ -450,8 +450,8 @@ class SinkTable:
         """Refuse a table to which prepared rows can no longer be added; return why Spark must write."""
         if self._wanted is None:
             raise SchemaError(
-                f"The sink {self.path} does not know its rows' columns yet. Call DeltaSink.prepare with "
-                "their schema first."
+                f"The columns of the rows for sink {self.path} are not known yet. Call DeltaSink.prepare "
+                "with their schema first."
             )
         if form is self._checked_form:
             return ()

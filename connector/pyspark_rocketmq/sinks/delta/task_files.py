@@ -125,8 +125,8 @@ class FileSet:
             raise RocketMQError(
                 f"Rows could not be written to {masked(self._writer.table_uri)}: "
                 f"{self._writer.storage.describe_error(error)} "
-                "Nothing of them is part of the table; check that the "
-                "executors reach the storage and may write there."
+                "None of these rows is in the table. Check that the "
+                "executors can reach the storage and may write there."
             ) from error
 
     def abandon(self) -> None:

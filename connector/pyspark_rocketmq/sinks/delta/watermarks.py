@@ -277,10 +277,11 @@ def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
         if newest is None:
             return GroupCommit()
         raise SinkConflict(
-            f"The Delta table {log.log.table_uri} has rows of group {consumer_group} that were written by "
-            f"its path, and their offsets cannot be read from its folder {masked(log.table.location)}. Write "
-            "by the path as before, give DeltaSink the storage_options for that folder, or set them with "
-            "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue."
+            f"Rows of group {consumer_group} in the Delta table {log.log.table_uri} were written by the "
+            "table's path, but the group's offsets cannot be read from its folder "
+            f"{masked(log.table.location)}. Name the table by its path as before, give DeltaSink the "
+            "storage_options for that folder, or set the offsets with DeltaSink.rewind(consumer_group, "
+            "{queue: highest queueOffset + 1}) for every queue."
         )
     number = stored.pop(group_app_id(consumer_group), 0)
     if newest is None and number:
@@ -385,9 +386,9 @@ def _lost_progress_error(log: SinkLog, consumer_group: str) -> SinkConflict:
     """Return the error for a group whose progress was only in its newest commit, which is gone."""
     return SinkConflict(
         f"The Delta table {masked(log.log.table_uri)} has rows of group {consumer_group}, but the log entry "
-        "that recorded their offsets has been cleaned up. Set them with DeltaSink.rewind(consumer_group, "
-        "{queue: highest queueOffset + 1}) for every queue, and start the query again. Keep the log longer "
-        "than the group may be idle (delta.logRetentionDuration)."
+        "that recorded their offsets has been cleaned up. Set the offsets with "
+        "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue, and start the "
+        "query again. Keep the log longer than the group may be idle (delta.logRetentionDuration)."
     )
 
 
@@ -398,6 +399,6 @@ def _unknown_progress_error(log: SinkLog, consumer_group: str) -> SinkConflict:
         f"{consumer_group}: with its property {TRANSACTION_RETENTION} writers delete old watermarks, and its "
         "log has no commit of the group that records them. Stop every query of the group and set the sink's "
         "offsets with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue, "
-        "with 0 for a queue without rows; then start the query again. Without the property none are deleted: "
-        f"ALTER TABLE ... UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')."
+        "with 0 for a queue without rows; then start the query again. Without the property no watermark is "
+        f"deleted: ALTER TABLE ... UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')."
     )
