@@ -217,7 +217,7 @@ def test_a_query_that_starts_while_a_restarted_name_server_knows_no_broker_waits
 
     cluster.restart_name_server()
     with running(start_query):
-        wait_until(lambda: has_begun.is_set() or "Nor does it know any broker" in caplog.text)
+        wait_until(lambda: has_begun.is_set() or "The name server does not know any broker" in caplog.text)
         if cluster.kind == "sim":
             assert not has_begun.is_set()
             cluster.register_brokers()
@@ -239,7 +239,7 @@ def test_a_query_that_starts_waits_for_brokers_that_register_one_after_the_other
         return ()
 
     with running(lambda: check_topics(options, brokers)):
-        wait_until(lambda: "Nor does it know any broker" in caplog.text)
+        wait_until(lambda: "The name server does not know any broker" in caplog.text)
         cluster.register_brokers()
         assert cluster.routed_brokers(topic) == set()
         seen = looks
@@ -256,7 +256,7 @@ def test_a_query_that_starts_waits_for_the_brokers_that_its_group_knows(
     with pytest.raises(TopicNotFound) as refused:
         check_topics(read_options(cluster, topic), nobody)
     with running(lambda: check_topics(read_options(cluster, topic), lambda _: {"broker-a", "broker-b"})):
-        wait_until(lambda: "Nor does it know broker-b" in caplog.text)
+        wait_until(lambda: "The name server does not know broker-b" in caplog.text)
         cluster.start_broker("broker-b")
 
     assert not isinstance(refused.value, TopicAway)

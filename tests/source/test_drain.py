@@ -108,7 +108,7 @@ def test_queues_that_another_member_has_locked_hold_up_the_drain() -> None:
     case.begin(a0=5)
     case.progress.is_settled = False
 
-    assert "were locked by another one" in str(case.drain.trouble(seen(A0), [], {}))
+    assert "were locked by another member" in str(case.drain.trouble(seen(A0), [], {}))
 
 
 @pytest.mark.parametrize(

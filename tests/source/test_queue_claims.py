@@ -106,7 +106,7 @@ def test_a_new_group_says_how_many_stored_messages_it_passes_over(
     told = [text for text in caplog.messages if "is new to" in text]
     assert len(told) == 1
     assert "group g is new to orders" in told[0]
-    assert "passes over 6 stored messages" in told[0]
+    assert "skips 6 stored messages" in told[0]
     assert "offsets reset --to earliest" in told[0]
 
 

@@ -52,7 +52,7 @@ def test_a_second_query_of_one_name_is_refused(alive: str) -> None:
     """H8: on this machine, and on another one with the same offset store."""
     group = Group({alive, OTHER})
 
-    with pytest.raises(OffsetError, match=f"Progress g@one .* member {alive} is alive"):
+    with pytest.raises(OffsetError, match=f"progress g@one .* member {alive} is alive"):
         group.await_sole_owner(OWN, ELSEWHERE)
 
     assert group.clock.monotonic_s() >= 30.0

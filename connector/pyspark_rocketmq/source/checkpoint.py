@@ -29,7 +29,7 @@ def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
     if all(path.getName().startswith(".") for path in found):
         for path in found:
             logger.warning(
-                "leftover of a plan that was never written whole removed path=%s", masked(str(path))
+                "removed the leftover of a plan that was not written completely path=%s", masked(str(path))
             )
             files.delete(path, False)
 
@@ -63,8 +63,8 @@ def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
     if (offset := foreign_offset(text)) is not None:
         problem = (
             f"the checkpoint {masked(checkpoint)} is another query's: the offset in it, "
-            f"{offset:.{_MOST_CHARACTERS}}, is not one of a RocketMQ consumer. Take a new folder; a group "
-            "goes on where its offset store says"
+            f"{offset:.{_MOST_CHARACTERS}}, is not one of a RocketMQ consumer. Take a new folder: the group "
+            "continues at the offsets of its offset store"
         )
         raise OptionError((problem,), where="PushConsumer.start")
 

@@ -210,7 +210,7 @@ class ClusterView:
             return error
         unknown = ", ".join(map(peer_text, missing)) or ("all brokers" if registered else "any broker")
         remark = (
-            f"{error.remark} Nor does it know {unknown}; they register again within "
+            f"{error.remark} The name server does not know {unknown} either; brokers register again within "
             f"{_REGISTERED_WITHIN_S:g} s of its restart."
         )
         return TopicAway(error.code, remark, request=error.request, address=error.address)
@@ -486,8 +486,8 @@ class ClusterView:
         if target is not None:
             # The broker forgets the reset with this answer.
             logger.warning(
-                "reset of a retry queue not followed, reset it again with the right Get on the group "
-                "group=%s %s target=%d",
+                "reset of a retry queue not followed: give the user the right Get on the group, and reset "
+                "the queue again group=%s %s target=%d",
                 self._group,
                 queue,
                 target,

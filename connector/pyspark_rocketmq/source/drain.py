@@ -86,7 +86,7 @@ class Drain:
             f"the message by {_SKIP}, or raise drainTimeoutMs."
         )
         raise OffsetError(
-            f"The query of group {self._options.consumer_group}, which has availableNow, has made no "
+            f"The availableNow query of group {self._options.consumer_group} has made no "
             f"progress for {stands_for_s:.0f} s: {'; '.join(shown[:_MOST_SHOWN])}{more}. {advice}"
         )
 
@@ -125,7 +125,7 @@ class Drain:
                 return found or TransportError(
                     queue.broker_name,
                     f"{queue} was there when this AvailableNow query began and is no longer in the topic's "
-                    "route. Start the broker, or the query again if the topic has been shrunk",
+                    "route. Start the broker; if the topic was given fewer queues, start the query again",
                 )
         return None
 
@@ -135,8 +135,8 @@ class Drain:
             return None
         return RocketMQError(
             f"Queues of {', '.join(self._options.subscribed())} allocated to this member of group "
-            f"{self._options.consumer_group} were locked by another one for "
-            f"{self._options.retry_timeout_ms / 1000:g} s. Wait for its batch to end, "
+            f"{self._options.consumer_group} were locked by another member for "
+            f"{self._options.retry_timeout_ms / 1000:g} s. Wait for that member's batch to end, "
             "or raise retryTimeoutMs."
         )
 

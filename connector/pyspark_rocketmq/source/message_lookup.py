@@ -99,8 +99,8 @@ class MessageLookup:
             seen = self._seen_at(queue, offset, snapshot)
         if seen.is_reset or seen.bounds.min_offset > offset or seen.bounds.max_offset < bounds.max_offset:
             raise BrokerOffsetUnavailable(
-                f"{queue}: its offsets moved while they were looked at, to {seen.available}. It is planned "
-                "with the next look."
+                f"{queue}: the queue's offsets changed while they were looked up, to {seen.available}. The "
+                "queue waits for the next plan."
             )
         return seen.message
 

@@ -154,7 +154,7 @@ class QueueClaims:
             return known, {}
         for queue, offset in forgotten.items():
             logger.warning(
-                "broker has forgotten the group's last offset, which is shown to it again group=%s %s "
+                "broker no longer has the group's last offset, which is sent to it again group=%s %s "
                 "stored=%d broker_offset=%d",
                 self._group,
                 queue,
@@ -280,7 +280,7 @@ class QueueClaims:
             return
         logger.warning(
             "group %s is new to %s and begins behind the first message, as consume_from_where (options "
-            "consumeFromWhere, startingOffsets) says (RocketMQ's default: at the end): it passes over %d "
+            "consumeFromWhere, startingOffsets) says (RocketMQ's default: at the end): it skips %d "
             "stored messages. To consume them, stop the query and reset the group's offsets to the earliest "
             "(`pyspark-rocketmq offsets reset --to earliest`)",
             self._group,
@@ -341,11 +341,11 @@ def await_sole_owner(
 def second_owner(name: str, member: str) -> OffsetError:
     """Return the error of a query that must not consume under the progress ``name``."""
     return OffsetError(
-        f"Progress {name} of a broadcasting group is another query's: member {peer_text(member)} is alive "
+        f"Another query uses progress {name} of this broadcasting group: member {peer_text(member)} is alive "
         "and consumes under the same instanceName. Both would share one progress, and each would miss "
-        "messages that only the other gets. Nothing was lost. Stop one of them, or give each query an "
-        "instanceName of its own, on each machine too. Of a machine that was lost, brokers forget the "
-        "members within two minutes: start again then."
+        "messages that only the other gets. Nothing was lost. Stop one of them, or give each query its own "
+        "instanceName, also on different machines. If the machine of that member was lost, brokers forget "
+        "the member within two minutes: start the query again then."
     )
 
 

@@ -102,7 +102,7 @@ class QueueGenerations:
                     self._copied[queue] = rows[queue].epoch, snapshot.slaves[name]
                 else:
                     logger.warning(
-                        "queue waits for its master, its slave has not the message consumed last group=%s %s "
+                        "queue waits for its master, its slave lacks the message consumed last group=%s %s "
                         "queueOffset=%d",
                         self._group,
                         queue,
@@ -164,7 +164,7 @@ class QueueGenerations:
         noted = apply_last_skipped({queue: rows[queue] for queue in passed}, passed).rows
         for queue, row in begun.items():
             logger.warning(
-                "offsets begin again, other messages are under them: the sink gets every one from here on "
+                "offsets begin again with other messages: every message from here on reaches the sink "
                 "group=%s %s generation=%d next_offset=%d was=%d",
                 self._group,
                 queue,
@@ -199,8 +199,8 @@ class QueueGenerations:
             self._ends[queue] = following.next_offset
             if before != following.next_offset:
                 logger.warning(
-                    "offsets begin again at %d, other messages are under them from there on; up to there the "
-                    "messages are those of before group=%s %s next_offset=%d",
+                    "offsets begin again at %d: from there on they belong to other messages, below it to the "
+                    "same as before group=%s %s next_offset=%d",
                     following.next_offset,
                     self._group,
                     queue,
@@ -337,8 +337,8 @@ class QueueGenerations:
         """Return queues that have moved beyond the snapshot's bounds; a plan by these would report a loss."""
         return {
             queue: BrokerOffsetUnavailable(
-                f"Group {self._group}, {queue}: its offsets moved while they were looked at, to "
-                f"{now.min_offset} to {now.max_offset}. It is planned with the next look."
+                f"Group {self._group}, {queue}: the queue's offsets changed while they were looked up, to "
+                f"{now.min_offset} to {now.max_offset}. The queue waits for the next plan."
             )
             for queue, row in rows.items()
             if (now := found[queue].bounds).allow(row.next_offset)
@@ -496,8 +496,7 @@ class CheckpointGenerations:
             if start is not None:
                 self._begun[queue] = start
                 logger.warning(
-                    "offsets begin again, other messages are under them %s next_offset=%d was=%d, the broker "
-                    "has %s",
+                    "offsets begin again with other messages %s next_offset=%d was=%d, the broker has %s",
                     queue,
                     start,
                     places[queue] + 1,

@@ -109,7 +109,7 @@ class OptionPositions:
             raise OptionError(
                 tuple(
                     f"{queue} has no message stored at or after {times.wanted(queue)} (ms since the epoch), "
-                    "where it is to begin; correct the time, or set "
+                    "where reading is to begin; correct the time, or set "
                     "startingOffsetsByTimestampStrategy=latest to begin with the next one."
                     for queue in unmatched
                 )
@@ -154,7 +154,7 @@ class OptionPositions:
         if queues and not found and len(queues) == len(snapshot.bounds):
             logger.warning(
                 "group %s has no offset in any of %d queue(s), so its position is before their first "
-                "messages; check the group's name. It was looked up %s",
+                "messages; check the group's name. The offsets were looked up %s",
                 group,
                 len(queues),
                 "at the brokers" if store is None else f"in offsetStore={masked(store)}",

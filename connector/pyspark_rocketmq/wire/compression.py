@@ -112,8 +112,8 @@ class ExpansionBudget:
             self.left -= len(expanded) * (_BATCH_WEIGHT if sys_flag & _INNER_BATCH else 1)
             if self.left < 0:
                 raise RemoteProtocolError(
-                    f"The message bodies of an answer expand to more than {self._limit} bytes. If they are "
-                    "what was sent, pull fewer messages at a time: lower pullBatchSize."
+                    f"The message bodies of an answer expand to more than {self._limit} bytes. If the "
+                    "messages are really so large, pull fewer at a time: lower pullBatchSize."
                 )
         return expanded
 
@@ -284,7 +284,8 @@ def _frames(body: bytes, form: _Format) -> Iterator[bytes]:
             )
         else:
             raise RemoteProtocolError(
-                f"A message body is marked as {form.name} but is not: it begins with no frame's magic number."
+                f"A message body is marked as {form.name} but is not: it does not begin with a frame's magic "
+                "number."
             )
 
 

@@ -141,7 +141,7 @@ def _check_count(topic: str, field: str, shares: Sequence[tuple[str, int]]) -> N
         name, count = max(shares, key=lambda share: share[1])
         raise RemoteProtocolError(
             f"The route of topic {short_repr(topic)} announces {total} queues ({field}), {count} of them on "
-            f"broker {short_repr(name)}; at most {MAX_QUEUES} queues of one topic are taken. Correct the "
+            f"broker {short_repr(name)}; at most {MAX_QUEUES} queues of one topic are accepted. Correct the "
             "topic's number of queues (mqadmin updateTopic) or its order configuration."
         )
 
