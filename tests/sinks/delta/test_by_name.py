@@ -242,7 +242,7 @@ def test_a_restore_while_a_batch_runs_is_noticed(
         with monkeypatch.context() as patched:
             patched.setattr(NameTarget, "append", append_late)
             assert batch.commit(written, {Q0: 3}) == 3
-        with pytest.raises(OffsetError, match="restore version 2 first"):
+        with pytest.raises(OffsetError, match="Restore version 2 first"):
             sink.follow_restore(GROUP, store)
     else:
         restore(0)
@@ -286,7 +286,7 @@ def test_a_table_made_again_under_its_name_is_noticed(
     with pytest.raises(SinkMoved, match="was deleted, created again or put back"):
         batch.commit(written, {Q0: 3})
     after = DeltaSink(name).standings(GROUP, {Q0: 0})
-    with pytest.raises(SinkSetBack, match=r"it is another table .*rmq\.reset_to_sink"):
+    with pytest.raises(SinkSetBack, match=r"the sink is now another table .*rmq\.reset_to_sink"):
         check_has_all(GROUP, store.read(GROUP), after, store="memory:again")
     if "REPLACE" not in statements:
         assert sink.begin(GROUP, {Q0: 0}).standings == after
