@@ -73,7 +73,7 @@ def test_every_message_is_once_in_a_table_of_a_hive_metastore_after_kills_at_eve
     )
 
     assert "spark_catalog.shop.orders lacks rows" in found["refusal"]
-    assert "it is another table" in found["refusal"]
+    assert "the sink is now another table" in found["refusal"]
 
 
 @pytest.mark.long
