@@ -835,5 +835,9 @@ def error_of_worker(text: str) -> RocketMQError | None:
     found = _AT_THE_END_OF_A_TRACEBACK.search(text)
     if found is None or found[1] == LocalProtocolError.__name__:
         return None
-    cls = type(found[1], (RocketMQError,), {"__module__": __name__})
-    return cast("RocketMQError", cls(found[2]))
+    return named_error(found[1], found[2])
+
+
+def named_error(name: str, text: str) -> RocketMQError:
+    """Return an error of this package of which only the class's name and the text are left."""
+    return cast("RocketMQError", type(name, (RocketMQError,), {"__module__": __name__})(text))

@@ -15,6 +15,7 @@ from pyspark_rocketmq.consume.cuts import (
     Committing,
     Cuts,
     Drop,
+    EndReason,
     EndTasks,
     Fail,
     Free,
@@ -43,9 +44,16 @@ def part(part_id: str, *acks: QueueAck, files: int = 1) -> Part:
     return Part(id=part_id, acks=acks, written=({"file": part_id},) * files)
 
 
-def begins(task: str, partition: int, *queues: MessageQueue, attempt: int = 0, start: int = 0) -> Event:
+def begins(
+    task: str,
+    partition: int,
+    *queues: MessageQueue,
+    attempt: int = 0,
+    start: int = 0,
+    is_open: bool = True,
+) -> Event:
     places = dict.fromkeys(queues, Place(1, start))
-    return lambda cuts, now_s: cuts.begin(task, partition, attempt, places, now_s)
+    return lambda cuts, now_s: cuts.begin(task, partition, attempt, places, now_s, is_open=is_open)
 
 
 def resumes(task: str, *in_doubt: str) -> Event:
@@ -92,7 +100,7 @@ def moved(*queues: MessageQueue) -> Event:
     return lambda cuts, now_s: cuts.moved(frozenset(queues), now_s)
 
 
-def ends(reason: str) -> Event:
+def ends(reason: EndReason) -> Event:
     return lambda cuts, now_s: cuts.end(reason, now_s)
 
 
@@ -113,9 +121,9 @@ def run(cuts: Cuts, *steps: tuple[float, Event, list[Action]]) -> None:
         assert event(cuts, now_s) == expected, f"step {number} at {now_s}"
 
 
-def two_tasks(interval_s: float | None = 0.5, *, are_ranges_open: bool = True) -> Cuts:
+def two_tasks(interval_s: float | None = 0.5) -> Cuts:
     """A batch in which task one has begun with A and B, and task two with C, all at offset 0."""
-    cuts = Cuts(interval_s, are_ranges_open=are_ranges_open)
+    cuts = Cuts(interval_s)
     run(
         cuts,
         (0.0, begins("one", 0, A, B), [Answer("one", is_stopped=False)]),
@@ -353,7 +361,7 @@ def test_after_a_minute_of_failures_the_batch_fails_and_nothing_more_is_committe
         (1.02, nothing("two", 1), [commits(A1)]),
         (2.0, fails, []),
         (61.9, fails, []),
-        (62.0, fails, [Fail(AWAY), EndTasks("failed", ("one", "two"))]),
+        (62.0, fails, [Fail(AWAY), EndTasks(EndReason.STOP, ("one", "two"))]),
         (62.1, sends("two", C1, ends=(C,)), [Taken("two", "c1")]),
         (62.2, done("one"), []),
         (62.3, begins("other", 2, C), [Answer("other", is_stopped=True)]),
@@ -376,7 +384,7 @@ def test_another_attempt_consumes_nothing_and_ends_the_batch() -> None:
             begins("again", 0, A, B, attempt=1),
             [
                 Answer("again", is_stopped=True),
-                EndTasks("another attempt of a task", ("one", "two", "again")),
+                EndTasks(EndReason.PLAN, ("one", "two", "again")),
             ],
         ),
         (1.01, sends("one", last, ends=(A, B)), [Taken("one", "a1"), _freed(B)]),
@@ -394,9 +402,9 @@ def test_an_attempt_that_comes_late_or_into_a_batch_that_ends_is_stopped() -> No
     run(
         cuts,
         (1.0, begins("older", 0, A, B), [Answer("older", is_stopped=True)]),
-        (1.0, ends("time"), [EndTasks("time", ("one", "two"))]),
+        (1.0, ends(EndReason.TIME), [EndTasks(EndReason.TIME, ("one", "two"))]),
         (1.0, begins("third", 2, C), [Answer("third", is_stopped=True)]),
-        (2.0, ends("plan"), []),
+        (2.0, ends(EndReason.PLAN), []),
     )
 
 
@@ -417,8 +425,8 @@ def test_a_task_that_resumes_is_sent_what_it_has_missed() -> None:
             [Answer("one", False, frozenset({"b1"}), frozenset({"a1", "b1"}), frozenset({B}))],
         ),
         (1.7, sends("one", A2), [Taken("one", "a2")]),
-        (1.8, ends("time"), [EndTasks("time", ("one", "two"))]),
-        (1.9, resumes("two"), [Answer("two", is_stopped=False), EndTasks("time", ("two",))]),
+        (1.8, ends(EndReason.TIME), [EndTasks(EndReason.TIME, ("one", "two"))]),
+        (1.9, resumes("two"), [Answer("two", is_stopped=False), EndTasks(EndReason.TIME, ("two",))]),
         (2.0, resumes("stranger"), [Answer("stranger", is_stopped=True)]),
     )
 
@@ -458,7 +466,7 @@ def _die(cuts: Cuts, start: int, *, survives: bool = False) -> list[Action]:
     cuts.begin_batch()
     begins("one", 0, A, start=start)(cuts, 0.0)
     if survives:
-        run(cuts, (0.5, ends("time"), [EndTasks("time", ("one",))]), (0.6, done("one"), []))
+        run(cuts, (0.5, ends(EndReason.TIME), [EndTasks(EndReason.TIME, ("one",))]), (0.6, done("one"), []))
         return closes(cuts, 1.0)
     lost("one")(cuts, 0.5)
     actions = begins("again", 0, A, attempt=1, start=start)(cuts, 1.0)
@@ -473,7 +481,7 @@ def _die(cuts: Cuts, start: int, *, survives: bool = False) -> list[Action]:
 )
 def test_the_fourth_death_at_the_same_offset_fails_the_batch(places: list[int], is_failed: bool) -> None:
     """-1 stands for a batch that survives."""
-    cuts = Cuts(0.5, are_ranges_open=True)
+    cuts = Cuts(0.5)
     for place in places[:-1]:
         assert not any(
             isinstance(each, Fail) for each in _die(cuts, 5 if place < 0 else place, survives=place < 0)
@@ -482,6 +490,32 @@ def test_the_fourth_death_at_the_same_offset_fails_the_batch(places: list[int], 
     failures = [each for each in _die(cuts, places[-1]) if isinstance(each, Fail)]
 
     assert [f"{A} offset=5: 4 tasks died" in str(each.error) for each in failures] == [True] * is_failed
+
+
+def test_an_error_that_another_attempt_would_meet_again_fails_the_batch() -> None:
+    def fails_for_good(cuts: Cuts, now_s: float) -> list[Action]:
+        return cuts.failed("one", AWAY, now_s)
+
+    cuts = two_tasks()
+    run(
+        cuts,
+        (1.0, fails_for_good, [Fail(AWAY), EndTasks(EndReason.STOP, ("two",))]),
+        (1.1, sends("two", C1, ends=(C,)), [Taken("two", "c1")]),
+        (1.2, fails_for_good, []),
+    )
+    assert (cuts.is_settled, cuts.is_anybody_delivering(1.2)) == (True, True)
+    done("two")(cuts, 1.3)
+    assert not cuts.is_anybody_delivering(1.3)
+
+
+def test_of_a_whole_job_only_attempts_that_others_have_replaced_may_still_deliver() -> None:
+    cuts = two_tasks()
+    begins("again", 0, A, B, attempt=1)(cuts, 1.0)
+    cuts.lost("two", 1.0, is_silent=True)
+    cuts.job_is_whole()
+    assert cuts.is_anybody_delivering(1.1)
+    done("one")(cuts, 1.2)
+    assert not cuts.is_anybody_delivering(1.2)
 
 
 # --- free queues and the batch's end ----------------------------------------------------------------------
@@ -527,7 +561,7 @@ def test_the_last_parts_of_a_batch_are_committed_together() -> None:
     run(
         cuts,
         (1.00, dirty("one"), []),
-        (1.00, ends("time"), [EndTasks("time", ("one", "two"))]),
+        (1.00, ends(EndReason.TIME), [EndTasks(EndReason.TIME, ("one", "two"))]),
         (1.01, sends("one", A1, ends=(A, B)), [Taken("one", "a1"), _freed(B)]),
         (1.02, sends("two", C1, ends=(C,)), [Taken("two", "c1"), commits(A1, C1)]),
         (1.03, done("one"), []),
@@ -572,7 +606,7 @@ def test_without_an_interval_a_commit_is_tried_until_the_job_is_over() -> None:
         (201.0, fails, []),
         (202.0, closes, []),
         (203.0, tick, [commits(A1)]),
-        (204.0, fails, [Fail(AWAY), EndTasks("failed", ("one", "two"))]),
+        (204.0, fails, [Fail(AWAY), EndTasks(EndReason.STOP, ("one", "two"))]),
     )
 
 
@@ -584,13 +618,13 @@ def goes_on(task: str, *left_out: MessageQueue, dropped: tuple[MessageQueue, ...
 
 
 def test_another_attempt_of_closed_ranges_consumes_what_is_in_no_part() -> None:
-    cuts = two_tasks(are_ranges_open=False)
+    cuts = two_tasks()
     b1 = part("b1", ack(B, 0, 2))
     run(
         cuts,
         (1.0, sends("one", A1), [Taken("one", "a1"), commits(A1)]),
         (1.1, lost("one"), []),
-        (1.2, begins("again", 0, A, B, attempt=1), [goes_on("again", A)]),
+        (1.2, begins("again", 0, A, B, attempt=1, is_open=False), [goes_on("again", A)]),
         (1.3, committed(), [over("one", "a1"), Free(frozenset({A}))]),
         (1.4, sends("again", b1, ends=(B,)), [Taken("again", "b1"), commits(b1)]),
         (1.5, committed(), [over("again", "b1"), Free(frozenset({B}))]),
@@ -599,13 +633,13 @@ def test_another_attempt_of_closed_ranges_consumes_what_is_in_no_part() -> None:
 
 
 def test_nothing_more_is_taken_of_an_attempt_of_closed_ranges_that_another_one_follows() -> None:
-    cuts = two_tasks(are_ranges_open=False)
+    cuts = two_tasks()
     run(
         cuts,
         (
             1.0,
-            begins("again", 0, A, B, attempt=1),
-            [goes_on("again"), EndTasks("another attempt has begun", ("one",))],
+            begins("again", 0, A, B, attempt=1, is_open=False),
+            [goes_on("again"), EndTasks(EndReason.STOP, ("one",))],
         ),
         (1.1, dirty("one"), []),
         (1.2, sends("one", A1), [Taken("one", "a1")]),
@@ -615,18 +649,18 @@ def test_nothing_more_is_taken_of_an_attempt_of_closed_ranges_that_another_one_f
 
 
 def test_another_attempt_of_closed_ranges_leaves_out_what_was_given_up() -> None:
-    cuts = two_tasks(are_ranges_open=False)
+    cuts = two_tasks()
     run(
         cuts,
         (1.0, released("one", A), [Free(frozenset({A}))]),
         (1.1, moved(B), [Drop(frozenset({B})), Replan(frozenset({B}), "the queue was claimed or reset")]),
         (1.2, lost("one"), []),
-        (1.3, begins("again", 0, A, B, attempt=1), [goes_on("again", A, dropped=(B,))]),
+        (1.3, begins("again", 0, A, B, attempt=1, is_open=False), [goes_on("again", A, dropped=(B,))]),
     )
 
 
 def test_deaths_of_tasks_with_closed_ranges_are_counted_by_spark() -> None:
-    cuts = two_tasks(are_ranges_open=False)
+    cuts = two_tasks()
     for attempt in range(1, 9):
         cuts.lost(f"attempt {attempt - 1}", 1.0)
         assert cuts.begin(f"attempt {attempt}", 0, attempt, {A: Place(1, 0)}, 1.0)[0] == goes_on(
@@ -638,7 +672,7 @@ def test_deaths_of_tasks_with_closed_ranges_are_counted_by_spark() -> None:
 
 
 def test_what_comes_with_the_job_is_the_last_group_without_what_does_not_follow() -> None:
-    cuts = two_tasks(are_ranges_open=False)
+    cuts = two_tasks()
     run(cuts, (1.0, sends("one", A1), [Taken("one", "a1"), commits(A1)]))
     run(cuts, (1.1, committed(), [over("one", "a1")]), (1.2, closes, []))
     late_c = part("c2", ack(C, 3, 7))
@@ -648,20 +682,20 @@ def test_what_comes_with_the_job_is_the_last_group_without_what_does_not_follow(
 
 
 def test_a_part_of_a_task_that_could_not_ask_follows_none() -> None:
-    cuts = Cuts(None, are_ranges_open=False)
+    cuts = Cuts(None)
     cuts.close(1.0)
 
     assert cuts.rest([A2]) == Group((A2,))
 
 
 def test_a_commit_that_fails_after_its_job_has_failed_is_not_tried_again() -> None:
-    cuts = two_tasks(are_ranges_open=False)
+    cuts = two_tasks()
     run(
         cuts,
         (1.0, sends("one", A1), [Taken("one", "a1"), commits(A1)]),
         (1.1, fails, []),
         (1.2, lambda cuts, now_s: cuts.close(now_s, is_hurried=True), []),
         (1.2, tick, [commits(A1)]),
-        (1.3, fails, [Fail(AWAY), EndTasks("failed", ("one", "two"))]),
+        (1.3, fails, [Fail(AWAY), EndTasks(EndReason.STOP, ("one", "two"))]),
     )
     assert cuts.is_settled

@@ -102,3 +102,30 @@ def test_whatever_happens_nothing_that_is_settled_stays_without_a_report(seed: i
                 is_dirty |= cuts.over({parts.pop(0)})
         assert len(parts) <= 2
         assert not waiting or is_dirty or is_cutting or len(parts) == 2
+
+
+def test_on_another_connection_the_answer_has_what_is_known_of_the_parts() -> None:
+    cuts = TaskCuts()
+    for part_id in ("one", "two", "three"):
+        cuts.sent(part_id)
+    assert not cuts.settled()
+
+    # Part one is committed, part two is not, and part three has not arrived.
+    assert not cuts.resumed({"one", "two"}, {"two"})
+    assert list(cuts.in_doubt) == ["three"]
+    assert not cuts.cut_wanted()
+    assert cuts.over({"two"})
+    assert cuts.cut_wanted()
+
+
+def test_on_another_connection_a_dirty_task_reports_that_again() -> None:
+    cuts = TaskCuts()
+    assert cuts.settled()
+    assert cuts.resumed((), ())
+    assert not cuts.settled()
+
+
+def test_on_another_connection_a_clean_task_reports_nothing() -> None:
+    cuts = TaskCuts()
+    assert not cuts.resumed((), ())
+    assert cuts.settled()

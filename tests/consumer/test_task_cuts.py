@@ -77,7 +77,9 @@ class Connection:
             self._changed.notify_all()
         if isinstance(message, PartHandedOver) and self.confirms:
             assert self.task is not None
-            self.task.receive(PartTaken(message.task, message.part.id))
+            # Not by the sender's thread, which may hold a lock.
+            taken = PartTaken(message.task, message.part.id)
+            threading.Thread(target=self.task.receive, args=[taken], daemon=True).start()
 
     def forget(self, _: TaskControl) -> None:
         pass

@@ -7,11 +7,13 @@ from typing import get_args
 
 import pytest
 
-from pyspark_rocketmq.consume.cuts import Place
-from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.consume.cuts import EndReason, Place
+from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError, SchemaError
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
     CutWanted,
+    EndTask,
+    FatalError,
     GiveUpQueues,
     Message,
     NothingToCut,
@@ -28,8 +30,9 @@ from pyspark_rocketmq.hub.messages import (
     QueuesHeldUp,
     QueuesLeaving,
     QueuesReleased,
+    QueueStands,
+    ReplanWanted,
     SlotsKnown,
-    StopTask,
     StorageRenewed,
     StorageWanted,
     StoreChanged,
@@ -39,6 +42,8 @@ from pyspark_rocketmq.hub.messages import (
     TaskFailed,
     TaskIdle,
     TaskMayBegin,
+    TaskMayGoOn,
+    TaskResumes,
     ToDriver,
     ToPlanner,
     ToTask,
@@ -64,6 +69,7 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
     (PlannerConnected(), '{"type":"planner"}'),
     (PlanMade(1, BOTH), f'{{"type":"plan","plan":1,"queues":{_BOTH}}}'),
     (QueuesLeaving(1, BOTH), f'{{"type":"leaving","plan":1,"queues":{_BOTH}}}'),
+    (ReplanWanted(1, "a queue more"), '{"type":"replan","plan":1,"reason":"a queue more"}'),
     (PlannerLeaving(1), '{"type":"bye","plan":1}'),
     (StoreChanged(), '{"type":"look"}'),
     (StorageWanted(), '{"type":"storage"}'),
@@ -72,7 +78,23 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
         TaskBegins(
             task="t", batch_id=7, partition=2, attempt=1, places={B: Place(4, 8), A: Place(3, 9)}, tasks=5
         ),
-        f'{{"type":"begin","task":"t","batch":7,"partition":2,"attempt":1,"queues":{_PLACES},"tasks":5}}',
+        (
+            f'{{"type":"begin","task":"t","batch":7,"partition":2,"attempt":1,"queues":{_PLACES},"tasks":5,'
+            '"for_s":null,"connection":1}'
+        ),
+    ),
+    (
+        TaskBegins(
+            task="t", batch_id=7, partition=2, attempt=0, places={}, tasks=5, open_for_s=300.0, connection=3
+        ),
+        (
+            '{"type":"begin","task":"t","batch":7,"partition":2,"attempt":0,"queues":[],"tasks":5,'
+            '"for_s":300.0,"connection":3}'
+        ),
+    ),
+    (
+        TaskResumes(task="t", batch_id=7, in_doubt=frozenset({"q", "p"}), connection=2),
+        '{"type":"resume","task":"t","batch":7,"in_doubt":["p","q"],"connection":2}',
     ),
     (TaskDirty("t"), '{"type":"dirty","task":"t"}'),
     (
@@ -85,8 +107,16 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
     ),
     (NothingToCut("t", 3), '{"type":"nothing","task":"t","cut":3}'),
     (QueuesReleased("t", BOTH), f'{{"type":"released","task":"t","queues":{_BOTH}}}'),
+    (
+        QueueStands("t", A, is_reset=True, reason="reset to 9"),
+        '{"type":"stands","task":"t","queue":["T","broker-a",0],"reset":true,"reason":"reset to 9"}',
+    ),
     (TaskIdle("t"), '{"type":"idle","task":"t"}'),
-    (TaskFailed("t"), '{"type":"failed","task":"t"}'),
+    (TaskFailed("t"), '{"type":"failed","task":"t","fatal":null}'),
+    (
+        TaskFailed("t", FatalError("SchemaError", "no column")),
+        '{"type":"failed","task":"t","fatal":{"class":"SchemaError","text":"no column"}}',
+    ),
     (TaskDone("t", PART), f'{{"type":"done","task":"t","part":{_PART}}}'),
     (TaskDone("t", None), '{"type":"done","task":"t","part":null}'),
 )
@@ -110,7 +140,21 @@ TO_TASK: tuple[tuple[ToTask, str], ...] = (
     (PartTaken("t", "p"), '{"type":"taken","task":"t","part":"p"}'),
     (CutWanted("t", 3), '{"type":"cut","task":"t","number":3}'),
     (PartsCommitted("t", frozenset({"q", "p"})), '{"type":"committed","task":"t","parts":["p","q"]}'),
-    (StopTask("t"), '{"type":"stop","task":"t"}'),
+    (EndTask("t", EndReason.TIME), '{"type":"end","task":"t","reason":"time"}'),
+    (
+        TaskMayGoOn(
+            task="t",
+            is_stopped=False,
+            known=frozenset({"p"}),
+            uncommitted=frozenset({"o", "p"}),
+            given_up=BOTH,
+            dropped=frozenset({A}),
+        ),
+        (
+            '{"type":"go_on","task":"t","stop":false,"known":["p"],"uncommitted":["o","p"],'
+            f'"give_up":{_BOTH},"drop":[["T","broker-a",0]]}}'
+        ),
+    ),
 )
 
 
@@ -164,6 +208,14 @@ def test_the_driver_refuses_unknown_messages_and_the_others_ignore_them() -> Non
     assert decode_to_task({"type": "over", "plan": 1}, "hub") is None
     with pytest.raises(RemoteProtocolError, match="hub: the driver's message 'over' is not complete"):
         decode_to_planner({"type": "over"}, "hub")
+
+
+def test_an_error_of_a_task_keeps_its_name_and_its_text() -> None:
+    """D1"""
+    error = FatalError.of(SchemaError("There is no column of that name.")).to_error()
+
+    assert isinstance(error, RocketMQError)
+    assert (type(error).__name__, str(error)) == ("SchemaError", "There is no column of that name.")
 
 
 def test_storage_options_are_not_shown() -> None:

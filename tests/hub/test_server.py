@@ -32,7 +32,7 @@ from pyspark_rocketmq.hub.messages import (
 )
 from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress
-from pyspark_rocketmq.hub.state import HubState, Slots
+from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.parts import part_of
@@ -254,7 +254,7 @@ def test_a_part_whose_arrival_is_not_known_fails_its_task(
 ) -> None:
     """H1: another attempt asks."""
     instructions = driver.ask(A)
-    monkeypatch.setattr(instructions, "_send", lambda *_, **__: None)
+    monkeypatch.setattr(instructions, "_send_now", lambda *_, **__: None)
     assert instructions.hand_over(PART)
     driver.hub.close()
 
@@ -265,7 +265,7 @@ def test_a_part_whose_arrival_is_not_known_fails_its_task(
 def test_a_stopped_query_stops_its_tasks(driver: Driver) -> None:
     """B7"""
     instructions = driver.ask(A)
-    driver.hub.report(HubState.stop)
+    driver.hub.report(lambda state: state.stop(0.0))
 
     await_given_up(instructions, A)
     assert instructions.fate(A) is Fate.KEPT

@@ -9,12 +9,13 @@ from typing import TypeVar
 
 import pytest
 
-from pyspark_rocketmq.consume.cuts import Place
+from pyspark_rocketmq.consume.cuts import EndReason, Place
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
     CutWanted,
+    EndTask,
     GiveUpQueues,
     PartHandedOver,
     PartsCommitted,
@@ -23,7 +24,6 @@ from pyspark_rocketmq.hub.messages import (
     QueuesFree,
     QueuesHeldUp,
     SlotsKnown,
-    StopTask,
     TaskBegins,
     TaskMayBegin,
 )
@@ -114,7 +114,7 @@ def work_reports(actions: Iterable[Action]) -> list[tuple[str, bool]]:
 
 
 def stopped(actions: Iterable[Action]) -> list[str]:
-    return [message.task for message in sent(actions, StopTask)]
+    return [message.task for message in sent(actions, EndTask)]
 
 
 def plans_over(actions: Iterable[Action]) -> list[int]:
@@ -270,7 +270,7 @@ def test_tasks_stop_when_the_query_does() -> None:
     driver.begins("two", B, partition=1)
     driver.is_done("two", B)
 
-    assert driver.state.stop() == [Send("peer of one", StopTask("one"))]
+    assert driver.state.stop(0.0) == [Send("peer of one", EndTask("one", EndReason.STOP))]
     [go] = sent(driver.begins("three", C, partition=2), TaskMayBegin)
     assert go.is_stopped
 
@@ -282,7 +282,7 @@ def test_tasks_stop_when_their_planner_is_away_for_so_long_that_its_locks_may_ru
     driver.state.lost("planner", 100.0)
 
     assert driver.state.tick(114.0) == []
-    assert driver.state.tick(115.0) == [Send("peer of one", StopTask("one"))]
+    assert driver.state.tick(115.0) == [Send("peer of one", EndTask("one", EndReason.STOP))]
     assert driver.state.tick(116.0) == []
 
 
@@ -418,16 +418,16 @@ def test_no_task_waits_when_the_job_is_over() -> None:
     driver = two_tasks()
     driver.idles("one")
 
-    assert stopped(driver.state.job_is_over(is_whole=False)) == ["one", "two"]
+    assert stopped(driver.state.job_is_over(0.0, is_whole=False)) == ["one", "two"]
     driver.state.batch_ends(0.0, could_ask=None)
     assert work_reports(driver.idles("two")) == [("two", False)]
 
 
 def cancelled(driver: Driver) -> list[Action]:
     """The query is stopped: its job is cancelled, its batch given up, and its planner ends."""
-    actions = driver.state.job_is_over(is_whole=False)
+    actions = driver.state.job_is_over(0.0, is_whole=False)
     driver.state.batch_ends(0.0, could_ask=None)
-    return [*actions, *driver.state.batch_failed(), *driver.state.planner_leaves(1)]
+    return [*actions, *driver.state.batch_failed(), *driver.state.planner_leaves(1, 0.0)]
 
 
 def test_the_plan_of_a_stopped_query_is_over_once_each_of_its_tasks_has_ended() -> None:
@@ -453,17 +453,17 @@ def test_the_plan_of_a_planner_that_ends_is_over_once_the_batch_is_settled_too(f
     driver.is_done("one", A)
     state = driver.state
 
-    left = state.planner_leaves(1) if first == "the planner" else []
-    assert plans_over([*left, *state.job_is_over(is_whole=True)]) == []
+    left = state.planner_leaves(1, 0.0) if first == "the planner" else []
+    assert plans_over([*left, *state.job_is_over(0.0, is_whole=True)]) == []
     state.batch_ends(0.0, could_ask=True)
     assert plans_over(state.batch_committed(1)) == [1]
-    assert first == "the planner" or plans_over(state.planner_leaves(1)) == [1]
+    assert first == "the planner" or plans_over(state.planner_leaves(1, 0.0)) == [1]
 
 
 def test_no_task_of_a_planner_that_ends_begins_any_more() -> None:
     """H11: it may have been on its way to an executor."""
     driver = Driver()
-    assert plans_over(driver.state.planner_leaves(1)) == []
+    assert plans_over(driver.state.planner_leaves(1, 0.0)) == []
 
     [go] = sent(driver.begins("one", A), TaskMayBegin)
     assert go.is_stopped

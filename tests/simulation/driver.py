@@ -1,65 +1,47 @@
-"""The driver of the simulation with its planner: the real ``Cuts`` and the real ``HubState``, wired together.
+"""The driver of the simulation with its planner: the real ``HubState`` with its ``Cuts``, and who carries it out.
 
-The wiring is what ``hub.driver_end`` and ``commit.pipeline`` are to do: ``Cuts`` has the parts, ``HubState`` has
-the planner's wishes, and a queue that ``HubState`` frees is free once ``Cuts`` agrees.
+What is here is the part of ``hub.server``, ``hub.driver_end``, ``commit.pipeline`` and the planner. A batch's
+ranges are open; :mod:`tests.simulation.closed` has those of micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from typing import TYPE_CHECKING
 
-from pyspark_rocketmq.consume.cuts import (
-    Action,
-    Answer,
-    AskForCut,
-    CommitGroup,
-    Committing,
-    Drop,
-    EndTasks,
-    Fail,
-    Free,
-    PartsOver,
-    Place,
-    Replan,
-    Taken,
-)
-from pyspark_rocketmq.consume.part import Group
+from pyspark_rocketmq.consume.cuts import Asking, Committing, Place
+from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.hub import state as hub
 from pyspark_rocketmq.hub.messages import (
-    FromDriver,
-    GiveUpQueues,
+    CutWanted,
+    FromTask,
+    NothingToCut,
+    PartHandedOver,
     PlanOver,
     QueuesFree,
-    StopTask,
+    QueuesReleased,
+    QueueStands,
+    SlotsKnown,
     TaskBegins,
-    TaskMayBegin,
+    TaskDirty,
+    TaskDone,
+    TaskFailed,
+    TaskResumes,
+    ToPlanner,
 )
-from pyspark_rocketmq.hub.state import HubState
+from pyspark_rocketmq.hub.state import Action, Commit, Ended, Flushed, Send, StillDelivered
 from pyspark_rocketmq.model import MessageQueue
 from tests.simulation.storage import Span, Violation
-from tests.simulation.task import (
-    Begin,
-    Confirmed,
-    Cut,
-    Dirty,
-    Done,
-    End,
-    GiveUp,
-    NoProgress,
-    Over,
-    Released,
-    Resume,
-    SentPart,
-    Task,
-    ToRun,
-)
+from tests.simulation.task import Task
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 Queues = frozenset[MessageQueue]
+Peer = tuple[str, int]
+"""A task's name, and the number of its connection."""
 _PLANNER = "planner"
 _RENEW_S = 20.0
 _LOOK_S = 1.0
@@ -68,25 +50,33 @@ _LOOK_S = 1.0
 class Driver:
     """One run of the query, until it ends or is killed."""
 
+    is_cut = True
+    """Whether tasks are asked for cuts."""
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.member = world.new_name("member")
         self.is_alive = True
-        self.cuts = world.new_cuts(world.interval_s, are_ranges_open=True)
-        self.hub = HubState(must_ask=True)
+        self.hub = world.new_hub(world.interval_s if self.is_cut else None)
+        self.cuts = self.hub._cuts
         self.hub.planner_came(_PLANNER)
         self.has_planner = True
         self.held: set[MessageQueue] = set()
-        self.leaving: set[MessageQueue] = set()
+        self.leaving: dict[MessageQueue, float] = {}
+        """Queues that other members are to have, and since when."""
         self.plan = 0
+        self.tasks_planned = 0
+        self.open_for_s: float | None = None
+        self.range_ends: dict[MessageQueue, int] = {}
+        """Ends of closed ranges."""
         self.is_at_work = False
         """Whether a job runs."""
         self.is_stopping = False
         self.tasks: dict[str, Task] = {}
-        self._asked: dict[str, set[tuple[MessageQueue, bool]]] = {}
-        """Queues that tasks were to give up, to be sent again when they resume."""
-        self._connections: dict[str, int] = {}
-        """Newest connection on which each task has begun or resumed."""
+        self._slots = 0
+        """Number of tasks that the hub advises to plan; 0 for any."""
+        self._not_started: deque[int] = deque()
+        """Tasks that wait for a slot."""
         self._jobs_done: set[int] = set()
         self._partitions: dict[int, Mapping[MessageQueue, Place]] = {}
         self._attempts: dict[int, int] = {}
@@ -101,13 +91,16 @@ class Driver:
         self._group_id = ""
         """Id of the newest group."""
         self._is_committing = False
+        self._results: dict[int, list[Part]] = {}
+        """Parts that come with the job, by partition."""
+        self._is_rest = False
+        """Whether the group in hand is the last one of its batch."""
         self._tick_s: float | None = None
         self._last_cut_s = -1.0
-        self._taken: set[str] = set()
-        """Parts that have arrived."""
-        self._grouped: set[str] = set()
-        """Parts that are or were in a group, or were dropped."""
+        self._cut_number = 0
         self._is_over_sent = True
+        self._unheard: dict[tuple[str, str], float] = {}
+        """What a task or the driver does not seem to know, with the task's name, and since when."""
         world.after(0.01, self._renew)
         world.after(_LOOK_S, self._look)
         world.after(0.02, self._plan_batch)
@@ -157,24 +150,34 @@ class Driver:
         self._free.clear()
         self.hub.plan_made(self.plan, self._planned)
         self.hub.batch_begins(self.plan)
-        self.cuts.begin_batch()
-        self._taken.clear()
-        self._grouped.clear()
         self.is_at_work, self._is_over_sent = True, False
-        self.tasks, self._asked, self._jobs_done = {}, {}, set()
-        most = min(len(places), self.world.slots)
+        self._results, self._is_rest = {}, False
+        self.tasks, self._jobs_done = {}, set()
+        most = min(len(places), self._slots or self.world.slots)
         ordered = sorted(places)
         self._partitions = {
             number: {queue: places[queue] for queue in ordered[number::most]} for number in range(most)
         }
+        self.tasks_planned = most
         self._attempts = dict.fromkeys(self._partitions, 0)
-        for partition in self._partitions:
-            self.world.after(self.world.random.uniform(0.01, 0.05), self.start_task, partition, self.plan)
-        self.world.after(self.world.batch_s(), self._time_is_up, self.plan)
+        self._plan_ranges(places)
+        self._not_started = deque(self._partitions)
+        for _ in range(self._slots_now(most)):
+            self._start_next()
 
-    def _time_is_up(self, plan: int) -> None:
-        if self.is_alive and plan == self.plan:
-            self.take(self.cuts.end("time", self.world.now_s))
+    def _plan_ranges(self, places: Mapping[MessageQueue, Place]) -> None:
+        """Decide how far the ranges go."""
+        self.open_for_s = self.world.batch_s()
+
+    def _slots_now(self, most: int) -> int:
+        """Return how many tasks find a slot."""
+        return self.world.slots_for(most)
+
+    def _start_next(self) -> None:
+        if self._not_started:
+            partition = self._not_started.popleft()
+            pause_s = self.world.random.uniform(0.01, 0.05)
+            self.world.after(pause_s, self.start_task, partition, self.plan)
 
     def must_leave_some(self, queue: MessageQueue) -> None:
         """Note that another member is to have a queue."""
@@ -182,17 +185,16 @@ class Driver:
             self._must_leave(queue)
 
     def _must_leave(self, queue: MessageQueue) -> None:
-        self.leaving.add(queue)
+        self.leaving.setdefault(queue, self.world.now_s)
         if self.is_at_work and queue in self._planned:
-            self._take_hub(
-                self.hub.must_leave(self.plan, frozenset(self.leaving & self._planned), self.world.now_s)
-            )
-        elif not self.is_at_work:
+            leaving = frozenset(self.leaving.keys() & self._planned)
+            self._take(self.hub.must_leave(self.plan, leaving, self.world.now_s))
+        elif self._is_over_sent or queue not in self._planned:
             self._unlock({queue})
 
     def _unlock(self, queues: Iterable[MessageQueue]) -> None:
-        for queue in sorted(set(queues) & self.leaving):
-            self.leaving.discard(queue)
+        for queue in sorted(set(queues) & self.leaving.keys()):
+            del self.leaving[queue]
             self.held.discard(queue)
             self.world.brokers.unlock(queue, self.member)
             self.world.unlocked(queue)
@@ -200,15 +202,35 @@ class Driver:
     def lose_planner(self) -> None:
         """End the planner's process only: nobody renews the locks."""
         self.has_planner = False
-        self._take_hub(self.hub.lost(_PLANNER, self.world.now_s))
+        self._take(self.hub.lost(_PLANNER, self.world.now_s))
 
     def stop(self) -> None:
         """End the query: the last parts are committed, and the locks are given back."""
         self.is_stopping = True
-        self._end("stop")
+        self._take(self.hub.stop(self.world.now_s))
 
-    def _end(self, reason: str) -> None:
-        self.take(self.cuts.end(reason, self.world.now_s))
+    def _look(self) -> None:
+        """Look at the store's epochs, and for queues to gain."""
+        if not self.is_alive:
+            return
+        self.world.after(_LOOK_S, self._look)
+        self._take(self.hub.tick(self.world.now_s))
+        if self.has_planner:
+            for queue, since_s in self.leaving.items():
+                self.world.check_leaving(since_s, queue)
+        if not self.is_at_work:
+            return
+        self._check_agreed()
+        self._epochs = {queue: row.epoch for queue, row in self.world.store.rows.items()}
+        self._take(self.hub.moved(self._epochs, self.world.now_s))
+        if self.has_planner and self.open_for_s is not None and self._gain():
+            self.world.after(self.world.random.uniform(0.0, 0.5), self._replan, self.plan)
+
+    def _replan(self, plan: int) -> None:
+        """Take the planner's wish for another plan, which may come late."""
+        if self.is_alive:
+            self.world.counts["replans wanted"] += 1
+            self._take(self.hub.replan(plan, "a queue was gained", self.world.now_s))
 
     # --- Spark ----------------------------------------------------------------------------------------------
 
@@ -236,7 +258,9 @@ class Driver:
         if not is_good:
             self.run_again(task)
         elif self._is_newest(task):
+            self._results[task.partition] = task.result
             self._jobs_done.add(task.partition)
+            self._start_next()
             if self._jobs_done == self._partitions.keys():
                 self.world.after(0.02, self._job_over, self.plan)
 
@@ -246,23 +270,33 @@ class Driver:
     def _job_over(self, plan: int) -> None:
         if not self.is_alive or plan != self.plan or not self.is_at_work:
             return
-        is_anybody_left = self.cuts.is_anybody_delivering(self.world.now_s)
-        if is_anybody_left and self.world.has("wait for replaced tasks"):
-            self.world.after(0.05, self._job_over, plan)
-            return
-        self.hub.job_is_over(is_whole=True)
-        self.hub.batch_ends(self.world.now_s, could_ask=True)
+        now_s = self.world.now_s
+        self._take(self.hub.job_is_over(now_s, is_whole=True))
         self.is_at_work = False
-        self.take(self.cuts.close(self.world.now_s))
-        self._batch_over()
+        self._take(self.hub.batch_ends(now_s, could_ask=True))
+
+    def _flushed(self, failure: BaseException | None) -> None:
+        if failure is not None:
+            self._fail()
+            return
+        rest = self.hub.rest([part for parts in self._results.values() for part in parts])
+        if rest is None:
+            self._batch_over()
+        else:
+            self.world.counts["parts with the job"] += len(rest.parts)
+            self._is_rest = True
+            self._begin_commit(rest)
+
+    def _fail(self) -> None:
+        """Have the batch's own thread raise the error, so that the query ends."""
+        self.world.counts["failed batches"] += 1
+        self.world.after(0.0, self.world.kill_driver, self)
 
     def _batch_over(self) -> None:
-        if self.is_at_work or self._is_over_sent or not self.cuts.is_settled:
-            return
         self._is_over_sent = True
-        self._take_hub(self.hub.batch_committed(self.plan))
+        self._take(self.hub.batch_committed(self.plan))
         if self.is_stopping:
-            self.leaving |= self.held
+            self.leaving |= dict.fromkeys(self.held, self.world.now_s)
             self._unlock(self.held)
             self.world.driver_over(self, 0.1)
         else:
@@ -270,157 +304,95 @@ class Driver:
 
     # --- messages -------------------------------------------------------------------------------------------
 
-    def receive(self, task: Task, message: object, connection: int) -> None:
+    def receive(self, task: Task, message: FromTask, connection: int) -> None:
         """Take a message of a task."""
-        if isinstance(message, Begin | Resume):
-            if connection < self._connections.get(task.name, 0):
-                return
-            self._connections[task.name] = connection
-        self._receive(task, message)
-
-    def _receive(self, task: Task, message: object) -> None:
-        now_s, name = self.world.now_s, task.name
+        peer = (task.name, connection)
         match message:
-            case Begin(partition, attempt, places):
-                self._begins(task, partition, attempt, places)
-            case Resume(in_doubt):
-                self._resumes(task, in_doubt)
-            case Dirty():
-                self.take(self.cuts.dirty(name, now_s))
-            case SentPart(part, cut, ends):
-                self.take(self.cuts.part(name, part, now_s, cut=cut, ends=ends))
-            case NoProgress(cut):
-                self.take(self.cuts.nothing(name, cut, now_s))
-            case Released(queues):
-                self.take(self.cuts.released(name, queues, now_s))
-            case Done():
-                self.take(self.cuts.done(name, now_s))
+            case TaskBegins() | TaskResumes() | TaskDone() | TaskFailed():
+                actions = self._task_event(peer, message)
+            case TaskDirty() | PartHandedOver() | NothingToCut() | QueuesReleased() | QueueStands():
+                actions = self._progress_event(peer, message)
             case _:
                 raise TypeError(message)
+        self._take(actions)
 
-    def _begins(self, task: Task, partition: int, attempt: int, places: Mapping[MessageQueue, Place]) -> None:
-        if task.name not in self.tasks or not self.is_at_work:
-            self._send(task, ToRun(Answer(task.name, is_stopped=True), frozenset()))
-            return
-        actions = self.cuts.begin(task.name, partition, attempt, places, self.world.now_s)
-        # A later attempt has nothing for the hub: the queues of the one before are free with the plan.
-        left_out: Queues = frozenset()
-        if actions[0] == Answer(task.name, is_stopped=False):
-            start = TaskBegins(
-                task=task.name,
-                batch_id=self.plan,
-                partition=partition,
-                attempt=attempt,
-                places=places,
-                tasks=len(self._partitions),
-            )
-            hub_actions = self.hub.task_begins(task.name, start, self.world.now_s)
-            left_out = next(
-                each.message.left_out
-                for each in hub_actions
-                if isinstance(each, hub.Send) and isinstance(each.message, TaskMayBegin)
-            )
-            self._take_hub(hub_actions)
-        self.take(actions, left_out=left_out)
+    def _task_event(
+        self, peer: Peer, message: TaskBegins | TaskResumes | TaskDone | TaskFailed
+    ) -> list[Action]:
+        now_s, hub = self.world.now_s, self.hub
+        match message:
+            case TaskBegins():
+                return hub.task_begins(peer, message, now_s)
+            case TaskResumes():
+                self.world.counts["resumed tasks"] += 1
+                return hub.task_resumes(peer, message, now_s)
+            case TaskDone(name, copy):
+                return hub.task_done(peer, name, copy, now_s)
+            case TaskFailed(name, fatal):
+                return hub.task_failed(peer, name, now_s, fatal)
 
-    def _resumes(self, task: Task, in_doubt: tuple[str, ...]) -> None:
-        # Another connection of it may not be known to be broken.
-        self.take(self.cuts.lost(task.name, self.world.now_s))
-        asked = self._asked.get(task.name, set())
-        self.take(
-            self.cuts.resume(task.name, in_doubt),
-            left_out=frozenset(queue for queue, drop in asked if not drop),
-        )
+    def _progress_event(
+        self,
+        peer: Peer,
+        message: TaskDirty | PartHandedOver | NothingToCut | QueuesReleased | QueueStands,
+    ) -> list[Action]:
+        now_s, hub = self.world.now_s, self.hub
+        match message:
+            case TaskDirty(name):
+                return hub.task_is_dirty(peer, name, now_s)
+            case PartHandedOver():
+                self._check_parts(peer, message)
+                return hub.handed_over(peer, message, now_s)
+            case NothingToCut(name, cut):
+                return hub.nothing_to_cut(peer, name, cut, now_s)
+            case QueuesReleased(name, queues):
+                return hub.released(peer, name, queues, now_s)
+            case QueueStands():
+                return hub.queue_stands(peer, message, now_s)
 
     def lost(self, task: Task, connection: int, *, is_silent: bool) -> None:
         """Notice that a task's connection is broken."""
-        if connection == self._connections.get(task.name):
-            self.take(self.cuts.lost(task.name, self.world.now_s, is_silent=is_silent))
-
-    def _send(self, task: Task, message: object) -> None:
-        self.world.to_task(task, message)
-
-    def _send_to(self, name: str, message: object) -> None:
-        if (task := self.tasks.get(name)) is not None:
-            self._send(task, message)
+        self._take(self.hub.lost((task.name, connection), self.world.now_s, is_silent=is_silent))
 
     # --- actions --------------------------------------------------------------------------------------------
 
-    def take(self, actions: list[Action], *, left_out: Queues = frozenset()) -> None:
-        """Carry out the actions of ``Cuts``."""
+    def _take(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            self._check(action)
-            names, message = self._message(action, left_out)
-            for name in names:
-                self._send_to(name, message)
             match action:
-                case CommitGroup(group):
+                case Send(peer, message) if peer == _PLANNER:
+                    self._take_at_planner(message)  # type: ignore[arg-type]
+                case Send(peer, message):
+                    self._check_pace(message)
+                    self.world.to_task(peer, message)  # type: ignore[arg-type]
+                case Commit(group):
                     self._begin_commit(group)
-                case Free(queues):
-                    self._freed(queues)
-                case Replan(queues, reason):
-                    self._replan(queues, reason)
-                case Fail():
-                    self.world.counts["failed batches"] += 1
-                    self.world.after(0.0, self.world.kill_driver, self)
+                case Flushed(failure):
+                    self._flushed(failure)
                 case _:
-                    pass
+                    self._note(action)
         self._set_timer()
 
-    def _message(self, action: Action, left_out: Queues) -> tuple[Iterable[str], object]:
-        """Return the message to tasks that an action asks for, and their names."""
-        names: Iterable[str] = ()
-        message: object = None
+    def _note(self, action: Action) -> None:
         match action:
-            case Answer():
-                names, message = (action.task,), ToRun(action, left_out)
-            case AskForCut(number, tasks):
-                names, message = tasks, Cut(number)
-            case Taken(name, part_id):
-                names, message = (name,), Confirmed(part_id)
-            case PartsOver(name, part_ids):
-                names, message = (name,), Over(part_ids)
-            case Drop(queues):
-                names, message = self.tasks, GiveUp(queues, is_dropped=True)
-            case EndTasks(_, tasks):
-                names, message = tasks, End()
-            case _:
-                pass
-        return names, message
-
-    def _check(self, action: Action) -> None:
-        """Keep count of the parts, to see that no cut comes too soon."""
-        match action:
-            case Taken(name, part_id) if name in self.tasks:
-                self._taken.add(part_id)
-            case PartsOver(_, part_ids):
-                self._grouped |= part_ids
-            case CommitGroup(group):
-                self._grouped.update(part.id for part in group.parts)
-            case AskForCut():
-                self._check_pace()
+            case Ended(ending):
+                self.world.counts[f"ended for {ending.reason.value}"] += 1
+                self.world.counts["slots too few"] += ending.slots is not None
+            case StillDelivered():
+                raise Violation("the batch is over although somebody delivers")
             case _:
                 pass
 
-    def _take_hub(self, actions: list[hub.Action]) -> None:
-        for action in actions:
-            if isinstance(action, hub.Send):
-                self._take_message(action.message)
-
-    def _take_message(self, message: FromDriver) -> None:
-        """Carry out what ``HubState`` sends; tasks get most of it from ``Cuts`` instead."""
+    def _take_at_planner(self, message: ToPlanner) -> None:
         match message:
-            case GiveUpQueues(name, queues, is_dropped):
-                self._asked.setdefault(name, set()).update((queue, is_dropped) for queue in queues)
-                self._send_to(name, GiveUp(queues, is_dropped))
             case QueuesFree(plan, queues):
+                self._freed(queues)
                 if plan == self.plan and self.has_planner:
                     self._unlock(queues)
             case PlanOver():
                 if self.has_planner:
                     self._unlock(set(self.leaving))
-            case StopTask():
-                self._end("stop")
+            case SlotsKnown(slots):
+                self._slots = slots
             case _:
                 pass
 
@@ -429,31 +401,59 @@ class Driver:
         for queue in queues:
             self.world.check_free(self, queue)
         self._free |= queues
-        if self.is_at_work:
-            for name, task in self.tasks.items():
-                mine = queues & task.places.keys()
-                self._take_hub(self.hub.released(name, name, mine, self.world.now_s))
 
-    def _replan(self, queues: Queues, reason: str) -> None:
-        if reason.startswith("a part does not follow"):
-            self.world.chain_broken(queues)
-        if queues & self.held:
-            self._end("plan")
+    def _check_parts(self, peer: Peer, handed: PartHandedOver) -> None:
+        """A task makes no cut while two of its parts are not committed."""
+        batch = self.cuts._batch
+        if self.hub._task(peer, handed.task) is None:
+            return
+        others = {each.part.id for each in (*batch.waiting, *batch.in_hand) if each.task == handed.task}
+        if handed.cut is not None and len(others - {handed.part.id}) >= 2:
+            raise Violation(f"too many parts: {handed.task} sends {handed.part.id} after {others}")
 
-    def _check_pace(self) -> None:
+    def _check_agreed(self) -> None:
+        """A task and its driver agree once all messages between them must have arrived."""
+        now_s = self.world.now_s
+        unheard = {each for task in self.tasks.values() for each in self._unheard_of(task)}
+        self._unheard = {each: self._unheard.get(each, now_s) for each in unheard}
+        for (name, what), since_s in self._unheard.items():
+            if since_s < now_s - 2.0:
+                raise Violation(f"not heard: {name} {what}")
+
+    def _unheard_of(self, task: Task) -> Iterator[tuple[str, str]]:
+        control, known = task.control, self.hub._tasks.get(task.name)
+        if known is None or known.is_lost or not control.is_open or not self.world.has_agreed(task):
+            return
+        batch = self.cuts._batch
+        for queue in sorted(control._released - batch.ended - batch.free):
+            yield task.name, f"has released {queue}"
+        for queue in sorted(known.asked - control._given_up):
+            yield task.name, f"is to give up {queue}"
+        is_replanned = self.cuts.is_ending or (self.hub._open.next_tick_s or inf) < self.world.now_s + 6.0
+        if any(each.is_standing for each in task.ranges) and not is_replanned:
+            yield task.name, "has a queue that cannot go on"
+        is_dirty = control._cuts._is_dirty and control._cuts._is_reported
+        if is_dirty and not self._is_dirty_known(task.name):
+            yield task.name, f"is dirty after {task.parts} parts"
+
+    def _is_dirty_known(self, name: str) -> bool:
+        is_busy = self.cuts.asking is not Asking.QUIET or self.cuts.committing is not Committing.IDLE
+        return name in self.cuts._batch.dirty or is_busy or self.cuts.is_ending
+
+    def _check_pace(self, message: object) -> None:
+        if not isinstance(message, CutWanted) or message.number == self._cut_number:
+            return
+        self._cut_number = message.number
         world = self.world
         world.counts["cuts"] += 1
         if world.now_s < self._last_cut_s + world.interval_s:
             raise Violation(f"too soon: cut at {world.now_s} after {self._last_cut_s}")
-        if self.cuts.committing is not Committing.IDLE and self._does_a_part_wait():
+        if self.cuts.committing is not Committing.IDLE and self.cuts._batch.waiting:
             raise Violation("too soon: a cut while one group is committed and another part waits")
         self._last_cut_s = world.now_s
 
-    def _does_a_part_wait(self) -> bool:
-        return bool(self._taken - self._grouped)
-
     def _set_timer(self) -> None:
-        at_s = self.cuts.next_tick_s
+        at_s = self.hub.next_tick_s
         if at_s is not None and (self._tick_s is None or at_s < self._tick_s):
             self._tick_s = max(at_s, self.world.now_s)
             self.world.after(self._tick_s - self.world.now_s, self._tick, self._tick_s)
@@ -461,28 +461,7 @@ class Driver:
     def _tick(self, at_s: float) -> None:
         if self.is_alive and self._tick_s == at_s:
             self._tick_s = None
-            self.take(self.cuts.tick(self.world.now_s))
-
-    def _look(self) -> None:
-        """Look at the store's epochs, and for queues to gain."""
-        if not self.is_alive:
-            return
-        self.world.after(_LOOK_S, self._look)
-        self._take_hub(self.hub.tick(self.world.now_s))
-        if not self.is_at_work:
-            return
-        self._epochs = {queue: row.epoch for queue, row in self.world.store.rows.items()}
-        self._take_hub(self.hub.moved(self._epochs, self.world.now_s))
-        moved = frozenset(
-            queue
-            for places in self._partitions.values()
-            for queue, place in places.items()
-            if place.epoch != self._epochs[queue]
-        )
-        if moved:
-            self.take(self.cuts.moved(moved, self.world.now_s))
-        if self.has_planner and self._gain():
-            self._end("plan")
+            self._take(self.hub.tick(self.world.now_s))
 
     # --- commits --------------------------------------------------------------------------------------------
 
@@ -565,11 +544,16 @@ class Driver:
         self._group_committed(group.queues & self._refused)
 
     def _group_failed(self, error: RocketMQError) -> None:
-        self.take(self.cuts.commit_failed(error, self.world.now_s))
+        if self._is_rest:
+            self._fail()
+        else:
+            self._take(self.hub.commit_failed(error, self.world.now_s))
 
     def _group_committed(self, refused: Queues) -> None:
-        self.take(self.cuts.committed(refused, self.world.now_s))
-        self._batch_over()
+        if self._is_rest:
+            self._batch_over()
+        else:
+            self._take(self.hub.committed(refused, self.world.now_s))
 
     def _store_offsets(self, group: Group) -> None:
         for ack in group.acks:

@@ -1,33 +1,34 @@
 """A task of the simulation: one thread that calls the listener, one that cuts, one connection to the driver.
 
-Its life is the one that the design gives to a real task::
+``TaskControl``, ``TaskCuts`` and ``Reconnecting`` are the real ones, and so is the orderly machine. The
+task around them does what the engines and ``TaskParts`` do: it looks at the driver's instructions before each
+call, cuts, hands over, and fails if it does not know whether the driver has a part::
 
     begin -> RUNNING -> ENDING -> OVER
-    RUNNING or ENDING --connection broken--> PAUSED --resumed--> as before; after 10 s OVER, as failed
-
-The real machine decides when it reports that it is dirty, and whether it cuts. A part is *in doubt* from its
-cut until the driver confirms it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_rocketmq.consume.cuts import Answer, Place
+from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.orderly import NoStatus, OrderlyConsumption, OrderlyFinish, OrderlySettings
 from pyspark_rocketmq.consume.part import Part, QueueAck
-from pyspark_rocketmq.consume.task_cuts import TaskCuts
+from pyspark_rocketmq.errors import RocketMQError, SchemaError
+from pyspark_rocketmq.hub.connections import Reconnecting
+from pyspark_rocketmq.hub.messages import FromTask, ToTask
+from pyspark_rocketmq.hub.task_end import Fate, TaskControl
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageQueue, QueueState
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
     from tests.simulation.world import World
 
-_PAUSED_S = 10.0
-"""How long a task tries to be connected again."""
+_TAKEN_S = 30.0
+"""How long a task waits at its end for the driver to confirm its parts."""
 _SETTINGS = OrderlySettings()
 _SUCCESS = ConsumeOrderlyStatus.SUCCESS
 _SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -46,79 +47,37 @@ class Life(Enum):
 class Link:
     """A connection; whatever has not arrived when it breaks is lost, or the driver reads it later."""
 
-    __slots__ = ("down_s", "has_begun", "is_read_later", "is_up", "number", "unread", "up_s")
+    __slots__ = ("down_s", "is_read_later", "is_up", "number", "since_s", "unread", "up_s")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, since_s: float) -> None:
         self.number = number
         """Number among its task's connections."""
         self.is_up = True
+        self.since_s = since_s
         self.is_read_later = False
         self.unread = 0
         """Messages on their way to the driver."""
-        self.has_begun = False
-        """Whether the driver knows which task is at the other end."""
         self.up_s = self.down_s = 0.0
         """When the last message of each direction arrives: none overtakes another."""
 
 
-class Begin(NamedTuple):
-    partition: int
-    attempt: int
-    places: Mapping[MessageQueue, Place]
+class Connection:
+    """The connection of a task's process, in the form that ``TaskControl`` uses."""
 
+    place = "driver"
 
-class Resume(NamedTuple):
-    in_doubt: tuple[str, ...]
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.is_lost = False
+        self.number = 1
 
+    def send(self, message: FromTask) -> None:
+        """Send a message, if the connection is not known to be broken."""
+        if self._task.link is not None:
+            self._task.world.to_driver(self._task, message)
 
-class Dirty(NamedTuple):
-    pass
-
-
-class SentPart(NamedTuple):
-    part: Part
-    cut: int | None
-    ends: frozenset[MessageQueue]
-
-
-class NoProgress(NamedTuple):
-    cut: int
-
-
-class Released(NamedTuple):
-    queues: frozenset[MessageQueue]
-
-
-class Done(NamedTuple):
-    pass
-
-
-class ToRun(NamedTuple):
-    """The answer to ``Begin`` and ``Resume``, with the queues that must leave."""
-
-    answer: Answer
-    left_out: frozenset[MessageQueue]
-
-
-class Cut(NamedTuple):
-    number: int
-
-
-class Confirmed(NamedTuple):
-    part_id: str
-
-
-class Over(NamedTuple):
-    part_ids: frozenset[str]
-
-
-class GiveUp(NamedTuple):
-    queues: frozenset[MessageQueue]
-    is_dropped: bool
-
-
-class End(NamedTuple):
-    pass
+    def forget(self, _: TaskControl) -> None:
+        """Note the task's end, which changes nothing here."""
 
 
 class _Range:
@@ -128,9 +87,9 @@ class _Range:
         "base",
         "cut_at",
         "epoch",
-        "is_dropped",
         "is_given_up",
         "is_over",
+        "is_standing",
         "queue",
         "run",
         "since_s",
@@ -146,7 +105,7 @@ class _Range:
         self.run: OrderlyConsumption | None = None
         self.since_s = 0.0
         """When the first message after the last cut was settled."""
-        self.is_given_up = self.is_dropped = self.is_over = False
+        self.is_given_up = self.is_standing = self.is_over = False
 
     @property
     def settled(self) -> int:
@@ -179,7 +138,7 @@ class _Job(NamedTuple):
 
 
 class Task:
-    """One attempt of a task."""
+    """One attempt of a task; its ranges are open, or closed and end by themselves."""
 
     def __init__(
         self, world: World, driver: Driver, partition: int, attempt: int, places: Mapping[MessageQueue, Place]
@@ -192,22 +151,28 @@ class Task:
         self.life = Life.BEGINNING
         self.is_replaced = False
         """True if it lives although Spark believes it dead, and nothing of it counts any more."""
-        self._links = 1
-        self.link: Link | None = Link(self._links)
-        self.is_online = False
-        """Whether the driver has answered on this connection."""
-        self.is_paused = False
-        self._broke_s = 0.0
+        self.result: list[Part] = []
+        """Parts that come with the job."""
+        self._stops = driver.range_ends
+        self.link: Link | None = Link(1, world.now_s)
+        self._connection = Connection(self)
+        self._reconnecting: Reconnecting | None = None
         self._ranges = {queue: _Range(queue, place) for queue, place in places.items()}
         self._turns = deque(self._ranges.values())
         self._call: _Range | None = None
-        self._cuts = TaskCuts()
-        self._in_doubt: dict[str, SentPart] = {}
         self._jobs: deque[_Job] = deque()
         self._is_writing = False
-        self._released: set[MessageQueue] = set()
-        self._parts = 0
-        self._send(Begin(partition, attempt, places))
+        self.parts = 0
+        self.control = world.new_control(self._connection, places, is_cut=driver.is_cut)
+        self.control.id = self.name
+        self.control.when_cut(self._cut_wanted)
+        self.control.ask(
+            driver.plan,
+            partition,
+            attempt=attempt,
+            tasks=driver.tasks_planned,
+            open_for_s=driver.open_for_s,
+        )
 
     # --- the listener ---------------------------------------------------------------------------------------
 
@@ -218,25 +183,40 @@ class Task:
             return False
         if self._call is each:
             return True
-        return self.life is Life.RUNNING and not self.is_paused and not each.is_given_up
+        is_held = each.is_given_up or each.is_standing or self._is_paused
+        return self.life is Life.RUNNING and not is_held
+
+    @property
+    def _is_paused(self) -> bool:
+        return self.control.is_paused() and self.world.has("pause")
+
+    @property
+    def ranges(self) -> Iterable[_Range]:
+        """All ranges, in the order of their turns."""
+        return self._turns
 
     def work(self) -> None:
-        """Begin the next call, if there is a message."""
-        if self._call is not None or self.life is not Life.RUNNING or self.is_paused:
+        """Begin the next call, if there is a message; end if closed ranges are consumed."""
+        if self._call is not None or self.life is not Life.RUNNING or self._is_paused:
             return
         for _ in range(len(self._turns)):
             self._turns.rotate(-1)
             each = self._turns[0]
             now_s = self.world.now_s
-            if not each.is_given_up and each.next_call(self._stored(each.queue), now_s):
+            is_held = each.is_given_up or each.is_standing
+            if not is_held and each.next_call(self._stored(each.queue), now_s):
                 self._call = each
                 self.world.check_delivery(self, each.queue)
                 self.world.after(self.world.call_s(), self._call_ends)
                 return
+        if not self.control.is_open and all(
+            each.is_over or each.settled >= self._stops[each.queue] for each in self._turns
+        ):
+            self._ends()
 
     def _stored(self, queue: MessageQueue) -> int:
         """Where the messages end that may be consumed."""
-        return self.world.brokers.stored[queue]
+        return self.world.brokers.stored[queue] if self.control.is_open else self._stops[queue]
 
     def _call_ends(self) -> None:
         each, self._call = self._call, None
@@ -264,31 +244,34 @@ class Task:
         self._report()
         self.work()
 
+    def stand(self, queue: MessageQueue, *, is_reset: bool) -> None:
+        """Find that a queue cannot go on."""
+        each = self._ranges.get(queue)
+        if each is not None and self.life is Life.RUNNING and self.control.is_open:
+            each.is_standing = True
+            self.control.stands(queue, "it is simulated", is_reset=is_reset)
+
     # --- cuts -----------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        """Report once per cut that something is settled."""
-        if not self.is_online or self.life is not Life.RUNNING:
+        """Note that something is settled."""
+        if self.life is not Life.RUNNING:
             return
-        is_dirty = any(each.settled > each.cut_at for each in self._turns if not each.is_given_up)
-        if is_dirty and self._cuts.settled():
-            self._send(Dirty())
+        if any(each.settled > each.cut_at for each in self._turns if not each.is_given_up):
+            self.control.settled()
 
-    def _cut(self, number: int) -> None:
-        if self._cuts.cut_wanted() and self.life is Life.RUNNING:
-            self._begin_job(_Job(number, tuple(each.queue for each in self._turns), frozenset()))
-        else:
-            self._send(NoProgress(number))
+    def _cut_wanted(self, number: int | None) -> bool:
+        if self.life is not Life.RUNNING or number is None:
+            return False
+        self._begin_job(_Job(number, tuple(each.queue for each in self._turns), frozenset()))
+        return True
 
     def _leave(self, each: _Range) -> None:
         """End a queue, after the call in hand."""
         if each.is_over or self._call is each:
             return
         each.is_over = True
-        if each.is_dropped:
-            self._release({each.queue})
-        else:
-            self._begin_job(_Job(None, (each.queue,), frozenset({each.queue})))
+        self._begin_job(_Job(None, (each.queue,), frozenset({each.queue})))
 
     def _cut_last(self) -> None:
         """Hand over the rest, after the call in hand."""
@@ -309,7 +292,7 @@ class Task:
         """Take what is settled out of the ranges, and write it."""
         while self._jobs:
             job = self._jobs.popleft()
-            may_cut = job.cut is None or self._cuts.cut_begins()
+            may_cut = job.cut is None or (not self.result and self.control.cut_begins())
             acks = tuple(self._acks(job)) if may_cut else ()
             if acks:
                 self._is_writing = True
@@ -317,16 +300,16 @@ class Task:
                 self.world.after(self.world.write_s(), self._written, job, acks)
                 return
             if job.cut is not None:
-                self._send(NoProgress(job.cut))
-            if job.ends:
-                self._release(set(job.ends))
+                self.control.nothing_to_cut(job.cut)
+            self._release(job.ends)
         self._finish()
 
     def _acks(self, job: _Job) -> Iterator[QueueAck]:
         for queue in job.queues:
             each = self._ranges[queue]
             start, settled = each.cut_at, each.settled
-            is_left = each.is_dropped or (each.is_over and queue not in job.ends)
+            is_dropped = self.control.fate(queue) is Fate.DROPPED
+            is_left = is_dropped or (each.is_over and queue not in job.ends)
             if settled > start and not is_left:
                 each.cut_at = settled
                 state = QueueState(settled, each.epoch)
@@ -338,36 +321,69 @@ class Task:
         if self.life is Life.OVER:
             return
         self._is_writing = False
-        self._parts += 1
+        self.parts += 1
         rows = [
             {ack.queue: (max(ack.start, marks[ack.queue]), ack.state.next_offset) for ack in acks}
             for marks in self.marks
         ]
         written = ({"rows": rows, "since_s": job.since_s},)
-        part = Part(id=f"{self.name}.{self._parts}", acks=acks, written=written)
+        part = Part(id=f"{self.name}.{self.parts}", acks=acks, written=written)
         if self.world.loses_part(part):
-            self._release(set(job.ends))
-        else:
-            self._in_doubt[part.id] = sent = SentPart(part, job.cut, job.ends)
-            self._cuts.sent(part.id)
-            self._send(sent)
+            self._release(job.ends)
+        elif not self._hand_over(part, job):
+            self.result.append(part)
+            if job.cut is not None:
+                self.control.nothing_to_cut(job.cut)
         self._next_job()
         self._report()
 
-    def _release(self, queues: set[MessageQueue]) -> None:
-        self._released |= queues
-        if queues:
-            self._send(Released(frozenset(queues)))
+    def _hand_over(self, part: Part, job: _Job) -> bool:
+        # Without cuts the last part comes with the job.
+        is_last = self.life is Life.ENDING and not self.driver.is_cut and job.ends.isdisjoint(self._asked)
+        is_first = all(part.queues.isdisjoint(each.queues) for each in self.result)
+        return not is_last and is_first and self.control.hand_over(part, ends=job.ends, cut=job.cut)
+
+    @property
+    def _asked(self) -> frozenset[MessageQueue]:
+        return frozenset(queue for queue in self._ranges if self.control.fate(queue) is not Fate.KEPT)
+
+    def _release(self, queues: frozenset[MessageQueue]) -> None:
+        for queue in sorted(queues & self._asked):
+            self.control.released(queue)
+
+    def _ends(self) -> None:
+        if self.life is Life.RUNNING:
+            self.life = Life.ENDING
+            self.world.after(_TAKEN_S, self._fail_in_doubt)
+            self._cut_last()
 
     def _finish(self) -> None:
-        """End, once the driver has everything."""
-        if self.link is not None and not self.is_online:
-            # The driver is about to answer, and would take the task for one that goes on.
-            return
+        """End, once it is known that the driver has everything."""
         is_last = self.life is Life.ENDING and all(each.is_over for each in self._turns)
-        if is_last and self._call is None and not self._is_writing and not self._jobs and not self._in_doubt:
-            self._send(Done())
+        is_busy = self._call is not None or self._is_writing or self._jobs
+        if not is_last or is_busy or not self.control._is_certain.is_set():
+            return
+        try:
+            self.control.await_taken()
+        except RocketMQError as error:
+            self.fail(error)
+        else:
+            self.control.done(self.result[-1] if self.result and not self.driver.is_cut else None)
             self._end(is_good=True)
+
+    def _fail_in_doubt(self) -> None:
+        if self.life is not Life.OVER and not self.control._is_certain.is_set():
+            self.fail(None)
+
+    def fail(self, error: RocketMQError | None) -> None:
+        """Fail, and report that to the driver."""
+        if self.life is not Life.OVER:
+            self.control.forget(error)
+            self._end(is_good=False)
+
+    def fail_for_good(self) -> None:
+        """Fail with an error that another attempt would meet again."""
+        self.fail(SchemaError("it is simulated"))
 
     def _end(self, *, is_good: bool) -> None:
         self.life = Life.OVER
@@ -381,99 +397,79 @@ class Task:
 
     # --- the connection -------------------------------------------------------------------------------------
 
-    def _send(self, message: object) -> None:
-        # Parts in doubt and queues released are sent again when the task is connected again.
-        if self.link is not None and (self.is_online or isinstance(message, Begin | Resume)):
-            self.world.to_driver(self, message)
-
-    def receive(self, message: object) -> None:
+    def receive(self, message: ToTask) -> None:
         """Take a message of the driver."""
-        if self.life is Life.OVER:
+        if self.life is not Life.OVER:
+            self.control.receive(message)
+            self._look()
+
+    def _look(self) -> None:
+        """Do what the driver's instructions ask for."""
+        if self.life is Life.BEGINNING and not self._begins():
             return
-        match message:
-            case ToRun(answer, left_out):
-                self._answered(answer, left_out)
-            case Cut(number):
-                self._cut(number)
-            case Confirmed(part_id):
-                self._in_doubt.pop(part_id, None)
-                self._cuts.taken(part_id)
-                self._finish()
-            case Over(part_ids):
-                self._parts_over(part_ids)
-            case GiveUp(queues, is_dropped):
-                self._give_up(queues, is_dropped=is_dropped)
-            case End():
-                self._ends()
-            case _:
-                raise TypeError(message)
-
-    def _parts_over(self, part_ids: frozenset[str]) -> None:
-        if self._cuts.over(part_ids) and self.life is Life.RUNNING:
-            self._send(Dirty())
-
-    def _ends(self) -> None:
-        if self.life is Life.RUNNING:
-            self.life = Life.ENDING
-            self._cut_last()
-
-    def _answered(self, answer: Answer, left_out: frozenset[MessageQueue]) -> None:
-        self.is_online = True
-        if answer.is_stopped:
-            self._send(Done())
-            self._end(is_good=True)
-            return
-        self.is_paused = False
-        if self.life is Life.BEGINNING:
-            self.life = Life.RUNNING
-        for part_id in answer.known:
-            self._in_doubt.pop(part_id, None)
-        self._cuts = TaskCuts()
-        for part_id in answer.uncommitted | self._in_doubt.keys():
-            self._cuts.sent(part_id)
-        self._send_again()
-        self._give_up(answer.dropped, is_dropped=True)
-        self._give_up(left_out, is_dropped=False)
+        for each in self._turns:
+            if not each.is_over and each.queue in self.control._given_up:
+                each.is_given_up = True
+                self._leave(each)
+        if self.control._all:
+            self._ends()
         self._finish()
         if self.life is not Life.OVER:
             self._report()
             self.work()
 
-    def _send_again(self) -> None:
-        """Send what the driver may not have got."""
-        if self.world.has("parts sent again"):
-            for sent in self._in_doubt.values():
-                self._send(sent)
-        if self._released:
-            self._send(Released(frozenset(self._released)))
-
-    def _give_up(self, queues: frozenset[MessageQueue], *, is_dropped: bool) -> None:
-        for queue in sorted(queues & self._ranges.keys()):
-            each = self._ranges[queue]
-            each.is_given_up = True
-            each.is_dropped |= is_dropped
-            self._leave(each)
-        self._finish()
+    def _begins(self) -> bool:
+        """Begin with the queues that are left; return whether the driver has answered."""
+        if not self.control._answered.is_set():
+            return False
+        if not self.control.await_answer():
+            # Closed ranges must ask, and are left as they are.
+            self.control.forget()
+            self._end(is_good=not self.control.is_open)
+            return False
+        self.life = Life.RUNNING
+        for each in self._turns:
+            each.is_over = each.is_given_up = not self.control.begins(each.queue)
+        return True
 
     def broke(self, link: Link) -> None:
         """Notice that the connection is broken."""
         if self.life is Life.OVER or self.link is not link:
             return
-        self.link, self.is_online = None, False
-        self._broke_s = self.world.now_s
-        self.is_paused = self.world.has("pause")
-        self.world.after(0.1, self._connect, 0.2)
+        self.link, self._connection.is_lost = None, True
+        self.control.broke()
+        if self.control.is_open:
+            self._reconnecting = Reconnecting(self.world.now_s)
+            self._next_try(self._reconnecting)
+        self._look()
 
-    def _connect(self, pause_s: float) -> None:
-        if self.life is Life.OVER or self.link is not None:
+    def _next_try(self, reconnecting: Reconnecting) -> None:
+        pause_s = reconnecting.next_tick_s - self.world.now_s
+        self.world.after(max(pause_s, 1e-6), self._reconnect, reconnecting)
+
+    def _reconnect(self, reconnecting: Reconnecting) -> None:
+        now_s = self.world.now_s
+        if self.life is Life.OVER or self._reconnecting is not reconnecting:
             return
-        if self.world.now_s - self._broke_s > _PAUSED_S and self.world.has("pause"):
-            self._end(is_good=False)
-        elif self.world.may_connect(self):
-            self._links += 1
-            self.link = Link(self._links)
-            has_begun = self.life is not Life.BEGINNING
-            begin = Begin(self.partition, self.attempt, self.places)
-            self._send(Resume(tuple(self._in_doubt)) if has_begun else begin)
+        if reconnecting.is_over(now_s):
+            self._reconnecting = None
+            self._gives_up(now_s)
+            return
+        if reconnecting.tries(now_s):
+            if self.world.may_connect(self):
+                self._reconnecting = None
+                self._connection.number += 1
+                self._connection.is_lost = False
+                self.link = Link(self._connection.number, now_s)
+                self.control.opened_again()
+                return
+            reconnecting.failed(now_s)
+        self._next_try(reconnecting)
+
+    def _gives_up(self, now_s: float) -> None:
+        if self.world.has("pause"):
+            self.control.lost()
+            self._look()
         else:
-            self.world.after(pause_s, self._connect, min(2.0, 2 * pause_s))
+            self._reconnecting = Reconnecting(now_s)
+            self._next_try(self._reconnecting)

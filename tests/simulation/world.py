@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple
 
-from pyspark_rocketmq.consume.cuts import Cuts
+from pyspark_rocketmq.consume.cuts import Cuts, Place
 from pyspark_rocketmq.consume.part import Part
+from pyspark_rocketmq.hub.messages import FromTask, ToTask
+from pyspark_rocketmq.hub.state import Action, HubState
+from pyspark_rocketmq.hub.task_end import TaskControl
 from pyspark_rocketmq.model import MessageQueue
 from tests.simulation.driver import Driver
 from tests.simulation.storage import Brokers, Sink, Store, Violation
-from tests.simulation.task import Life, Link, Task
+from tests.simulation.task import Connection, Life, Link, Task
 
 QUEUES: Final = tuple(MessageQueue("T", "broker-a", number) for number in range(3))
 _MESSAGES: Final = 40
@@ -32,6 +35,8 @@ class Left(NamedTuple):
     """Rules that a run leaves out, to see that the checks notice."""
 
     cuts: type[Cuts] = Cuts
+    hub: type[HubState] = HubState
+    control: type[TaskControl] = TaskControl
     rules: frozenset[str] = frozenset()
 
 
@@ -102,6 +107,8 @@ class World:
         self._batch_length = draw.choice((1.0, 1.0, 100.0))
         # A part that is lost shows in the next one of its queue, or in the next batch.
         self._is_lossy = self._batch_length == 1.0 and draw.random() < 0.3
+        self._is_slow = draw.random() < 0.2
+        """Whether the network between tasks and driver is slow."""
         self._fault_every_s = draw.choice((0.3, 1.0, 3.0))
         self._lost: set[MessageQueue] = set()
         """Queues of parts that a task has lost, by a bug that must do no harm."""
@@ -109,7 +116,7 @@ class World:
         """Locks that a broker has forgotten, with the members that had them."""
         self._cut_off: dict[str, float] = {}
         """Until when tasks cannot reach their driver."""
-        self._last_jump_s = -100.0
+        self._last_jump_s = self._jumped_s = -100.0
         self._silent_until_s = 0.0
         self.tasks: list[Task] = []
         self.calls = 0
@@ -165,8 +172,28 @@ class World:
         """Whether a rule is in force."""
         return rule not in self._left.rules
 
-    def new_cuts(self, interval_s: float | None, *, are_ranges_open: bool) -> Cuts:
-        return self._left.cuts(interval_s, are_ranges_open=are_ranges_open)
+    def new_hub(self, interval_s: float | None) -> HubState:
+        hub = self._left.hub(must_ask=True, interval_s=interval_s)
+        hub._cuts = self._left.cuts(interval_s)
+        carry_out = hub._replan_without
+
+        def replan_without(queues: frozenset[MessageQueue], reason: str, now_s: float) -> list[Action]:
+            if reason.startswith("a part does not follow"):
+                self._chain_broken(queues)
+            return carry_out(queues, reason, now_s)
+
+        hub._replan_without = replan_without  # type: ignore[method-assign]
+        return hub
+
+    def new_control(
+        self, connection: Connection, places: Mapping[MessageQueue, Place], *, is_cut: bool
+    ) -> TaskControl:
+        return self._left.control(connection, places, is_cut=is_cut)  # type: ignore[arg-type]
+
+    def slots_for(self, most: int) -> int:
+        """Return how many of a batch's tasks find a slot."""
+        has_fewer = self.is_faulty and most > 1 and self.random.random() < 0.1
+        return self.random.randrange(1, most) if has_fewer else most
 
     def new_name(self, kind: str) -> str:
         self._names += 1
@@ -211,24 +238,27 @@ class World:
 
     # --- the network ----------------------------------------------------------------------------------------
 
-    def to_driver(self, task: Task, message: object) -> None:
+    def to_driver(self, task: Task, message: FromTask) -> None:
         link = task.link
         assert link is not None
         link.unread += 1
         link.up_s = max(link.up_s, self.now_s + self._delay_s())
         self._at(link.up_s, self._at_driver, task, link, message)
 
-    def to_task(self, task: Task, message: object) -> None:
-        link = task.link
-        if link is not None and link.is_up and link.has_begun:
+    def to_task(self, peer: tuple[str, int], message: ToTask) -> None:
+        """Send a message on one of a task's connections."""
+        name, connection = peer
+        task = next((each for each in self.tasks if each.name == name), None)
+        link = None if task is None else task.link
+        if task is not None and link is not None and link.is_up and link.number == connection:
             link.down_s = max(link.down_s, self.now_s + self._delay_s())
             self._at(link.down_s, self._at_task, task, link, message)
 
     def _delay_s(self) -> float:
         drawn = self.random.random()
-        return drawn * 0.01 if drawn < 0.95 else drawn * 0.3
+        return drawn * 0.01 if drawn < 0.95 and not self._is_slow else drawn * 0.3
 
-    def _at_driver(self, task: Task, link: Link, message: object) -> None:
+    def _at_driver(self, task: Task, link: Link, message: FromTask) -> None:
         if link.is_up or not link.is_read_later:
             self._read(task, link, message)
         else:
@@ -236,13 +266,12 @@ class World:
             self._at(link.up_s, self._read, task, link, message)
 
     @staticmethod
-    def _read(task: Task, link: Link, message: object) -> None:
+    def _read(task: Task, link: Link, message: FromTask) -> None:
         link.unread -= 1
         if task.driver.is_alive and (link.is_up or link.is_read_later):
-            link.has_begun = True
             task.driver.receive(task, message, link.number)
 
-    def _at_task(self, task: Task, link: Link, message: object) -> None:
+    def _at_task(self, task: Task, link: Link, message: ToTask) -> None:
         if link.is_up and task.link is link:
             task.receive(message)
 
@@ -333,6 +362,9 @@ class World:
             self._break_some: 5,
             self._kill_task: 3,
             self._run_again: 1,
+            self._fail_task: 0.5,
+            self._fail_task_for_good: 0.2,
+            self._stand: 1,
             self._hand_over: 3,
             self._reset: 2,
             self._forget_lock: 1,
@@ -352,7 +384,28 @@ class World:
             is_silent = self.random.random() < 0.2
             if is_silent or self.random.random() < 0.2:
                 self._cut_off[task.name] = self.now_s + self.random.uniform(0.0, 15.0)
+            trouble = self.random.choice((self._stand_in, self._leave_one_of, self._break_again, None))
+            if trouble is not None:
+                # Before the break, within it, or soon after it.
+                self.after(self.random.uniform(0.0, 0.6), trouble, task)
+            self.after(self.random.uniform(0.0, 0.2), self._break, task, is_silent)
+
+    def _break(self, task: Task, is_silent: bool) -> None:
+        if task.life is not Life.OVER:
             self.break_link(task, is_silent=is_silent)
+
+    def _break_again(self, task: Task) -> None:
+        self._break(task, is_silent=False)
+
+    def _leave_one_of(self, task: Task) -> None:
+        if task.driver.is_alive and task.places:
+            self.counts["queues asked for"] += 1
+            task.driver.must_leave_some(self.random.choice(sorted(task.places)))
+
+    def _stand_in(self, task: Task) -> None:
+        if task.places:
+            self.counts["standing queues"] += 1
+            task.stand(self.random.choice(sorted(task.places)), is_reset=False)
 
     def _kill_task(self) -> None:
         if (task := self._any_task()) is not None:
@@ -365,6 +418,21 @@ class World:
             self.counts["replaced tasks"] += 1
             task.driver.run_again(task)
 
+    def _fail_task(self) -> None:
+        if (task := self._any_task()) is not None:
+            self.counts["failed tasks"] += 1
+            task.fail(None)
+
+    def _fail_task_for_good(self) -> None:
+        if (task := self._any_task()) is not None:
+            self.counts["tasks failed for good"] += 1
+            task.fail_for_good()
+
+    def _stand(self) -> None:
+        """Have a task find that a queue cannot go on."""
+        if (task := self._any_task()) is not None:
+            self._stand_in(task)
+
     def _hand_over(self) -> None:
         self.counts["queues asked for"] += 1
         self.driver.must_leave_some(self.random.choice(QUEUES))
@@ -376,6 +444,9 @@ class World:
         highest = self.brokers.stored[queue]
         target = self.random.randrange(highest + 1)
         self.store.reset(queue, target)
+        for task in list(self.tasks):
+            if self.random.random() < 0.5:
+                task.stand(queue, is_reset=True)
 
     def _forget_lock(self) -> None:
         """Start a broker again, which loses its locks; another member is first."""
@@ -409,8 +480,21 @@ class World:
             self.counts["jumps"] += 1
             self._last_jump_s = self.now_s
             self.now_s += self.random.uniform(0.5, 15.0)
+            self._jumped_s = self.now_s
 
     # --- checks ---------------------------------------------------------------------------------------------
+
+    def has_agreed(self, task: Task) -> bool:
+        """Whether a task's connection has been open for long enough for all messages to arrive."""
+        link = task.link
+        since_s = self.now_s - 2.0
+        is_open = link is not None and link.is_up and link.since_s < since_s and self._jumped_s < since_s
+        return is_open and task.life is Life.RUNNING
+
+    def check_leaving(self, since_s: float, queue: MessageQueue) -> None:
+        """A queue that another member wants is given up soon, unless something breaks again and again."""
+        if since_s < self.now_s - 90.0 and not self.is_faulty:
+            raise Violation(f"kept: {queue} is to be given up since {since_s}")
 
     def check_latency(self, since_s: float) -> None:
         """Without faults a group begins soon after the first message in it was settled."""
@@ -448,7 +532,7 @@ class World:
             if is_its and each.may_deliver(queue):
                 raise Violation(f"free too early: {each.name} still delivers {queue}")
 
-    def chain_broken(self, queues: Iterable[MessageQueue]) -> None:
+    def _chain_broken(self, queues: Iterable[MessageQueue]) -> None:
         """A chain breaks only if a task has lost a part."""
         self.counts["broken chains"] += 1
         if not self._lost.issuperset(queues):

@@ -67,6 +67,17 @@ _SILENCE_S: Final = 20.0
 _NOTHING: Final[Queues] = frozenset()
 
 
+class EndReason(Enum):
+    """Why the tasks of a batch are ended before their ranges."""
+
+    TIME = "time"
+    """The batch has lasted long enough."""
+    PLAN = "plan"
+    """Another plan is needed."""
+    STOP = "stop"
+    """Nothing more is to be consumed: the query ends."""
+
+
 class Place(NamedTuple):
     """How far a queue was consumed."""
 
@@ -151,7 +162,7 @@ class Replan:
 class EndTasks:
     """Have tasks end after the call in hand and hand over their last part."""
 
-    reason: str
+    reason: EndReason
     tasks: tuple[str, ...]
 
 
@@ -260,16 +271,13 @@ class _Batch:
 class Cuts:
     """The cuts and commits of one query's batches. Not thread-safe."""
 
-    def __init__(self, interval_s: float | None, *, are_ranges_open: bool) -> None:
+    def __init__(self, interval_s: float | None) -> None:
         """Begin without a batch.
 
-        Args:
-            interval_s: Shortest time between two cuts, in seconds; 0 asks again as soon as a commit is over.
-                None asks for none: parts come when queues are given up and at the end of tasks.
-            are_ranges_open: Whether tasks consume their queues until the driver ends them (rule 3).
+        ``interval_s``: shortest time between two cuts, in seconds; 0 asks again as soon as a commit is over.
+        None asks for none: parts come when queues are given up and at the end of tasks.
         """
         self._interval_s = interval_s
-        self._are_ranges_open = are_ranges_open
         self._deaths: dict[MessageQueue, _Deaths] = {}
         self._number = 0
         self._last_cut_s = -inf
@@ -285,7 +293,7 @@ class Cuts:
         self._failing_since_s: float | None = None
         self._failures = 0
         self._error: BaseException | None = None
-        self._end_reason: str | None = None
+        self._end_reason: EndReason | None = None
 
     # --- state ----------------------------------------------------------------------------------------------
 
@@ -329,14 +337,22 @@ class Cuts:
     # --- tasks ----------------------------------------------------------------------------------------------
 
     def begin(
-        self, task: str, partition: int, attempt: int, places: Mapping[MessageQueue, Place], now_s: float
+        self,
+        task: str,
+        partition: int,
+        attempt: int,
+        places: Mapping[MessageQueue, Place],
+        now_s: float,
+        *,
+        is_open: bool = False,
     ) -> list[Action]:
         """Answer a task that is going to begin with its queues, at the places of the plan.
 
         A task that is connected again before it got the answer begins again. The caller leaves out what comes
         late from an older connection than the task's newest one.
 
-        ``task`` is the unique id of the attempt, ``attempt`` its number, from 0.
+        ``task`` is the unique id of the attempt, ``attempt`` its number, from 0; ``is_open``: it consumes its
+        queues until the driver ends it (rule 3).
         """
         batch = self._batch
         former = batch.newest.get(partition)
@@ -345,16 +361,16 @@ class Cuts:
         if batch.is_closed or (former is not None and former.attempt >= attempt):
             return [Answer(task, is_stopped=True)]
         is_another = self._is_another_attempt(former, attempt)
-        is_stopped = (is_another and self._are_ranges_open) or self.is_ending
+        is_stopped = (is_another and is_open) or self.is_ending
         mine = _Task(task, partition, attempt, frozenset(places), is_stopped)
         batch.tasks[task] = batch.newest[partition] = mine
         if not is_another:
             batch.reached.update(places)
             return [Answer(task, is_stopped)]
-        if not self._are_ranges_open:
+        if not is_open:
             return self._replace(former, mine, places, now_s)
         answer = Answer(task, is_stopped=True)
-        return [answer, *self._died(former, places), *self.end("another attempt of a task", now_s)]
+        return [answer, *self._died(former, places), *self.end(EndReason.PLAN, now_s)]
 
     def resume(self, task: str, in_doubt: Collection[str]) -> list[Action]:
         """Answer a task that is connected again and does not know whether parts have arrived.
@@ -445,6 +461,12 @@ class Cuts:
             self._forget_answer(task)
         return self._go_on(now_s)
 
+    def failed(self, task: str, error: BaseException, now_s: float) -> list[Action]:
+        """Note that a task has failed with an error that another attempt would meet again: fail the batch."""
+        if self._accepted(task) is None:
+            return []
+        return [*self._fail(error), *self.done(task, now_s), *self.end(EndReason.STOP, now_s)]
+
     # --- commits --------------------------------------------------------------------------------------------
 
     def committed(self, refused: Queues, now_s: float) -> list[Action]:
@@ -466,7 +488,7 @@ class Cuts:
         is_over = may_fail and now_s - self._failing_since_s >= _FAIL_AFTER_S
         if is_over or self._batch.is_hurried:
             self._group = self._retry_s = None
-            return [*self._fail(error), *self.end("failed", now_s)]
+            return [*self._fail(error), *self.end(EndReason.STOP, now_s)]
         self._retry_s = now_s + min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(self._failures, 8))
         self._failures += 1
         return []
@@ -488,7 +510,7 @@ class Cuts:
             actions += self._ask(now_s)
         return actions
 
-    def end(self, reason: str, now_s: float) -> list[Action]:
+    def end(self, reason: EndReason, now_s: float) -> list[Action]:
         """End the batch: every task hands over its last part. Further calls change nothing."""
         if self.is_ending:
             return []
@@ -498,6 +520,11 @@ class Cuts:
         running = tuple(task.name for task in self._batch.tasks.values() if task.is_running)
         self._gathering = _Gathering(None, now_s + _GATHER_S, set(running))
         return [EndTasks(reason, running), *self._go_on(now_s)]
+
+    def job_is_whole(self) -> None:
+        """Note that the newest attempt of each task has begun here, and has ended well."""
+        for task in self._batch.newest.values():
+            task.is_done = True
 
     def close(self, now_s: float, *, is_hurried: bool = False) -> list[Action]:
         """Note that the job is over: accept nothing more, and commit what waits.
@@ -584,7 +611,7 @@ class Cuts:
         if former is not None:
             if former.is_running:
                 # Spark believes it dead.
-                stopped.append(EndTasks("another attempt has begun", (former.name,)))
+                stopped.append(EndTasks(EndReason.STOP, (former.name,)))
             former.is_replaced = True
             self._forget_answer(former.name)
         for queue, place in places.items():

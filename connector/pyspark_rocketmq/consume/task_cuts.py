@@ -10,6 +10,8 @@ so that nothing which is settled meanwhile goes unreported.
 Rule 2 (two parts): while two of its parts are not committed, a task makes no cut. It reports that it is dirty
 as soon as one is. Its rows wait where they would wait for their range's end.
 Rule 3 (ends): a part that ends queues was not asked for, and is sent at any time; it counts as the others.
+Rule 4 (resumed): after another connection the driver has forgotten what the task has reported, and what it
+has of the parts comes with its answer.
 
 No I/O, no clock. Not thread-safe; no method waits.
 """
@@ -72,6 +74,18 @@ class TaskCuts:
     def over(self, part_ids: Collection[str]) -> bool:
         """Note that parts are committed or dropped; return whether to report now that the task is dirty."""
         self._open.difference_update(part_ids)
+        return self._reports()
+
+    def resumed(self, known: Collection[str], uncommitted: Collection[str]) -> bool:
+        """Note the driver's answer on another connection; return whether to report that the task is dirty.
+
+        ``known`` are the parts in doubt that it has; the others are sent again. ``uncommitted`` are all that
+        it has and that are neither committed nor dropped.
+        """
+        for part_id in known:
+            self.taken(part_id)
+        self._open = {*uncommitted, *self._in_doubt}
+        self._is_reported = False
         return self._reports()
 
     @property

@@ -67,6 +67,16 @@ class RangeInstructions:
         """Return whether other tasks go on, so an idle one prolongs nothing; once False, always False."""
         return False
 
+    def is_paused(self) -> bool:
+        """Return whether no delivery may begin for now, as the driver cannot be reached.
+
+        Like ``is_given_up`` it is read before every delivery. Open ranges only.
+        """
+        return False
+
+    def pauses_with(self, changed: Callable[[], None]) -> None:
+        """Take the function that another thread calls when ``is_paused`` has changed; it must not wait."""
+
     def settled(self) -> None:
         """Note that a range has something to commit that is in no cut; return immediately.
 

@@ -2,10 +2,15 @@
 
 Only the thread touches its connections; other threads pass calls to it. It never waits for a single socket,
 and ends a connection whose peer does not prove itself within seconds, does not read, or is silent for long.
+
+The side that connects makes another connection after a break, if its owner wants one: it tries again after
+0.1 s, 0.2 s and so on, later every two seconds, for ten seconds. Whatever was on its way when a connection
+broke is lost, and so is what is sent before there is another one.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import selectors
 import socket
@@ -37,6 +42,11 @@ PROVE_WITHIN_S: Final = 5.0
 PING_EVERY_S: Final = 3.0
 SILENT_FOR_S: Final = 20.0
 """Silence after which the other side counts as dead."""
+RECONNECT_S: Final = 10.0
+"""How long another connection is tried after a break."""
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 2.0
+"""Pauses between two tries, and how long a try may take."""
 _MOST_STRANGERS: Final = 32
 """Maximum number of connections that have proved nothing yet; the oldest is dropped for a new one."""
 _MOST_UNSENT: Final = 4 * LONGEST_LINE
@@ -54,6 +64,8 @@ class Connection:
         self.peer = peer
         self.unsent = bytearray()
         self.began_s = self.heard_s = self.pinged_s = now_s
+        self.is_closed_by_peer = False
+        """Whether the other side has ended the connection, so that it does not have to notice that."""
 
 
 class ConnectionLoop(ABC):
@@ -75,6 +87,7 @@ class ConnectionLoop(ABC):
         self._listening: socket.socket | None = None
         self._key = b""
         self._is_closing = False
+        self._prove_within_s = PROVE_WITHIN_S
         # A daemon, so that a process can end without waiting for it.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         renew_in_children(self)
@@ -204,11 +217,13 @@ class ConnectionLoop(ABC):
         except BlockingIOError:
             return
         except (OSError, RemoteProtocolError) as error:
+            connection.is_closed_by_peer = isinstance(error, ConnectionResetError | BrokenPipeError)
             self._drop(connection, str(error))
 
     def _read(self, connection: Connection) -> None:
         data = connection.sock.recv(_RECEIVE_BYTES)
         if not data:
+            connection.is_closed_by_peer = True
             self._drop(connection, "the other side has closed it")
             return
         connection.heard_s = self._clock.monotonic_s()
@@ -244,7 +259,7 @@ class ConnectionLoop(ABC):
 
     def _check(self, connection: Connection, now_s: float) -> None:
         if not connection.session.is_open:
-            if now_s - connection.began_s > PROVE_WITHIN_S:
+            if now_s - connection.began_s > self._prove_within_s:
                 self._drop(connection, "it has proved nothing in time")
         elif now_s - connection.heard_s > SILENT_FOR_S:
             self._drop(connection, f"nothing was heard for {SILENT_FOR_S:g} s")
@@ -253,8 +268,39 @@ class ConnectionLoop(ABC):
             self._send(connection, Ping())
 
 
+class Reconnecting:
+    """Decides when another connection is tried after a break; no I/O, no clock."""
+
+    def __init__(self, now_s: float) -> None:
+        self._until_s = now_s + RECONNECT_S
+        self._pause_s = _FIRST_PAUSE_S
+        self._next_s: float | None = now_s + _FIRST_PAUSE_S
+        """When to try again; None while a try is under way."""
+
+    @property
+    def next_tick_s(self) -> float:
+        """When :meth:`tries` or :meth:`is_over` changes."""
+        return self._until_s if self._next_s is None else min(self._next_s, self._until_s)
+
+    def is_over(self, now_s: float) -> bool:
+        """Return whether to try no more."""
+        return now_s >= self._until_s
+
+    def tries(self, now_s: float) -> bool:
+        """Return whether to try now; :meth:`failed` follows unless there is a connection."""
+        is_due = self._next_s is not None and now_s >= self._next_s
+        if is_due:
+            self._next_s = None
+        return is_due
+
+    def failed(self, now_s: float) -> None:
+        """Note that a try has failed."""
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._next_s = now_s + self._pause_s
+
+
 class HubClient(ConnectionLoop, Generic[ReceivedT]):
-    """The planner's or a worker's connection to the driver; when it is lost, make another one."""
+    """The planner's or a worker's connection to the driver; when it is lost, make another client."""
 
     def __init__(
         self,
@@ -265,6 +311,8 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         lost: Callable[[], None],
         clock: Clock,
         timeout_s: float,
+        broken: Callable[[], bool] = lambda: False,
+        opened_again: Callable[[], None] = lambda: None,
     ) -> None:
         """Connect; both sides prove to each other that they have the key.
 
@@ -272,9 +320,11 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
             address: Address of the hub.
             decode: Reads a message from its JSON and the peer's name; returns None for one to ignore.
             received: Called with each message, by the connection's thread; must not wait.
-            lost: Called by the same thread once the connection has ended.
+            lost: Called by the same thread once the connection has ended, and no other one is made.
             clock: The system's clock, except in tests.
             timeout_s: How long all of this may take.
+            broken: Called by the same thread when the connection breaks; returns whether to make another one.
+            opened_again: Called by the same thread when there is another connection.
 
         Raises:
             ConnectFailed: If there is no connection in time.
@@ -282,37 +332,54 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         self._decode = decode
         self._on_message = received
         self._on_loss = lost
+        self._on_break = broken
+        self._on_reopening = opened_again
         self._connection: Connection | None = None
-        self._is_lost = False
+        self._reconnecting: Reconnecting | None = None
+        """Set from a break on until there is another connection."""
+        self._is_loss_reported = False
+        self.number = 0
+        """Number of the newest connection, from 1."""
         self._is_decided = threading.Event()
         deadline = Deadline.after(clock, timeout_s)
-        place = f"{address.host}:{address.port}"
+        self._place = f"{address.host}:{address.port}"
+        self._address_key = address.key
         try:
             sock = socket.create_connection((address.host, address.port), timeout_s)
         except OSError as error:
-            raise ConnectFailed(place, str(error)) from error
+            raise ConnectFailed(self._place, str(error)) from error
+        self._family, self._hub_address = sock.family, sock.getpeername()
         super().__init__("rocketmq-hub-client", clock)
-        self._add(sock, place, address.key, is_hub=False)
+        self._add(sock, self._place, address.key, is_hub=False)
         self._thread.start()
         self._is_decided.wait(deadline.remaining_s())
         if not self.is_open:
             self.close()
-            raise ConnectFailed(place, "whoever listens there did not prove to be the query's driver in time")
+            raise ConnectFailed(
+                self._place, "whoever listens there did not prove to be the query's driver in time"
+            )
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open, and not known to be lost."""
-        return self._connection is not None and not self._is_lost
+        """Whether the connection is open, and not known to be broken."""
+        return self._connection is not None
 
     def send(self, message: ToDriver) -> None:
-        """Send a message; return immediately. Callable from any thread."""
-        assert self._connection is not None
-        connection = self._connection
-        self._call(lambda: self._send(connection, message))
+        """Send a message on the connection that is open now, if there is one.
+
+        Returns immediately; callable from any thread.
+        """
+        if (connection := self._connection) is not None:
+            self._call(lambda: self._send(connection, message))
 
     def _opened(self, connection: Connection) -> None:
         self._connection = connection
+        self.number += 1
         self._is_decided.set()
+        if self._reconnecting is not None:
+            self._reconnecting = None
+            self._prove_within_s = PROVE_WITHIN_S
+            self._on_reopening()
 
     def _received(self, connection: Connection, facts: JsonObject) -> None:
         message = self._decode(facts, connection.peer)
@@ -320,8 +387,41 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
             self._on_message(message)
 
     def _lost(self, connection: Connection) -> None:
-        self._is_lost = True
+        now_s = self._clock.monotonic_s()
+        self._connection = None
+        if self._reconnecting is not None:
+            self._reconnecting.failed(now_s)
+        elif connection.session.is_open and not self._is_closing and self._on_break():
+            self._reconnecting = Reconnecting(now_s)
+            self._prove_within_s = _LONGEST_PAUSE_S
+        if self._reconnecting is None or self._is_closing:
+            self._end()
+
+    def _end(self) -> None:
         self._is_decided.set()
         self.close()
-        if connection.session.is_open:
+        if self.number and not self._is_loss_reported:
+            self._is_loss_reported = True
             self._on_loss()
+
+    def _tick(self, now_s: float) -> None:
+        if self._reconnecting is None:
+            return
+        if self._reconnecting.is_over(now_s):
+            self._reconnecting = None
+            self._end()
+        elif self._reconnecting.tries(now_s):
+            self._try_again(self._reconnecting, now_s)
+
+    def _next_tick_s(self) -> float | None:
+        return None if self._reconnecting is None else self._reconnecting.next_tick_s
+
+    def _try_again(self, reconnecting: Reconnecting, now_s: float) -> None:
+        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        # The hub greets first, so the connection's thread need not wait for this.
+        if sock.connect_ex(self._hub_address) in {0, errno.EINPROGRESS}:
+            self._add(sock, self._place, self._address_key, is_hub=False)
+        else:
+            sock.close()
+            reconnecting.failed(now_s)

@@ -147,8 +147,11 @@ class DriverControl:
 
     def stop_tasks(self, within_s: float) -> bool:
         """End tasks after their current calls and wait for the commit; return whether it was in time."""
-        self._hub.report(HubState.stop)
+        self._stop_tasks()
         return self._has_no_batch.wait(within_s)
+
+    def _stop_tasks(self) -> None:
+        self._hub.report(lambda state: state.stop(self._clock.monotonic_s()))
 
     # --- a batch --------------------------------------------------------------------------------------------
 
@@ -293,7 +296,7 @@ class DriverControl:
 
     def _end(self) -> None:
         """End the tasks, and then the connections once the planner no longer needs them."""
-        self._hub.report(HubState.stop)
+        self._stop_tasks()
         # The end of a batch waits for these threads.
         while not self._has_no_batch.wait(self._look_every_s):
             continue

@@ -20,9 +20,9 @@ from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 
-from pyspark_rocketmq.consume.cuts import Place
+from pyspark_rocketmq.consume.cuts import EndReason, Place
 from pyspark_rocketmq.consume.part import Part
-from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError, named_error
 from pyspark_rocketmq.model import MessageQueue
 
 JsonObject = dict[str, Any]
@@ -76,8 +76,20 @@ def _number_if_any(number: Any, _: str) -> int | None:
     return None if number is None else int(number)
 
 
+def _seconds_if_any(seconds: Any, _: str) -> float | None:
+    return None if seconds is None else float(seconds)
+
+
+def _queue(listed_queue: Any, peer: str) -> MessageQueue:
+    [queue] = queue_list([listed_queue], peer)
+    return queue
+
+
 Queues = Annotated[frozenset[MessageQueue], _Form(listed, queue_list)]
 Places = Annotated[Mapping[MessageQueue, Place], _Form(_listed_places, _places)]
+Queue = Annotated[MessageQueue, _Form(list, _queue)]
+Seconds = Annotated[float | None, _Form(lambda seconds: seconds, _seconds_if_any)]
+Reason = Annotated[EndReason, _Form(lambda reason: reason.value, lambda value, _: EndReason(value))]
 CutNumber = Annotated[int | None, _Form(lambda number: number, _number_if_any)]
 PartIds = Annotated[frozenset[str], _Form(sorted, lambda part_ids, _: frozenset(map(str, part_ids)))]
 Options = Annotated[
@@ -100,6 +112,33 @@ def _part_if_any(facts: Any, peer: str) -> Part | None:
     return None if facts is None else _part(facts, peer)
 
 
+@dataclass(frozen=True, slots=True)
+class FatalError:
+    """An error of a task that another attempt of it would meet again."""
+
+    kind: str
+    """Name of its class, one of this package's errors."""
+    text: str
+
+    @classmethod
+    def of(cls, error: RocketMQError) -> FatalError:
+        """Return the facts of an error."""
+        return cls(type(error).__name__, str(error))
+
+    def to_error(self) -> RocketMQError:
+        """Return the error with which the driver fails the batch."""
+        return named_error(self.kind, self.text)
+
+
+def _fatal_object(error: FatalError | None) -> JsonObject | None:
+    return None if error is None else {"class": error.kind, "text": error.text}
+
+
+def _fatal_if_any(facts: Any, _: str) -> FatalError | None:
+    return None if facts is None else FatalError(str(facts["class"]), str(facts["text"]))
+
+
+Fatal = Annotated[FatalError | None, _Form(_fatal_object, _fatal_if_any)]
 SentPart = Annotated[Part, _Form(_part_object, _part)]
 PartCopy = Annotated[Part | None, _Form(_part_object, _part_if_any)]
 
@@ -140,6 +179,16 @@ class QueuesLeaving:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplanWanted:
+    """The plan is another one by now, as when a queue was gained; ends its batch if its ranges are open."""
+
+    kind: ClassVar[str] = "replan"
+    plan: int
+    reason: str
+    """For the log."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlannerLeaving:
     """The planner ends, and waits until nothing of ``plan`` is delivered any more."""
 
@@ -173,7 +222,10 @@ class QueryDrained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskBegins:
-    """A task's report about itself before it delivers anything; answered by :class:`TaskMayBegin`."""
+    """A task's report about itself before it delivers anything; answered by :class:`TaskMayBegin`.
+
+    Sent again if the connection broke before the answer.
+    """
 
     kind: ClassVar[str] = "begin"
     task: str
@@ -187,11 +239,31 @@ class TaskBegins:
     """Epoch and first offset of its ranges, by queue."""
     tasks: int
     """Number of tasks of the batch."""
+    open_for_s: Annotated[Seconds, _Key("for_s")] = None
+    """How long the batch may last whose ranges are open, so that its driver ends it; None for closed ones."""
+    connection: int = 1
+    """Number of the connection among those of its process to this driver."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResumes:
+    """A task with open ranges is connected again; answered by :class:`TaskMayGoOn`."""
+
+    kind: ClassVar[str] = "resume"
+    task: str
+    batch_id: Annotated[int, _Key("batch")]
+    in_doubt: PartIds
+    """Ids of parts of which the task does not know whether the driver has them."""
+    connection: int
+    """Number of the connection among those of its process to this driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartHandedOver:
-    """A part of the task's result for the driver to commit early; answered by :class:`PartTaken`."""
+    """A part of the task's result for the driver to commit early; answered by :class:`PartTaken`.
+
+    A part that the driver has already is confirmed again, and not counted again.
+    """
 
     kind: ClassVar[str] = "handed"
     task: str
@@ -229,6 +301,19 @@ class QueuesReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueStands:
+    """An open range cannot go on, so that its queue must be planned again."""
+
+    kind: ClassVar[str] = "stands"
+    task: str
+    queue: Queue
+    is_reset: Annotated[bool, _Key("reset")]
+    """Whether the queue was reset; then the batch ends without delay."""
+    reason: str
+    """For the log."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskIdle:
     """The task has only suspended queues left; answered by :class:`BatchAtWork`."""
 
@@ -242,6 +327,8 @@ class TaskFailed:
 
     kind: ClassVar[str] = "failed"
     task: str
+    fatal: Fatal = None
+    """Error with which the driver is to fail the batch; None if another attempt may do better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +404,24 @@ class TaskMayBegin:
     """Whether the task must deliver nothing at all."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskMayGoOn:
+    """A task with open ranges may deliver again; it first sends the parts in doubt that are not known."""
+
+    kind: ClassVar[str] = "go_on"
+    task: str
+    is_stopped: Annotated[bool, _Key("stop")]
+    """Whether the task must deliver nothing more, and nothing of it counts any more."""
+    known: PartIds = frozenset()
+    """Ids of parts in doubt that the driver has."""
+    uncommitted: PartIds = frozenset()
+    """Ids of parts that the driver has, and that are neither committed nor dropped."""
+    given_up: Annotated[Queues, _Key("give_up")] = frozenset()
+    """All queues that the task was instructed to give up."""
+    dropped: Annotated[Queues, _Key("drop")] = frozenset()
+    """All queues that it was instructed to drop."""
+
+
 @dataclass(frozen=True, slots=True)
 class GiveUpQueues:
     """Deliver nothing more from these queues, and hand over their finished messages."""
@@ -369,11 +474,12 @@ class PartsCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class StopTask:
-    """End after the running call; messages delivered so far remain in the task's result."""
+class EndTask:
+    """End after the running call; messages delivered so far remain in the task's result, or its last part."""
 
-    kind: ClassVar[str] = "stop"
+    kind: ClassVar[str] = "end"
     task: str
+    reason: Reason
 
 
 # --- either way -----------------------------------------------------------------------------------------
@@ -387,14 +493,32 @@ class Ping:
 
 
 FromPlanner = (
-    PlannerConnected | PlanMade | QueuesLeaving | PlannerLeaving | StoreChanged | StorageWanted | QueryDrained
+    PlannerConnected
+    | PlanMade
+    | QueuesLeaving
+    | ReplanWanted
+    | PlannerLeaving
+    | StoreChanged
+    | StorageWanted
+    | QueryDrained
 )
 FromTask = (
-    TaskBegins | TaskDirty | PartHandedOver | NothingToCut | QueuesReleased | TaskIdle | TaskFailed | TaskDone
+    TaskBegins
+    | TaskResumes
+    | TaskDirty
+    | PartHandedOver
+    | NothingToCut
+    | QueuesReleased
+    | QueueStands
+    | TaskIdle
+    | TaskFailed
+    | TaskDone
 )
 ToDriver = FromPlanner | FromTask
 ToPlanner = SlotsKnown | QueuesHeldUp | PlanOver | QueuesFree | StorageRenewed
-ToTask = TaskMayBegin | GiveUpQueues | BatchAtWork | CutWanted | PartTaken | PartsCommitted | StopTask
+ToTask = (
+    TaskMayBegin | TaskMayGoOn | GiveUpQueues | BatchAtWork | CutWanted | PartTaken | PartsCommitted | EndTask
+)
 FromDriver = ToPlanner | ToTask
 
 _TO_DRIVER: Final[Mapping[str, type[ToDriver]]] = {each.kind: each for each in get_args(ToDriver)}

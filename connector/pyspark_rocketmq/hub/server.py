@@ -16,7 +16,6 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.part import Group
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
 from pyspark_rocketmq.hub.messages import (
-    FromPlanner,
     JsonObject,
     NothingToCut,
     PartHandedOver,
@@ -26,6 +25,8 @@ from pyspark_rocketmq.hub.messages import (
     QueryDrained,
     QueuesLeaving,
     QueuesReleased,
+    QueueStands,
+    ReplanWanted,
     StorageRenewed,
     StorageWanted,
     StoreChanged,
@@ -34,6 +35,7 @@ from pyspark_rocketmq.hub.messages import (
     TaskDone,
     TaskFailed,
     TaskIdle,
+    TaskResumes,
     decode_to_driver,
 )
 from pyspark_rocketmq.hub.session import HubAddress
@@ -41,12 +43,14 @@ from pyspark_rocketmq.hub.state import (
     CALLS_END_S,
     Action,
     Commit,
+    Ended,
     Flushed,
     HubState,
     Look,
     Queues,
     Send,
     Slots,
+    StillDelivered,
 )
 
 logger = logging.getLogger(__name__)
@@ -140,8 +144,9 @@ class HubServer(ConnectionLoop):
 
         def end(state: HubState) -> None:
             self._flushed = flushed
-            self._act(state.job_is_over(is_whole=is_whole))
-            self._act(state.batch_ends(self._clock.monotonic_s(), could_ask=could_ask, is_whole=is_whole))
+            now_s = self._clock.monotonic_s()
+            self._act(state.job_is_over(now_s, is_whole=is_whole))
+            self._act(state.batch_ends(now_s, could_ask=could_ask, is_whole=is_whole))
 
         self.query(end)
         # Commits have deadlines of their own, and failed ones are given up after a minute.
@@ -152,15 +157,18 @@ class HubServer(ConnectionLoop):
     def _received(self, connection: Connection, facts: JsonObject) -> None:
         message = decode_to_driver(facts, connection.peer)
         match message:
-            case TaskBegins() | TaskIdle() | TaskFailed() | TaskDone():
+            case TaskBegins() | TaskResumes() | TaskIdle() | TaskFailed() | TaskDone():
                 self._act(self._task_event(connection, message))
-            case TaskDirty() | PartHandedOver() | NothingToCut() | QueuesReleased():
+            case TaskDirty() | PartHandedOver() | NothingToCut() | QueuesReleased() | QueueStands():
                 self._act(self._progress_event(connection, message))
+            case QueuesLeaving() | ReplanWanted() | PlannerLeaving():
+                self._act(self._plan_event(message))
             case _:
                 self._act(self._planner_event(connection, message))
 
     def _lost(self, connection: Connection) -> None:
-        self._act(self._state.lost(connection, self._clock.monotonic_s()))
+        now_s = self._clock.monotonic_s()
+        self._act(self._state.lost(connection, now_s, is_silent=not connection.is_closed_by_peer))
 
     def _tick(self, now_s: float) -> None:
         self._act(self._state.tick(now_s))
@@ -168,7 +176,11 @@ class HubServer(ConnectionLoop):
     def _next_tick_s(self) -> float | None:
         return self._state.next_tick_s
 
-    def _planner_event(self, connection: Connection, message: FromPlanner) -> list[Action]:
+    def _planner_event(
+        self,
+        connection: Connection,
+        message: PlannerConnected | PlanMade | StoreChanged | StorageWanted | QueryDrained,
+    ) -> list[Action]:
         """Pass a message of a planner to the state, or to the driver."""
         match message:
             case PlannerConnected():
@@ -176,10 +188,6 @@ class HubServer(ConnectionLoop):
                 return self._state.planner_came(connection)
             case PlanMade(plan, queues):
                 self._state.plan_made(plan, queues)
-            case QueuesLeaving(plan, queues):
-                return self._state.must_leave(plan, queues, self._clock.monotonic_s())
-            case PlannerLeaving(plan):
-                return self._state.planner_leaves(plan)
             case StoreChanged():
                 self._look()
             case StorageWanted():
@@ -196,25 +204,42 @@ class HubServer(ConnectionLoop):
                 assert_never(message)
         return []
 
+    def _plan_event(self, message: QueuesLeaving | ReplanWanted | PlannerLeaving) -> list[Action]:
+        """Pass a change of the plan under way to the state."""
+        now_s = self._clock.monotonic_s()
+        match message:
+            case QueuesLeaving(plan, queues):
+                return self._state.must_leave(plan, queues, now_s)
+            case ReplanWanted(plan, reason):
+                return self._state.replan(plan, reason, now_s)
+            case PlannerLeaving(plan):
+                return self._state.planner_leaves(plan, now_s)
+            case _:
+                assert_never(message)
+
     def _task_event(
-        self, connection: Connection, message: TaskBegins | TaskIdle | TaskFailed | TaskDone
+        self, connection: Connection, message: TaskBegins | TaskResumes | TaskIdle | TaskFailed | TaskDone
     ) -> list[Action]:
         """Pass the beginning or the end of a task to the state."""
         state, now_s = self._state, self._clock.monotonic_s()
         match message:
             case TaskBegins():
                 return state.task_begins(connection, message, now_s)
+            case TaskResumes():
+                return state.task_resumes(connection, message, now_s)
             case TaskIdle(task):
                 return state.task_idles(connection, task, now_s)
-            case TaskFailed(task):
-                return state.task_failed(connection, task, now_s)
+            case TaskFailed(task, fatal):
+                return state.task_failed(connection, task, now_s, fatal)
             case TaskDone(task, copy):
                 return state.task_done(connection, task, copy, now_s)
             case _:
                 assert_never(message)
 
     def _progress_event(
-        self, connection: Connection, message: TaskDirty | PartHandedOver | NothingToCut | QueuesReleased
+        self,
+        connection: Connection,
+        message: TaskDirty | PartHandedOver | NothingToCut | QueuesReleased | QueueStands,
     ) -> list[Action]:
         """Pass the progress of a task to the state."""
         state, now_s = self._state, self._clock.monotonic_s()
@@ -227,6 +252,8 @@ class HubServer(ConnectionLoop):
                 return state.nothing_to_cut(connection, task, cut, now_s)
             case QueuesReleased(task, queues):
                 return state.released(connection, task, queues, now_s)
+            case QueueStands():
+                return state.queue_stands(connection, message, now_s)
             case _:
                 assert_never(message)
 
@@ -250,3 +277,11 @@ class HubServer(ConnectionLoop):
                     self._flushed.set_result(failure)
                 case Look():
                     self._look()
+                case Ended(ending):
+                    level = logging.INFO if ending.slots is None else logging.WARNING
+                    logger.log(level, "the batch is ended reason=%s: %s", ending.reason.value, ending.why)
+                case StillDelivered():
+                    logger.warning(
+                        "a task that Spark has run again may still be in a call of the listener, and its "
+                        "queues go on without it"
+                    )

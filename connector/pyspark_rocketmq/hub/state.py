@@ -18,7 +18,10 @@ Rule 5: a task that has only suspended queues left is *idle*, and stays so. It w
 is *at work*: all tasks have begun, and at least one is not idle. While some have not begun, it waits two
 seconds if a slot is free; without a free slot it ends, because they may need its slot. An instruction to end
 is final.
-Rule 6: a planner that ends keeps its locks until nobody delivers any more. So nothing is delivered from then
+Rule 6: a batch whose ranges are *open* is ended as ``hub.open_batch`` decides, or by another attempt of one
+of its tasks (``consume.cuts``). Where a connection breaks, its tasks pause and resume; their parts and queues
+stay theirs. The batch is over once nobody delivers any more, also no attempt that Spark believes dead.
+Rule 7: a planner that ends keeps its locks until nobody delivers any more. So nothing is delivered from then
 on. The plan is over once the batch is committed or given up, and each of its tasks has ended or may not
 begin. If that is not known of a task, the planner waits as long as Spark may take to end a worker.
 """
@@ -30,11 +33,13 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, assert_never
 
 from pyspark_rocketmq.consume import cuts
-from pyspark_rocketmq.consume.cuts import Cuts
+from pyspark_rocketmq.consume.cuts import Cuts, EndReason
 from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
     CutWanted,
+    EndTask,
+    FatalError,
     FromDriver,
     GiveUpQueues,
     PartHandedOver,
@@ -43,13 +48,16 @@ from pyspark_rocketmq.hub.messages import (
     PlanOver,
     QueuesFree,
     QueuesHeldUp,
+    QueueStands,
     SlotsKnown,
-    StopTask,
     TaskBegins,
     TaskMayBegin,
+    TaskMayGoOn,
+    TaskResumes,
     ToPlanner,
     ToTask,
 )
+from pyspark_rocketmq.hub.open_batch import Ending, OpenBatch
 from pyspark_rocketmq.model import MessageQueue
 
 Queues = frozenset[MessageQueue]
@@ -59,6 +67,8 @@ CALLS_END_S: Final = 5.0
 the Python worker of one ``spark.python.task.killTimeout`` (2 s), then ends it with SIGKILL."""
 _PLANNER_GONE_S: Final = 15.0
 """How long tasks go on without their planner, since it may come back."""
+_ZOMBIES_END_S: Final = 60.0
+"""How long an open batch waits for attempts that Spark believes dead: as long as their queues stay locked."""
 _BEGIN_WITHIN_S: Final = 2.0
 """How long an idle task waits for tasks that have not begun although there seems to be a slot for them."""
 _NOTHING: Final[Queues] = frozenset()
@@ -90,7 +100,17 @@ class Flushed(NamedTuple):
     """Error of the commit that could not be made; then nothing more of the batch may be committed."""
 
 
-Action = Send | Commit | Look | Flushed
+class Ended(NamedTuple):
+    """The open batch is ended; for the log."""
+
+    ending: Ending
+
+
+class StillDelivered(NamedTuple):
+    """The batch is over although an attempt that Spark believes dead may still deliver; for the log."""
+
+
+Action = Send | Commit | Look | Flushed | Ended | StillDelivered
 
 
 class Slots(NamedTuple):
@@ -116,10 +136,31 @@ class _Task:
     """Since when it has had only suspended queues left."""
     is_waiting: bool = False
     """True while it is idle and waits because the batch is at work."""
+    is_connected: bool = True
+    """False while a task with open ranges has no connection, from which it may resume."""
+    connection: int = 0
+    """Number of the newest connection on which it has begun or resumed."""
+    left_out: Queues = _NOTHING
+    """Queues that it was instructed to leave out when it began."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.start.open_for_s is not None
 
     @property
     def is_running(self) -> bool:
         return not self.is_done and not self.is_lost
+
+    @property
+    def is_reached(self) -> bool:
+        return self.is_running and self.is_connected
+
+
+class _Closing(NamedTuple):
+    """An end of a batch that waits until nobody delivers any more."""
+
+    could_ask: bool | None
+    until_s: float
 
 
 class HubState:
@@ -142,7 +183,8 @@ class HubState:
             interval_s: Shortest time between two commits while a job runs; None for none but those of queues
                 that are given up.
         """
-        self._cuts = Cuts(interval_s, are_ranges_open=False)
+        self._cuts = Cuts(interval_s)
+        self._open = OpenBatch()
         self._wants_cuts = interval_s is not None
         self._calls_end_s = calls_end_s
         self.must_ask = must_ask
@@ -157,6 +199,8 @@ class HubState:
         """Queues that the planner had to give away at any time in this batch."""
         self._batch_id: int | None = None
         self._slots = slots
+        self._most_planned = slots.most_planned
+        """Maximum number of tasks for the next batch: not more than have begun in the last one."""
         self._held_up = ""
         self._tasks: dict[str, _Task] = {}
         self._owner: dict[MessageQueue, _Task] = {}
@@ -171,6 +215,9 @@ class HubState:
         """Error of a commit that was given up."""
         self._is_flushing = False
         """Whether the batch is closed, and not known to be flushed."""
+        self._closing: _Closing | None = None
+        self._replan: tuple[int, str] = (0, "")
+        """Newest plan that the planner wants to replace, and why."""
         self.is_stopping = False
         self._last_plan: int | None = None
         """Plan of a planner that ends."""
@@ -203,10 +250,18 @@ class HubState:
         self._wanted |= queues
         return self._give_up(now_s)
 
-    def planner_leaves(self, plan: int) -> list[Action]:
+    def replan(self, number: int, why: str, now_s: float) -> list[Action]:
+        """Note that the planner wants another plan than this one; an older one has been replaced already."""
+        if number != self._plan:
+            return []
+        self._replan = number, why
+        self._open.wants_plan(why, now_s)
+        return self._end_if_due(now_s)
+
+    def planner_leaves(self, plan: int, now_s: float) -> list[Action]:
         """Note that the planner ends, and waits until nothing of ``plan`` is delivered any more."""
         self._last_plan = plan
-        return self._stop_tasks() + self._over_for_good()
+        return self._stop_tasks(now_s) + self._over_for_good()
 
     @property
     def has_planner(self) -> bool:
@@ -219,7 +274,10 @@ class HubState:
         """Take the new number of tasks that can run at the same time."""
         is_news = slots.most_planned != self._slots.most_planned
         self._slots = slots
-        return self._slots_report() if is_news else []
+        if not is_news:
+            return []
+        self._most_planned = slots.most_planned
+        return self._slots_report()
 
     def held_up(self, reason: str) -> list[Action]:
         """Note why queues were held up in the last batch; empty if none was."""
@@ -239,10 +297,13 @@ class HubState:
         self._wanted = set(self._leaving)
         self._is_settled = self._is_any_unseen = self._is_flushing = False
         self._failure = None
+        self._closing = None
         self._cuts.begin_batch()
+        plan, why = self._replan
+        self._open.begin_batch(why if plan == self._plan else "")
         return self.must_ask
 
-    def job_is_over(self, *, is_whole: bool) -> list[Action]:
+    def job_is_over(self, now_s: float, *, is_whole: bool) -> list[Action]:
         """Note that the job has ended, before :meth:`batch_ends`: further results of its tasks are useless.
 
         ``is_whole``: the job is complete; otherwise it failed or was cancelled, and its tasks may go on.
@@ -256,7 +317,7 @@ class HubState:
             }
             most = max((task.start.tasks for task in self._tasks.values()), default=0)
             self._is_any_unseen = not self.must_ask and (not most or len(followed) < most)
-        return self._stop_tasks()
+        return self._stop_tasks(now_s)
 
     def batch_ends(self, now_s: float, *, could_ask: bool | None, is_whole: bool = True) -> list[Action]:
         """End the batch: nothing more of its tasks is accepted, and what they have handed over is committed.
@@ -265,6 +326,24 @@ class HubState:
         the batch's tasks were connected; None if it had no tasks that ask. ``is_whole``: see
         :meth:`job_is_over`.
         """
+        if self._open.is_open and is_whole:
+            if could_ask:
+                self._cuts.job_is_whole()
+            self._closing = _Closing(could_ask, now_s + _ZOMBIES_END_S)
+            return self._close_if_quiet(now_s)
+        return self._close(now_s, could_ask=could_ask, is_whole=is_whole)
+
+    def _close_if_quiet(self, now_s: float) -> list[Action]:
+        """End the open batch, as it was to be, once nobody delivers any more."""
+        closing = self._closing
+        is_delivered = self._cuts.is_anybody_delivering(now_s)
+        if closing is None or (is_delivered and now_s < closing.until_s):
+            return []
+        self._closing = None
+        closed = self._close(now_s, could_ask=closing.could_ask, is_whole=True)
+        return [StillDelivered(), *closed] if is_delivered else closed
+
+    def _close(self, now_s: float, *, could_ask: bool | None, is_whole: bool) -> list[Action]:
         if could_ask is not None:
             self.must_ask = could_ask
         self._batch_id = None
@@ -315,10 +394,10 @@ class HubState:
         )
         return self._carry_out(self._cuts.moved(moved, now_s), now_s) + self._give_up(now_s)
 
-    def stop(self) -> list[Action]:
+    def stop(self, now_s: float) -> list[Action]:
         """End the query: tasks stop after the running call, and their batch is committed."""
         self.is_stopping = True
-        return self._stop_tasks()
+        return self._stop_tasks(now_s)
 
     @property
     def is_watched(self) -> bool:
@@ -333,26 +412,88 @@ class HubState:
         if start.batch_id != self._batch_id:
             # The task's batch is over, so all its work is useless.
             return [stop]
-        answer, *others = self._cuts.begin(start.task, start.partition, start.attempt, start.places, now_s)
+        if (same := self._tasks.get(start.task)) is not None:
+            return self._begins_again(same, peer, start, now_s)
+        is_open = start.open_for_s is not None
+        ended: list[Action] = []
+        if is_open and self._may_nobody_begin:
+            ended = self._carry_out(self._cuts.end(EndReason.STOP, now_s), now_s)
+        answer, *others = self._cuts.begin(
+            start.task, start.partition, start.attempt, start.places, now_s, is_open=is_open
+        )
         assert isinstance(answer, cuts.Answer)
         if answer.is_stopped:
-            return [stop]
+            return [stop, *ended, *self._carry_out(others, now_s)]
         former = [before for before in self._tasks.values() if before.start.partition == start.partition]
         superseded = self._end_waiting([before for before in former if before.is_waiting])
         stopped = self._carry_out(others, now_s)
         for before in former:
             before.done = None
             before.is_lost = True
-        task = self._tasks[start.task] = _Task(peer, start)
+        task = self._tasks[start.task] = _Task(peer, start, connection=start.connection)
         mine = frozenset(start.places)
         begun = answer.left_out | (self._settled & mine)
         for queue in mine - begun:
             self._owner[queue] = task
-        left_out = begun | answer.dropped | (self._leaving & mine)
-        is_stopped = self.is_stopping or self._is_orphaned or self._last_plan is not None
-        go = TaskMayBegin(start.task, left_out, is_stopped)
+        task.left_out = left_out = begun | answer.dropped | (self._leaving & mine)
+        go = TaskMayBegin(start.task, left_out, is_stopped=self._may_nobody_begin)
         freed = self._carry_out(self._cuts.released(start.task, left_out - begun, now_s), now_s)
+        if start.open_for_s is not None:
+            self._open.begins(start.partition, tasks=start.tasks, lasts_s=start.open_for_s, now_s=now_s)
+            freed += self._end_if_due(now_s)
         return [Send(peer, go), *superseded, *stopped, *freed]
+
+    def _begins_again(self, task: _Task, peer: Hashable, start: TaskBegins, now_s: float) -> list[Action]:
+        """Answer a task once more whose connection broke before it got the answer."""
+        if start.connection <= task.connection:
+            return []
+        answer, *others = self._reconnects(task, peer, start.connection, (), now_s)
+        assert isinstance(answer, cuts.Answer)
+        go = TaskMayBegin(start.task, task.left_out | task.asked, answer.is_stopped)
+        return [Send(peer, go), *self._carry_out(others, now_s)]
+
+    def task_resumes(self, peer: Hashable, resumed: TaskResumes, now_s: float) -> list[Action]:
+        """Answer a task with open ranges that is connected again."""
+        task = self._task_of_batch(resumed)
+        if task is None:
+            if resumed.task in self._late:
+                self._late[resumed.task] = peer
+            return [Send(peer, TaskMayGoOn(task=resumed.task, is_stopped=True))]
+        if resumed.connection <= task.connection:
+            return []
+        answer, *others = self._reconnects(task, peer, resumed.connection, resumed.in_doubt, now_s)
+        assert isinstance(answer, cuts.Answer)
+        go_on = TaskMayGoOn(
+            task=resumed.task,
+            is_stopped=answer.is_stopped,
+            known=answer.known,
+            uncommitted=answer.uncommitted,
+            given_up=frozenset(task.asked) | task.left_out,
+            dropped=answer.dropped,
+        )
+        return [Send(peer, go_on), *self._carry_out(others, now_s)]
+
+    def _reconnects(
+        self, task: _Task, peer: Hashable, connection: int, in_doubt: Collection[str], now_s: float
+    ) -> list[cuts.Action]:
+        """Go on with a task on a newer connection; return the actions of ``Cuts``, the answer first."""
+        task_id = task.start.task
+        task.peer, task.connection, task.is_connected = peer, connection, True
+        # The connection before may not be known to be broken.
+        lost = self._cuts.lost(task_id, now_s)
+        return [*self._cuts.resume(task_id, in_doubt), *lost]
+
+    def _task_of_batch(self, resumed: TaskResumes) -> _Task | None:
+        task = self._tasks.get(resumed.task)
+        is_its = resumed.batch_id == self._batch_id and task is not None and task.is_running
+        return task if is_its else None
+
+    def queue_stands(self, peer: Hashable, stands: QueueStands, now_s: float) -> list[Action]:
+        """Note that an open range cannot go on."""
+        if self._task(peer, stands.task) is None:
+            return []
+        self._open.stands(f"{stands.queue}: {stands.reason}", now_s, at_once=stands.is_reset)
+        return self._end_if_due(now_s)
 
     def task_is_dirty(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
         """Note that a task has settled something since its last cut."""
@@ -398,40 +539,53 @@ class HubState:
         ended = self._carry_out(self._cuts.done(task_id, now_s), now_s)
         return ended + self._give_up(now_s) + self._end_idle(now_s)
 
-    def task_failed(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
-        """Note that an attempt of a task has failed: only the parts that it has handed over count."""
+    def task_failed(
+        self, peer: Hashable, task_id: str, now_s: float, fatal: FatalError | None = None
+    ) -> list[Action]:
+        """Note that an attempt of a task has failed: only the parts that it has handed over count.
+
+        ``fatal``: error that another attempt would meet again, so that the batch fails.
+        """
         task = self._task(peer, task_id)
         if task is None:
             return self._late_ended(peer, task_id)
         if not task.is_done:
             task.is_lost = True
-        return self._carry_out(self._cuts.done(task_id, now_s), now_s) + self._end_idle(now_s)
+        over = (
+            self._cuts.done(task_id, now_s)
+            if fatal is None
+            else self._cuts.failed(task_id, fatal.to_error(), now_s)
+        )
+        return self._carry_out(over, now_s) + self._end_idle(now_s)
 
-    def lost(self, peer: Hashable, now_s: float) -> list[Action]:
-        """Note that a connection is lost."""
+    def lost(self, peer: Hashable, now_s: float, *, is_silent: bool = False) -> list[Action]:
+        """Note that a connection is lost; ``is_silent``: its other end may not have noticed."""
         look: list[Action] = []
         if peer == self._planner:
             self._planner, self._planner_lost_s = None, now_s
             look.append(Look())
         for task in self._tasks.values():
             if task.peer == peer and not task.is_done:
-                task.is_lost = True
-                look += self._carry_out(self._cuts.lost(task.start.task, now_s), now_s)
+                task.is_connected, task.is_lost = False, not task.is_open
+                lost = self._cuts.lost(task.start.task, now_s, is_silent=is_silent)
+                look += self._carry_out(lost, now_s)
         return look + self._end_idle(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
         """Check the time: without a planner nobody renews the locks, so tasks must end before they expire."""
         idle = self._end_idle(now_s) + self._carry_out(self._cuts.tick(now_s), now_s)
+        idle += self._end_if_due(now_s) + self._close_if_quiet(now_s)
         is_gone = self._planner_lost_s is not None and now_s - self._planner_lost_s >= _PLANNER_GONE_S
         if not is_gone or self._is_orphaned:
             return idle
         self._planner_lost_s = float("-inf")
-        return idle + self._stop_tasks()
+        return idle + self._stop_tasks(now_s)
 
     @property
     def next_tick_s(self) -> float | None:
-        """When :meth:`tick` has something to do for the commits; None if only events change anything."""
-        return self._cuts.next_tick_s
+        """When :meth:`tick` must not be late; None if only events change anything soon."""
+        due = (self._cuts.next_tick_s, self._open.next_tick_s)
+        return min((at_s for at_s in due if at_s is not None), default=None)
 
     @property
     def _is_orphaned(self) -> bool:
@@ -440,7 +594,7 @@ class HubState:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _slots_report(self) -> list[Action]:
-        return self._to_planner(SlotsKnown(self._slots.most_planned, self._calls_end_s))
+        return self._to_planner(SlotsKnown(self._most_planned, self._calls_end_s))
 
     def _held_up_report(self) -> list[Action]:
         return self._to_planner(QueuesHeldUp(self._held_up))
@@ -450,8 +604,25 @@ class HubState:
         task = self._tasks.get(task_id)
         return None if task is None or task.peer != peer or task.is_lost else task
 
-    def _stop_tasks(self) -> list[Action]:
-        return [Send(task.peer, StopTask(task.start.task)) for task in self._running()]
+    def _stop_tasks(self, now_s: float) -> list[Action]:
+        if self._open.is_open:
+            return self._carry_out(self._cuts.end(EndReason.STOP, now_s), now_s)
+        return [Send(task.peer, EndTask(task.start.task, EndReason.STOP)) for task in self._running()]
+
+    @property
+    def _may_nobody_begin(self) -> bool:
+        return self.is_stopping or self._is_orphaned or self._last_plan is not None
+
+    def _end_if_due(self, now_s: float) -> list[Action]:
+        """End the open batch if it is time."""
+        ending = self._open.tick(now_s)
+        if ending is None or self._cuts.is_ending:
+            return []
+        actions: list[Action] = [Ended(ending)]
+        if ending.slots is not None:
+            self._most_planned = ending.slots
+            actions += self._slots_report()
+        return actions + self._carry_out(self._cuts.end(ending.reason, now_s), now_s)
 
     def _late_ended(self, peer: Hashable, task_id: str) -> list[Action]:
         if self._late.get(task_id) == peer:
@@ -501,7 +672,10 @@ class HubState:
             elif not task.is_lost and queue not in task.asked:
                 task.asked.add(queue)
                 is_dropped = queue in self._moved
-                actions.append(Send(task.peer, GiveUpQueues(task.start.task, frozenset({queue}), is_dropped)))
+                # A task that is not connected gets it when it resumes.
+                if task.is_connected:
+                    give_up = GiveUpQueues(task.start.task, frozenset({queue}), is_dropped)
+                    actions.append(Send(task.peer, give_up))
         return actions
 
     def _accept(
@@ -531,12 +705,20 @@ class HubState:
                 return self._free(queues)
             case cuts.Fail(error):
                 self._failure = error
-                return []
-            case cuts.Answer() | cuts.Replan():
-                # The rest of a closed range is for the next batch in any case.
-                return []
+            case cuts.Replan(queues, reason):
+                return self._replan_without(queues, reason, now_s)
+            case cuts.Answer():
+                pass
             case _:
                 return self._to_tasks(action)
+        return []
+
+    def _replan_without(self, queues: Queues, reason: str, now_s: float) -> list[Action]:
+        # The rest of a closed range is for the next batch in any case.
+        if self._open.is_open and queues - self._leaving:
+            named = ", ".join(map(str, sorted(queues)))
+            self._open.stands(f"{named}: {reason}", now_s, at_once=False)
+        return self._end_if_due(now_s)
 
     def _to_tasks(self, action: cuts.AskForCut | cuts.Taken | cuts.PartsOver | cuts.EndTasks) -> list[Action]:
         """Return the messages to tasks that an action of ``Cuts`` asks for."""
@@ -548,14 +730,14 @@ class HubState:
             case cuts.PartsOver(task, part_ids):
                 # Without an interval a task has no number of parts that it waits for.
                 messages = [PartsCommitted(task, part_ids)] if self._wants_cuts else []
-            case cuts.EndTasks(_, tasks):
-                messages = [StopTask(task) for task in tasks]
+            case cuts.EndTasks(reason, tasks):
+                messages = [EndTask(task, reason) for task in tasks]
             case _:
                 assert_never(action)
         return [
             Send(self._tasks[message.task].peer, message)
             for message in messages
-            if message.task in self._tasks and self._tasks[message.task].is_running
+            if message.task in self._tasks and self._tasks[message.task].is_reached
         ]
 
     def _free(self, queues: Collection[MessageQueue]) -> list[Action]:

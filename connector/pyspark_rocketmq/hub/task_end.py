@@ -2,6 +2,12 @@
 
 One connection serves all tasks of a process. The data that the connection's thread writes and a task's thread
 reads is sets and flags that only grow, so neither thread waits for the other.
+
+When the connection breaks, a task with closed ranges ends after the running call. A task with open ranges
+*pauses*: no delivery begins. If there is another connection within seconds, it resumes; if not, it fails. It
+keeps what it has handed over until the driver has confirmed it. On another connection it sends nothing before
+the driver's answer, and then in this order: the parts that the driver does not have, the queues that it has
+released or that stand, and whether it is dirty.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, NamedTuple, assert_never
 
@@ -20,11 +27,20 @@ from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.consume.task_cuts import TaskCuts
 from pyspark_rocketmq.consume.turns import RangeInstructions
-from pyspark_rocketmq.errors import RocketMQError, TransportError
-from pyspark_rocketmq.hub.connections import HubClient
+from pyspark_rocketmq.errors import (
+    DataLoss,
+    ListenerError,
+    RocketMQError,
+    SchemaError,
+    TransportError,
+    UndecodableMessage,
+)
+from pyspark_rocketmq.hub.connections import RECONNECT_S, HubClient
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
     CutWanted,
+    EndTask,
+    FatalError,
     FromTask,
     GiveUpQueues,
     NothingToCut,
@@ -32,13 +48,15 @@ from pyspark_rocketmq.hub.messages import (
     PartsCommitted,
     PartTaken,
     QueuesReleased,
-    StopTask,
+    QueueStands,
     TaskBegins,
     TaskDirty,
     TaskDone,
     TaskFailed,
     TaskIdle,
     TaskMayBegin,
+    TaskMayGoOn,
+    TaskResumes,
     ToTask,
     decode_to_task,
 )
@@ -59,6 +77,8 @@ _CALLS_END_S: Final = 2.0
 """How long the running call may continue after the driver's end; like ``spark.python.task.killTimeout``."""
 _LARGEST_COPY: Final = 256 << 10
 """Longest result, in characters, of which the driver gets a copy."""
+_FATAL: Final = (SchemaError, DataLoss, UndecodableMessage, ListenerError)
+"""Errors that another attempt of a task would meet again."""
 
 
 class ControlEndpoint(NamedTuple):
@@ -111,12 +131,30 @@ class TaskControl(RangeInstructions):
         self._is_last = False
         """Whether the task must not wait for other tasks any more."""
         self._taker: Callable[[Any], bool] = lambda _: False
-        self._cuts = TaskCuts()
-        self._cuts_guard = threading.Lock()
-        """Guards the one before."""
         self._answered = threading.Event()
         self._is_certain = threading.Event()
+        """Set while no part is in doubt."""
         self._is_certain.set()
+        self._is_lost = False
+        """Whether no message reaches the driver any more."""
+        self._is_paused = False
+        self._on_pause: Callable[[], None] = lambda: None
+        self._guard = threading.Lock()
+        """Guards everything below, so that what is recorded to be sent and what is sent have one order."""
+        self._cuts = TaskCuts()
+        self._begin: TaskBegins | None = None
+        self._is_online = True
+        """Whether the driver has answered on this connection."""
+        self._handed: dict[str, PartHandedOver] = {}
+        """Parts in doubt of a task with open ranges, by id."""
+        self._released: set[MessageQueue] = set()
+        self._stands: dict[MessageQueue, QueueStands] = {}
+        """Reports that such a task repeats on another connection."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the task consumes its queues until the driver ends it."""
+        return self._begin is not None and self._begin.open_for_s is not None
 
     # --- the task's threads ---------------------------------------------------------------------------------
 
@@ -127,16 +165,26 @@ class TaskControl(RangeInstructions):
     def idles(self, changed: Callable[[], None]) -> None:
         """See ``RangeInstructions``."""
         self._on_work_end, self._idle_s = changed, time.monotonic()
-        if not self._is_last:
+        if not self._is_last and not self.is_open:
             self._send(TaskIdle(self.id))
 
     def is_batch_at_work(self) -> bool:
         """See :class:`RangeInstructions`."""
+        if self.is_open:
+            return not self._is_last
         if self._idle_s is None or self._is_last:
             return False
         if not self._is_batch_at_work and time.monotonic() - self._idle_s > _IDLE_ANSWER_S:
             self._is_last = True
         return not self._is_last
+
+    def is_paused(self) -> bool:
+        """See :class:`RangeInstructions`."""
+        return self._is_paused
+
+    def pauses_with(self, changed: Callable[[], None]) -> None:
+        """See :class:`RangeInstructions`."""
+        self._on_pause = changed
 
     def begins(self, queue: MessageQueue) -> bool:
         """Report that the range of a queue begins; return whether it may."""
@@ -170,10 +218,9 @@ class TaskControl(RangeInstructions):
     def settled(self) -> None:
         """See :class:`RangeInstructions`."""
         if self.is_cut:
-            with self._cuts_guard:
-                is_due = self._cuts.settled()
-            if is_due:
-                self._send(TaskDirty(self.id))
+            with self._guard:
+                if self._cuts.settled():
+                    self._send_now(TaskDirty(self.id))
 
     def cut_with(self, cut: Callable[[], Any]) -> None:
         """See :class:`RangeInstructions`."""
@@ -181,7 +228,7 @@ class TaskControl(RangeInstructions):
 
     def cut_begins(self) -> bool:
         """Begin the cut that was wanted; return False if too many parts are under way by now."""
-        with self._cuts_guard:
+        with self._guard:
             return self._cuts.cut_begins()
 
     def cut_ranges(self) -> Any:
@@ -202,33 +249,53 @@ class TaskControl(RangeInstructions):
 
     def released(self, queue: MessageQueue) -> None:
         """Report that nothing that counts was delivered from a queue, and nothing will be."""
-        self._send(QueuesReleased(self.id, frozenset({queue})))
+        with self._guard:
+            self._released.add(queue)
+            self._send_now(QueuesReleased(self.id, frozenset({queue})))
+
+    def stands(self, queue: MessageQueue, reason: str, *, is_reset: bool = False) -> None:
+        """Report that an open range cannot go on, so that its queue must be planned again."""
+        with self._guard:
+            message = self._stands[queue] = QueueStands(self.id, queue, is_reset, reason)
+            self._send_now(message)
 
     def hand_over(
         self, part: Part, *, ends: frozenset[MessageQueue] | None = None, cut: int | None = None
     ) -> bool:
-        """Send a part to the driver; return, without waiting, whether this was begun.
+        """Send a part to the driver; return whether it will arrive, unless the task fails.
 
         ``ends`` are queues from which nothing more is delivered, by default all of the part; ``cut`` is the
         number of the cut that the part answers.
         """
-        if self._connection.is_lost or len(str(part.facts)) > LONGEST_LINE // 2:
+        if len(str(part.facts)) > LONGEST_LINE // 2:
             return False
-        with self._cuts_guard:
+        with self._guard:
+            if self._is_cut_off:
+                return False
             self._cuts.sent(part.id)
             self._is_certain.clear()
-        self._send(PartHandedOver(self.id, part, cut, part.queues if ends is None else ends))
+            message = PartHandedOver(self.id, part, cut, part.queues if ends is None else ends)
+            if self.is_open:
+                self._handed[part.id] = message
+            self._send_now(message)
         return True
 
     def await_taken(self) -> None:
         """Wait until the driver has confirmed every part.
 
         Raises:
-            RocketMQError: If a part is not confirmed; another attempt of the task asks the driver.
+            RocketMQError: If a part is not confirmed, or the driver of open ranges is lost; another attempt
+                of the task asks it.
         """
         self._is_certain.wait(_TAKEN_S)
-        with self._cuts_guard:
+        with self._guard:
             in_doubt = len(self._cuts.in_doubt)
+        if self.is_open and self._is_lost:
+            raise RocketMQError(
+                f"The connection to the driver at {self._connection.place} broke, and there was no other one "
+                f"within {RECONNECT_S:g} s. What was not committed is consumed again. If the driver still "
+                "runs, look at the network between it and its executors."
+            )
         if in_doubt:
             raise RocketMQError(
                 f"The connection to the driver at {self._connection.place} ended while "
@@ -241,30 +308,63 @@ class TaskControl(RangeInstructions):
         """Report the task's end; the driver gets a copy of the last part, if it is not too large."""
         copy = None if last is None or len(str(last.facts)) > _LARGEST_COPY else last
         self._connection.forget(self)
-        self._send(TaskDone(self.id, copy))
+        self._connection.send(TaskDone(self.id, copy))
 
-    def forget(self) -> None:
-        """Report that the task has failed."""
+    def forget(self, error: BaseException | None = None) -> None:
+        """Report that the task has failed, or that it does not begin.
+
+        With open ranges the driver fails the batch with an ``error`` that another attempt would meet again:
+        that attempt consumes nothing, so that Spark takes the task for done.
+        """
+        fatal = FatalError.of(error) if self.is_open and isinstance(error, _FATAL) else None
         self._connection.forget(self)
-        self._send(TaskFailed(self.id))
+        # Also without the driver's answer: nothing follows.
+        self._connection.send(TaskFailed(self.id, fatal))
 
-    def ask(self, terms: ControlEndpoint, partition: int, *, attempt: int, tasks: int) -> bool:
-        """Report the queues that the task is going to begin with; return whether the driver has answered."""
-        self._is_last = tasks == 1
-        self._send(
-            TaskBegins(
+    def ask(
+        self,
+        batch_id: int,
+        partition: int,
+        *,
+        attempt: int,
+        tasks: int,
+        open_for_s: float | None = None,
+    ) -> None:
+        """Report the queues that the task is going to begin with; :meth:`await_answer` follows."""
+        with self._guard:
+            self._begin = TaskBegins(
                 task=self.id,
-                batch_id=terms.batch_id,
+                batch_id=batch_id,
                 partition=partition,
                 attempt=attempt,
                 places=self._places,
                 tasks=tasks,
+                open_for_s=open_for_s,
+                connection=self._connection.number,
             )
-        )
-        return self._answered.wait(_ANSWER_S) and not self._connection.is_lost
+            self._is_last = tasks == 1 and not self.is_open
+            self._is_online = not self.is_open
+            self._connection.send(self._begin)
+
+    def await_answer(self) -> bool:
+        """Wait for the driver's answer; return whether it has come."""
+        # Open ranges have time for another connection.
+        is_answered = self._answered.wait(_ANSWER_S + RECONNECT_S if self.is_open else _ANSWER_S)
+        return is_answered and not self._is_cut_off
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether nothing reaches the driver, and nothing will."""
+        return self._is_lost or (self._connection.is_lost and not self.is_open)
 
     def _send(self, message: FromTask) -> None:
-        self._connection.send(message)
+        with self._guard:
+            self._send_now(message)
+
+    def _send_now(self, message: FromTask) -> None:
+        """Send a message, or leave it to the answer on the next connection; called with the guard held."""
+        if self._is_online:
+            self._connection.send(message)
 
     # --- the connection's thread ----------------------------------------------------------------------------
 
@@ -274,7 +374,12 @@ class TaskControl(RangeInstructions):
             case TaskMayBegin(_, left_out, is_stopped):
                 self._given_up |= left_out
                 self._all = self._all or is_stopped
+                with self._guard:
+                    self._is_online = True
+                self._pauses(is_paused=False)
                 self._answered.set()
+            case TaskMayGoOn():
+                self._goes_on(message)
             case GiveUpQueues(_, queues, is_dropped):
                 self._give_up(queues, is_dropped=is_dropped)
             case BatchAtWork(_, is_at_work):
@@ -282,7 +387,7 @@ class TaskControl(RangeInstructions):
                     self._is_batch_at_work = True
                 else:
                     self._end_idle()
-            case StopTask():
+            case EndTask():
                 self.stop()
             case CutWanted() | PartTaken() | PartsCommitted():
                 self._receive_of_parts(message)
@@ -294,20 +399,25 @@ class TaskControl(RangeInstructions):
             case CutWanted(_, number):
                 self._cut_wanted(number)
             case PartTaken(_, part_id):
-                with self._cuts_guard:
-                    self._cuts.taken(part_id)
-                    if not self._cuts.in_doubt:
-                        self._is_certain.set()
+                with self._guard:
+                    self._taken({part_id})
             case PartsCommitted(_, part_ids):
-                with self._cuts_guard:
-                    is_due = self._cuts.over(part_ids)
-                if is_due:
-                    self._send(TaskDirty(self.id))
+                with self._guard:
+                    if self._cuts.over(part_ids):
+                        self._send_now(TaskDirty(self.id))
             case _:
                 assert_never(message)
 
+    def _taken(self, part_ids: Collection[str]) -> None:
+        """Note that the driver has parts; called with the guard held."""
+        for part_id in part_ids:
+            self._cuts.taken(part_id)
+            self._handed.pop(part_id, None)
+        if not self._cuts.in_doubt:
+            self._is_certain.set()
+
     def _cut_wanted(self, number: int) -> None:
-        with self._cuts_guard:
+        with self._guard:
             is_due = self._cuts.cut_wanted()
         if not (is_due and self._on_cut(number)):
             self.nothing_to_cut(number)
@@ -317,9 +427,68 @@ class TaskControl(RangeInstructions):
         self._all = True
         self._end_idle()
 
+    def broke(self) -> None:
+        """Pause, as the connection has broken and another one is tried; with closed ranges end."""
+        if not self.is_open:
+            self.lost()
+            return
+        with self._guard:
+            self._is_online = False
+        self._pauses(is_paused=True)
+
+    def opened_again(self) -> None:
+        """Ask, on another connection, whether to go on."""
+        with self._guard:
+            if not self.is_open or self._begin is None:
+                return
+            number = self._connection.number
+            if not self._answered.is_set():
+                self._begin = replace(self._begin, connection=number)
+                self._connection.send(self._begin)
+                return
+            self._connection.send(
+                TaskResumes(
+                    task=self.id,
+                    batch_id=self._begin.batch_id,
+                    in_doubt=frozenset(self._cuts.in_doubt),
+                    connection=number,
+                )
+            )
+
+    def _goes_on(self, answer: TaskMayGoOn) -> None:
+        """Send what the driver does not have, and go on."""
+        with self._guard:
+            self._is_online = True
+            if answer.is_stopped:
+                # Nothing of it counts any more.
+                self._taken(list(self._cuts.in_doubt))
+            is_due = self._cuts.resumed(answer.known, answer.uncommitted)
+            self._taken(answer.known)
+            for handed in self._handed.values():
+                self._connection.send(handed)
+            for stands in self._stands.values():
+                self._connection.send(stands)
+            if self._released:
+                self._connection.send(QueuesReleased(self.id, frozenset(self._released)))
+            if is_due:
+                self._connection.send(TaskDirty(self.id))
+        if answer.is_stopped:
+            self.stop()
+        self._give_up(answer.dropped - self._dropped, is_dropped=True)
+        self._give_up(answer.given_up - self._given_up, is_dropped=False)
+        self._pauses(is_paused=False)
+
+    def _pauses(self, *, is_paused: bool) -> None:
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            self._on_pause()
+
     def lost(self) -> None:
         """End the task after the running call: it can get no further instructions."""
         self._all = True
+        with self._guard:
+            self._is_lost = True
+        self._pauses(is_paused=False)
         self._answered.set()
         self._is_certain.set()
         self._end_idle()
@@ -354,8 +523,15 @@ class _DriverConnection:
             lost=self._lost,
             clock=SystemClock(),
             timeout_s=_CONNECT_S,
+            broken=self._broken,
+            opened_again=self._opened_again,
         )
         self.send = self._client.send
+
+    @property
+    def number(self) -> int:
+        """Number of the newest connection, from 1."""
+        return self._client.number
 
     def begin(self, places: Mapping[MessageQueue, Place], *, is_cut: bool) -> TaskControl:
         instructions = TaskControl(self, places, is_cut=is_cut)
@@ -368,6 +544,18 @@ class _DriverConnection:
     def _received(self, message: ToTask) -> None:
         if (task := self._tasks.get(message.task)) is not None:
             task.receive(message)
+
+    def _broken(self) -> bool:
+        # A task that begins from now on makes another connection.
+        self.is_lost = True
+        for instructions in list(self._tasks.values()):
+            instructions.broke()
+        return any(each.is_open for each in list(self._tasks.values()))
+
+    def _opened_again(self) -> None:
+        self.is_lost = False
+        for instructions in list(self._tasks.values()):
+            instructions.opened_again()
 
     def _lost(self) -> None:
         self.is_lost = True
@@ -410,6 +598,7 @@ def ask_driver(
     *,
     attempt: int = 0,
     tasks: int = 1,
+    open_for_s: float | None = None,
 ) -> TaskControl | None:
     """Ask the driver which of a task's ranges to leave out; return None if it cannot be reached.
 
@@ -419,12 +608,14 @@ def ask_driver(
         places: Epoch and first offset of its ranges, by queue.
         attempt: Number of the attempt, from 0.
         tasks: Number of tasks of the batch.
+        open_for_s: How long the batch may last, in seconds, if its ranges are open; None for closed ones.
     """
     connection = _connected(terms)
     if connection is None:
         return None
     instructions = connection.begin(places, is_cut=terms.wants_cuts)
-    if instructions.ask(terms, partition, attempt=attempt, tasks=tasks):
+    instructions.ask(terms.batch_id, partition, attempt=attempt, tasks=tasks, open_for_s=open_for_s)
+    if instructions.await_answer():
         return instructions
     instructions.forget()
     return None

@@ -180,12 +180,12 @@ class TaskParts:
             return [continued(self._kept_back)]
         return self._kept_back
 
-    def abandon(self) -> None:
-        """Undo everything that was not handed over: the task has failed."""
+    def abandon(self, error: BaseException | None = None) -> None:
+        """Undo everything that was not handed over: the task has failed with ``error``."""
         self._is_abandoned = True
         self._close()
         if self._instructions is not None:
-            self._instructions.forget()
+            self._instructions.forget(error)
         if self._growing is not None:
             self._growing.abandon()
 
@@ -384,8 +384,8 @@ class BatchTask:
                 # Release it before the next range is consumed.
                 del result
             return parts.finish()
-        except BaseException:
-            parts.abandon()
+        except BaseException as error:
+            parts.abandon(error)
             raise
 
 
