@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,12 +11,18 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.part import Part, QueueAck
+from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.task import TaskParts
+from pyspark_rocketmq.consumer.engine.task import BatchTask, TaskParts
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.hub.task_end import Fate
+from pyspark_rocketmq.hub import task_end
+from pyspark_rocketmq.hub.session import HubAddress
+from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.ranges import Ticket, partitions_of, ticket_rows
+from pyspark_rocketmq.source.schema import ReadPiece
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
@@ -69,7 +75,7 @@ class Instructions:
     def done(self, last: Part | None) -> None:
         self.copies.append(last)
 
-    def forget(self) -> None:
+    def forget(self, error: BaseException | None = None) -> None:
         pass
 
 
@@ -260,3 +266,31 @@ def test_a_part_whose_arrival_is_not_known_fails_the_task() -> None:
     instructions.doubt = RocketMQError("not known")
     with pytest.raises(RocketMQError, match="not known"):
         parts_of(instructions).finish()
+
+
+@pytest.mark.parametrize("open_for_s", [None, 300.0])
+def test_a_task_that_cannot_reach_its_driver_consumes_nothing_and_fails_if_only_the_driver_can_end_it(
+    monkeypatch: pytest.MonkeyPatch, open_for_s: float | None
+) -> None:
+    """D1"""
+    monkeypatch.setattr(task_end, "_failed_s", {})
+    options = ReadOptions.parse({"nameServers": "127.0.0.1:1", "topic": "T"})
+    [partition] = partitions_of(
+        [QueueRange.between(A, 0, 9)], options, {"broker-a": BrokerAddress("127.0.0.1:1")}, {}
+    )
+    rows = ticket_rows(Ticket((partition,), 1, open_for_s))
+    terms = ControlEndpoint(HubAddress.new("127.0.0.1", 1), 7, must_ask=True)
+    read: list[ReadPiece] = []
+
+    def engine(pieces: Iterable[ReadPiece], instructions: RangeInstructions) -> Iterator[Consumed]:
+        read.extend(pieces)
+        return iter(())
+
+    task = BatchTask(None, engine, terms)  # type: ignore[arg-type]
+    if open_for_s is None:
+        [result] = task(iter([rows]))
+        assert result.column("could_ask").to_pylist() == [False]
+    else:
+        with pytest.raises(RocketMQError, match="only the driver can end a task with open ranges"):
+            list(task(iter([rows])))
+    assert read == []

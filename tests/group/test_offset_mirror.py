@@ -252,6 +252,24 @@ def test_a_flush_is_bounded(brokers: Brokers, mirror: OffsetMirror) -> None:
     assert mirror.flush(PATIENCE_S)
 
 
+def test_offsets_are_given_up_a_minute_after_the_query_if_the_cluster_is_gone(
+    brokers: Brokers, store: MemoryOffsetStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C5: a notebook's driver goes on after its queries, and must not ask a cluster that is gone for ever."""
+    brokers.codes["broker-a"] = ResponseCode.SYSTEM_ERROR
+    clock = FakeClock()
+    mirror = OffsetMirror(options(brokers), store, GROUP, clock=clock, again_after_s=0.01)
+    mirror.show([commit(A0, 7)])
+    mirror.query_ended()
+    for _ in range(3):
+        assert brokers.next() == (A0, 7)
+    assert not mirror.flush(0.05)
+
+    clock.advance(61.0)
+    assert mirror.flush(PATIENCE_S)
+    assert "offsets not shown to the brokers group=order-etl queues=1" in caplog.text
+
+
 def test_a_cluster_that_is_away_costs_a_batch_nothing(
     brokers: Brokers, store: MemoryOffsetStore, mirror: OffsetMirror
 ) -> None:

@@ -13,7 +13,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume import cuts
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Group, Part
-from pyspark_rocketmq.hub import task_end
+from pyspark_rocketmq.hub import driver_end, task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
 from pyspark_rocketmq.hub.messages import (
@@ -270,6 +270,61 @@ def test_it_ends_with_its_query_and_not_within_a_batch(query: Query) -> None:
     query.hub.over(end.plan, lambda: None)
     wait_until(lambda: not query.planner.is_open, PATIENCE_S, reason="The connections' end")
     assert query.hub.begin(4, refuse_nothing) is None
+
+
+def test_its_end_is_noticed_although_the_offset_store_does_not_answer(query: Query) -> None:
+    """H11: tasks deliver until then, and the planner that Spark has ended keeps the locks for seconds only."""
+    is_answered = threading.Event()
+
+    def read() -> dict[MessageQueue, int]:
+        is_answered.wait(2 * PATIENCE_S)
+        return {}
+
+    instructions = query.begin([])
+    query.hub._look_every_s = 2 * PATIENCE_S
+    query.hub._read_epochs = read
+    query.hub.lives_with(lambda: False)
+    try:
+        query.planner.close()
+        # Without a planner tasks end after 15 s in any case.
+        wait_until(lambda: instructions.is_given_up(B), 10.0, reason="The end of its tasks")
+    finally:
+        query.hub._look_every_s = 0.02
+        is_answered.set()
+
+
+def test_its_end_is_looked_for_while_the_planner_is_lost(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H11: Spark ends the planner before it notes that the query has ended."""
+    monkeypatch.setattr(driver_end, "_ALIVE_EVERY", 1_000_000)
+    asked = [0]
+
+    def is_alive() -> bool:
+        asked[0] += 1
+        return asked[0] < 4
+
+    instructions = query.begin([])
+    query.hub._look_every_s = 0.001
+    query.planner.close()
+    wait_until(lambda: query.hub._hub.query(lambda state: state.is_planner_lost), PATIENCE_S)
+    query.hub.lives_with(is_alive)
+
+    wait_until(lambda: instructions.is_given_up(B), 10.0, reason="The end of its tasks")
+    assert asked[0] == 4
+
+
+def test_what_waits_for_the_end_of_the_query_hears_of_it_once_nothing_is_committed(query: Query) -> None:
+    ended = threading.Event()
+    query.hub.when_ended(ended.set)
+    query.begin([])
+    query.hub.lives_with(lambda: False)
+    wait_until(lambda: query.hub._is_closed, PATIENCE_S, reason="An end of the query noticed")
+    assert not ended.is_set()
+
+    end = query.hub.end([], could_ask=True)
+    query.hub.over(end.plan, lambda: None)
+    assert ended.wait(PATIENCE_S)
 
 
 def test_a_query_that_has_consumed_all_it_was_to_is_stopped_between_two_batches(query: Query) -> None:

@@ -14,6 +14,7 @@ from pyspark_rocketmq.hub.planner_end import PlannerControl
 from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import HubState, Slots
+from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import wait_until
 
 
@@ -53,6 +54,29 @@ def test_what_holds_queues_up_reaches_the_planner() -> None:
 
         hub.report(partial(HubState.held_up, reason=""))
         wait_until(lambda: connection.held_up == "")
+    finally:
+        hub.close()
+
+
+def test_the_wish_for_another_plan_reaches_the_driver_also_later_and_goes_with_its_plan() -> None:
+    """B5: a queue was gained."""
+    clock = SystemClock()
+    hub = HubServer(
+        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda group, leaving: None, look=lambda: None,
+        clock=clock,
+    )  # fmt: skip
+    queue = MessageQueue("T", "broker-a", 0)
+    try:
+        connection = PlannerControl(hub.address, clock)
+        connection.plan_made(3, [queue])
+        connection.replan(3, "a queue was gained")
+        connection.start(create_autospec(RunningMember, instance=True))
+        wait_until(lambda: hub.query(lambda state: state._replan) == (3, "a queue was gained"))
+
+        connection.replan(3, "another one too")
+        wait_until(lambda: hub.query(lambda state: state._replan) == (3, "another one too"))
+        connection.plan_made(4, [queue])
+        assert connection._replan is None
     finally:
         hub.close()
 

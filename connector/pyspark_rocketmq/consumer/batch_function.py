@@ -88,13 +88,16 @@ class CommitterParts:
             options.consumer_group, SystemClock(), tries_for_ever=self.tries_for_ever, drains=self.drains
         )
         refused = [] if hub is None else [RefusedLetters(hub.held_up)]
+        mirror = OffsetMirror(options, store, name) if is_shown else None
+        if hub is not None and mirror is not None:
+            hub.when_ended(mirror.query_ended)
         return BatchRunner(
             consumer_group=name,
             store=store,
             sink=self.sink,
             query_id=query_id,
             listeners=[summary, *refused, *self.listeners],
-            mirror=OffsetMirror(options, store, name) if is_shown else None,
+            mirror=mirror,
             engine=self.engine,
             hub=hub,
             before_batch=partial(storage_secrets_of, store),

@@ -8,7 +8,8 @@ committed under. Otherwise another member has moved on, or an operator has gone 
 hide that.
 Rule 3: after a while without new offsets, the store records which ones have arrived. If the broker has a
 different offset at the next claim, somebody else stored it (``consume.positions``).
-Rule 4: a thread runs only while there is work; nothing needs to be closed.
+Rule 4: a thread runs only while there is work; nothing needs to be closed. What cannot be sent for a minute
+after the query's end is given up: the cluster may be gone for good, and the process may go on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import atexit
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Final
 
 from pyspark_rocketmq.client.cluster import Cluster
@@ -35,6 +37,8 @@ _QUIET_S: Final = 1.0
 _LATE_S: Final = 1.0
 """Age from which an offset is late (rule 2)."""
 _AT_EXIT_S: Final = 2.0
+_AFTER_QUERY_S: Final = 60.0
+"""How long offsets are sent after the end of their query."""
 
 Commits = Mapping[MessageQueue, QueueCommit]
 
@@ -84,6 +88,8 @@ class OffsetMirror:
         """Queues whose arrived offsets the store has not recorded yet."""
         self._shown_at_s = 0.0
         """Monotonic second of the newest offset."""
+        self._until_s = inf
+        """Monotonic second at which the offsets that are left are given up."""
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_in_trouble = False
@@ -97,6 +103,7 @@ class OffsetMirror:
         with self._guard:
             self._waiting |= news
             self._shown_at_s = self._clock.monotonic_s()
+            self._until_s = inf
             if self._thread is None:
                 # A daemon, so that the end of the process does not wait for an unreachable broker.
                 thread = threading.Thread(target=self._run, name="rocketmq-offset-mirror", daemon=True)
@@ -120,6 +127,11 @@ class OffsetMirror:
         with self._guard:
             return self._arrived.get(queue)
 
+    def query_ended(self) -> None:
+        """Note that no newer offsets come; return immediately."""
+        with self._guard:
+            self._until_s = self._clock.monotonic_s() + _AFTER_QUERY_S
+
     def flush(self, timeout_s: float) -> bool:
         """Retry the remaining offsets and wait until none is left; return whether that is the case."""
         with self._guard:
@@ -133,9 +145,7 @@ class OffsetMirror:
 
     def _at_exit(self) -> None:
         if not self.flush(_AT_EXIT_S):
-            logger.warning(
-                "offsets not shown to the brokers group=%s queues=%d", self._group, len(self._waiting)
-            )
+            self._warn_of_rest()
 
     # --- the thread -----------------------------------------------------------------------------------------
 
@@ -146,6 +156,7 @@ class OffsetMirror:
                 self._send(waiting, tried)
                 tried = waiting
                 self._note_arrivals()
+                self._give_up_late()
                 # Wait until there are new offsets, or it is time to retry the rest.
                 if self._waiting:
                     self._news.wait(self._again_after_s)
@@ -169,6 +180,17 @@ class OffsetMirror:
         self._thread = None
         self._is_hurried = False
         atexit.unregister(self._at_exit)
+
+    def _give_up_late(self) -> None:
+        with self._guard:
+            if not self._waiting or self._clock.monotonic_s() < self._until_s:
+                return
+            self._warn_of_rest()
+            self._waiting.clear()
+            self._sent.notify_all()
+
+    def _warn_of_rest(self) -> None:
+        logger.warning("offsets not shown to the brokers group=%s queues=%d", self._group, len(self._waiting))
 
     def _note_arrivals(self) -> None:
         """Record the arrived offsets in the store, unless new ones come.

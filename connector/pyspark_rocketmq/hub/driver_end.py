@@ -106,6 +106,7 @@ class DriverControl:
         self._is_drained = False
         self._is_alive: Callable[[], bool] = lambda: True
         self._stop: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] = lambda: None
         self._hub = HubServer(
             host,
             bind_host,
@@ -135,6 +136,10 @@ class DriverControl:
         """Close soon after ``is_alive`` is false; call ``stop`` when the planner reports the drain's end."""
         self._is_alive = is_alive
         self._stop = stop
+
+    def when_ended(self, ended: Callable[[], None]) -> None:
+        """Call ``ended`` once nothing more of the query is committed; it must not wait."""
+        self._on_end = ended
 
     def close(self) -> None:
         """End the connections and the threads, soon after the batch under way; return immediately."""
@@ -219,6 +224,7 @@ class DriverControl:
         """Note that a batch could not be committed: its query ends."""
         self._has_no_batch.set()
         self._hub.report(HubState.batch_failed)
+        self._is_look_wanted.set()
 
     # --- threads --------------------------------------------------------------------------------------------
 
@@ -278,6 +284,9 @@ class DriverControl:
             self._is_look_wanted.clear()
             looks += 1
             try:
+                # Before the offset store, which may be away, because its tasks deliver until it is noticed.
+                if self._has_ended(is_asked=is_asked or looks % _ALIVE_EVERY == 0):
+                    break
                 self._look(is_asked=is_asked)
                 # Executors come and go. Not read when a batch begins, because the JVM takes milliseconds.
                 slots = self._slots()
@@ -285,14 +294,21 @@ class DriverControl:
                 if self._is_drained and self._stop is not None and self._has_no_batch.is_set():
                     self._stop()
                     self._is_closed = True
-                # A look is requested when the planner is lost or a queue was reset.
-                if (is_asked or looks % _ALIVE_EVERY == 0) and not self._is_alive():
-                    self._is_closed = True
             except Exception:
                 logger.info(
                     "epochs could not be compared with the running batch's, trying again", exc_info=True
                 )
         self._end()
+
+    def _has_ended(self, *, is_asked: bool) -> bool:
+        """Return whether the query has ended; it is asked each time while its planner is lost.
+
+        Spark ends the planner, and lets a batch fail, before it notes that the query has ended.
+        """
+        is_doubtful = is_asked or self._hub.query(lambda state: state.is_planner_lost)
+        if is_doubtful and not self._is_alive():
+            self._is_closed = True
+        return self._is_closed
 
     def _end(self) -> None:
         """End the tasks, and then the connections once the planner no longer needs them."""
@@ -300,6 +316,7 @@ class DriverControl:
         # The end of a batch waits for these threads.
         while not self._has_no_batch.wait(self._look_every_s):
             continue
+        self._on_end()
         self._work.put(None)
         self._over.put(None)
         # The planner waits for the listener's last calls, whose end is reported here.

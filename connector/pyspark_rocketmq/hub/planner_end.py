@@ -26,6 +26,7 @@ from pyspark_rocketmq.hub.messages import (
     QueuesFree,
     QueuesHeldUp,
     QueuesLeaving,
+    ReplanWanted,
     SlotsKnown,
     StorageRenewed,
     StorageWanted,
@@ -67,6 +68,7 @@ class PlannerControl:
         self._client: HubClient[ToPlanner] | None = None
         self._plan: PlanMade | None = None
         self._leaving: QueuesLeaving | None = None
+        self._replan: ReplanWanted | None = None
         self._drained: QueryDrained | None = None
         """The last messages, to send them again after a new connection to the driver."""
         self._is_needed = threading.Event()
@@ -89,13 +91,18 @@ class PlannerControl:
     def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """See ``PlanWatcher``."""
         self._plan = PlanMade(plan, frozenset(queues))
-        self._leaving = None
+        self._leaving = self._replan = None
         self._send(self._plan)
 
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """See ``PlanWatcher``."""
         self._leaving = QueuesLeaving(plan, frozenset(queues))
         self._send(self._leaving)
+
+    def replan(self, plan: int, reason: str) -> None:
+        """Report that ``plan`` should be another one by now, which ends its batch if its ranges are open."""
+        self._replan = ReplanWanted(plan, reason)
+        self._send(self._replan)
 
     def leaves(self, plan: int) -> None:
         """See ``PlanWatcher``."""
@@ -180,7 +187,7 @@ class PlannerControl:
         )
         client.send(PlannerConnected())
         self._client = client
-        for message in (self._plan, self._leaving, self._drained):
+        for message in (self._plan, self._leaving, self._replan, self._drained):
             if message is not None:
                 client.send(message)
 

@@ -268,6 +268,11 @@ class HubState:
         """Whether a planner is connected."""
         return self._planner is not None
 
+    @property
+    def is_planner_lost(self) -> bool:
+        """Whether the planner was connected, and is no longer."""
+        return self._planner is None and self._planner_lost_s is not None
+
     # --- the driver -----------------------------------------------------------------------------------------
 
     def slots_are(self, slots: Slots) -> list[Action]:

@@ -159,6 +159,9 @@ class Ticket(NamedTuple):
     """The partitions of ranges that are read together; at least one."""
     tasks: int = 1
     """Number of tasks of the batch."""
+    open_for_s: float | None = None
+    """How long the batch may last, in seconds, if the ranges are open; then a task has one ticket. None for
+    closed ranges."""
 
 
 @dataclass(frozen=True)

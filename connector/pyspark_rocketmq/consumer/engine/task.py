@@ -39,7 +39,7 @@ from pyspark_rocketmq.consume.part import Part, QueueAck, continued
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
-from pyspark_rocketmq.errors import without_frames
+from pyspark_rocketmq.errors import RocketMQError, without_frames
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing
@@ -369,7 +369,23 @@ class BatchTask:
         )
         planned = [each.planned for ticket in tickets for each in ticket.partitions]
         places = {each.queue: Place(each.state.epoch, each.start) for each in planned}
-        return ask_driver(self._terms, partition, places, attempt=attempt, tasks=tickets[0].tasks)
+        open_for_s = tickets[0].open_for_s
+        asked = ask_driver(
+            self._terms,
+            partition,
+            places,
+            attempt=attempt,
+            tasks=tickets[0].tasks,
+            open_for_s=open_for_s,
+        )
+        if asked is None and open_for_s is not None:
+            address = self._terms.address
+            raise RocketMQError(
+                f"The driver at {address.host}:{address.port} cannot be reached, and only the driver can end "
+                "a task with open ranges. Nothing was delivered. Let executors reach that host "
+                "(spark.driver.host)."
+            )
+        return asked
 
     def _written(
         self, brought: Iterable[Consumed | _RowsAndAcks], instructions: TaskControl | None
