@@ -100,7 +100,7 @@ class Driver:
         self._cut_number = 0
         self._is_over_sent = True
         self._unheard: dict[tuple[str, str], float] = {}
-        """What a task or the driver does not seem to know, with the task's name, and since when."""
+        """Facts that a task or the driver does not seem to know, with the task's name, and since when."""
         world.after(0.01, self._renew)
         world.after(_LOOK_S, self._look)
         world.after(0.02, self._plan_batch)
