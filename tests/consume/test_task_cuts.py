@@ -129,3 +129,52 @@ def test_on_another_connection_a_clean_task_reports_nothing() -> None:
     cuts = TaskCuts()
     assert not cuts.resumed((), ())
     assert cuts.settled()
+
+
+def test_a_task_cuts_by_itself_once_its_rows_have_a_size_and_holds_until_then() -> None:
+    """H1: rows that travel within the parts."""
+    cuts = TaskCuts()
+    cuts.limit_rows(100)
+    cuts.rows_grew(99)
+    assert (cuts.is_held, cuts.cuts_itself()) == (False, False)
+    cuts.rows_grew(1)
+    assert (cuts.is_held, cuts.cuts_itself(), cuts.cuts_itself()) == (True, True, False)
+
+    assert cuts.cut_begins()
+    assert not cuts.is_held
+    cuts.rows_grew(100)
+    assert cuts.cuts_itself()
+
+
+def test_a_task_with_two_parts_that_are_not_committed_holds_its_rows() -> None:
+    """H1"""
+    cuts = TaskCuts()
+    cuts.limit_rows(100)
+    cuts.sent("one")
+    cuts.sent("two")
+    cuts.rows_grew(150)
+    assert (cuts.is_held, cuts.cuts_itself()) == (True, False)
+
+    cuts.over({"one"})
+    assert cuts.cuts_itself()
+
+
+def test_a_cut_of_its_own_that_finds_two_parts_is_wanted_again_after_a_commit() -> None:
+    cuts = TaskCuts()
+    cuts.limit_rows(100)
+    cuts.rows_grew(150)
+    assert cuts.cuts_itself()
+    cuts.sent("one")
+    cuts.sent("two")
+    assert not cuts.cut_begins()
+    assert cuts.is_held
+
+    cuts.over({"one", "two"})
+    assert cuts.cuts_itself()
+    assert cuts.cut_begins()
+
+
+def test_rows_in_files_are_not_bounded() -> None:
+    cuts = TaskCuts()
+    cuts.rows_grew(1 << 40)
+    assert (cuts.is_held, cuts.cuts_itself()) == (False, False)

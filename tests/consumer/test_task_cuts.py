@@ -24,8 +24,9 @@ from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
-from pyspark_rocketmq.consumer.engine.task import TaskParts
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.consumer.engine.task import _MOST_ROW_BYTES, TaskParts
+from pyspark_rocketmq.errors import ListenerError, RocketMQError
+from pyspark_rocketmq.hub import task_end
 from pyspark_rocketmq.hub.messages import (
     CutWanted,
     FromTask,
@@ -37,6 +38,7 @@ from pyspark_rocketmq.hub.messages import (
     QueuesReleased,
     TaskDirty,
     TaskDone,
+    TaskMayBegin,
 )
 from pyspark_rocketmq.hub.task_end import TaskControl
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
@@ -67,6 +69,7 @@ class Connection:
         self.sent: list[FromTask] = []
         self.place = "driver:1"
         self.is_lost = False
+        self.number = 1
         self.confirms = True
         self.task: TaskControl | None = None
         self._changed = threading.Condition()
@@ -91,11 +94,16 @@ class Connection:
 class Task:
     """A task with the ranges that a test gives it."""
 
-    def __init__(self, *, writer: Lines | None = None, is_cut: bool = True) -> None:
+    def __init__(
+        self, *, writer: Lines | None = None, is_cut: bool = True, open_for_s: float | None = None
+    ) -> None:
         self.connection = Connection()
         places = dict.fromkeys((A, B, C), Place(1, 0))
         self.control = TaskControl(self.connection, places, is_cut=is_cut)  # type: ignore[arg-type]
         self.connection.task = self.control
+        if open_for_s is not None:
+            self.control.ask(7, 0, attempt=0, tasks=1, open_for_s=open_for_s)
+            self.control.receive(TaskMayBegin(self.control.id, frozenset(), is_stopped=False))
         self.parts = TaskParts(writer or Lines(), self.control)
         self.ranges = RangeCuts()
         self.control.cut_with(self._take)
@@ -466,3 +474,71 @@ def test_whenever_cuts_come_the_parts_of_each_queue_follow_one_another(consume: 
             mine = [offset for queue_id, offset in rows if queue_id == queue.queue_id]
             assert mine == list(range(acks[-1].state.next_offset)), f"seed {each}"
     assert cuts > 60
+
+
+class SentLines(Lines):
+    """Rows that travel within the parts."""
+
+    sends_rows = True
+
+
+_FULL = _MOST_ROW_BYTES
+
+
+def test_rows_that_travel_within_the_parts_are_cut_without_being_asked() -> None:
+    """H1: a line of the connection is bounded."""
+    task = Task(writer=SentLines(), open_for_s=300.0)
+    assert task.control.counts_rows()
+    task.settles(going_on=[consumed(A, 0, 2)])
+    task.control.rows_grew(_FULL - 1)
+    assert not task.control.is_paused()
+    task.control.rows_grew(1)
+
+    wait_until(lambda: task.connection.messages(PartHandedOver))
+    [handed] = task.connection.messages(PartHandedOver)
+    assert (spans(handed.part), handed.cut, handed.ends) == ([(A, 0, 2)], None, frozenset())
+    assert not task.control.is_paused()
+
+
+def test_a_task_holds_while_its_rows_wait_for_the_commit_of_two_parts() -> None:
+    """H1"""
+    task = Task(writer=SentLines(), open_for_s=300.0)
+    pauses: list[bool] = []
+    task.control.pauses_with(lambda: pauses.append(task.control.is_paused()))
+    parts: list[PartHandedOver] = []
+    for number in (1, 2):
+        task.settles(going_on=[consumed(A, number, number + 1)])
+        answer = task.cut(number)
+        assert answer is not None
+        parts.append(answer)
+    task.settles(going_on=[consumed(A, 3, 4)])
+    task.control.rows_grew(_FULL)
+    assert (task.control.is_paused(), pauses) == (True, [True])
+
+    task.is_committed(parts[0])
+    wait_until(lambda: len(task.connection.messages(PartHandedOver)) == 3)
+    assert (task.control.is_paused(), pauses) == (False, [True, False])
+
+
+@pytest.mark.parametrize(
+    ("writer", "open_for_s"), [(SentLines(), None), (Lines(), 300.0)], ids=["closed", "files"]
+)
+def test_rows_of_closed_ranges_or_in_files_are_not_counted(writer: Lines, open_for_s: float | None) -> None:
+    task = Task(writer=writer, open_for_s=open_for_s)
+    assert not task.control.counts_rows()
+    task.control.rows_grew(_FULL)
+    assert not task.control.is_paused()
+
+
+def test_rows_that_are_too_large_for_the_connection_fail_a_task_with_open_ranges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H1: nothing of their queue could be committed before the batch's end."""
+    monkeypatch.setattr(task_end, "LONGEST_LINE", 16)
+    task = Task(writer=SentLines(), open_for_s=300.0)
+    task.settles(going_on=[consumed(A, 0, 2)])
+    task.control.receive(CutWanted(task.control.id, 1))
+
+    wait_until(lambda: task.control.is_given_up(A))
+    with pytest.raises(ListenerError, match="Have the listener emit fewer rows for a message"):
+        task.parts.finish()

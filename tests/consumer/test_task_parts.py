@@ -59,6 +59,9 @@ class Instructions:
     def settled(self) -> None:
         pass
 
+    def counts_rows(self) -> bool:
+        return False
+
     def stop(self) -> None:
         pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from deltalake import DeltaTable
 
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.model import POSITION_COLUMNS
-from pyspark_rocketmq.sinks.base import QueueGeneration
+from pyspark_rocketmq.sinks.base import QueueGeneration, sends_rows
+from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route
 from tests.helpers.sink_rows import GROUP, Q0, Q1
@@ -68,6 +70,20 @@ def test_a_condition_that_rows_cannot_have_is_refused_at_the_start(
     with pytest.raises(OptionError, match=said):
         made.prepare(SCHEMA)
     assert not (tmp_path / "a").exists()
+
+
+def test_rows_travel_to_the_driver_only_if_a_sink_takes_them_there(tmp_path: Path, sinks: MultiSink) -> None:
+    """H1: such parts are bounded."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "rows.db")
+
+    database = DatabaseSink(connect, lambda cursor, rows: None)
+    both = MultiSink([delta(tmp_path / "all"), database])
+    both.prepare(SCHEMA)
+
+    writers = [sink.begin(GROUP, {Q0: 0}).task_writer() for sink in (sinks, database, both)]
+    assert list(map(sends_rows, writers)) == [False, True, True]
 
 
 def stored_in(path: Path) -> pa.Table:

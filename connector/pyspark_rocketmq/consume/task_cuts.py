@@ -10,7 +10,10 @@ so that nothing which is settled meanwhile goes unreported.
 Rule 2 (two parts): while two of its parts are not committed, a task makes no cut. It reports that it is dirty
 as soon as one is. Its rows wait where they would wait for their range's end.
 Rule 3 (ends): a part that ends queues was not asked for, and is sent at any time; it counts as the others.
-Rule 4 (resumed): after another connection the driver has forgotten what the task has reported, and what it
+Rule 4 (rows): where rows travel within the parts, the task cuts without being asked once those that are in no
+cut have a certain size, and delivers nothing more until the cut begins. So parts are bounded, and so are the
+rows that wait while two parts are not committed.
+Rule 5 (resumed): after another connection the driver has forgotten what the task has reported, and what it
 has of the parts comes with its answer.
 
 No I/O, no clock. Not thread-safe; no method waits.
@@ -19,6 +22,7 @@ No I/O, no clock. Not thread-safe; no method waits.
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 from typing import Final
 
 _MOST_OPEN: Final = 2
@@ -32,6 +36,11 @@ class TaskCuts:
         self._is_dirty = False
         self._is_reported = False
         """True if the task has reported since the last cut that it is dirty."""
+        self._most_row_bytes = inf
+        self._row_bytes = 0
+        """Size of the rows that are in no cut."""
+        self._is_own_cut_wanted = False
+        """Whether the task is about to begin a cut of its own."""
         self._open: set[str] = set()
         """Ids of parts that are neither committed nor dropped."""
         self._in_doubt: dict[str, None] = {}
@@ -41,6 +50,25 @@ class TaskCuts:
     def in_doubt(self) -> Collection[str]:
         """Ids of the parts of which it is not known whether the driver has them, in order."""
         return self._in_doubt.keys()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing may be delivered before the next cut begins."""
+        return self._row_bytes >= self._most_row_bytes
+
+    def limit_rows(self, nbytes: int) -> None:
+        """Bound the rows that are in no cut."""
+        self._most_row_bytes = nbytes
+
+    def rows_grew(self, nbytes: int) -> None:
+        """Note rows that the next cut takes."""
+        self._row_bytes += nbytes
+
+    def cuts_itself(self) -> bool:
+        """Return whether to begin a cut of the task's own; to be asked after rows and commits."""
+        is_due = self.is_held and not self._is_full and not self._is_own_cut_wanted
+        self._is_own_cut_wanted |= is_due
+        return is_due
 
     def settled(self) -> bool:
         """Note that the task has something to commit that is in no cut, so that it is dirty.
@@ -57,9 +85,11 @@ class TaskCuts:
 
     def cut_begins(self) -> bool:
         """Begin to take what is settled; return False if too many parts were sent meanwhile."""
+        self._is_own_cut_wanted = False
         if self._is_full:
             return False
         self._is_dirty = False
+        self._row_bytes = 0
         return True
 
     def sent(self, part_id: str) -> None:

@@ -68,7 +68,7 @@ class RangeInstructions:
         return False
 
     def is_paused(self) -> bool:
-        """Return whether no delivery may begin for now, as the driver cannot be reached.
+        """Return whether no delivery may begin for now: the driver cannot be reached, or too many rows wait.
 
         Like ``is_given_up`` it is read before every delivery. Open ranges only.
         """
@@ -76,6 +76,13 @@ class RangeInstructions:
 
     def pauses_with(self, changed: Callable[[], None]) -> None:
         """Take the function that another thread calls when ``is_paused`` has changed; it must not wait."""
+
+    def counts_rows(self) -> bool:
+        """Return whether :meth:`rows_grew` is to be called; the same for all of a task's life."""
+        return False
+
+    def rows_grew(self, nbytes: int) -> None:
+        """Note the size of rows of settled messages that are in no cut; returns at once, on any thread."""
 
     def settled(self) -> None:
         """Note that a range has something to commit that is in no cut; return immediately.

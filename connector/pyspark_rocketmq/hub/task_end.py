@@ -139,6 +139,10 @@ class TaskControl(RangeInstructions):
         """Whether no message reaches the driver any more."""
         self._is_paused = False
         self._on_pause: Callable[[], None] = lambda: None
+        self._counts_rows = False
+        self._is_held = False
+        """Whether nothing is delivered because of the rows that are in no cut."""
+        self._on_full: Callable[[], bool] = lambda: False
         self._guard = threading.Lock()
         """Guards everything below, so that what is recorded to be sent and what is sent have one order."""
         self._cuts = TaskCuts()
@@ -180,7 +184,7 @@ class TaskControl(RangeInstructions):
 
     def is_paused(self) -> bool:
         """See :class:`RangeInstructions`."""
-        return self._is_paused
+        return self._is_paused or self._is_held
 
     def pauses_with(self, changed: Callable[[], None]) -> None:
         """See :class:`RangeInstructions`."""
@@ -226,10 +230,41 @@ class TaskControl(RangeInstructions):
         """See :class:`RangeInstructions`."""
         self._cutter = cut
 
+    def limit_rows(self, nbytes: int, cut: Callable[[], bool]) -> None:
+        """Bound the rows of open ranges that are in no cut, because they travel within the parts.
+
+        ``cut`` begins a cut that was not asked for; called on any thread, must not wait.
+        """
+        if self.is_open:
+            self._counts_rows, self._on_full = True, cut
+            self._cuts.limit_rows(nbytes)
+
+    def counts_rows(self) -> bool:
+        """See :class:`RangeInstructions`."""
+        return self._counts_rows
+
+    def rows_grew(self, nbytes: int) -> None:
+        """See :class:`RangeInstructions`."""
+        with self._guard:
+            self._cuts.rows_grew(nbytes)
+        self._hold_or_cut()
+
+    def _hold_or_cut(self) -> None:
+        with self._guard:
+            is_due = self._cuts.cuts_itself()
+            has_changed = self._cuts.is_held != self._is_held
+            self._is_held = self._cuts.is_held
+        if has_changed:
+            self._on_pause()
+        if is_due:
+            self._on_full()
+
     def cut_begins(self) -> bool:
         """Begin the cut that was wanted; return False if too many parts are under way by now."""
         with self._guard:
-            return self._cuts.cut_begins()
+            begins = self._cuts.cut_begins()
+        self._hold_or_cut()
+        return begins
 
     def cut_ranges(self) -> Any:
         """Call ``cut_with``'s function."""
@@ -270,7 +305,7 @@ class TaskControl(RangeInstructions):
         if len(str(part.facts)) > LONGEST_LINE // 2:
             return False
         with self._guard:
-            if self._is_cut_off:
+            if self.is_cut_off:
                 return False
             self._cuts.sent(part.id)
             self._is_certain.clear()
@@ -350,10 +385,10 @@ class TaskControl(RangeInstructions):
         """Wait for the driver's answer; return whether it has come."""
         # Open ranges have time for another connection.
         is_answered = self._answered.wait(_ANSWER_S + RECONNECT_S if self.is_open else _ANSWER_S)
-        return is_answered and not self._is_cut_off
+        return is_answered and not self.is_cut_off
 
     @property
-    def _is_cut_off(self) -> bool:
+    def is_cut_off(self) -> bool:
         """Whether nothing reaches the driver, and nothing will."""
         return self._is_lost or (self._connection.is_lost and not self.is_open)
 
@@ -405,6 +440,7 @@ class TaskControl(RangeInstructions):
                 with self._guard:
                     if self._cuts.over(part_ids):
                         self._send_now(TaskDirty(self.id))
+                self._hold_or_cut()
             case _:
                 assert_never(message)
 
@@ -477,6 +513,7 @@ class TaskControl(RangeInstructions):
         self._give_up(answer.dropped - self._dropped, is_dropped=True)
         self._give_up(answer.given_up - self._given_up, is_dropped=False)
         self._pauses(is_paused=False)
+        self._hold_or_cut()
 
     def _pauses(self, *, is_paused: bool) -> None:
         if is_paused != self._is_paused:

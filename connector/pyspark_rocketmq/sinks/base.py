@@ -229,7 +229,7 @@ class Writing(Protocol):
 
 
 class RowWriter(Protocol):
-    """Writes a task's rows; picklable."""
+    """Writes a task's rows; picklable. It may have the attribute of :func:`sends_rows`."""
 
     def open(self) -> Writing:
         """Start writing, in the task."""
@@ -238,6 +238,11 @@ class RowWriter(Protocol):
     def written(self, facts: Mapping[str, Any]) -> Written:
         """Rebuild a result from ``Written.to_dict``, on the driver."""
         ...
+
+
+def sends_rows(writer: RowWriter | None) -> bool:
+    """Return whether a writer's results contain the rows, which its attribute of this name says."""
+    return bool(getattr(writer, "sends_rows", False))
 
 
 class SinkBatch(Protocol):

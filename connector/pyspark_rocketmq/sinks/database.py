@@ -20,7 +20,7 @@ import uuid
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -417,6 +417,8 @@ class CollectedRows:
 @dataclass(frozen=True, slots=True)
 class RowCollector:
     """Gathers a task's rows that the database does not have; picklable."""
+
+    sends_rows: ClassVar[bool] = True
 
     schema: pa.Schema
     watermarks: Mapping[MessageQueue, int]

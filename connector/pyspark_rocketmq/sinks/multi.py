@@ -29,6 +29,7 @@ from pyspark_rocketmq.sinks.base import (
     Written,
     newest_generations,
     note_newest,
+    sends_rows,
 )
 
 
@@ -200,6 +201,10 @@ class _WrittenBy:
 class _MultiWriter:
     writers: tuple[RowWriter, ...]
     filters: tuple[_Filter, ...]
+
+    @property
+    def sends_rows(self) -> bool:
+        return any(map(sends_rows, self.writers))
 
     def open(self) -> Writing:
         return _MultiWriting([writer.open() for writer in self.writers], self.filters)

@@ -39,10 +39,10 @@ from pyspark_rocketmq.consume.part import Part, QueueAck, continued
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
-from pyspark_rocketmq.errors import RocketMQError, without_frames
+from pyspark_rocketmq.errors import ListenerError, RocketMQError, without_frames
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import RowWriter, Writing
+from pyspark_rocketmq.sinks.base import RowWriter, Writing, sends_rows
 from pyspark_rocketmq.source.ranges import Ticket
 from pyspark_rocketmq.source.reader import freeze_modules, read_ranges, tickets_in
 from pyspark_rocketmq.source.schema import ReadPiece
@@ -50,6 +50,8 @@ from pyspark_rocketmq.source.schema import ReadPiece
 logger = logging.getLogger(__name__)
 
 _RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
+_MOST_ROW_BYTES: Final = 2 << 20
+"""Size of rows from which on a task with open ranges cuts by itself, if its rows travel within the parts."""
 RESULT_COLUMNS: Final = "parts string, could_ask boolean"
 """Columns of the row that each task returns."""
 
@@ -119,6 +121,8 @@ class TaskParts:
         self._failure: BaseException | None = None
         if instructions is not None:
             instructions.when_cut(self._begin_cut)
+            if sends_rows(writer):
+                instructions.limit_rows(_MOST_ROW_BYTES, self._begin_own_cut)
             instructions.taken_by(self.take)
 
     def take(self, consumed: Consumed) -> bool:
@@ -242,19 +246,27 @@ class TaskParts:
 
     def _begin_cut(self, number: int | None) -> bool:
         """Begin to cut; called by the connection's thread, which must not wait for storage."""
-        return self._begin(lambda: self._cut(number))
+        return self._begin(lambda: self._cut(number, is_whole=number is not None))
 
-    def _cut(self, number: int | None) -> None:
-        """Hand over everything that is settled; without a number, only ranges that have ended."""
+    def _begin_own_cut(self) -> bool:
+        """Begin a cut that was not asked for."""
+        return self._begin(lambda: self._cut(None, is_whole=True))
+
+    def _cut(self, number: int | None, *, is_whole: bool) -> None:
+        """Hand over everything that is settled, or only ranges that have ended unless ``is_whole``.
+
+        ``number`` is that of the driver's cut, if it is one.
+        """
         instructions = self._instructions
         assert instructions is not None
-        if number is not None and (self._kept_back or not instructions.cut_begins()):
+        if is_whole and (self._kept_back or not instructions.cut_begins()):
             # Parts of a queue must reach the driver in order, so the rest also comes with the job.
-            instructions.nothing_to_cut(number)
+            if number is not None:
+                instructions.nothing_to_cut(number)
             return
         # In this order: a range that ends meanwhile must not be in the part with its end before its cut.
         with self._leaving(self._take_growing(GrowingPart(self._writer))) as part:
-            if number is not None:
+            if is_whole:
                 self._add_cut(part, instructions.cut_ranges(), instructions)
             if not part.is_empty:
                 self._hand_over(part, number)
@@ -299,6 +311,12 @@ class TaskParts:
         finished, ends = part.finish(), frozenset(part.ends)
         is_first = all(each.queues.isdisjoint(finished.queues) for each in self._kept_back)
         if not (is_first and self._instructions.hand_over(finished, ends=ends, cut=number)):
+            if self._instructions.counts_rows() and not self._instructions.is_cut_off:
+                raise ListenerError(
+                    f"A task has {len(str(finished.facts)) >> 20} MiB for the driver in one part, and the sink "
+                    "takes its rows from the driver, not from files. Have the listener emit fewer rows for "
+                    "a message, or use a sink that writes files."
+                )
             if self._instructions.is_cut and not self._kept_back:
                 logger.warning(
                     "a part could not be handed over, so the rest of its queues is committed at the batch's "
