@@ -277,6 +277,7 @@ class Driver:
 
     def _flushed(self, failure: BaseException | None) -> None:
         if failure is not None:
+            self.world.skip_deadly(failure)
             self._fail()
             return
         rest = self.hub.rest([part for parts in self._results.values() for part in parts])

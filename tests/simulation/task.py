@@ -207,7 +207,8 @@ class Task:
             if not is_held and each.next_call(self._stored(each.queue), now_s):
                 self._call = each
                 self.world.check_delivery(self, each.queue)
-                self.world.after(self.world.call_s(), self._call_ends)
+                is_deadly = self.control.is_open and self.world.is_deadly(each.queue, each.settled)
+                self.world.after(self.world.call_s(), self.die if is_deadly else self._call_ends)
                 return
         if not self.control.is_open and all(
             each.is_over or each.settled >= self._stops[each.queue] for each in self._turns

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.consume.cuts import Action, Answer, Cuts, EndTasks, _Task
+from pyspark_rocketmq.consume.cuts import Action, Answer, Cuts, EndTasks, Place, _Task
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.task_cuts import TaskCuts
 from pyspark_rocketmq.hub import state
@@ -64,6 +64,8 @@ _OPEN_EVENTS = (
     "standing queues",
     "slots too few",
     "replans wanted",
+    "deadly calls",
+    "skipped",
     "ended for time",
     "ended for plan",
 )
@@ -141,6 +143,13 @@ class EndIsSentOnce(Cuts):
 
     def resume(self, task: str, in_doubt: Collection[str]) -> list[Action]:
         return [each for each in super().resume(task, in_doubt) if not isinstance(each, EndTasks)]
+
+
+class DeathsAreForgotten(Cuts):
+    """Have tasks die at the same message for ever."""
+
+    def _died(self, former: _Task | None, places: Mapping[MessageQueue, Place]) -> list[Action]:
+        return []
 
 
 class WithoutPoison(Cuts):
@@ -286,6 +295,7 @@ LEFT_OUT = {
     "chain": (left_out(cuts=WithoutChain), "gap"),
     "known parts": (left_out(cuts=WithoutKnownParts), "broken chain"),
     "later attempts consume nothing": (left_out(cuts=LaterAttemptsConsume), "doubled"),
+    "deaths are counted": (left_out(cuts=DeathsAreForgotten), "dies for ever"),
     "poisoned queues": (left_out(cuts=WithoutPoison), "gap"),
     "the same group first": (left_out(cuts=OtherGroupFirst), "gap"),
     "free after the commit": (left_out(cuts=FreeAtOnce), "committed after it was free"),

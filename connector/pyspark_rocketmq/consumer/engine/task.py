@@ -313,9 +313,9 @@ class TaskParts:
         if not (is_first and self._instructions.hand_over(finished, ends=ends, cut=number)):
             if self._instructions.counts_rows() and not self._instructions.is_cut_off:
                 raise ListenerError(
-                    f"A task has {len(str(finished.facts)) >> 20} MiB for the driver in one part, and the sink "
-                    "takes its rows from the driver, not from files. Have the listener emit fewer rows for "
-                    "a message, or use a sink that writes files."
+                    f"A task has {len(str(finished.facts)) >> 20} MiB for the driver in one part, and the "
+                    "sink takes its rows from the driver, not from files. Have the listener emit fewer rows "
+                    "for a message, or use a sink that writes files."
                 )
             if self._instructions.is_cut and not self._kept_back:
                 logger.warning(
