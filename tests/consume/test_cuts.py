@@ -492,6 +492,37 @@ def test_the_fourth_death_at_the_same_offset_fails_the_batch(places: list[int], 
     assert [f"{A} offset=5: 4 tasks died" in str(each.error) for each in failures] == [True] * is_failed
 
 
+@pytest.mark.parametrize(
+    ("places", "named"),
+    [
+        ([1, 2, 3, 4, 5, 6, 6, 6], []),
+        ([1, 2, 3, 4, 5, 6, 6, 6, 6], [f"{A} offset=6; {B} offset=0: 4 tasks died"]),
+        (list(range(11)), []),
+        (list(range(12)), [f"{B} offset=0: 4 tasks died"]),
+    ],
+    ids=["A moves", "A stands too", "A moves eleven times", "A moves twelve times"],
+)
+def test_a_queue_that_stands_fails_the_batch_late_if_another_one_of_its_task_moves(
+    places: list[int], named: list[str]
+) -> None:
+    """B is idle in most cases, and no message of it ends anybody."""
+    cuts = Cuts(0.5)
+    failures: list[str] = []
+    for place in places:
+        assert failures == []
+        cuts.begin_batch()
+        at = {A: Place(1, place), B: Place(1, 0)}
+        cuts.begin("one", 0, 0, at, 0.0, is_open=True)
+        lost("one")(cuts, 0.5)
+        actions = cuts.begin("again", 0, 1, at, 1.0, is_open=True)
+        failures = [str(each.error) for each in actions if isinstance(each, Fail)]
+        closes(cuts, 1.2)
+
+    assert [text.startswith(begin) for text, begin in zip(failures, named, strict=True)] == [True] * len(
+        named
+    )
+
+
 def test_an_error_that_another_attempt_would_meet_again_fails_the_batch() -> None:
     def fails_for_good(cuts: Cuts, now_s: float) -> list[Action]:
         return cuts.failed("one", AWAY, now_s)

@@ -14,9 +14,9 @@ Rule 2 (known parts): a part that is sent again, because its sender did not hear
 confirmed again and not counted again.
 Rule 3 (attempts): where ranges are open, a later attempt of a task consumes nothing and ends the batch: its
 queues begin again from the offset store. The attempt that it replaces may be alive; then its last part
-counts, and the batch is not over before it has ended or paused. A queue whose tasks die four times at the
-same offset fails the batch; it is forgiven when it moves, or when a batch that had it ends without such a
-death.
+counts, and the batch is not over before it has ended or paused. The batch fails if tasks with the same queue
+die four times while none of their queues moves, as an idle queue never does, or twelve times while that queue
+does not. Deaths are forgiven when the queue moves, or when a batch that had it ends without one.
 Where ranges are closed, nothing more is taken of the attempt before. The later one leaves out the queues of
 which a part has arrived, whose next range is for the next batch, and consumes the others from their start.
 Rule 4 (poisoned queues): a queue that broke its chain, was refused by the sink or the offset store, or has
@@ -57,7 +57,9 @@ _LONGEST_RETRY_S: Final = 5.0
 _FAIL_AFTER_S: Final = 60.0
 """How long a failed commit is tried again."""
 _MOST_DEATHS: Final = 4
-"""Deaths of tasks at the same offset of a queue that fail the batch, as ``spark.task.maxFailures``."""
+"""Deaths of tasks of which no queue moves that fail the batch, as ``spark.task.maxFailures``."""
+_MOST_DEATHS_BESIDE_OTHERS: Final = 12
+"""Deaths of tasks at the same offset of a queue that fail the batch although other queues of theirs move."""
 _KNOWN_PARTS: Final = 1_000
 """Number of ids kept for each task; parts in doubt are fewer."""
 _CLOSED_S: Final = 1.0
@@ -632,14 +634,18 @@ class Cuts:
             before = self._deaths.get(queue)
             count = before.times + 1 if before is not None and before.next_offset == at else 1
             self._deaths[queue] = _Deaths(at, count)
+        times = [self._deaths[queue].times for queue in places]
+        is_stuck = (
+            min(times, default=0) >= _MOST_DEATHS or max(times, default=0) >= _MOST_DEATHS_BESIDE_OTHERS
+        )
         stuck = sorted(queue for queue in places if self._deaths[queue].times >= _MOST_DEATHS)
-        return self._fail(self._death_error(stuck)) if stuck else []
+        return self._fail(self._death_error(stuck)) if is_stuck else []
 
     def _death_error(self, stuck: Iterable[MessageQueue]) -> RocketMQError:
         listed = "; ".join(f"{queue} offset={self._deaths[queue].next_offset}" for queue in stuck)
         return RocketMQError(
-            f"{listed}: {_MOST_DEATHS} tasks died one after the other without getting further. Their message "
-            "at this offset may end the Python worker: look at the executors' logs. Skip it with "
+            f"{listed}: {_MOST_DEATHS} tasks died one after the other without getting further. A message "
+            "at such an offset may end the Python worker: look at the executors' logs. Skip it with "
             "`pyspark-rocketmq offsets skip` if it cannot be consumed."
         )
 
