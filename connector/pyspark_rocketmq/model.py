@@ -27,6 +27,9 @@ BrokerAddress = NewType("BrokerAddress", str)
 PulledBody = bytes | memoryview
 """Stored messages of one answer, undecoded; a view is a view of bytes, and keeps their buffer alive."""
 
+OPEN_END: Final = (1 << 63) - 1
+"""End of a range that goes on with its queue: it is beyond the offset of every message."""
+
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """Maximum size of the body of a message or a batch, unless a producer sets another limit
 (``DefaultMQProducer.maxMessageSize``, which is also the brokers' default)."""
@@ -408,13 +411,14 @@ class QueueState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """The part of one queue that a micro-batch or a batch read takes."""
+    """The part of one queue that a micro-batch or a batch read takes; its end may be open."""
 
     queue: MessageQueue
     state: QueueState
-    """Start of the range, and the state for a group's next delivery; without suspension or last message."""
+    """Start of the range, and the state for a group's next delivery; without last message, and only an open
+    range with a suspension: it begins when that is over."""
     end: int
-    """Exclusive queue offset."""
+    """Exclusive queue offset; ``OPEN_END`` if the range goes on with the queue."""
 
     @classmethod
     def between(cls, queue: MessageQueue, start: int, end: int, *, epoch: int = 0) -> Self:
@@ -429,6 +433,16 @@ class QueueRange:
     def start(self) -> int:
         """First queue offset read."""
         return self.state.next_offset
+
+    @property
+    def has_open_end(self) -> bool:
+        """Whether the range goes on with the queue until somebody ends it."""
+        return self.end == OPEN_END
+
+    @property
+    def extent(self) -> str:
+        """Its offsets, in words."""
+        return f"{self.start} onwards" if self.has_open_end else f"{self.start} to {self.end}"
 
     @property
     def count(self) -> int:

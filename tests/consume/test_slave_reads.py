@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.slave_reads import ends_in_doubt, has_range, offsets_in_doubt, starts_in_doubt
-from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
 
 A0 = MessageQueue("orders", "broker-a", 0)
@@ -18,8 +18,9 @@ NOON = 1_000_000
 
 @pytest.mark.parametrize(
     ("start", "end", "is_there"),
-    [(10, 20, True), (12, 12, True), (9, 20, False), (10, 21, False), (20, 20, True), (21, 21, False)],
-)
+    [(10, 20, True), (12, 12, True), (9, 20, False), (10, 21, False), (20, 20, True), (21, 21, False),
+     (12, OPEN_END, True), (9, OPEN_END, False), (21, OPEN_END, False)],
+)  # fmt: skip
 def test_a_range_is_there_if_all_of_it_is_within_the_slaves_bounds(
     start: int, end: int, is_there: bool
 ) -> None:

@@ -16,6 +16,11 @@
 6. If a listener has committed none of the messages it received (autoCommit=false), its queue gets them again
    with at least as many new ones, up to the flow-control threshold. Without new ones it waits for a while.
 
+In real time a plan has an *open* range of each queue instead (:func:`plan_open_ranges`), which has no end:
+also one of a queue with nothing to read, and one of a suspended queue, which begins when that is due. Rule 3
+applies, and nothing is limited. The ranges are dealt to one task for each slot (:func:`deal`): no task ends
+by itself, so none may wait for a slot.
+
 **Which ranges share a task** (:func:`shared_tasks`). Every task costs some tens of milliseconds of a core:
 Spark schedules it, and two Python processes handle it. A queue with a few messages takes less. So:
 
@@ -47,7 +52,7 @@ from typing import Final, NamedTuple
 from pyspark_rocketmq.consume.orderly import LONGEST_SUSPEND_MILLIS
 from pyspark_rocketmq.consume.positions import OffsetGap
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
+from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.stored_values import NO_MESSAGES
 
 LONGEST_LEFT_OUT_S: Final = 120.0
@@ -229,6 +234,21 @@ def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
     return [task for _, _, task in tasks]
 
 
+def deal(backlogs: Sequence[int], slots: int) -> list[list[int]]:
+    """Return the indexes of open ranges by task; each index once, ascending within a task.
+
+    They are dealt round in the order of their backlogs, the longest first: tasks have about equally many
+    ranges, and the longest backlogs have different tasks.
+
+    Args:
+        backlogs: How many messages wait in each queue.
+        slots: How many tasks can run at the same time; 0 if unknown, for a task each.
+    """
+    count = min(len(backlogs), slots or len(backlogs))
+    in_order = sorted(range(len(backlogs)), key=lambda index: -backlogs[index])
+    return [sorted(in_order[first::count]) for first in range(count)]
+
+
 class UncommittedDelivery(NamedTuple):
     """Messages that a queue's listener received from the queue's next offset on, and did not commit."""
 
@@ -255,7 +275,7 @@ class Plan:
     """Ranges to read now, and the state of the queues that are not read."""
 
     ranges: tuple[QueueRange, ...]
-    """Ranges to read, sorted by queue; none is empty."""
+    """Ranges to read, sorted by queue; none is empty. Either all of them are open or none is."""
     gaps: tuple[OffsetGap, ...]
     """Gaps found, sorted by queue; the caller reacts according to failOnDataLoss."""
     readable: int
@@ -305,6 +325,50 @@ def plan_ranges(
     return planner.plan()
 
 
+def plan_open_ranges(
+    bounds: Mapping[MessageQueue, QueueBounds],
+    progress: Mapping[MessageQueue, QueueState],
+    *,
+    now_s: float,
+    skip_gaps: bool = False,
+) -> Plan:
+    """Plan every queue of ``progress`` from its next offset on, without an end.
+
+    Args:
+        bounds: Bounds of these queues.
+        progress: Stored progress of the queues to plan (owned and locked).
+        now_s: Seconds since the epoch.
+        skip_gaps: As for :func:`plan_ranges`.
+    """
+    ranges: list[QueueRange] = []
+    gaps: list[OffsetGap] = []
+    readable = 0
+    for queue in sorted(progress):
+        state = progress[queue]
+        gap = OffsetGap.between(queue, state.next_offset, bounds[queue])
+        if gap is not None:
+            gaps.append(gap)
+            if not skip_gaps:
+                continue
+            state = _after_gap(gap, state)
+        begun = state._replace(suspended_until_s=_due_s(state, now_s), last_message=NO_MESSAGES)
+        ranges.append(QueueRange(queue, begun, OPEN_END))
+        readable += bounds[queue].max_offset - state.next_offset
+    return Plan(ranges=tuple(ranges), gaps=tuple(gaps), readable=readable, next_due_s=None)
+
+
+def _due_s(state: QueueState, now_s: float) -> float | None:
+    """Return when a suspended queue is due; None for one that is due now (rule 2)."""
+    due_s = state.suspended_until_s
+    is_waiting = due_s is not None and now_s < due_s <= now_s + LONGEST_SUSPEND_MILLIS / 1000
+    return due_s if is_waiting else None
+
+
+def _after_gap(gap: OffsetGap, state: QueueState) -> QueueState:
+    """Return the state behind a gap; the retry counts belonged to messages that are gone."""
+    return QueueState(gap.corrected, state.epoch)
+
+
 @dataclass(slots=True)
 class _Planner:
     """A plan being made."""
@@ -326,8 +390,7 @@ class _Planner:
         if progress is None:
             progress = QueueState(bounds.min_offset)
         end = bounds.max_offset if cap is None else min(bounds.max_offset, cap)
-        due_s = progress.suspended_until_s
-        if due_s is not None and self.now_s < due_s <= self.now_s + LONGEST_SUSPEND_MILLIS / 1000:
+        if (due_s := _due_s(progress, self.now_s)) is not None:
             if progress.next_offset < end and (self.next_due_s is None or due_s < self.next_due_s):
                 self.next_due_s = due_s
             return
@@ -336,8 +399,7 @@ class _Planner:
             self.gaps.append(gap)
             if not self.skip_gaps:
                 return
-            # The retry counts belonged to messages that are gone.
-            progress = QueueState(gap.corrected, progress.epoch)
+            progress = _after_gap(gap, progress)
         readable = end - progress.next_offset
         if readable > 0:
             self.candidates.append((queue, progress, readable))

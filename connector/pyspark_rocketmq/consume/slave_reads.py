@@ -40,8 +40,11 @@ _WORDS = (EARLIEST_OFFSET, LATEST_OFFSET)
 
 
 def has_range(bounds: QueueBounds, planned: QueueRange) -> bool:
-    """Return whether a slave has all of a planned range, whatever bounds the plan was made from."""
-    return bounds.allow(planned.start) and planned.end <= bounds.max_offset
+    """Return whether a slave has all of a planned range, whatever bounds the plan was made from.
+
+    Of an open range it has all that there is.
+    """
+    return bounds.allow(planned.start) and (planned.has_open_end or planned.end <= bounds.max_offset)
 
 
 def offsets_in_doubt(
