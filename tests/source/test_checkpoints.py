@@ -38,7 +38,7 @@ def test_a_recorded_checkpoint_is_gone_on_from(topics: Topics) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('{"v": 3, "seq": 1, "plan": {}}', "version 3; this release reads versions"),
+        ('{"v": 4, "seq": 1, "plan": {}}', "version 4; this release reads versions"),
         ('{"v": 2, "seq": 1, "plan": {}}', "is damaged"),
         ('{"orders": {"0": 23}}', "is another query's: the offset in it, {'orders': {'0': 23}}, is not one"),
         ("7", "is another query's: the offset in it, 7, is not one of format"),

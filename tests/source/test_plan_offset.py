@@ -4,14 +4,17 @@ import base64
 import json
 import random
 import zlib
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import OffsetError
-from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
-from pyspark_rocketmq.source.ranges import offset_to_plan, plan_to_offset
+from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.source.ranges import offset_to_plan, open_for_s_of, plan_to_offset
 from pyspark_rocketmq.stored_values import RetryCounts
 from tests.helpers import stored_texts
 
@@ -67,9 +70,9 @@ def test_plan_fields_of_earlier_releases_are_ignored() -> None:
 
 def test_a_checkpoint_of_a_newer_version_is_refused_with_the_remedy() -> None:
     with pytest.raises(
-        OffsetError, match=r"version 3; this release reads versions 1 and 2\. Use the release that wrote it"
+        OffsetError, match=r"version 4; this release reads versions 1 to 3\. Use the release that wrote it"
     ):
-        offset_to_plan({"v": 3, "seq": 1, "plan": {}})
+        offset_to_plan({"v": 4, "seq": 1, "plan": {}})
 
 
 @pytest.mark.parametrize(
@@ -80,9 +83,11 @@ def test_a_checkpoint_of_a_newer_version_is_refused_with_the_remedy() -> None:
         {"from": 3.0},
         {"from": True},
         {"to": 2},
-        {"to": 1 << 63},
+        {"to": OPEN_END},
+        {"to": OPEN_END + 1},
         {"to": None},
         {"to": {"a": 1}},
+        {"until": "x"},
         {"epoch": "x"},
         {"times": []},
         {"putBack": [[3, 4, 1]]},
@@ -169,3 +174,99 @@ def test_a_packed_plan_that_is_damaged_is_refused(changes: dict[str, object]) ->
         OffsetError, match=r"The checkpoint's offset is damaged .*Use a new checkpoint location"
     ):
         offset_to_plan({**plan_to_offset(1, many(300)), **changes})
+
+
+# -------------------------------------------------------------------------------------------------- open plans
+
+DUE = st.none() | st.floats(1.0, 2e9)
+
+
+def opened(ranges: Iterable[QueueRange], due: Iterable[float | None] = ()) -> tuple[QueueRange, ...]:
+    """The same ranges without ends, some of them of suspended queues."""
+    return tuple(
+        replace(each, state=each.state._replace(suspended_until_s=due_s), end=OPEN_END)
+        for each, due_s in zip_longest(ranges, due)
+        if each is not None
+    )
+
+
+@given(
+    seq=st.integers(0, 2**40), ranges=RANGES, due=st.lists(DUE, max_size=8), for_s=st.sampled_from([300, 0.5])
+)
+def test_an_open_plan_survives_the_checkpoint(
+    seq: int, ranges: tuple[QueueRange, ...], due: list[float | None], for_s: float
+) -> None:
+    whole = opened(ranges, due)
+
+    stored = json.loads(json.dumps(plan_to_offset(seq, reversed(whole), open_for_s=for_s)))
+
+    assert offset_to_plan(stored) == (seq, whole)
+    assert open_for_s_of(stored) == for_s
+
+
+@given(ranges=RANGES, due=st.lists(DUE, max_size=8), more=st.integers(257, 300))
+def test_an_open_plan_of_many_queues_survives_the_checkpoint(
+    ranges: tuple[QueueRange, ...], due: list[float | None], more: int
+) -> None:
+    """H4: packed, as Spark keeps the offsets of a hundred batches."""
+    whole = opened(sorted([*ranges, *many(more)], key=lambda each: each.queue), due)
+
+    stored = json.loads(json.dumps(plan_to_offset(7, whole, open_for_s=300.0)))
+
+    assert "live" not in stored
+    assert offset_to_plan(stored) == (7, whole)
+    assert open_for_s_of(stored) == 300.0
+
+
+def test_an_open_plan_is_as_people_find_it_in_the_checkpoint() -> None:
+    a0, a1 = (MessageQueue("orders", "broker-a", number) for number in range(2))
+    suspended = QueueState(5, 2, 1, suspended_until_s=1234.5)
+    ranges = [QueueRange(a0, QueueState(3, 4), OPEN_END), QueueRange(a1, suspended, OPEN_END)]
+
+    assert plan_to_offset(9, ranges, open_for_s=300) == {
+        "v": 3,
+        "seq": 9,
+        "for_s": 300,
+        "live": {
+            "orders": {
+                "broker-a": {
+                    "0": {"from": 3, "epoch": 4},
+                    "1": {"from": 5, "epoch": 2, "times": 1, "until": 1234.5},
+                }
+            }
+        },
+    }
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_releases_without_open_plans_refuse_one(count: int) -> None:
+    """H9: they know versions 1 and 2, and would take an open range for one that ends."""
+    stored = plan_to_offset(1, opened(many(count)), open_for_s=300)
+
+    assert stored["v"] not in {1, 2}
+    assert "plan" not in stored
+    assert open_for_s_of(plan_to_offset(1, many(count))) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"for_s": 0},
+        {"for_s": "300"},
+        {"for_s": True},
+        {"for_s": float("nan")},
+        {"for_s": None},
+        {"live": None},
+        {"live": {"orders": {"broker-a": {"0": {"from": -1}}}}},
+        {"live": {"orders": {"broker-a": {"0": {"from": 3, "until": "x"}}}}},
+        {"live": {"orders": {"broker-a": {"0": {"from": 3, "until": -1.0}}}}},
+        {"queues": 2, "packed": ""},
+    ],
+    ids=str,
+)
+def test_an_open_plan_that_is_damaged_is_refused(changes: dict[str, object]) -> None:
+    """H9"""
+    stored = plan_to_offset(1, opened(many(3)), open_for_s=300)
+
+    with pytest.raises(OffsetError, match=r"checkpoint's offset is damaged .* Use a new checkpoint location"):
+        offset_to_plan({**stored, **changes})

@@ -179,7 +179,7 @@ STORED_FIELDS: Final = (
     StoredField("epoch", "epoch", "long", in_plan="epoch"),
     StoredField("owner", "owner", "string", ""),
     StoredField("reconsume_times", "reconsume_times", "integer", 0, in_plan="times"),
-    StoredField("suspended_until_s", "suspended_until", "timestamp"),
+    StoredField("suspended_until_s", "suspended_until", "timestamp", in_plan="until"),
     StoredField("query_id", "query_id", "string", ""),
     StoredField("batch_id", "batch_id", "long", RESET),
     StoredField("updated_at_s", "updated_at", "timestamp", 0.0),

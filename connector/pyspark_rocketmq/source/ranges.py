@@ -16,12 +16,17 @@ queues], …], "putBack": {index: text}}``. The columns are the queue id (as a d
 ``from``, ``to`` (as a difference to ``from``), ``epoch`` and ``times``. Each column has the lowest bytes of
 all queues first, then the next ones, up to eight, because most of the higher bytes are 0.
 
+A plan of open ranges is ``{"v": 3, "seq": 7, "for_s": 300.0, "live": …}``. Its ranges have no ``to``; one of
+a suspended queue has ``until``: the second, since the epoch, when the queue is due. Above 256 queues it has
+``queues`` and ``packed`` instead of ``live``; ``to`` is 0 for all there, and the line also has ``"until":
+{index: second}``. The ranges in the log are for people: only the process that has made them runs them.
+
 With option ``handOverRanges`` a range is passed on in place of its messages, and the next operator reads it.
 Otherwise every message would be decoded in one Python process, converted to Spark's rows, and converted to
 Arrow again for the other process.  The first row is then a *ticket*, the pickled partitions of ranges that
 are read together.  The other rows are null, one for each further offset of these ranges: Spark counts a
 stream's rows as its input (``numInputRows``), and users watch that number. They are dropped after they are
-counted.
+counted. How many messages open ranges will have is not known, so their tickets have no such rows.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from math import inf
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -49,11 +55,11 @@ from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses
-from pyspark_rocketmq.consume.planning import Expected, read_together, shared_tasks
+from pyspark_rocketmq.consume.planning import Expected, deal, read_together, shared_tasks
 from pyspark_rocketmq.consume.positions import EVERY_BROKER, StoredBy
 from pyspark_rocketmq.consume.read_range import ReadRange, ReadSettings
 from pyspark_rocketmq.errors import OffsetError, TransportError
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.model import OPEN_END, BrokerAddress, MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
 from pyspark_rocketmq.source.schema import PLANNED_RANGE, range_from_json, range_to_json
 from pyspark_rocketmq.stored_values import RetryCounts
@@ -64,6 +70,8 @@ but a plan may contain any number."""
 TICKET_SCHEMA = pa.schema([(PLANNED_RANGE, pa.binary())])
 _VERSION = 1
 _PACKED_VERSION = 2
+_OPEN_VERSION = 3
+"""Version of a plan of open ranges, which earlier releases refuse."""
 _MOST_IN_JSON: Final = 256
 _MOST_QUEUES: Final = 1_000_000
 _MOST_BYTES_A_QUEUE: Final = 4096
@@ -194,9 +202,36 @@ def tasks_of(
     ]
 
 
+def open_tasks_of(
+    ranges: Sequence[QueuePartition],
+    bounds: Mapping[MessageQueue, QueueBounds],
+    *,
+    slots: int,
+    open_for_s: float,
+) -> list[SharedTask]:
+    """Return the tasks that hand open ``ranges`` over.
+
+    Args:
+        ranges: One of each queue.
+        bounds: Bounds of the queues, which show how much waits in them.
+        slots: How many tasks can run at the same time; 0 if unknown.
+        open_for_s: How long the batch may last.
+    """
+    backlogs = [
+        bounds[each.planned.queue].max_offset - each.planned.start if each.planned.queue in bounds else 0
+        for each in ranges
+    ]
+    tasks = deal(backlogs, slots)
+    return [
+        SharedTask((Ticket(tuple(ranges[index] for index in task), len(tasks), open_for_s),))
+        for task in tasks
+    ]
+
+
 def ticket_rows(ticket: Ticket) -> pa.RecordBatch:
-    """Return the rows of a ticket; at least one."""
-    offsets = sum(max(1, each.planned.count) for each in ticket.partitions)
+    """Return the rows of a ticket; at least one, and only one for open ranges."""
+    is_open = ticket.open_for_s is not None
+    offsets = 1 if is_open else sum(max(1, each.planned.count) for each in ticket.partitions)
     row = pa.array([pickle.dumps(ticket)], pa.binary())
     counted = pa.nulls(min(offsets, MOST_COUNTED) - 1, pa.binary())
     return pa.RecordBatch.from_arrays([pa.concat_arrays([row, counted])], schema=TICKET_SCHEMA)
@@ -208,7 +243,11 @@ def tickets_alone(rows: DataFrame) -> DataFrame:
 
 
 def plan_to_offset(
-    seq: int, ranges: Iterable[QueueRange], *, stored_by: StoredBy = MappingProxyType({})
+    seq: int,
+    ranges: Iterable[QueueRange],
+    *,
+    stored_by: StoredBy = MappingProxyType({}),
+    open_for_s: float | None = None,
 ) -> Offset:
     """Return the offset that holds ``ranges``; empty ranges are kept, because they hold a position.
 
@@ -216,17 +255,27 @@ def plan_to_offset(
         seq: The plan's number.
         ranges: One for each queue.
         stored_by: The latest time at which a message before their ends was stored, by each broker's clock.
+        open_for_s: How long a batch of open ranges may last, in seconds; None for closed ones.
     """
     in_order = sorted(ranges, key=attrgetter("queue"))
-    known = {"storedBy": dict(stored_by)} if stored_by else {}
+    known: dict[str, Any] = {"storedBy": dict(stored_by)} if stored_by else {}
+    if open_for_s is not None:
+        known["for_s"] = open_for_s
     if len(in_order) > _MOST_IN_JSON:
-        packed = _packed(in_order)
-        return {"v": _PACKED_VERSION, "seq": seq, **known, "queues": len(in_order), "packed": packed}
-    plan: dict[str, dict[str, dict[str, dict[str, int | str]]]] = {}
+        version = _PACKED_VERSION if open_for_s is None else _OPEN_VERSION
+        return {"v": version, "seq": seq, **known, "queues": len(in_order), "packed": _packed(in_order)}
+    plan: dict[str, dict[str, dict[str, dict[str, int | float | str]]]] = {}
     for planned in in_order:
         topic, broker_name, queue_id = planned.queue
         plan.setdefault(topic, {}).setdefault(broker_name, {})[str(queue_id)] = range_to_json(planned)
-    return {"v": _VERSION, "seq": seq, **known, "plan": plan}
+    if open_for_s is None:
+        return {"v": _VERSION, "seq": seq, **known, "plan": plan}
+    return {"v": _OPEN_VERSION, "seq": seq, **known, "live": plan}
+
+
+def open_for_s_of(offset: Mapping[str, Any]) -> float | None:
+    """Return ``open_for_s`` as given to :func:`plan_to_offset`, from an offset that it has returned."""
+    return offset.get("for_s")
 
 
 def stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
@@ -257,19 +306,20 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
             "The query's checkpoint (option checkpointLocation) is another query's: the offset in it, "
             f"{_shortened(offset)}, is not one of format('rocketmq'). Take a new folder."
         )
-    if offset["v"] not in {_VERSION, _PACKED_VERSION}:
+    if offset["v"] not in {_VERSION, _PACKED_VERSION, _OPEN_VERSION}:
         raise OffsetError(
             f"The checkpoint holds a RocketMQ offset of version {offset['v']!r}; this release reads versions "
-            f"{_VERSION} and {_PACKED_VERSION}. Use the release that wrote it, or a new checkpoint location: "
+            f"{_VERSION} to {_OPEN_VERSION}. Use the release that wrote it, or a new checkpoint location: "
             "a consumer group continues from its offset store."
         )
     try:
-        is_packed = offset["v"] == _PACKED_VERSION
-        ranges = (
-            _unpacked(_text(offset["packed"]), _whole(offset["queues"], 0))
-            if is_packed
-            else _ranges_of(offset["plan"])
-        )
+        is_open = offset["v"] == _OPEN_VERSION
+        if is_open:
+            _check_seconds(offset["for_s"])
+        if offset["v"] == _PACKED_VERSION or (is_open and "packed" in offset):
+            ranges = _unpacked(_text(offset["packed"]), _whole(offset["queues"], 0), is_open=is_open)
+        else:
+            ranges = _ranges_of(offset["live" if is_open else "plan"], is_open=is_open)
         return _whole(offset["seq"], 0), tuple(sorted(ranges, key=attrgetter("queue")))
     except (
         KeyError,
@@ -287,9 +337,12 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
         ) from error
 
 
-def _ranges_of(plan: Mapping[str, Any]) -> Iterable[QueueRange]:
+def _ranges_of(plan: Mapping[str, Any], *, is_open: bool) -> Iterable[QueueRange]:
     return (
-        _checked(range_from_json(MessageQueue(topic, broker_name, int(queue_id)), entry))
+        _checked(
+            range_from_json(MessageQueue(topic, broker_name, int(queue_id)), entry, is_open=is_open),
+            is_open=is_open,
+        )
         for topic, brokers in plan.items()
         for broker_name, queues in brokers.items()
         for queue_id, entry in queues.items()
@@ -307,11 +360,15 @@ def _packed(ranges: Sequence[QueueRange]) -> str:
     retry_counts = {
         str(at): state.retry_counts.to_text() for at, state in enumerate(states) if state.retry_counts
     }
-    line = json.dumps({"brokers": brokers, "putBack": retry_counts})
+    facts: dict[str, Any] = {"brokers": brokers, "putBack": retry_counts}
+    due = {str(at): state.suspended_until_s for at, state in enumerate(states) if state.suspended_until_s}
+    if due:
+        facts["until"] = due
+    line = json.dumps(facts)
     columns = (
         ids,
         [state.next_offset for state in states],
-        [planned.count for planned in ranges],
+        [0 if planned.has_open_end else planned.count for planned in ranges],
         [state.epoch for state in states],
         [state.reconsume_times for state in states],
     )
@@ -319,7 +376,7 @@ def _packed(ranges: Sequence[QueueRange]) -> str:
     return base64.b85encode(zlib.compress(data, 9)).decode()
 
 
-def _unpacked(text: str, queues: int) -> Iterable[QueueRange]:
+def _unpacked(text: str, queues: int, *, is_open: bool) -> Iterable[QueueRange]:
     if queues > _MOST_QUEUES:
         raise ValueError(f"{queues} queues are more than {_MOST_QUEUES}")
     unpacking = zlib.decompressobj()
@@ -341,9 +398,11 @@ def _unpacked(text: str, queues: int) -> Iterable[QueueRange]:
         for index in range(at, at + count):
             queue_id += ids[index]
             retry_counts = RetryCounts.from_text(facts["putBack"].get(str(index), ""))
-            state = QueueState(starts[index], epochs[index], times[index], retry_counts=retry_counts)
+            due_s = facts.get("until", {}).get(str(index))
+            state = QueueState(starts[index], epochs[index], times[index], due_s, retry_counts)
             queue = MessageQueue(topic, broker_name, queue_id)
-            yield _checked(QueueRange(queue, state, starts[index] + counts[index]))
+            end = OPEN_END if is_open else starts[index] + counts[index]
+            yield _checked(QueueRange(queue, state, end), is_open=is_open)
         at += count
 
 
@@ -360,10 +419,13 @@ def _from_planes(data: bytes) -> Sequence[int]:
     return struct.unpack(f"<{count}q", numbers)
 
 
-def _checked(planned: QueueRange) -> QueueRange:
+def _checked(planned: QueueRange, *, is_open: bool) -> QueueRange:
     state = planned.state
     _whole(state.next_offset, 0)
-    _whole(planned.end, state.next_offset)
+    if not is_open and _whole(planned.end, state.next_offset) == OPEN_END:
+        raise ValueError("a range that ends has no end")
+    if state.suspended_until_s is not None:
+        _check_seconds(state.suspended_until_s)
     _whole(state.epoch, 0)
     _whole(state.reconsume_times, _LOWEST)
     _text(state.retry_counts.to_text())
@@ -374,6 +436,11 @@ def _whole(value: object, at_least: int) -> int:
     if type(value) is not int or not at_least <= value <= _HIGHEST:
         raise ValueError(f"{value!r:.{_SHOWN}} is not a number from {at_least} to {_HIGHEST}")
     return value
+
+
+def _check_seconds(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise ValueError(f"{value!r:.{_SHOWN}} is not a number of seconds")
 
 
 def _text(value: object) -> str:

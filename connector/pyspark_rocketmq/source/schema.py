@@ -22,7 +22,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.model import ORIGIN_TOPIC, MessageQueue, QueueRange, QueueState, is_retry_topic
+from pyspark_rocketmq.model import (
+    OPEN_END,
+    ORIGIN_TOPIC,
+    MessageQueue,
+    QueueRange,
+    QueueState,
+    is_retry_topic,
+)
 from pyspark_rocketmq.offsets.store import PLAN_FIELDS
 from pyspark_rocketmq.wire.columnar.decode import projected_schema
 from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
@@ -69,24 +76,25 @@ def spark_schema(
     )
 
 
-def range_to_json(planned: QueueRange) -> dict[str, int | str]:
+def range_to_json(planned: QueueRange) -> dict[str, int | float | str]:
     """Return a planned range, without its queue, as stored in plans and marker rows.
 
-    Fields of the queue's state that are 0 or empty are left out.
+    An open range has no end there. Fields of the queue's state that are 0 or empty are left out.
     """
     state = planned.state
     known = {
         field.in_plan: field.to_plain(value) for field in PLAN_FIELDS if (value := getattr(state, field.name))
     }
-    return {"from": planned.start, "to": planned.end, **known}
+    end = {} if planned.has_open_end else {"to": planned.end}
+    return {"from": planned.start, **end, **known}
 
 
-def range_from_json(queue: MessageQueue, entry: Mapping[str, Any]) -> QueueRange:
+def range_from_json(queue: MessageQueue, entry: Mapping[str, Any], *, is_open: bool = False) -> QueueRange:
     """Return the range in ``entry``, as written by :func:`range_to_json`; nothing is checked."""
     state = {
         field.name: field.from_plain(entry[field.in_plan]) for field in PLAN_FIELDS if field.in_plan in entry
     }
-    return QueueRange(queue, QueueState(**state), entry["to"])
+    return QueueRange(queue, QueueState(**state), OPEN_END if is_open else entry["to"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

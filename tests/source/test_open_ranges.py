@@ -1,0 +1,50 @@
+"""Ranges without an end as they are handed to tasks."""
+
+from __future__ import annotations
+
+import pickle
+
+from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueBounds, QueueRange, QueueState
+from pyspark_rocketmq.source.ranges import QueuePartition, SharedTask, open_tasks_of, ticket_rows
+from tests.helpers.partitions import partition_of
+
+
+def queue(queue_id: int) -> MessageQueue:
+    return MessageQueue("orders", "broker-a", queue_id)
+
+
+def open_range(queue_id: int, start: int = 0) -> QueuePartition:
+    return partition_of(QueueRange(queue(queue_id), QueueState(start, 1), OPEN_END), "broker-a:10911")
+
+
+def shares(tasks: list[SharedTask]) -> list[list[int]]:
+    return [[each.planned.queue.queue_id for each in task.tickets[0].partitions] for task in tasks]
+
+
+def test_the_longest_backlogs_have_tasks_of_their_own() -> None:
+    """D1, D3: as many tasks as can run, since none of them ends."""
+    bounds = {queue(number): QueueBounds(0, end) for number, end in enumerate((100, 900, 100, 800))}
+
+    tasks = open_tasks_of([open_range(number) for number in range(4)], bounds, slots=2, open_for_s=300.0)
+
+    assert shares(tasks) == [[0, 1], [2, 3]]
+
+
+def test_a_queue_of_which_no_bounds_are_known_has_a_task_too() -> None:
+    bounds = {queue(1): QueueBounds(0, 7)}
+
+    assert shares(open_tasks_of([open_range(0), open_range(1)], bounds, slots=2, open_for_s=1.0)) == [
+        [1],
+        [0],
+    ]
+
+
+def test_a_task_of_open_ranges_has_one_ticket_of_one_row() -> None:
+    """Spark counts a row for each task: how many messages will come is not known."""
+    (task,) = open_tasks_of([open_range(0), open_range(1, 5)], {}, slots=1, open_for_s=300.0)
+
+    (ticket,) = task.tickets
+    assert (ticket.tasks, ticket.open_for_s) == (1, 300.0)
+    assert [each.planned.start for each in ticket.partitions] == [0, 5]
+    (row,) = ticket_rows(ticket).column(0).to_pylist()
+    assert pickle.loads(row) == ticket
