@@ -68,6 +68,17 @@ def test_the_first_member_gets_every_queue_locked(cluster: ClusterUnderTest, mem
     assert plannable(member) == but_retries(member.held()) == queues_of(cluster, topic)
 
 
+def test_a_member_waits_for_its_first_queue(cluster: ClusterUnderTest, members: Members) -> None:
+    """C1: in real time, where nothing is planned before."""
+    member = members.join(cluster.name_servers, cluster.create_topic(queues=2), "one")
+
+    assert member.await_held(SOON_S)
+    assert member.begin_plan()
+    member.planned({})
+    member.stop(SOON_S)
+    assert not member.await_held(0.0)
+
+
 def test_a_concurrent_member_locks_nothing(cluster: ClusterUnderTest, members: Members) -> None:
     """E1, C1: Java locks only in orderly mode; brokers would give anybody the locks."""
     topic = cluster.create_topic(queues=2)

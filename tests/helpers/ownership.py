@@ -16,6 +16,8 @@ class OneMember:
         """Queues held by another member now; tests add and remove them."""
         self.claimed_elsewhere: list[MessageQueue] = []
         self.is_settled = True
+        self.waited_s: list[float] = []
+        """Time-outs of waits for any queue."""
         self._terms: dict[MessageQueue, int] = {}
         self._planned: frozenset[MessageQueue] = frozenset()
 
@@ -44,3 +46,7 @@ class OneMember:
 
     def await_settled(self, timeout_s: float) -> bool:
         return self.is_settled
+
+    def await_held(self, timeout_s: float) -> bool:
+        self.waited_s.append(timeout_s)
+        return bool(set(self._queues()) - self.taken)

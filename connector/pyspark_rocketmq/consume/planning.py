@@ -71,6 +71,8 @@ together."""
 _LONGER: Final = 1.25
 _LARGEST_DELIVERY = 1024
 """Maximum number of messages that a listener may get in one call (``consumeMessageBatchMaxSize``)."""
+_FIRST_INCOMPLETE_S: Final = 5.0
+_LONGEST_INCOMPLETE_S: Final = 30.0
 REST_S: Final = 60.0
 """Pause before a listener gets uncommitted messages again if there are no new ones to add."""
 
@@ -247,6 +249,27 @@ def deal(backlogs: Sequence[int], slots: int) -> list[list[int]]:
     count = min(len(backlogs), slots or len(backlogs))
     in_order = sorted(range(len(backlogs)), key=lambda index: -backlogs[index])
     return [sorted(in_order[first::count]) for first in range(count)]
+
+
+class OpenBatchLength:
+    """How long a batch of open ranges may last.
+
+    A queue that is held but cannot be planned, such as one whose broker is away, waits for the next plan. So
+    a batch without such a queue is short, and batches that follow each other for this reason grow longer.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._next_s = _FIRST_INCOMPLETE_S
+
+    def of_next(self, *, is_complete: bool) -> float:
+        """Return how long the next batch may last; ``is_complete``: its plan has every queue."""
+        if is_complete:
+            self._next_s = _FIRST_INCOMPLETE_S
+            return self._most_s
+        lasts_s = min(self._next_s, self._most_s)
+        self._next_s = min(2 * self._next_s, _LONGEST_INCOMPLETE_S)
+        return lasts_s
 
 
 class UncommittedDelivery(NamedTuple):

@@ -66,7 +66,7 @@ _SETTLE_CHECK_S = 0.05
 
 
 class QueueOwnership(Protocol):
-    """The group's queues that this consumer owns now. Only ``await_settled`` waits."""
+    """The group's queues that this consumer owns now. Only ``await_settled`` and ``await_held`` wait."""
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         """Return the queues that may be planned now, with their grants; this ends the previous plan.
@@ -93,6 +93,10 @@ class QueueOwnership(Protocol):
 
     def await_settled(self, timeout_s: float) -> bool:
         """Wait until every queue allocated to this consumer may be planned; return whether they all may."""
+        ...
+
+    def await_held(self, timeout_s: float) -> bool:
+        """Wait until any queue may be planned; return whether one may."""
         ...
 
 
@@ -287,9 +291,16 @@ class RunningMember:
 
     def await_settled(self, timeout_s: float) -> bool:
         """See :class:`QueueOwnership`."""
+        return self._await(lambda machine, _: machine.is_settled, timeout_s)
+
+    def await_held(self, timeout_s: float) -> bool:
+        """See :class:`QueueOwnership`."""
+        return self._await(lambda machine, now_s: bool(machine.plannable(now_s)), timeout_s)
+
+    def _await(self, is_so: Callable[[Membership, float], bool], timeout_s: float) -> bool:
         deadline = Deadline.after(self._clock, timeout_s)
         pause = threading.Event()
-        while not self._query(lambda machine, _: machine.is_settled):
+        while not self._query(is_so):
             if deadline.has_passed:
                 return False
             pause.wait(min(_SETTLE_CHECK_S, deadline.remaining_s()))

@@ -263,6 +263,9 @@ class ReadOptions(PositionOptions):
         "Whether the planner of a `PushConsumer` reports to its driver when the messages present at the "
         "start are consumed: Spark before 4.2 does not pass the trigger `availableNow` to Python sources."
     )
+    real_time_ms: int | None = stream_option("realTime", duration_ms, None, internal=True).doc(
+        "How long a batch of a `PushConsumer` in real time lasts: its ranges are read until it is over."
+    )
     include_columns: tuple[str, ...] = read_option(
         "includeColumns", list_of(column_name), (), default_text="all"
     ).doc(
@@ -405,6 +408,8 @@ class ReadOptions(PositionOptions):
 
     def _pace_problems(self) -> list[str]:
         problems = []
+        if self.real_time_ms is not None and not self.hand_over_ranges:
+            problems.append("option 'realTime' needs 'handOverRanges': only a consumer reads open ranges")
         least, most = self.min_offsets_per_trigger, self.max_offsets_per_trigger
         if least is not None and most is not None and least > most:
             problems.append(

@@ -16,7 +16,13 @@ from typing import Final, NamedTuple, TypeVar
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.generations import Witnesses
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, waits
-from pyspark_rocketmq.consume.planning import Plan, ReadLimits, plan_ranges
+from pyspark_rocketmq.consume.planning import (
+    OpenBatchLength,
+    Plan,
+    ReadLimits,
+    plan_open_ranges,
+    plan_ranges,
+)
 from pyspark_rocketmq.consume.positions import StoredBy, stored_by, with_times_of_waiting
 from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
@@ -37,7 +43,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FIRST_OWNERSHIP_S: Final = 5.0
-"""How long the first plan waits for this member's queues; a later plan can take those that come later."""
+"""How long the first plan waits for this member's queues; a later plan can take those that come later. In
+real time every plan waits as long for the first queue, since Spark asks again immediately."""
 _FIRST_PLAN: Final = RetryPolicy(attempts=3, first_pause_s=REFUSED_PAUSE_S, max_pause_s=REFUSED_PAUSE_S)
 """Retries of unexplained refusals before the first plan; a refused queue rests as long as the pause."""
 _PAUSE_S: Final = 0.5
@@ -82,6 +89,10 @@ class MicroBatchPlanner:
         self._sizes = sizes
         self._generations = generations
         self._drain = Drain(options, progress, clock, held_up)
+        self._open_length: OpenBatchLength | None = None
+        """How long batches may last in real time; None for a query that plans micro-batches."""
+        if options.real_time_ms is not None:
+            self._open_length = OpenBatchLength(options.real_time_ms / 1000)
         self._planned_at_s: float | None = None
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
@@ -149,8 +160,16 @@ class MicroBatchPlanner:
         return self.latest(start)
 
     def runnable(self, offset: Offset) -> Sequence[QueueRange]:
-        """Return the ranges to run now of a plan in Spark's log, which may be old after a restart."""
-        ranges = self._progress.runnable(self.plan_of(offset)[1])
+        """Return the ranges to run now of a plan in Spark's log, which may be old after a restart.
+
+        Open ranges are run only by the process that has planned them: another one plans them again, from
+        where the group is by now.
+        """
+        planned = self.plan_of(offset)[1]
+        if offset != self._known[0] and any(each.has_open_end for each in planned):
+            logger.info("a plan without ends of an earlier run is not run, it is made again")
+            planned = ()
+        ranges = self._progress.runnable(planned)
         return [planned for planned in ranges if planned.count > 0]
 
     def witnesses(self, planned: Iterable[QueueRange]) -> dict[MessageQueue, Witnesses]:
@@ -217,11 +236,16 @@ class MicroBatchPlanner:
             RocketMQError: If the cluster cannot be reached at first contact, or, with AvailableNow, within
                 ``retryTimeoutMs``.
         """
-        seq, previous = self.plan_of(start)
-        patience: Deadline | None = None
         if not self._has_awaited:
             self._has_awaited = True
             self._progress.await_ready(_FIRST_OWNERSHIP_S)
+        if self._open_length is not None:
+            return self._latest_in_real_time(start, self._open_length)
+        return self._latest_closed(start)
+
+    def _latest_closed(self, start: Offset) -> Offset:
+        seq, previous = self.plan_of(start)
+        patience: Deadline | None = None
         while True:
             attempt = self._attempt(previous, stored_by_of(start))
             if isinstance(attempt, _Attempt):
@@ -245,6 +269,32 @@ class MicroBatchPlanner:
             patience = self._borne(trouble, patience)
             due_in_s = _PAUSE_S if due_s is None else due_s - self._clock.now_s()
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
+
+    def _latest_in_real_time(self, start: Offset, length: OpenBatchLength) -> Offset:
+        """Return the offset that holds the next plan, or ``start`` if no queue can be planned for a while."""
+        seq, previous = self.plan_of(start)
+        patience = Deadline.after(self._clock, _FIRST_OWNERSHIP_S)
+        while True:
+            self._progress.await_held(patience.remaining_s())
+            attempt = self._attempt(previous, {})
+            if not isinstance(attempt, _Attempt):
+                self._report_skipped(attempt)
+            # A queue with a gap can be planned as soon as its corrected offset is stored.
+            elif attempt.ranges and (not attempt.plan.gaps or patience.has_passed):
+                open_for_s = None
+                if attempt.ranges[0].has_open_end:
+                    open_for_s = length.of_next(is_complete=self._is_complete(attempt))
+                offset = plan_to_offset(seq + 1, attempt.ranges, open_for_s=open_for_s)
+                return self._remember(offset, attempt.ranges)
+            if patience.has_passed:
+                return start
+            self._pause(min(max(patience.remaining_s(), 0.001), _PAUSE_S))
+
+    def _is_complete(self, attempt: _Attempt) -> bool:
+        """Whether a plan has every queue of this consumer, each at its master."""
+        planned = {each.queue for each in attempt.ranges}
+        names = {queue.broker_name for queue in planned}
+        return planned.issuperset(self._progress.held) and names <= attempt.snapshot.addresses.keys()
 
     def _waits_for_more(self, plan: Plan) -> bool:
         """Whether there is too little to read and still time to wait for more (``minOffsetsPerTrigger``)."""
@@ -374,10 +424,33 @@ class MicroBatchPlanner:
         return plan if offset == known_offset else offset_to_plan(offset)
 
     def _plan(self, snapshot: Snapshot, progress: Mapping[MessageQueue, QueueState]) -> Plan:
+        bounds = {queue: snapshot.bounds_of(queue) for queue in progress}
+        if self._open_length is not None and not self._progress.has_ends(progress):
+            plan = plan_open_ranges(
+                bounds,
+                progress,
+                now_s=self._clock.now_s(),
+                skip_gaps=not self._options.fail_on_data_loss,
+            )
+        else:
+            plan = self._plan_closed(bounds, progress, snapshot)
+        for gap in plan.gaps:
+            if self._options.fail_on_data_loss:
+                raise gap.to_error()
+            logger.warning("offset gap skipped %s", gap)
+        self._report_held_up(plan.held_up)
+        return plan
+
+    def _plan_closed(
+        self,
+        bounds: Mapping[MessageQueue, QueueBounds],
+        progress: Mapping[MessageQueue, QueueState],
+        snapshot: Snapshot,
+    ) -> Plan:
         if self._sizes is not None:
             self._sizes.look(progress, snapshot)
-        plan = plan_ranges(
-            {queue: snapshot.bounds_of(queue) for queue in progress},
+        return plan_ranges(
+            bounds,
             progress,
             limits=self._limits,
             now_s=self._clock.now_s(),
@@ -386,12 +459,6 @@ class MicroBatchPlanner:
             skip_gaps=not self._options.fail_on_data_loss,
             message_bytes=None if self._sizes is None else self._sizes.of,
         )
-        for gap in plan.gaps:
-            if self._options.fail_on_data_loss:
-                raise gap.to_error()
-            logger.warning("offset gap skipped %s", gap)
-        self._report_held_up(plan.held_up)
-        return plan
 
     def _report_held_up(self, held_up: Sequence[QueueRange]) -> None:
         """Log queues that are blocked for lack of a COMMIT, each time their messages were read again."""

@@ -65,6 +65,19 @@ class ProgressSource(Protocol):
         """Wait until it is settled which queues may be planned; return whether it is."""
         ...
 
+    def await_held(self, timeout_s: float) -> bool:
+        """Wait until any queue may be planned; return whether one may."""
+        ...
+
+    @property
+    def held(self) -> Collection[MessageQueue]:
+        """Queues that were this consumer's at the last :meth:`read`, also those that could not be planned."""
+        ...
+
+    def has_ends(self, queues: Collection[MessageQueue]) -> bool:
+        """Whether one of these queues must be read to a known end, behind which another log begins."""
+        ...
+
     def begin_reading(self) -> None:
         """Start to read from storage for :meth:`read`, while the caller looks at the cluster."""
         ...
@@ -134,6 +147,19 @@ class CheckpointProgress:
     def await_ready(self, timeout_s: float) -> bool:  # noqa: ARG002
         """Return True immediately: every queue belongs to this query."""
         return True
+
+    def await_held(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """Return True without waiting."""
+        return True
+
+    @property
+    def held(self) -> Collection[MessageQueue]:
+        """Nothing: a plain stream is not read in real time."""
+        return ()
+
+    def has_ends(self, queues: Collection[MessageQueue]) -> bool:  # noqa: ARG002
+        """Return False: where another log begins, the position is corrected."""
+        return False
 
     def begin_reading(self) -> None:
         """Do nothing: Spark passes the progress in."""
@@ -247,6 +273,7 @@ class GroupProgress:
         self._resets: dict[MessageQueue, int] = {}
         """Targets of resets not stored yet; brokers have reported them and forgotten them."""
         self._clock = clock
+        self.held: Collection[MessageQueue] = ()
         self._grants: Mapping[MessageQueue, int] = {}
         """The grants of held queues in sight, for the plan being made."""
         self._claimed: dict[MessageQueue, int] = {}
@@ -283,6 +310,15 @@ class GroupProgress:
         """Wait for the locks of the queues allocated to this member."""
         return self._ownership.await_settled(timeout_s)
 
+    def await_held(self, timeout_s: float) -> bool:
+        """Wait for the lock of any queue."""
+        return self._ownership.await_held(timeout_s)
+
+    def has_ends(self, queues: Collection[MessageQueue]) -> bool:
+        """Whether the generation of one of these queues ends at a known offset."""
+        generations = self._generations
+        return generations is not None and any(generations.end_of(queue) is not None for queue in queues)
+
     def begin_reading(self) -> None:
         """Read the store's rows on another thread, to wait for storage and brokers at the same time."""
         self._reading = self._reader.submit(self._store.read, self._group)
@@ -294,6 +330,7 @@ class GroupProgress:
     ) -> dict[MessageQueue, QueueState]:
         """Claim new queues, and return the progress of all that are owned and claimed."""
         held = self._ownership.begin_plan()
+        self.held = frozenset(held)
         self._grants = {
             queue: grant
             for queue, grant in held.items()
@@ -482,16 +519,18 @@ class GroupProgress:
                     )
                 continue
             logger.warning(
-                "logged range not run again, its queue was claimed or reset since group=%s %s from=%d to=%d "
+                "logged range not run again, its queue was claimed or reset since group=%s %s from=%d to=%s "
                 "epoch=%d stored_epoch=%s",
                 self._group,
                 old.queue,
                 old.start,
-                old.end,
+                "open" if old.has_open_end else old.end,
                 old.state.epoch,
                 row.epoch if row is not None else "none",
             )
-        self._stalls.planned(kept, self._clock.monotonic_s())
+        # A listener of an open range gets further messages until it commits.
+        ending = [planned for planned in kept if not planned.has_open_end]
+        self._stalls.planned(ending, self._clock.monotonic_s())
         return kept
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
@@ -582,7 +621,8 @@ def _uncommitted(old: QueueRange, row: OffsetRow) -> list[QueueRange]:
     """Return what of a logged range is not committed, unless its queue is suspended there."""
     if row.next_offset <= old.start:
         return [old]
-    if row.next_offset >= old.end or row.state.suspended_until_s is not None:
+    is_waiting = row.state.suspended_until_s is not None and not old.has_open_end
+    if row.next_offset >= old.end or is_waiting:
         # The next plan has the rest when it is due.
         return []
     return [replace(old, state=row.state._replace(last_message=NO_MESSAGES))]

@@ -45,6 +45,8 @@ from pyspark_rocketmq.source.ranges import (
     Offset,
     QueuePartition,
     SharedTask,
+    open_for_s_of,
+    open_tasks_of,
     partitions_of,
     tasks_of,
     ticket_rows,
@@ -290,6 +292,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.hand_over_ranges:
             return partitions
         slots = 0 if self._driver is None else self._driver.slots()
+        open_for_s = open_for_s_of(end)
+        if open_for_s is not None:
+            bounds = self._planner.newest()
+            return open_tasks_of(partitions, bounds, slots=slots, open_for_s=open_for_s)
         return tasks_of(partitions, self._planner.listener_ms, slots)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
