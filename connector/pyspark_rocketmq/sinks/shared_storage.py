@@ -12,8 +12,6 @@ import posixpath
 import socket
 import uuid
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as TimedOut
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -24,12 +22,10 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.delta.paths import local_path
 from pyspark_rocketmq.errors import OptionError, StorageNotShared
+from pyspark_rocketmq.spark.session import ask_executors
 
 logger = logging.getLogger(__name__)
 
-_LOOK_TIMEOUT_S: Final = 60.0
-"""Maximum time that the start of a query waits for executors to look; later the first batch finds out."""
-_MOST_LOOKS: Final = 200
 _HIDDEN: Final = ("_", ".")
 """Prefixes of folders that Delta's VACUUM ignores."""
 
@@ -126,28 +122,16 @@ def _marked(folders: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
     """Let tasks look for the markers; return marker → a host that does not see it."""
-    context = spark.sparkContext
-    group = f"rocketmq-shared-storage-{uuid.uuid4()}"
-
-    def look() -> dict[str, str]:
-        context.setJobGroup(group, "Do all machines see the tables' folders?", interruptOnCancel=True)
-        looks = min(max(context.defaultParallelism, 2), _MOST_LOOKS)
-        rows = spark.range(0, looks, 1, looks).mapInArrow(Look(markers), "marker string, host string")
-        return {row["marker"]: row["host"] for row in rows.collect()}
-
-    thread = ThreadPoolExecutor(1, "rocketmq-shared-storage")
-    looking = thread.submit(look)
-    thread.shutdown(wait=False)
-    try:
-        return looking.result(_LOOK_TIMEOUT_S)
-    except TimedOut:
-        context.cancelJobGroup(group)
+    rows = ask_executors(
+        spark, Look(markers), "marker string, host string", "Do all machines see the tables' folders?"
+    )
+    if rows is None:
         logger.warning(
-            "could not check within %g s whether all machines share the tables' folders, because no executor "
-            "was running; the first commit will show it",
-            _LOOK_TIMEOUT_S,
+            "could not check in time whether all machines share the tables' folders, because no executor was "
+            "running; the first commit will show it"
         )
         return {}
+    return {row["marker"]: row["host"] for row in rows}
 
 
 class Look:

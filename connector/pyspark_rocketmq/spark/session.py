@@ -6,15 +6,19 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TimedOut
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
+import pyarrow as pa
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -25,6 +29,7 @@ from pyspark_rocketmq.spark.version import HAS_DELTA, NEWEST_DELTA
 logger = logging.getLogger(__name__)
 
 BatchFunction = Callable[[DataFrame, int], None]
+ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _INTERRUPTIONS: Final = frozenset(
     {
@@ -58,12 +63,30 @@ _SPARKS_PYTHON: Final = "python3"
 _PROBE_TIMEOUT_S: Final = 60.0
 
 
+_ASK_TIMEOUT_S: Final = 60.0
+"""Maximum time for which the start of a query waits for executors."""
+_MOST_ASKED: Final = 200
+"""Maximum number of tasks that ask."""
+_UDF_IDLE: Final = "spark.sql.execution.pyspark.udf.idleTimeoutSeconds"
+_UDF_KILL: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
+_WORKER_IDLE: Final = "spark.python.worker.idleTimeoutSeconds"
+_WORKER_KILL: Final = "spark.python.worker.killOnIdleTimeout"
+"""Settings of Spark for SQL, and those from which it takes their defaults. Spark 4.0 kills no idle worker."""
+
 NO_DELTA: Final = (
     "This Spark session has no Delta Lake. Start it with "
     "configure_spark_with_delta_pip(builder).getOrCreate() of package delta, or with Delta's jars in "
     "spark.jars, and with spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
     "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog."
 )
+
+
+class IdleKill(NamedTuple):
+    """How Spark ends Python workers that yield nothing."""
+
+    after_s: float
+    settings: tuple[str, str]
+    """Names of the settings for the time and for the end."""
 
 
 class BatchInterrupted(Exception):
@@ -332,6 +355,53 @@ def calls_end_s(spark: SparkSession) -> float:
         logger.info("cannot read %s, using Spark's default: %s", _KILL_TIMEOUT, error)
         return CALLS_END_S
     return CALLS_END_S + max(kill_s - _USUAL_KILL_TIMEOUT_S, 0.0)
+
+
+def idle_kill(spark: SparkSession) -> IdleKill | None:
+    """Return when Spark ends a Python worker that yields nothing; None if it does not."""
+    try:
+        context = spark.sparkContext.getConf()
+        killed = spark.conf.get(_UDF_KILL, context.get(_WORKER_KILL, "false"))
+        seconds = spark.conf.get(_UDF_IDLE, context.get(_WORKER_IDLE, "0"))
+        after_s = float(seconds or 0)
+    except Exception as error:  # noqa: BLE001 - a platform may forbid it
+        logger.info("cannot read %s, taking Spark's default: %s", _UDF_IDLE, error)
+        return None
+    if str(killed).strip().lower() != "true" or after_s <= 0:
+        return None
+    return IdleKill(after_s, (_UDF_IDLE, _UDF_KILL))
+
+
+def ask_executors(
+    spark: SparkSession, ask: ArrowFunction, columns: str, description: str
+) -> Sequence[Row] | None:
+    """Run a small job whose tasks call ``ask`` on all executors, as far as Spark spreads them.
+
+    Args:
+        spark: A classic session.
+        ask: A function of ``mapInArrow``; it gets some numbers.
+        columns: Columns that it yields, as DDL.
+        description: The job's in Spark's UI.
+
+    Returns:
+        The rows; None if no executor was running in time.
+    """
+    context = spark.sparkContext
+    group = f"rocketmq-executors-{uuid.uuid4()}"
+
+    def run() -> Sequence[Row]:
+        context.setJobGroup(group, description, interruptOnCancel=True)
+        tasks = min(max(context.defaultParallelism, 2), _MOST_ASKED)
+        return spark.range(0, tasks, 1, tasks).mapInArrow(ask, columns).collect()
+
+    thread = ThreadPoolExecutor(1, "rocketmq-executors")
+    running = thread.submit(run)
+    thread.shutdown(wait=False)
+    try:
+        return running.result(_ASK_TIMEOUT_S)
+    except TimedOut:
+        context.cancelJobGroup(group)
+        return None
 
 
 def is_active(query: StreamingQuery) -> bool:
