@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pyspark_rocketmq.consume.metrics import QueueLag
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import OPEN_END, MessageQueue
 from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics, QueueMetrics, metrics_of
 from pyspark_rocketmq.source.ranges import plan_to_offset
 from tests.monitoring.events import NOW_S, Q0, Q1, ack, offset_row, planned, progress, report, told
@@ -130,3 +131,33 @@ def test_retry_topics_are_queues_like_any_other() -> None:
     )
 
     assert by_queue(metrics)[retry].lag == QueueLag(2, 2)
+
+
+def test_a_plan_of_many_queues_is_shown_too() -> None:
+    """H4: it is packed in Spark's offset."""
+    queues = [MessageQueue("orders", "broker-a", number) for number in range(300)]
+    plan = plan_to_offset(1, [planned(queue, 0, 2) for queue in queues])
+
+    metrics = told(progress(end=plan, latest=dict.fromkeys(queues, 5)), None, NOW_S)
+
+    assert (metrics.planned, metrics.lag) == (600, 900)
+
+
+@pytest.mark.parametrize("count", [2, 300])
+def test_an_open_range_was_planned_as_far_as_it_was_read(count: int) -> None:
+    """D11: how much that will be, no plan says."""
+    queues = [MessageQueue("orders", "broker-a", number) for number in range(count)]
+    ranges = [replace(planned(queue, 0, 0, epoch=1), end=OPEN_END) for queue in queues]
+
+    metrics = told(
+        progress(end=plan_to_offset(1, ranges, open_for_s=300.0), latest=dict.fromkeys(queues, 9)),
+        report(acks=[ack(queues[0], next_offset=4, read=6, consumed=4)], rows=[offset_row(queues[0], 4)]),
+        NOW_S,
+    )
+
+    assert (metrics.planned, metrics.read, metrics.acknowledged, metrics.lag) == (6, 6, 4, 5)
+
+
+@pytest.mark.parametrize("offset", [7, None, {"v": 1}, {"v": 1, "seq": 2}, {"shard": {"0": 5}}], ids=str)
+def test_another_sources_offset_has_no_metrics(offset: Any) -> None:
+    assert metrics_of(progress(end=offset, latest={Q0: 5}), None, NOW_S) is None

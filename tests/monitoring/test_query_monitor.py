@@ -24,7 +24,7 @@ from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S
-from tests.monitoring.events import Q0, QUERY_ID, RUN_ID, ack, offset_row, planned, progress, report
+from tests.monitoring.events import Q0, Q1, QUERY_ID, RUN_ID, ack, offset_row, planned, progress, report
 
 
 def event(
@@ -71,6 +71,23 @@ def test_a_batch_is_shown_with_what_its_consumer_reported(
 
     (metrics,) = told
     assert (metrics.batch_id, metrics.acknowledged, metrics.lag) == (3, 4, 36)
+
+
+def test_a_batch_with_several_commits_is_shown_with_all_of_them(
+    monitor: QueryMonitor, told: list[BatchMetrics]
+) -> None:
+    """B5, D11: with a commit interval, or when a queue was given up meanwhile."""
+    first = [ack(Q0, next_offset=4, consumed=4, failed=1, read=4)]
+    rest = [ack(Q0, start=4, next_offset=9, consumed=5, dead_letters=1, read=6), ack(Q1, next_offset=3)]
+    monitor.batch_committed(report(acks=first, rows=[offset_row(Q0, 4)]))
+    monitor.batch_committed(report(acks=rest, rows=[offset_row(Q0, 9), offset_row(Q1, 3)]))
+    monitor.onQueryProgress(event())
+    monitor.close()
+
+    (metrics,) = told
+    assert (metrics.rows, metrics.retried, metrics.dead_letters, metrics.lag) == (14, 1, 1, 31)
+    (of_q0,) = (each for each in metrics.queues if each.queue == Q0)
+    assert (of_q0.read, of_q0.acknowledged, of_q0.planned) == (10, 9, 10)
 
 
 def test_a_report_belongs_to_its_own_batch_only(monitor: QueryMonitor, told: list[BatchMetrics]) -> None:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.metrics import MetricsSnapshot, RecentMetrics
-from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains, parts_without
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains, joined, parts_without
 from pyspark_rocketmq.errors import RocketMQError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
@@ -62,6 +62,23 @@ class BatchReport:
     """Queues that now belong to another consumer, or were reset while the batch ran."""
     offsets: tuple[OffsetRow, ...] = ()
     """Positions of all this consumer's queues after the batch, even those without a part in it; by queue."""
+
+    def with_later(self, later: BatchReport) -> BatchReport:
+        """Return the results of this commit and a later one of the same batch together."""
+        acks = {ack.queue: ack for ack in self.acks}
+        for ack in later.acks:
+            before = acks.get(ack.queue)
+            acks[ack.queue] = ack if before is None else joined(before, ack)
+        return BatchReport(
+            query_id=later.query_id,
+            batch_id=later.batch_id,
+            acks=tuple(acks[queue] for queue in sorted(acks)),
+            rows=self.rows + later.rows,
+            left_out=self.left_out + later.left_out,
+            sink_version=self.sink_version if later.sink_version is None else later.sink_version,
+            refused=(*self.refused, *later.refused),
+            offsets=later.offsets or self.offsets,
+        )
 
 
 BatchListener = Callable[[BatchReport], None]

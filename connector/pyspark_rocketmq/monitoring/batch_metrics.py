@@ -16,7 +16,7 @@ from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consume.metrics import QueueLag
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.source.ranges import offset_to_plan
+from pyspark_rocketmq.source.ranges import is_plan, offset_to_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ def metrics_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: f
 
 
 def _range_metrics(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> QueueMetrics:
-    count = planned.count if plan.is_new else 0
+    count = _planned(planned, ack) if plan.is_new else 0
     if ack is not None:
         return QueueMetrics(
             queue=planned.queue,
@@ -207,10 +207,17 @@ def _range_metrics(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> Qu
     return QueueMetrics(queue=planned.queue, planned=count, acknowledged=count, lag=lag)
 
 
+def _planned(planned: QueueRange, ack: QueueAck | None) -> int:
+    """Return how many offsets a batch was to read; of an open range those that it has read."""
+    if not planned.has_open_end:
+        return planned.count
+    return 0 if ack is None else ack.read
+
+
 def _plan_of(source: Mapping[str, Any]) -> _Plan | None:
     """Return the plan of one source of a query; None for a source of another kind."""
     end = source["endOffset"]
-    if not isinstance(end, dict) or not end.keys() >= {"v", "seq", "plan"}:
+    if not is_plan(end) or end.keys().isdisjoint({"plan", "packed", "live"}):
         return None
     start = source["startOffset"]
     is_new = not isinstance(start, dict) or start["seq"] != end["seq"]

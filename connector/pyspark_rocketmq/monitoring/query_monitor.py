@@ -186,9 +186,14 @@ class QueryMonitor(StreamingQueryListener):
         self._thread.shutdown()
 
     def batch_committed(self, report: BatchReport, times: StoredTimes | None = None) -> None:
-        """Note that a consumer has committed a batch (``BatchListener``), which Spark will report too."""
+        """Note that a consumer has committed a batch (``BatchListener``), which Spark will report too.
+
+        A batch may have several commits, of which each has a report.
+        """
         with self._guard:
-            self._reports[report.query_id, report.batch_id] = report, times
+            key = report.query_id, report.batch_id
+            before, _ = self._reports.pop(key, (None, None))
+            self._reports[key] = report if before is None else before.with_later(report), times
             while len(self._reports) > _REPORTS_KEPT:
                 del self._reports[next(iter(self._reports))]
 
