@@ -144,7 +144,7 @@ def test_no_range_is_no_work_and_no_connection(server: ScriptedServer) -> None:
 def test_an_empty_range_ends_at_once(server: ScriptedServer) -> None:
     fetched = list(chain.from_iterable(Fetcher([partition(server, 0, end=0)]).chunks()))
 
-    assert fetched == [FetchedChunks(0, [], is_last=True, failure=None)]
+    assert fetched == [FetchedChunks(0, [], is_last=True, failure=None, reached=0)]
     assert server.connection_count == 0
 
 

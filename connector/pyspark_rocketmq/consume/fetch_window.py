@@ -16,10 +16,17 @@ All ranges share one connection and one worker's memory:
    for all ranges together. One pull is always allowed, so that reading goes on.
 6. A failure ends only its own range. Trouble that may pass is survived for a while, with growing pauses.
 
+A range with an open end goes on with its queue, whose end every answer shows:
+
+7. At the queue's end the broker holds one pull until there are messages. It is not one of the pulls in
+   flight, and is made again without planning. If nothing came, that is no trouble.
+8. What arrives at the end is handed out immediately; a range that is behind is gathered like any other.
+9. Trouble that may pass never ends such a range, because the others of its task go on meanwhile.
+
 :mod:`~pyspark_rocketmq.consume.slave_reads` decides which broker of a name is asked. Times are seconds of one
 monotonic clock, passed in. Not thread-safe, except ``RangeWindow.stop``.
 
-Source: ``PullMessageProcessor``.
+Source: ``PullMessageProcessor``, ``PullRequestHoldService``.
 """
 
 from __future__ import annotations
@@ -62,6 +69,13 @@ _LONGEST_PAUSE_S: Final = 2.0
 _FLOW_CONTROL_PAUSE_S: Final = 0.02
 """Pause after flow control, since a quota refills soon
 (``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``)."""
+_LEAST_HELD_S: Final = 0.5
+"""If a held pull brings nothing sooner, the server does not hold pulls, and each next one waits for longer. A
+broker with ``longPollingEnable=false`` holds for 1 s (``shortPollingTimeMills``)."""
+_BEHIND: Final = 256
+"""A range with more offsets to the queue's end is behind."""
+_LOGGED_AGAIN_S: Final = 60.0
+"""How often trouble is logged that has lasted longer than the patience."""
 _LONGEST_PATIENCE_OF_A_GROUP_S: Final = 10.0
 """Maximum patience of a group: a micro-batch ends with its slowest range, so a broker in trouble delays the
 queues of other brokers."""
@@ -99,6 +113,8 @@ class PullTask(NamedTuple):
     broker_id: int
     """Id of the range's master, or of one of its replicas."""
     sent_at_s: float
+    is_held: bool = False
+    """Whether the broker is to hold the pull until there are messages."""
 
 
 class FetchedChunks(NamedTuple):
@@ -112,6 +128,8 @@ class FetchedChunks(NamedTuple):
     """Whether the range is over: read to its end, stopped, or failed."""
     failure: RocketMQError | None
     """Why the range ends early; all chunks before it in queue order have been handed out."""
+    reached: int
+    """All messages below this offset have been handed out: a filter may leave none for a long time."""
 
 
 class RangeWindow:
@@ -134,7 +152,8 @@ class RangeWindow:
 
         Args:
             index: Index of the range among those that are read.
-            of: The range; done immediately if its end is not past its start.
+            of: The range; done immediately if its end is not past its start. One with an open end is a
+                group's.
             segment: Offsets per segment, at least 1.
             depth: Maximum number of pulls in flight, at least 1.
             max_ahead_bytes: While this many bytes wait for ``take()``, only the first open segment goes on
@@ -143,7 +162,18 @@ class RangeWindow:
         """
         self.failure: RocketMQError | None = None
         """Why the range cannot be read to its end."""
-        self.segments = Segments(of.pulled_from, of.planned.end, segment)
+        self._has_open_end = of.planned.has_open_end
+        self.segments = Segments(
+            of.pulled_from,
+            # The first answer shows where the queue ends.
+            of.planned.start if self._has_open_end else of.planned.end,
+            segment,
+            has_open_end=self._has_open_end,
+        )
+        self.has_held_pull = False
+        """Whether the broker holds a pull."""
+        self.is_on_hold = False
+        """Whether no pull is to be sent for now."""
         self.skipped = range(0)
         """Offsets passed over, and logged, because the broker no longer has them; may be empty."""
         self.bounds: tuple[int, int] | None = None
@@ -168,6 +198,10 @@ class RangeWindow:
         """Errors since the last ``settle``."""
         self._gives_up_at_s: float | None = None
         """When patience ends; set from the first failure to the next success."""
+        self._is_quiet_until_s = 0.0
+        """Before this time, trouble that lasts longer than the patience is not logged."""
+        self._handed_out = of.pulled_from
+        """``reached`` of the last chunks that were taken."""
         self._pause_s = _FIRST_PAUSE_S
         self._resumes_at_s = 0.0
         self._has_met_reset = False
@@ -185,11 +219,22 @@ class RangeWindow:
 
     def may_ask(self, now_s: float) -> bool:
         """Return whether pulls may be sent now."""
-        return now_s >= self._resumes_at_s and not self.is_over
+        return now_s >= self._resumes_at_s and not self.is_on_hold and not self.is_over
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the range has an open end and is at most a few messages behind."""
+        return self._has_open_end and self.segments.end - self.segments.reached <= _BEHIND
+
+    @property
+    def has_news(self) -> bool:
+        """Whether ``take()`` would return chunks, or an open range has come further without any."""
+        segments = self.segments
+        return segments.takeable_bytes > 0 or (self._has_open_end and segments.reached > self._handed_out)
 
     def pause_left_s(self, now_s: float) -> float:
         """Return the seconds to wait before the next pull; 0 if there is no pause."""
-        return max(0.0, self._resumes_at_s - now_s)
+        return 0.0 if self.is_on_hold else max(0.0, self._resumes_at_s - now_s)
 
     def stop(self) -> None:
         """Stop pulling; callable from any thread."""
@@ -210,23 +255,27 @@ class RangeWindow:
             for segment_id, start, end in segments.pulls(at_most, most_open=self._depth, has_room=has_room)
         ]
 
+    def held_task(self, now_s: float) -> PullTask | None:
+        """Return the pull that the broker is to hold, if the range has an open end and has reached it."""
+        pull = self.segments.pull_at_end()
+        if pull is None:
+            return None
+        self.has_held_pull = True
+        count = min(pull.end - pull.start, self._settings.pull_batch_size)
+        return PullTask(self.index, pull.segment_id, pull.start, count, self.broker_id, now_s, is_held=True)
+
     # --- judging answers ------------------------------------------------------------------------------------
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
         """Apply the broker's answer; ValueError if the task was reported already."""
+        self.has_held_pull = False
         asked, is_at_home = task.queue_offset, task.broker_id == MASTER_ID
         is_of_master = is_at_home and not self._of.is_slave
         if isinstance(outcome, RocketMQError):
-            loss = self._queue_is_gone(asked, outcome) if is_of_master else None
-            if loss is None or self._settings.fail_on_data_loss:
-                self.lost(task, loss or self._refused(outcome), now_s)
-            else:
-                self._skip(task, self._of.planned.end, str(outcome))
-        elif outcome.next_begin_offset > asked and (
-            outcome.status is PullStatus.FOUND
-            or outcome.scanned_in_vain
-            or (is_of_master and outcome.status is PullStatus.NO_MATCHED_MSG)
-        ):
+            self._refuse(task, outcome, now_s, is_of_master=is_of_master)
+        elif self._has_open_end and self._meets_end(task, outcome):
+            self._wait_on(task, outcome, now_s)
+        elif self._brings_forward(outcome, asked, is_of_master=is_of_master):
             self._go_on(task, outcome, now_s)
         elif asked < self._of.planned.start and outcome.reset_from(asked) is None:
             # The range itself shows whether anything is lost.
@@ -236,12 +285,46 @@ class RangeWindow:
         elif self._of.is_slave:
             self.lost(task, self._not_at_slave(asked, outcome), now_s)
         elif outcome.status is not PullStatus.OFFSET_ILLEGAL:
-            self.lost(task, self._nothing_there(asked), now_s)
+            self.lost(task, self._nothing_there(asked, outcome), now_s)
         else:
             self._offset_moved(task, outcome, now_s)
 
+    def _brings_forward(self, outcome: PullResult, asked: int, *, is_of_master: bool) -> bool:
+        return outcome.next_begin_offset > asked and (
+            outcome.status is PullStatus.FOUND
+            or outcome.scanned_in_vain
+            or (is_of_master and outcome.status is PullStatus.NO_MATCHED_MSG)
+        )
+
+    def _meets_end(self, task: PullTask, outcome: PullResult) -> bool:
+        """Note where the queue ends; return whether the pull is there, at a replica only if it was held."""
+        self.segments.end = outcome.max_offset
+        return (
+            outcome.status is PullStatus.NO_NEW_MSG
+            and outcome.max_offset <= task.queue_offset >= self._of.planned.start
+            and (task.is_held or task.broker_id == MASTER_ID)
+        )
+
+    def _wait_on(self, task: PullTask, outcome: PullResult, now_s: float) -> None:
+        self.segments.lost(task.segment_id)
+        self.bounds = outcome.min_offset, outcome.max_offset
+        self._gives_up_at_s = None
+        self._replica.waited(task.broker_id, now_s)
+        if task.is_held and now_s - task.sent_at_s < _LEAST_HELD_S:
+            self._pause(now_s)
+        else:
+            self._pause_s = _FIRST_PAUSE_S
+
+    def _refuse(self, task: PullTask, error: RocketMQError, now_s: float, *, is_of_master: bool) -> None:
+        loss = self._queue_is_gone(task.queue_offset, error) if is_of_master else None
+        if loss is None or self._settings.fail_on_data_loss:
+            self.lost(task, loss or self._refused(error), now_s)
+        else:
+            self._skip(task, self._of.planned.end, str(error))
+
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """Note that a pull failed; without an error, or with another broker to ask, it is sent again now."""
+        self.has_held_pull = False
         self.segments.lost(task.segment_id)
         if self._replica.disappointed(task.broker_id, now_s):
             text = "replica %d did not serve, back to the master %s: %s"
@@ -264,16 +347,26 @@ class RangeWindow:
                 patience_s = min(patience_s, _LONGEST_PATIENCE_OF_A_GROUP_S)
             self._gives_up_at_s = now_s + patience_s
         left_s = self._gives_up_at_s - now_s
-        if not self._is_pulled_again(trouble) or left_s <= 0:
+        may_last = self._has_open_end and trouble.retryable
+        if not self._is_pulled_again(trouble) or (left_s <= 0 and not may_last):
             self.failure = trouble
         elif now_s >= self._resumes_at_s:
-            self._log(WARNING, "pull failed, trying again %s: %s", self._of.planned.queue, trouble)
+            self._log_trouble(trouble, left_s, now_s)
             if isinstance(trouble, BrokerError) and trouble.code == ResponseCode.FLOW_CONTROL:
-                pause_s = _FLOW_CONTROL_PAUSE_S
+                self._resumes_at_s = now_s + _FLOW_CONTROL_PAUSE_S
             else:
-                pause_s = self._pause_s
-                self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
-            self._resumes_at_s = now_s + min(pause_s, left_s)
+                self._pause(now_s)
+            if not may_last:
+                self._resumes_at_s = min(self._resumes_at_s, self._gives_up_at_s)
+
+    def _log_trouble(self, trouble: RocketMQError, left_s: float, now_s: float) -> None:
+        if left_s > 0 or now_s >= self._is_quiet_until_s:
+            self._is_quiet_until_s = now_s + _LOGGED_AGAIN_S
+            self._log(WARNING, "pull failed, trying again %s: %s", self._of.planned.queue, trouble)
+
+    def _pause(self, now_s: float) -> None:
+        self._resumes_at_s = now_s + self._pause_s
+        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
     def _is_pulled_again(self, trouble: RocketMQError) -> bool:
         return is_pulled_again(
@@ -292,9 +385,8 @@ class RangeWindow:
         """Fail a range that is not over although it waits for nothing and has no pull to send."""
         planned = self._of.planned
         self.failure = RocketMQError(
-            f"{planned.queue}: reading {planned.start} to {planned.end} from {self._of.address} is "
-            "blocked, with no pull in flight and none to send; this is a bug of pyspark-rocketmq. Run the "
-            "query again."
+            f"{planned.queue}: reading {planned.extent} from {self._of.address} is blocked, with no pull in "
+            "flight and none to send; this is a bug of pyspark-rocketmq. Run the query again."
         )
 
     def _go_on(self, task: PullTask, result: PullResult, now_s: float) -> None:
@@ -347,15 +439,16 @@ class RangeWindow:
         return self._busy(
             result.status,
             f"the slave has offsets {result.min_offset} (inclusive) to {result.max_offset} (exclusive), and "
-            f"offset {asked} of the planned {planned.start} to {planned.end} is none of them; start the "
-            "master, which may have it",
+            f"offset {asked} of the planned {planned.extent} is none of them; start the master, which may have "
+            "it",
         )
 
-    def _nothing_there(self, asked: int) -> SystemBusy:
+    def _nothing_there(self, asked: int, result: PullResult) -> SystemBusy:
+        end = result.max_offset if self._has_open_end else self._of.planned.end
+        reaches = f"reaches {end}" if self._has_open_end else f"reached {end} when the range was planned"
         return self._busy(
             PullStatus.NO_NEW_MSG,
-            f"nothing at offset {asked} although the queue reached {self._of.planned.end} when the range was "
-            "planned; the broker may be recovering",
+            f"nothing at offset {asked} although the queue {reaches}; the broker may be recovering",
         )
 
     def _busy(self, status: PullStatus, text: str) -> SystemBusy:
@@ -380,8 +473,8 @@ class RangeWindow:
             self._skip(task, min(result.next_begin_offset, planned.end), available)
         elif self._settings.is_group_read:
             lost_tail = TailLost(
-                f"{planned.queue}: {address} has offsets {available}, so the range that was planned to "
-                f"{planned.end} has lost its tail."
+                f"{planned.queue}: {address} has offsets {available}, so the range planned from "
+                f"{planned.extent} has lost its tail."
             )
             self.lost(task, lost_tail, now_s)
         else:
@@ -402,6 +495,7 @@ class RangeWindow:
 
     def take(self) -> list[PullChunk]:
         """Return the chunks next in queue order; a segment's only if all earlier ones are complete."""
+        self._handed_out = self.segments.reached
         return self.segments.take()
 
 
@@ -419,25 +513,32 @@ class FetchWindow:
             max_bytes: Maximum number of stored bytes that are requested, or received and not yet handed out.
             log: Called as ``Logger.log``, with events that an operator should see.
         """
-        self.ranges = tuple(
-            RangeWindow(
-                index,
-                window,
-                segment=max(_FILTERED_SEGMENT if window.is_filtered else 1, window.settings.pull_batch_size),
-                depth=depth,
-                log=log,
-            )
-            for index, window in enumerate(ranges)
-        )
+        self.ranges: list[RangeWindow] = []
         """All ranges, in the order given."""
-        self._open = deque(self.ranges)
+        self._open: deque[RangeWindow] = deque()
         """Ranges not completely handed out; the next one to get pulls comes first."""
         self._depth = depth
+        self._log = log
         self._max_bytes = max_bytes
         self._batch_bytes = min(_BATCH_BYTES, max(1, max_bytes // 2))
         self._largest_answer = _USUAL_ANSWER_BYTES
         self.in_flight = 0
-        """Number of pulls given out and not yet reported, those of failed ranges included."""
+        """Number of pulls not held, given out and not yet reported, those of failed ranges included."""
+        for each in ranges:
+            self.add(each)
+
+    def add(self, of: ReadRange) -> RangeWindow:
+        """Read one more range."""
+        window = RangeWindow(
+            len(self.ranges),
+            of,
+            segment=max(_FILTERED_SEGMENT if of.is_filtered else 1, of.settings.pull_batch_size),
+            depth=self._depth,
+            log=self._log,
+        )
+        self.ranges.append(window)
+        self._open.append(window)
+        return window
 
     @property
     def is_open(self) -> bool:
@@ -446,7 +547,12 @@ class FetchWindow:
 
     def tasks(self, now_s: float) -> list[PullTask]:
         """Return the pulls to send now, in bursts: sent singly they cost broker and client twice as much."""
-        asking = [each for each in self._open if each.may_ask(now_s)]
+        may_ask = [each for each in self._open if each.may_ask(now_s)]
+        held = [task for each in may_ask if (task := each.held_task(now_s)) is not None]
+        asking = [each for each in may_ask if not each.has_held_pull]
+        return held + self._planned(asking, now_s) if asking else held
+
+    def _planned(self, asking: Sequence[RangeWindow], now_s: float) -> list[PullTask]:
         if self.in_flight > self._depth // 2 and all(each.segments.in_flight for each in asking):
             return []
         room = min(self._depth, self._bytes_left() // self._largest_answer) - self.in_flight
@@ -460,7 +566,7 @@ class FetchWindow:
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
         """Apply the broker's answer."""
-        self.in_flight -= 1
+        self.in_flight -= not task.is_held
         if isinstance(outcome, PullResult) and len(outcome.body) > self._largest_answer:
             self._largest_answer = len(outcome.body)
         window = self.ranges[task.range_index]
@@ -469,7 +575,7 @@ class FetchWindow:
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """Note that a pull failed; see :meth:`RangeWindow.lost`."""
-        self.in_flight -= 1
+        self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]
         if not window.is_over:
             window.lost(task, error, now_s)
@@ -486,9 +592,10 @@ class FetchWindow:
         )
 
     def stand_still(self) -> None:
-        """Fail all open ranges; see :meth:`RangeWindow.stand_still`."""
+        """Fail all ranges that are neither over nor on hold; see :meth:`RangeWindow.stand_still`."""
         for window in self._open:
-            window.stand_still()
+            if not window.is_on_hold:
+                window.stand_still()
 
     def is_ready(self) -> bool:
         """Return whether to call ``take`` now.
@@ -498,9 +605,10 @@ class FetchWindow:
         """
         takeable = 0
         for window in self._open:
-            if window.is_over:
+            takeable_bytes = window.segments.takeable_bytes
+            if window.is_over or (takeable_bytes and window.is_at_end):
                 return True
-            takeable += window.segments.takeable_bytes
+            takeable += takeable_bytes
         return takeable > 0 and (
             takeable >= self._batch_bytes
             or not self.in_flight
@@ -512,12 +620,18 @@ class FetchWindow:
         # Read ``is_over`` once for each range: another thread may stop a range at any moment, and its last
         # chunks must be marked as the last.
         asked = [(window, window.is_over) for window in self._open]
-        ready = [(window, is_over) for window, is_over in asked if is_over or window.segments.takeable_bytes]
+        ready = [(window, is_over) for window, is_over in asked if is_over or window.has_news]
         for window, is_over in ready:
             if is_over:
                 self._open.remove(window)
         return [
-            FetchedChunks(window.index, window.take(), is_over, window.failure if is_over else None)
+            FetchedChunks(
+                window.index,
+                window.take(),
+                is_over,
+                window.failure if is_over else None,
+                window.segments.reached,
+            )
             for window, is_over in ready
         ]
 

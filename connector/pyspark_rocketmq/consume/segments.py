@@ -2,6 +2,9 @@
 
 A range ``[start, end)`` is cut into segments, each with one pull in flight; an answer moves its segment on to
 ``nextBeginOffset`` until it has reached its end. Answers arrive in any order; chunks leave in queue order.
+
+If the range's end is open, ``end`` is where its queue ends for now, and moves. There one pull of the first
+open segment waits for more messages, and no other.
 """
 
 from __future__ import annotations
@@ -48,13 +51,14 @@ class Segments:
     ``[start, end)`` that the broker returned, ascending and once, whatever the order of answers and failures.
     """
 
-    def __init__(self, start: int, end: int, size: int) -> None:
+    def __init__(self, start: int, end: int, size: int, *, has_open_end: bool = False) -> None:
         """Open no segment yet; ``pulls()`` does.
 
         Args:
             start: First offset of the range.
             end: Its end, exclusive; the range is complete immediately if that is not past ``start``.
             size: Offsets per segment, at least 1.
+            has_open_end: Whether ``end`` is only the queue's end for now; the range is never complete.
         """
         self.in_flight = 0
         """Number of pulls given out and not yet reported."""
@@ -63,7 +67,9 @@ class Segments:
         self.takeable_bytes = 0
         """Bytes that ``take()`` would return now."""
         self._next_start = start
-        self._end = end
+        self.end = end
+        """End of the range; with an open end, the newest known end of the queue."""
+        self._has_open_end = has_open_end
         self._size = size
         self._segments: dict[int, _Segment] = {}
         """Segments not yet taken completely, in queue order; ids count up."""
@@ -79,7 +85,12 @@ class Segments:
     @property
     def is_complete(self) -> bool:
         """Whether every offset of the range was answered; its last chunks may not have been taken."""
-        return self._next_start >= self._end and not self._open_count
+        return self._next_start >= self.end and not self._open_count and not self._has_open_end
+
+    @property
+    def reached(self) -> int:
+        """The first offset that is not answered: ``take()`` returns everything below."""
+        return self._segments[self._first_open].next_offset if self._open_count else self._next_start
 
     def pulls(self, at_most: int, *, most_open: int, has_room: bool) -> list[SegmentPull]:
         """Return the pulls to send now, ascending; each is given out once until it is reported.
@@ -93,27 +104,46 @@ class Segments:
         while (
             len(pulls) < at_most
             and self._open_count < most_open
-            and self._next_start < self._end
+            and self._next_start < self.end
             and (has_room or not self._open_count)
         ):
             pulls.append(self._open_segment())
         self.in_flight += len(pulls)
         return pulls
 
+    def pull_at_end(self) -> SegmentPull | None:
+        """Return the pull that waits at an open end; None before that end, and if pulls are in flight."""
+        if self.in_flight or not self._has_open_end or self.reached < self.end:
+            return None
+        self.in_flight = 1
+        if not self._open_count:
+            return self._open_segment()
+        segment = self._segments[self._first_open]
+        if segment.end == self._next_start:
+            # The last segment goes on, so that the pull may bring as many messages as any other.
+            segment.end = self._next_start = segment.next_offset + self._size
+        self._idle.remove(self._first_open)
+        return self._pull_again(self._first_open)
+
     def _idle_pulls(self, at_most: int, has_room: bool) -> list[SegmentPull]:
         self._idle.sort()
-        sendable = [i for i in self._idle if has_room or i == self._first_open][:at_most]
+        sendable = [
+            i
+            for i in self._idle
+            if (has_room or i == self._first_open) and self._segments[i].next_offset < self.end
+        ][:at_most]
         self._idle = [i for i in self._idle if i not in sendable]
-        pulls = []
-        for segment_id in sendable:
-            segment = self._segments[segment_id]
-            segment.is_pulled = True
-            pulls.append(SegmentPull(segment_id, segment.next_offset, segment.end))
-        return pulls
+        return list(map(self._pull_again, sendable))
+
+    def _pull_again(self, segment_id: int) -> SegmentPull:
+        segment = self._segments[segment_id]
+        segment.is_pulled = True
+        return SegmentPull(segment_id, segment.next_offset, segment.end)
 
     def _open_segment(self) -> SegmentPull:
         start, segment_id = self._next_start, self._next_id
-        segment = _Segment(start, min(start + self._size, self._end))
+        end = start + self._size
+        segment = _Segment(start, end if self._has_open_end else min(end, self.end))
         self._segments[segment_id] = segment
         self._next_start = segment.end
         self._next_id = segment_id + 1

@@ -136,6 +136,13 @@ class ReplicaSelector:
         self._avoided_until_s = now_s + AVOIDED_S
         return True
 
+    def waited(self, by: int, now_s: float) -> None:
+        """Note that ``by`` has no more messages: the other broker is asked next, because it may have."""
+        if by != MASTER_ID and now_s >= self._master_avoided_until_s:
+            self.broker_id = MASTER_ID
+        elif by == MASTER_ID and now_s >= self._avoided_until_s:
+            self.broker_id = self._home_id
+
     def master_failed(self, now_s: float) -> bool:
         """Note that the master did not answer; return whether to ask a replica in its place."""
         if not self._replaces_master or not self._replica_ids:

@@ -220,7 +220,7 @@ def _decode(partitions: Sequence[QueuePartition], together: Sequence[FetchedChun
     """Decode bodies with the same broker and subscription together; if that fails, one after the other."""
     messages: dict[int, Iterable[pa.RecordBatch | Undecodable] | RocketMQError] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
-    for index, chunks, _, _ in together:
+    for index, chunks, *_ in together:
         if chunks:
             partition = partitions[index]
             key = partition.planned.queue.broker_name, partition.subscription
@@ -234,7 +234,8 @@ def _decode(partitions: Sequence[QueuePartition], together: Sequence[FetchedChun
             else:
                 messages[index] = found if isinstance(found, RocketMQError) else (found,)
     return [
-        _Decoded(index, messages.get(index, ()), is_last, failure) for index, _, is_last, failure in together
+        _Decoded(index, messages.get(index, ()), is_last, failure)
+        for index, _, is_last, failure, _ in together
     ]
 
 
