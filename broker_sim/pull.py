@@ -36,6 +36,8 @@ _FORBIDDEN_BROADCAST = {"forbiddenType": "4"}
 _COMMIT_OFFSET = int(PullSysFlag.COMMIT_OFFSET)
 _SUSPEND = int(PullSysFlag.SUSPEND)
 _SUBSCRIPTION = int(PullSysFlag.SUBSCRIPTION)
+_SHORT_POLLING_S = 1.0
+"""How long a pull is held without long polling (shortPollingTimeMills)."""
 
 _CODES: Mapping[GetMessageStatus, ResponseCode] = {
     GetMessageStatus.FOUND: ResponseCode.SUCCESS,
@@ -56,16 +58,17 @@ def handle_pull(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
     if header.sys_flag & _COMMIT_OFFSET:  # after the query: a reset is returned by it, not overwritten
         state.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
     code = _code(header, result)
-    may_hold = header.sys_flag & _SUSPEND and state.settings.long_polling_enable
-    if code is not ResponseCode.PULL_NOT_FOUND or not may_hold:
+    if code is not ResponseCode.PULL_NOT_FOUND or not header.sys_flag & _SUSPEND:
         return _answer(command, code, result)
+    is_long = state.settings.long_polling_enable
+    held_s = header.suspend_timeout_millis / 1000 if is_long else _SHORT_POLLING_S
     pull = HeldPull(
         peer=peer,
         command=command,
         topic=header.topic,
         queue_id=header.queue_id,
         wanted=wanted,
-        deadline_s=state.clock.monotonic_s() + header.suspend_timeout_millis / 1000,
+        deadline_s=state.clock.monotonic_s() + held_s,
     )
     state.held_pulls.hold(pull)
     return None

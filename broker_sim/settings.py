@@ -30,6 +30,7 @@ class BrokerSettings:
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     long_polling_enable: bool = True
+    """Whether a new message ends a held pull; otherwise the pull is held for 1 s, whatever comes."""
     enable_property_filter: bool = False
     """Whether consumers may filter by SQL92."""
     use_server_side_reset_offset: bool = True

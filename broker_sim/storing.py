@@ -36,8 +36,10 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def store_run(state: BrokerState, run: MessageRun) -> StoredRun:
-    """Append ``run`` and release the pulls that wait for it."""
+    """Append ``run`` and release the pulls that wait for it; without long polling only their time does."""
     stored = state.store.append(run, state.host)
+    if not state.settings.long_polling_enable:
+        return stored
     woken = state.held_pulls.arrived(run, stored.tag_hashes)
     state.outbox.extend(release_held_pull(state, pull) for pull in woken)
     return stored

@@ -270,9 +270,19 @@ def test_nothing_is_held_without_the_suspend_flag_or_where_an_answer_exists(brok
     assert ask(broker, held_pull(0, subscription="TagX")).code == ResponseCode.PULL_RETRY_IMMEDIATELY
 
 
-def test_a_broker_without_long_polling_answers_at_once(clock: FakeClock) -> None:
+def test_a_broker_without_long_polling_holds_a_pull_for_a_second(clock: FakeClock) -> None:
+    """shortPollingTimeMills: a message that comes meanwhile is found then."""
     broker = make_broker(clock, settings=BrokerSettings(long_polling_enable=False))
-    assert ask(broker, held_pull(0)).code == ResponseCode.PULL_NOT_FOUND
+    waiting = held_pull(0)
+    broker.handle(PEER, waiting)
+    broker.put(_QUEUE, [message()])
+    assert len(broker.state.held_pulls) == 1
+    clock.advance(0.999)
+    assert broker.look_at_clock() == []
+    clock.advance(0.001)
+    answer = answer_in(broker.look_at_clock(), waiting)
+    assert answer is not None
+    assert answer.code == ResponseCode.SUCCESS
 
 
 def test_the_pulls_of_a_closed_connection_are_forgotten(broker: Broker, clock: FakeClock) -> None:
