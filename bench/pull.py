@@ -195,7 +195,7 @@ class Contest:
     def _undecoded(self) -> float:
         reached = dict.fromkeys(range(len(self.partitions)), 0)
         started_s = time.perf_counter()
-        for each in chain.from_iterable(Fetcher(self.partitions).chunks()):
+        for each in chain.from_iterable(Fetcher(self.partitions).arrivals()):
             if each.chunks:
                 reached[each.range_index] = each.chunks[-1].limit
         seconds = time.perf_counter() - started_s

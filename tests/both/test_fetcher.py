@@ -84,7 +84,7 @@ def test_a_broker_that_is_started_again_in_the_middle_loses_and_doubles_nothing(
 ) -> None:
     """A2"""
     reached = [0] * QUEUES
-    fetched = Fetcher([changed(each, max_in_flight_bytes=256 << 10) for each in ranges]).chunks()
+    fetched = Fetcher([changed(each, max_in_flight_bytes=256 << 10) for each in ranges]).arrivals()
     first = next(fetched)
     cluster.stop_broker("broker-a")
     cluster.start_broker("broker-a")

@@ -117,7 +117,7 @@ def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_di
         offsets: list[int] = []
         pulled_from: list[int] = []
         fetcher = Fetcher([changed(each, max_in_flight_bytes=_IN_FLIGHT) for each in partitions])
-        for fetched in chain.from_iterable(fetcher.chunks()):
+        for fetched in chain.from_iterable(fetcher.arrivals()):
             assert fetched.failure is None
             offsets += offsets_of(b"".join(chunk.body for chunk in fetched.chunks))
             pulled_from.append(fetcher.ranges[0].broker_id)
@@ -219,6 +219,6 @@ def read_offsets(options: ReadOptions) -> list[int]:
         partitions = partitions_of(options)
     except RocketMQError:
         return []
-    fetched = list(chain.from_iterable(Fetcher(partitions).chunks()))
+    fetched = list(chain.from_iterable(Fetcher(partitions).arrivals()))
     assert [each.failure for each in fetched if each.failure is not None] == []
     return [offset for each in fetched for chunk in each.chunks for offset in offsets_of(bytes(chunk.body))]

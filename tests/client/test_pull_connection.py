@@ -21,7 +21,7 @@ from pyspark_rocketmq.errors import (
     WrongBroker,
 )
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult
@@ -209,18 +209,85 @@ def test_a_pull_that_is_passed_over_is_given_up_by_itself(
     assert line.in_flight == 0
 
 
-def test_pulls_of_a_line_that_is_waited_for_among_others_are_given_up_too(
+def test_a_silent_line_that_is_waited_for_among_others_is_given_up_too(
     broker: Broker, line: PullConnection[PullRequest]
 ) -> None:
-    """A replica that is silent while its master talks."""
+    """A7: a replica that is silent while its master talks."""
     line.send([pull(0)])
 
     assert line.pass_time(2.9, 3.0) == []
-    ((sent, outcome),) = line.pass_time(0.8, 3.0)
+    with pytest.raises(RequestTimeout, match=r"queueOffset=0"):
+        line.pass_time(0.8, 3.0)
 
-    assert sent == pull(0)
-    assert isinstance(outcome, RequestTimeout)
+    assert line.close() == [pull(0)]
+
+
+def test_a_pull_that_is_passed_over_among_others_is_given_up_by_itself(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
+    """The caller has waited for several lines before this one brings something."""
+    line.send([pull(0), pull(32)])
+    broker.give(broker.requests()[1].response(0, ext_fields=FOUND, body=b"x"))
+    assert line.pass_time(2.0, 3.0) == []
+    assert [sent for sent, _ in line.receive(3.0, waited_s=0.5)] == [pull(32)]
+    line.send([pull(64)])
+    broker.give(broker.requests()[-1].response(0, ext_fields=FOUND, body=b"x"))
+    outcomes = dict(line.receive(3.0, waited_s=0.6))
+
+    assert isinstance(outcomes[pull(64)], PullResult)
+    assert isinstance(outcomes[pull(0)], RequestTimeout)
     assert line.in_flight == 0
+
+
+def held(queue_offset: int) -> PullRequest:
+    sys_flag = PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND
+    return replace(pull(queue_offset), sys_flag=sys_flag, suspend_timeout_millis=15_000)
+
+
+def test_silence_about_a_held_pull_begins_when_its_broker_must_have_answered(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
+    """15 s, 5 s because a broker looks so often, and the usual silence."""
+    line.send([held(17)])
+
+    assert line.pass_time(22.9, 3.0) == []
+    with pytest.raises(RequestTimeout, match=r"queueOffset=17.* within 23"):
+        line.pass_time(0.8, 3.0)
+
+
+def test_a_receive_waits_for_a_held_pull_as_long(broker: Broker, line: PullConnection[PullRequest]) -> None:
+    line.send([held(0)])
+    broker.be_silent(22)
+    broker.give(broker.requests()[0].response(0, ext_fields=FOUND, body=b"x"))
+    assert [sent for sent, _ in line.receive(3.0)] == [held(0)]
+
+    line.send([held(32)])
+    broker.be_silent(23)
+    with pytest.raises(RequestTimeout, match=r"queueOffset=32"):
+        line.receive(3.0)
+
+
+def test_a_held_pull_hides_no_silence_about_another_one(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
+    """A7: in whatever order they were sent."""
+    line.send([held(0), pull(32)])
+
+    assert line.pass_time(2.0, 3.0) == []
+    with pytest.raises(RequestTimeout, match=r"queueOffset=32"):
+        line.pass_time(1.0, 3.0)
+
+
+def test_a_held_pull_is_given_up_by_itself_while_others_are_answered(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
+    line.send([held(0)])
+    for offset in range(1, 24):
+        line.send([pull(offset)])
+        broker.give(broker.requests()[-1].response(0, ext_fields=FOUND, body=b"x"))
+        outcomes = dict(line.receive(3.0, waited_s=1.0))
+        assert isinstance(outcomes[pull(offset)], PullResult)
+        assert (held(0) in outcomes) is (offset == 23)
 
 
 def test_unanswered_pulls_fail_when_the_connection_ends(

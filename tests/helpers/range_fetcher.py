@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 
@@ -20,7 +19,7 @@ class RangeFetcher:
         partition: QueuePartition,
         *,
         clock: Clock | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         self._fetcher = Fetcher([partition], clock=clock, sleep=sleep)
 
@@ -42,7 +41,7 @@ class RangeFetcher:
             false. RocketMQError: If the broker refuses, or does not answer for ``retry_timeout_s``.
         """
         # Closed with this generator, so that a reader that stops half way gives the connection back.
-        fetched = self._fetcher.chunks()
+        fetched = self._fetcher.arrivals()
         try:
             for each in chain.from_iterable(fetched):
                 if each.chunks:

@@ -114,7 +114,7 @@ def pulled(fetcher: Fetcher) -> tuple[dict[int, list[int]], dict[int, RocketMQEr
     offsets: dict[int, list[int]] = defaultdict(list)
     failures: dict[int, RocketMQError] = {}
     ended: list[int] = []
-    for fetched_of in chain.from_iterable(fetcher.chunks()):
+    for fetched_of in chain.from_iterable(fetcher.arrivals()):
         assert fetched_of.range_index not in ended
         offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
         if fetched_of.is_last:
@@ -142,7 +142,7 @@ def test_no_range_is_no_work_and_no_connection(server: ScriptedServer) -> None:
 
 
 def test_an_empty_range_ends_at_once(server: ScriptedServer) -> None:
-    fetched = list(chain.from_iterable(Fetcher([partition(server, 0, end=0)]).chunks()))
+    fetched = list(chain.from_iterable(Fetcher([partition(server, 0, end=0)]).arrivals()))
 
     assert fetched == [FetchedChunks(0, [], is_last=True, failure=None, reached=0)]
     assert server.connection_count == 0
@@ -186,7 +186,7 @@ def test_a_range_without_answers_does_not_hold_up_the_others(server: ScriptedSer
     server.script = hold_queue_0
     offsets: dict[int, list[int]] = defaultdict(list)
     ended: set[int] = set()
-    for fetched_of in chain.from_iterable(Fetcher(partitions(server, 4)).chunks()):
+    for fetched_of in chain.from_iterable(Fetcher(partitions(server, 4)).arrivals()):
         offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
         ended |= {fetched_of.range_index} if fetched_of.is_last else set()
         if ended == {1, 2, 3} and not others_are_read.is_set():
@@ -211,7 +211,7 @@ def test_ranges_without_answers_leave_the_others_their_share(server: ScriptedSer
     server.script = hold_two
     offsets: dict[int, list[int]] = defaultdict(list)
     wanted = partitions(server, 3, end=400, pulls_in_flight=32, request_timeout_s=60.0)
-    for fetched_of in chain.from_iterable(Fetcher(wanted).chunks()):
+    for fetched_of in chain.from_iterable(Fetcher(wanted).arrivals()):
         offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
         if fetched_of.range_index == 2 and fetched_of.is_last:
             other_is_read.set()
@@ -248,7 +248,7 @@ def test_only_the_busy_queue_pauses(server: ScriptedServer, pauses: FetcherPause
     server.script = busy_queue_1
     fetched = [
         (fetched_of.range_index, fetched_of.is_last, sum(pauses.taken))
-        for fetched_of in chain.from_iterable(pauses.fetcher(partitions(server, 3)).chunks())
+        for fetched_of in chain.from_iterable(pauses.fetcher(partitions(server, 3)).arrivals())
     ]
 
     assert [paused for index, is_last, paused in fetched if is_last and index != 1] == [0, 0]
@@ -356,7 +356,7 @@ def test_bytes_over_all_ranges_are_bounded(server: ScriptedServer) -> None:
     most = 0
     fetcher = Fetcher(partitions(server, 6, end=160, pulls_in_flight=32, max_in_flight_bytes=4 * largest))
     offsets: dict[int, list[int]] = defaultdict(list)
-    for fetched_of in chain.from_iterable(fetcher.chunks()):
+    for fetched_of in chain.from_iterable(fetcher.arrivals()):
         offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
         held = sum(len(chunk.body) for chunk in fetched_of.chunks)
         held += sum(
@@ -382,7 +382,7 @@ def test_a_range_that_is_stopped_while_it_is_handed_out_ends_once(
         return take(window)
 
     monkeypatch.setattr(RangeWindow, "take", stop_and_take)
-    ends = [fetched_of.is_last for fetched_of in chain.from_iterable(fetcher.chunks())]
+    ends = [fetched_of.is_last for fetched_of in chain.from_iterable(fetcher.arrivals())]
 
     assert ends == [False, True]
 
@@ -401,7 +401,7 @@ def test_nothing_is_asked_while_the_caller_does_not_take(server: ScriptedServer)
         found(peer, request, padding=2 << 20)
 
     server.script = count
-    fetched = Fetcher([partition(server, 0, end=1000)]).chunks()
+    fetched = Fetcher([partition(server, 0, end=1000)]).arrivals()
     next(fetched)
     in_flight_then = [server.next_request() for _ in range(asked)]
 
@@ -664,7 +664,7 @@ def test_a_silent_replica_does_not_hold_up_the_queues_that_the_master_serves(
     replica.script = hold
     offsets: dict[int, list[int]] = defaultdict(list)
     ended: set[int] = set()
-    for fetched_of in chain.from_iterable(Fetcher(with_replica(partitions(server, 3), replica)).chunks()):
+    for fetched_of in chain.from_iterable(Fetcher(with_replica(partitions(server, 3), replica)).arrivals()):
         offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
         ended |= {fetched_of.range_index} if fetched_of.is_last else set()
         if ended == {1, 2} and not others_are_read.is_set():

@@ -114,7 +114,7 @@ def pulls(topics: Topics, topic: str, **options: str) -> list[Pull]:
         send(place, pulls)
 
     fetcher._send_to = noted  # type: ignore[method-assign]
-    for _ in fetcher.chunks():
+    for _ in fetcher.arrivals():
         pass
     return seen
 

@@ -353,7 +353,7 @@ def test_a_range_planned_by_the_master_is_finished_at_the_slave_by_the_same_task
     sim.stop_broker("broker-a")
 
     fetcher = Fetcher(partitions)
-    fetched = list(chain.from_iterable(fetcher.chunks()))
+    fetched = list(chain.from_iterable(fetcher.arrivals()))
 
     assert fetched[-1].failure is None
     assert fetcher.ranges[0].broker_id == 1

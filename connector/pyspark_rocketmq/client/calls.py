@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.identity import confirm, confirm_soon
@@ -16,11 +15,8 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.framing import Outgoing
 from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.headers import OffsetResponseHeader
-from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.pull import HOLD_SCAN_S, PullRequest
 from pyspark_rocketmq.wire.requests.responses import checked
-
-_HOLD_SCAN_S: Final = 5.0
-"""How much too late a broker may end the suspension of a pull (``PullRequestHoldService.run``)."""
 
 
 def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
@@ -47,7 +43,7 @@ class BrokerCalls:
 
     def pull_deadline(self, request: PullRequest) -> Deadline:
         """Return the deadline of a pull that begins now and that the broker may hold."""
-        slack_s = _HOLD_SCAN_S if request.held_s else 0.0
+        slack_s = HOLD_SCAN_S if request.held_s else 0.0
         return Deadline.after(self._clock, request.held_s + slack_s + self.timeout_s)
 
     def channel(self, address: str, deadline: Deadline, broker_name: str) -> Channel:

@@ -7,6 +7,7 @@ time, at the broker too, which gets bursts instead of single requests.
 
 Rule 1: one thread. Rule 2: close the connection after any error. Rule 3: silence is measured only while
 waiting, not while the caller is busy or the process is suspended, because answers may have arrived meanwhile.
+Silence about a pull that the broker may hold begins when the broker must have answered.
 Rule 4: a pull that is not answered while others are is given up, and the connection goes on; a broker may
 drop an answer that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5: no pull
 is sent before the server has given its broker name, because a broker reports a reset only once, with the next
@@ -21,7 +22,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from pyspark_rocketmq.client.identity import UNKNOWN, WHO, check_name, name_in, warn_of_unknown
 from pyspark_rocketmq.client.pool import ConnectionSettings
@@ -31,13 +32,22 @@ from pyspark_rocketmq.errors import ChannelClosed, RequestTimeout, RocketMQError
 from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.framing import Outgoing, Signer
-from pyspark_rocketmq.wire.requests.pull import PullResponseDecoder, PullResult, pull_result
+from pyspark_rocketmq.wire.requests.pull import HOLD_SCAN_S, PullResponseDecoder, PullResult, pull_result
 from pyspark_rocketmq.wire.requests.responses import describe_request
 
 logger = logging.getLogger(__name__)
 
-PullT = TypeVar("PullT", bound=Outgoing)
 
+class Pull(Outgoing, Protocol):
+    """A pull without its opaque, such as a ``PullRequest``."""
+
+    @property
+    def held_s(self) -> float:
+        """Seconds for which the broker may hold the pull."""
+        ...
+
+
+PullT = TypeVar("PullT", bound=Pull)
 _LENGTH_WORD: Final = 4
 _FIRST_BYTES: Final = 1 << 20
 _MOST_BYTES: Final = 8 << 20
@@ -152,10 +162,7 @@ def _is_free(buffer: bytearray) -> bool:
 
 
 class PullConnection(Generic[PullT]):
-    """Pulls in flight on one connection; the caller gets each back with its answer.
-
-    Pulls must not be suspended: a broker that holds a pull is silent, and silence counts as a failure.
-    """
+    """Pulls in flight on one connection; the caller gets each back with its answer."""
 
     def __init__(
         self, transport: Transport, clock: Clock, *, signer: Signer | None = None, broker_name: str = ""
@@ -174,9 +181,11 @@ class PullConnection(Generic[PullT]):
         self._decoder = PullResponseDecoder()
         self._opaques = itertools.count()
         self._waiting: dict[int, tuple[PullT, float]] = {}
-        """Pulls and when they were sent, by opaque in the order of sending. The time is the connection's own,
-        which passes only while it waits for bytes."""
+        """Pulls and when silence about them begins, by opaque in the order of sending. The time is the
+        connection's own, which passes only while it waits for bytes."""
         self._listened_s = 0.0
+        self._heard_s = 0.0
+        """``_listened_s`` when bytes came last."""
         self._next_look_s = 0.0
         renew_in_children(self)
 
@@ -208,7 +217,7 @@ class PullConnection(Generic[PullT]):
         waiting, opaques, now_s = self._waiting, self._opaques, self._listened_s
         for pull in pulls:
             opaque = next(opaques) & _OPAQUE_MASK
-            waiting[opaque] = pull, now_s
+            waiting[opaque] = pull, now_s + _held_s(pull)
             frames.append(pull.encode(opaque) if self._signer is None else self._signed(pull, opaque))
         if not self._is_confirmed:
             self._held += frames
@@ -216,10 +225,13 @@ class PullConnection(Generic[PullT]):
         elif frames:
             self._transport.sendall(b"".join(frames))
 
-    def receive(self, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
+    def receive(
+        self, silence_s: float, *, waited_s: float = 0.0
+    ) -> list[tuple[PullT, PullResult | RocketMQError]]:
         """Wait for bytes and return the answers that are complete, perhaps none; errors are of single pulls.
 
-        A pull without an answer after ``silence_s`` of waiting gets ``RequestTimeout``.
+        A pull without an answer after ``silence_s`` of waiting gets ``RequestTimeout``; the caller has
+        waited ``waited_s`` already.
 
         Raises:
             RequestTimeout: If no byte came for about ``silence_s`` seconds (to within one second).
@@ -228,6 +240,7 @@ class PullConnection(Generic[PullT]):
             WrongBroker: If the server is another broker.
             BrokerError: If the server is too busy to give its name, or is shutting down.
         """
+        self._listened_s += waited_s
         count = self._await_bytes(silence_s)
         answers: list[tuple[PullT, PullResult | RocketMQError]] = []
         for opaque, answer in self.buffer.take_in(count, self._decoder.decode):
@@ -244,9 +257,16 @@ class PullConnection(Generic[PullT]):
 
         Returns:
             The pulls that are given up now, with their errors, as from ``receive``.
+
+        Raises:
+            RequestTimeout: If nothing came for ``silence_s`` seconds while a pull waited for as long.
         """
         self._listened_s += waited_s
-        return self._overdue(silence_s) if self._listened_s >= self._next_look_s else []
+        if self._listened_s < self._next_look_s:
+            return []
+        if self._listened_s - self._heard_s >= silence_s:
+            self._check_silence(silence_s, self._listened_s)
+        return self._overdue(silence_s)
 
     def close(self) -> list[PullT]:
         """End the connection; return the pulls that were not answered."""
@@ -298,28 +318,41 @@ class PullConnection(Generic[PullT]):
             waited_s += min(self._clock.monotonic_s() - began_s, RECEIVE_TICK_S)
             if count:
                 self._listened_s += waited_s
+                self._heard_s = self._listened_s
                 return count
             if count == 0:
                 raise ChannelClosed(self.address, "the server ended it")
             if waited_s >= silence_s:
-                oldest, _ = next(iter(self._waiting.values()), (None, 0.0))
-                raise self._timeout(oldest, waited_s)
+                self._check_silence(silence_s, self._listened_s + waited_s)
+
+    def _check_silence(self, silence_s: float, now_s: float) -> None:
+        """Raise ``RequestTimeout`` if a pull has waited too long, after as long a silence of the server."""
+        for pull, from_s in self._waiting.values():
+            if now_s - from_s >= silence_s:
+                raise self._timeout(pull, now_s - from_s + _held_s(pull))
+        if not self._waiting:
+            raise self._timeout(None, now_s - self._heard_s)
 
     def _overdue(self, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
         """Give up pulls without an answer for ``silence_s``; they are checked now and then, oldest first."""
         self._next_look_s = self._listened_s + silence_s / 4
         overdue: list[tuple[PullT, PullResult | RocketMQError]] = []
-        for opaque, (pull, sent_at_s) in list(self._waiting.items()):
-            waited_s = self._listened_s - sent_at_s
-            if waited_s < silence_s:
-                break
-            del self._waiting[opaque]
-            overdue.append((pull, self._timeout(pull, waited_s)))
+        for opaque, (pull, from_s) in list(self._waiting.items()):
+            waited_s = self._listened_s - from_s
+            if waited_s >= silence_s:
+                del self._waiting[opaque]
+                overdue.append((pull, self._timeout(pull, waited_s + _held_s(pull))))
         return overdue
 
     def _timeout(self, pull: PullT | None, waited_s: float) -> RequestTimeout:
         asked = "anything" if pull is None else describe_request(pull.command())
         return RequestTimeout(self.address, asked, waited_s)
+
+
+def _held_s(pull: Pull) -> float:
+    """Return the seconds before silence about the pull begins."""
+    held_s = pull.held_s
+    return held_s + HOLD_SCAN_S if held_s else 0.0
 
 
 # A child must not use its parent's connections.

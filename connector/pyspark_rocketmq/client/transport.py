@@ -31,6 +31,7 @@ SLOWEST_BYTES_PER_S: Final = 64 * 1024
 """A slower peer also counts as stuck; otherwise one byte every few seconds could hold a sender for ever."""
 RECEIVE_TICK_S: Final = 1.0
 """Seconds after which a silent ``recv_into`` returns, so that the caller can check its deadlines."""
+_WAKE_BYTES: Final = 4096
 # A peer that vanishes silently (loss of power, a firewall that forgot the connection) is noticed within a
 # minute, by unanswered probes or by unacknowledged data; the system's defaults are hours.
 _VANISHED_PEER: Final = (
@@ -144,6 +145,36 @@ def await_readable(connected: Sequence[ReadableT], timeout_s: float) -> list[Rea
     for number in by_number:
         poll.register(number, select.POLLIN)
     return [by_number[number] for number, _ in poll.poll(timeout_s * 1000)]
+
+
+class Wake(Closing):
+    """Ends another thread's wait in ``await_readable``; that thread puts this among its connections."""
+
+    def __init__(self) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the number of a socket that is readable from :meth:`set` to :meth:`clear`."""
+        return self._receiver.fileno()
+
+    def set(self) -> None:
+        """End the wait that is under way, or else the next one. Any thread may call this, at any time."""
+        # A full buffer wakes too, and nobody waits any more after the end.
+        with contextlib.suppress(OSError):
+            self._sender.send(b"\0")
+
+    def clear(self) -> None:
+        """Let the next wait last until :meth:`set` is called again; for the thread that waits."""
+        with contextlib.suppress(BlockingIOError):
+            while self._receiver.recv(_WAKE_BYTES):
+                pass
+
+    def close(self) -> None:
+        """Release the sockets. Idempotent."""
+        self._receiver.close()
+        self._sender.close()
 
 
 class SendingTime:

@@ -297,20 +297,22 @@ class RangeWindow:
         )
 
     def _meets_end(self, task: PullTask, outcome: PullResult) -> bool:
-        """Note where the queue ends; return whether the pull is there, at a replica only if it was held."""
+        """Note where the queue ends; return whether the pull is there, or where a replica ends for now."""
         self.segments.end = outcome.max_offset
-        return (
-            outcome.status is PullStatus.NO_NEW_MSG
-            and outcome.max_offset <= task.queue_offset >= self._of.planned.start
-            and (task.is_held or task.broker_id == MASTER_ID)
-        )
+        if not outcome.max_offset <= task.queue_offset >= self._of.planned.start:
+            return False
+        if task.broker_id != MASTER_ID and outcome.status is PullStatus.NO_MATCHED_MSG:
+            # While its master lives, a slave leaves the end to it (``PullMessageProcessor``).
+            return not outcome.scanned_in_vain
+        return outcome.status is PullStatus.NO_NEW_MSG
 
     def _wait_on(self, task: PullTask, outcome: PullResult, now_s: float) -> None:
         self.segments.lost(task.segment_id)
         self.bounds = outcome.min_offset, outcome.max_offset
         self._gives_up_at_s = None
-        self._replica.waited(task.broker_id, now_s)
-        if task.is_held and now_s - task.sent_at_s < _LEAST_HELD_S:
+        if task.broker_id != MASTER_ID:
+            self._replica.ended(now_s)
+        elif task.is_held and now_s - task.sent_at_s < _LEAST_HELD_S:
             self._pause(now_s)
         else:
             self._pause_s = _FIRST_PAUSE_S
@@ -439,8 +441,8 @@ class RangeWindow:
         return self._busy(
             result.status,
             f"the slave has offsets {result.min_offset} (inclusive) to {result.max_offset} (exclusive), and "
-            f"offset {asked} of the planned {planned.extent} is none of them; start the master, which may have "
-            "it",
+            f"offset {asked} of the planned {planned.extent} is none of them; start the master, which may "
+            "have it",
         )
 
     def _nothing_there(self, asked: int, result: PullResult) -> SystemBusy:

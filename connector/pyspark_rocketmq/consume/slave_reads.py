@@ -108,6 +108,8 @@ class ReplicaSelector:
         self.broker_id = self._home_id
         """Id of the broker to pull from now."""
         self._avoided_until_s = self._master_avoided_until_s = float("-inf")
+        self._away_until_s = float("-inf")
+        """Before this time, a preferred replica is not pulled from, because it had no more messages."""
 
     @property
     def is_away(self) -> bool:
@@ -117,7 +119,7 @@ class ReplicaSelector:
     def suggested(self, by: int, broker_id: int, now_s: float) -> None:
         """Note that broker ``by`` suggests ``broker_id``, in an answer that brought the queue forward."""
         if self._home_id != MASTER_ID:
-            if now_s >= self._avoided_until_s:
+            if now_s >= max(self._avoided_until_s, self._away_until_s):
                 self.broker_id = self._home_id
             return
         if by != self.broker_id or broker_id == by:
@@ -136,12 +138,10 @@ class ReplicaSelector:
         self._avoided_until_s = now_s + AVOIDED_S
         return True
 
-    def waited(self, by: int, now_s: float) -> None:
-        """Note that ``by`` has no more messages: the other broker is asked next, because it may have."""
-        if by != MASTER_ID and now_s >= self._master_avoided_until_s:
-            self.broker_id = MASTER_ID
-        elif by == MASTER_ID and now_s >= self._avoided_until_s:
-            self.broker_id = self._home_id
+    def ended(self, now_s: float) -> None:
+        """Note that a replica has no more messages: its master is asked, which may have, for a while."""
+        self.broker_id = MASTER_ID
+        self._away_until_s = now_s + AVOIDED_S
 
     def master_failed(self, now_s: float) -> bool:
         """Note that the master did not answer; return whether to ask a replica in its place."""

@@ -2,28 +2,30 @@
 
 It sends pulls in bursts and takes all answers that have arrived; these are decoded while the broker works on
 the pulls in flight.  :mod:`~pyspark_rocketmq.consume.fetch_window` decides what to pull, and
-:mod:`~pyspark_rocketmq.client.pull_connection` sends and receives.  Two rules are about connections:
+:mod:`~pyspark_rocketmq.client.pull_connection` sends and receives.  Three rules are about connections:
 
 1. Back-pressure: nothing happens until the caller wants more.
 2. A broken connection counts as a failure of the ranges that had pulls on it; so does finding another broker
    at its address.
+3. The next pulls are sent before answers are handed out. Only a thread that hands out waits; others wake it.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+import math
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.pull_connection import PullConnection, acquire_connection, release_connection
-from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Wake, await_readable
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, FetchWindow, PullTask, RangeWindow
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RocketMQError
-from pyspark_rocketmq.model import BrokerAddress, PulledBody
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -32,6 +34,9 @@ from pyspark_rocketmq.wire.requests.pull import PullRequest, PullRequestTemplate
 from pyspark_rocketmq.wire.subscription import expression_type
 
 logger = logging.getLogger(__name__)
+
+_HELD_S: Final = 15.0
+"""How long a broker may hold a pull (``DefaultMQPushConsumerImpl.BROKER_SUSPEND_MAX_TIME_MILLIS``)."""
 
 
 class _Place(NamedTuple):
@@ -48,6 +53,11 @@ class _Pull(NamedTuple):
     task: PullTask
     template: PullRequestTemplate
 
+    @property
+    def held_s(self) -> float:
+        """Seconds for which the broker may hold the pull."""
+        return _HELD_S if self.task.is_held else 0.0
+
     def encode(self, opaque: int) -> bytes:
         """Return the whole frame, length prefix included."""
         return self.template.encode(self.task.queue_offset, self.task.max_msg_nums, opaque)
@@ -61,65 +71,147 @@ _Answers = Iterable[tuple[_Pull, PullResult | RocketMQError]]
 
 
 class Fetcher:
-    """Reads ranges as :class:`~pyspark_rocketmq.consume.fetch_window.FetchWindow` decides. For one thread."""
+    """Reads ranges as :class:`~pyspark_rocketmq.consume.fetch_window.FetchWindow` decides.
+
+    For one thread; others may call ``hold``, ``go_on`` and ``end`` at any time.
+    """
 
     def __init__(
         self,
         partitions: Sequence[QueuePartition],
         *,
         clock: Clock | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
-        """Prepare to read ``partitions``, which share one query's options; nothing is connected yet."""
+        """Prepare to read ``partitions``, which share one query's options; nothing is connected yet.
+
+        ``sleep`` takes the place of a wait for the end of pauses.
+        """
         self._clock = clock or SystemClock()
-        self._sleep = sleep
+        self._sleep = sleep or self._await_wake
         self._timeout_s = max((each.settings.request_timeout_s for each in partitions), default=0.0)
-        self._partitions = tuple(partitions)
-        self._templates = [PullRequestTemplate(_request(each)) for each in partitions]
+        self._partitions: list[QueuePartition] = []
+        self._templates: list[tuple[PullRequestTemplate, PullRequestTemplate]] = []
+        """Templates of each range's pulls: those that are answered immediately, and those that are held."""
         self._window = FetchWindow(
-            partitions,
+            (),
             depth=max((each.settings.pulls_in_flight for each in partitions), default=1),
             max_bytes=max((each.settings.max_in_flight_bytes for each in partitions), default=0),
             log=logger.log,
         )
+        self._orders: deque[tuple[MessageQueue, bool]] = deque()
+        """Queues to hold, or to go on with, in the order of the calls."""
+        self._on_hold: set[MessageQueue] = set()
+        self._is_ended = False
+        self._wake: Wake | None = None
+        """Present while chunks are handed out."""
         self._connections: dict[_Place, PullConnection[_Pull]] = {}
         self._gone_away: set[_Place] = set()
         """Servers that sent GO_AWAY and have not answered a pull since."""
+        for each in partitions:
+            self.add(each)
 
     @property
-    def ranges(self) -> tuple[RangeWindow, ...]:
-        """The windows of the partitions, in their order."""
+    def ranges(self) -> Sequence[RangeWindow]:
+        """The windows of the partitions, in the order in which they were added."""
         return self._window.ranges
 
-    def chunks(self) -> Generator[list[FetchedChunks]]:
-        """Yield the chunks of all ranges; each range's are in queue order, and its last one is marked.
+    def add(self, partition: QueuePartition) -> RangeWindow:
+        """Read one more range, with the options of the others; in place of one of its queue that is over."""
+        self._partitions.append(partition)
+        template = PullRequestTemplate(_request(partition))
+        held = (
+            PullRequestTemplate(_request(partition, _HELD_S)) if partition.planned.has_open_end else template
+        )
+        self._templates.append((template, held))
+        window = self._window.add(partition)
+        window.is_on_hold = partition.planned.queue in self._on_hold
+        return window
 
-        Bodies are views of receive buffers: see
-        :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
+    def hold(self, queue: MessageQueue) -> None:
+        """Send no more pulls for the queue until ``go_on``; answers to those in flight are handed out."""
+        self._orders.append((queue, True))
+
+    def go_on(self, queue: MessageQueue) -> None:
+        """Send pulls for the queue again."""
+        self._orders.append((queue, False))
+        self._rouse()
+
+    def end(self) -> None:
+        """End ``arrivals`` immediately, whatever has not been handed out."""
+        self._is_ended = True
+        self._rouse()
+
+    def arrivals(self, within_s: float = math.inf) -> Generator[list[FetchedChunks]]:
+        """Yield the chunks of all ranges as they come, and whatever there is each ``within_s`` seconds.
+
+        Each range's chunks are in queue order, and its last ones are marked. Bodies are views of receive
+        buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
         """
-        window = self._window
+        window, wake = self._window, Wake()
+        self._wake = wake
         is_ready = False
+        due_s = self._clock.monotonic_s() + within_s
         try:
             while window.is_open:
-                self._receive(can_wait=not is_ready)
+                left_s = due_s - self._clock.monotonic_s()
+                self._receive(wake, 0.0 if is_ready else max(0.0, left_s))
+                self._follow_orders()
+                if self._is_ended:
+                    return
                 has_sent = self._send()
                 is_ready = window.is_ready()
-                if is_ready:
+                if is_ready or left_s <= 0:
                     chunks = window.take()
                     self._swap_buffers()
                     yield chunks
                     del chunks
                     is_ready = window.is_ready()
-                elif not has_sent and not window.in_flight:
-                    self._wait()
+                    due_s = self._clock.monotonic_s() + within_s
+                elif not has_sent and not self._is_waiting():
+                    self._stand_by(left_s)
         finally:
+            self._wake = None
+            wake.close()
             # A caller that stops halfway (a LIMIT, a killed task) leaves unread answers: release closes such
             # a connection.
             for place, connection in self._connections.items():
                 release_connection(connection, self._clock, place.settings)
             self._connections.clear()
 
-    def _receive(self, *, can_wait: bool) -> None:
+    def _follow_orders(self) -> None:
+        while self._orders:
+            queue, is_held = self._orders.popleft()
+            (self._on_hold.add if is_held else self._on_hold.discard)(queue)
+            for window, partition in zip(self._window.ranges, self._partitions, strict=True):
+                if partition.planned.queue == queue:
+                    window.is_on_hold = is_held
+
+    def _rouse(self) -> None:
+        wake = self._wake
+        if wake is not None:
+            wake.set()
+
+    def _is_waiting(self) -> bool:
+        return any(connection.in_flight for connection in self._connections.values())
+
+    def _stand_by(self, left_s: float) -> None:
+        """Wait without a pull in flight: for the end of a pause, or until a range may go on."""
+        pause_s = self._window.shortest_pause_s(self._clock.monotonic_s())
+        if pause_s is not None:
+            self._sleep(min(pause_s, left_s))
+        elif self._on_hold:
+            self._sleep(min(RECEIVE_TICK_S, left_s))
+        else:
+            self._window.stand_still()
+
+    def _await_wake(self, seconds: float) -> None:
+        assert self._wake is not None
+        if await_readable([self._wake], seconds):
+            self._wake.clear()
+
+    def _receive(self, wake: Wake, at_most_s: float) -> None:
+        """Take in what has arrived; wait for something, or to be woken, for ``at_most_s``."""
         waiting = [
             (place, connection) for place, connection in self._connections.items() if connection.in_flight
         ]
@@ -127,21 +219,20 @@ class Fetcher:
             return
         began_s = self._clock.monotonic_s()
         pause_s = self._window.shortest_pause_s(began_s)
-        readable = waiting
-        if not can_wait or len(waiting) > 1 or pause_s is not None:
-            # A range whose pause is over must not wait for another range's slow answer.
-            timeout_s = RECEIVE_TICK_S if pause_s is None else min(RECEIVE_TICK_S, pause_s)
-            timeout_s = timeout_s if can_wait else 0.0
-            ready = await_readable([each for _, each in waiting], timeout_s)
-            # Time beyond the timeout means this process was suspended; it does not count as silence.
-            waited_s = min(self._clock.monotonic_s() - began_s, timeout_s)
-            readable = [(place, connection) for place, connection in waiting if connection in ready]
-            for place, connection in waiting:
-                if connection not in ready:
-                    self._take_in(place, connection.pass_time(waited_s, self._timeout_s))
-        for place, connection in readable:
+        # A range whose pause is over must not wait for another range's slow answer.
+        timeout_s = min(RECEIVE_TICK_S, at_most_s, math.inf if pause_s is None else pause_s)
+        sockets: list[Wake | PullConnection[_Pull]] = [wake, *(each for _, each in waiting)]
+        ready = await_readable(sockets, timeout_s)
+        # Time beyond the timeout means this process was suspended; it does not count as silence.
+        waited_s = min(self._clock.monotonic_s() - began_s, timeout_s)
+        if wake in ready:
+            wake.clear()
+        for place, connection in waiting:
             try:
-                answers = connection.receive(self._timeout_s)
+                if connection in ready:
+                    answers = connection.receive(self._timeout_s, waited_s=waited_s)
+                else:
+                    answers = connection.pass_time(waited_s, self._timeout_s)
             except RocketMQError as error:
                 self._lose_connection(place, error)
             else:
@@ -189,7 +280,7 @@ class Fetcher:
             if last != (task.range_index, task.broker_id):
                 last = task.range_index, task.broker_id
                 pulls = by_place.setdefault(self._place(*last), [])
-            pulls.append(_Pull(task, self._templates[task.range_index]))
+            pulls.append(_Pull(task, self._templates[task.range_index][task.is_held]))
         for place, to_send in by_place.items():
             self._send_to(place, to_send)
         if tasks:
@@ -226,21 +317,15 @@ class Fetcher:
             body = connection.buffer.retain(body)
         return body
 
-    def _wait(self) -> None:
-        pause_s = self._window.shortest_pause_s(self._clock.monotonic_s())
-        if pause_s is None:
-            self._window.stand_still()
-        else:
-            self._sleep(pause_s)
 
-
-def _request(partition: QueuePartition) -> PullRequest:
+def _request(partition: QueuePartition, held_s: float = 0.0) -> PullRequest:
     return PullRequest(
         consumer_group=with_namespace(partition.settings.namespace, partition.settings.consumer_group),
         queue=queue_with_namespace(partition.settings.namespace, partition.planned.queue),
         queue_offset=partition.planned.start,
         max_msg_nums=partition.settings.pull_batch_size,
-        sys_flag=PullSysFlag.SUBSCRIPTION,
+        sys_flag=PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if held_s else 0),
+        suspend_timeout_millis=int(held_s * 1000),
         subscription=partition.subscription,
         expression_type=expression_type(is_sql92=partition.is_sql92),
     )

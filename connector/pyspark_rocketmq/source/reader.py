@@ -193,7 +193,7 @@ def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, 
     for reader, window in zip(readers, fetcher.ranges, strict=True):
         reader.begin(window)
     # The next chunks are pulled while these are decoded and the caller works on them.
-    fetched = prefetch(fetcher.chunks(), name="rocketmq-pull-ahead")
+    fetched = prefetch(fetcher.arrivals(), name="rocketmq-pull-ahead")
     try:
         # map() decodes them, so that no variable here keeps a view of a receive buffer.
         for together in map(partial(_decode, partitions), fetched):

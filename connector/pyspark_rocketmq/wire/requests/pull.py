@@ -25,6 +25,8 @@ from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader, Pul
 from pyspark_rocketmq.wire.requests.responses import error_of
 from pyspark_rocketmq.wire.subscription import ALL, TAG
 
+HOLD_SCAN_S: Final = 5.0
+"""How much too late a broker may answer a pull that it holds (``PullRequestHoldService.run``)."""
 _NOTHING_MATCHED: Final = "NO_MATCHED_MESSAGE"
 _SIZES: Final = struct.Struct(">II")
 """Length word, then serialize type and header length."""
@@ -81,7 +83,7 @@ class PullRequest:
     sub_version: int = 0
     expression_type: str = TAG
     suspend_timeout_millis: int = 0
-    """How long the broker may hold the request; it checks every 5 s, so the answer may be that much later."""
+    """How long the broker may hold the request; the answer may come ``HOLD_SCAN_S`` later."""
     commit_offset: int = 0
 
     def encode(self, opaque: int) -> bytes:
