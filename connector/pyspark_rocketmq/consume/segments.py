@@ -85,7 +85,7 @@ class Segments:
     @property
     def is_complete(self) -> bool:
         """Whether every offset of the range was answered; its last chunks may not have been taken."""
-        return self._next_start >= self.end and not self._open_count and not self._has_open_end
+        return not self._has_open_end and self._next_start >= self.end and not self._open_count
 
     @property
     def reached(self) -> int:

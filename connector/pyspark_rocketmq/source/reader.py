@@ -2,6 +2,9 @@
 
 The messages of a range come in ascending queue offset, each once; a message that is missing causes an error
 or a log entry.  :mod:`~pyspark_rocketmq.source.fetcher` sends the pulls.
+
+Columns cost a millisecond for each call, however few their messages. Callers who take objects get few
+messages decoded one by one; anything unusual is left to the columns, so that both ways give the same.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Final, NamedTuple, TypedDict, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,17 +38,32 @@ from pyspark_rocketmq.errors import (
     UndecodableMessage,
     without_frames,
 )
-from pyspark_rocketmq.model import QUEUE_OFFSET, MessageQueue, PulledBody
+from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt, MessageQueue, PulledBody
 from pyspark_rocketmq.retry import UNTIL_DEADLINE, call_with_retry
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.marker_rows import spark_rows
 from pyspark_rocketmq.source.message_lookup import found_at
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket, brokers_of
-from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece, with_origin_topics
+from pyspark_rocketmq.source.schema import (
+    EndReason,
+    RangeEnd,
+    ReadPiece,
+    described_by,
+    shown_to_listener,
+    with_origin_topics,
+)
 from pyspark_rocketmq.spark.stored_messages import message_in
 from pyspark_rocketmq.spark.version import keep_archives
 from pyspark_rocketmq.stored_values import LastMessage
-from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, decode_together, row_of
+from pyspark_rocketmq.wire.columnar.columns import has_usual_times
+from pyspark_rocketmq.wire.columnar.decode import (
+    Undecodable,
+    decode_in_turn,
+    decode_together,
+    row_of,
+    rows_of,
+)
+from pyspark_rocketmq.wire.messages import MIN_STORED_BYTES, decode_messages
 from pyspark_rocketmq.wire.subscription import build_subscription
 
 logger = logging.getLogger(__name__)
@@ -58,6 +76,8 @@ _CHECK_S: Final = 0.5
 """How often the prefetching thread checks whether the caller has left."""
 _ATTRIBUTES_S: Final = 10.0
 """How long a failing broker is asked for a topic's attributes."""
+FEW: Final = 32
+"""So many messages are decoded in columns."""
 _STOP_S: Final = 10.0
 """How long a caller that leaves waits for the prefetching thread to end."""
 
@@ -152,7 +172,7 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
         for _, piece in _read(partitions):
             yield piece
         return
-    shares = [_share_of(each, len(partitions)) for each in partitions]
+    shares = [share_of(each, len(partitions)) for each in partitions]
     unfinished: dict[MessageQueue, list[pa.RecordBatch]] = {}
     for partition, piece in _read(shares):
         if isinstance(piece, RangeEnd):
@@ -162,10 +182,10 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
             unfinished.setdefault(partition.planned.queue, []).append(piece)
 
 
-def _share_of(partition: QueuePartition, count: int) -> QueuePartition:
+def share_of(partition: QueuePartition, count: int) -> QueuePartition:
     """Return the partition with its share of the bytes that it may have if it is read without others."""
     limit = partition.settings.max_bytes
-    if limit is None:
+    if limit is None or count == 1:
         return partition
     share = max(limit // count, min(limit, _SHARE_BYTES))
     return replace(partition, settings=partition.settings._replace(max_bytes=share))
@@ -178,7 +198,7 @@ def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePar
 
 
 def _read(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, ReadPiece]]:
-    readers = [_RangeReader(partition) for partition in partitions]
+    readers = [RangeReader(partition) for partition in partitions]
     for reader in readers:
         for piece in reader.compare_ahead():
             yield reader.partition, piece
@@ -186,7 +206,7 @@ def _read(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition
         yield from _read_on(unread)
 
 
-def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, ReadPiece]]:
+def _read_on(readers: Sequence[RangeReader]) -> Iterator[tuple[QueuePartition, ReadPiece]]:
     """Read each range to its end, or to the offset from which it must be pulled again."""
     partitions = [reader.left() for reader in readers]
     fetcher = Fetcher(partitions)
@@ -196,7 +216,7 @@ def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, 
     fetched = prefetch(fetcher.arrivals(), name="rocketmq-pull-ahead")
     try:
         # map() decodes them, so that no variable here keeps a view of a receive buffer.
-        for together in map(partial(_decode, partitions), fetched):
+        for together in map(partial(decode_chunks, partitions), fetched):
             for chunks in together:
                 reader = readers[chunks.range_index]
                 for piece in reader.pieces(chunks):
@@ -206,37 +226,80 @@ def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, 
         fetched.close()
 
 
-class _Decoded(NamedTuple):
+Messages: TypeAlias = "pa.RecordBatch | list[MessageExt]"
+"""Messages in the columns of the source; few ones perhaps as objects."""
+
+
+class DecodedChunks(NamedTuple):
     """A range's :class:`FetchedChunks`, decoded."""
 
     range_index: int
-    messages: Iterable[pa.RecordBatch | Undecodable] | RocketMQError
+    messages: Iterable[Messages | Undecodable] | RocketMQError
     """The messages, without views of a receive buffer; or one error for all of them."""
     is_last: bool
     failure: RocketMQError | None
+    reached: int
 
 
-def _decode(partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks]) -> list[_Decoded]:
-    """Decode bodies with the same broker and subscription together; if that fails, one after the other."""
-    messages: dict[int, Iterable[pa.RecordBatch | Undecodable] | RocketMQError] = {}
+def decode_chunks(
+    partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks], *, few_as_objects: bool = False
+) -> list[DecodedChunks]:
+    """Decode bodies with the same broker and subscription together; if that fails, one after the other.
+
+    With ``few_as_objects``, ranges of which few messages have come are decoded one by one.
+    """
+    messages: dict[int, Iterable[Messages | Undecodable] | RocketMQError] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
     for index, chunks, *_ in together:
         if chunks:
             partition = partitions[index]
+            bodies = [chunk.body for chunk in chunks]
+            few = _few_in(bodies, partition) if few_as_objects else None
+            if few is not None:
+                messages[index] = (few,)
+                continue
             key = partition.planned.queue.broker_name, partition.subscription
-            alike.setdefault(key, {})[index] = [chunk.body for chunk in chunks]
-    for (broker_name, _), bodies in alike.items():
-        wanted = _decode_args(partitions[next(iter(bodies))])
-        decoded = decode_together(list(bodies.values()), broker_name, **wanted)
-        for (index, of_range), found in zip(bodies.items(), decoded, strict=True):
+            alike.setdefault(key, {})[index] = bodies
+    for (broker_name, _), by_range in alike.items():
+        wanted = _decode_args(partitions[next(iter(by_range))])
+        decoded = decode_together(list(by_range.values()), broker_name, **wanted)
+        for (index, of_range), found in zip(by_range.items(), decoded, strict=True):
             if isinstance(found, RemoteProtocolError):
                 messages[index] = decode_in_turn(list(map(bytes, of_range)), broker_name, **wanted)
             else:
                 messages[index] = found if isinstance(found, RocketMQError) else (found,)
     return [
-        _Decoded(index, messages.get(index, ()), is_last, failure)
-        for index, _, is_last, failure, _ in together
+        DecodedChunks(index, messages.get(index, ()), is_last, failure, reached)
+        for index, _, is_last, failure, reached in together
     ]
+
+
+def _few_in(bodies: Sequence[PulledBody], partition: QueuePartition) -> list[MessageExt] | None:
+    """Return the messages if there are few, all of them decodable and with times that columns can hold."""
+    if not _are_few(bodies):
+        return None
+    broker_name = partition.planned.queue.broker_name
+    try:
+        messages = [message for body in bodies for message in decode_messages(body, broker_name)]
+    except RemoteProtocolError:
+        return None
+    if not all(map(has_usual_times, messages)):
+        return None
+    tags = _decode_args(partition)["tags"]
+    return messages if tags is None else [message for message in messages if message.tags in tags]
+
+
+def _are_few(bodies: Sequence[PulledBody]) -> bool:
+    """Return whether the messages' own sizes count to fewer than ``FEW``; broken sizes end the count."""
+    count = 0
+    for body in bodies:
+        at = 0
+        while at < len(body):
+            at += max(MIN_STORED_BYTES, int.from_bytes(body[at : at + 4], "big"))
+            count += 1
+            if count >= FEW:
+                return False
+    return True
 
 
 class _DecodeArgs(TypedDict):
@@ -254,12 +317,12 @@ def _decode_args(partition: QueuePartition) -> _DecodeArgs:
         tags = build_subscription(topic, partition.subscription, sub_version=0).tags_set
     columns = partition.settings.columns
     if columns is not None and QUEUE_OFFSET not in columns:
-        # Needed to follow the range; :meth:`_RangeReader._in_columns` removes it.
+        # Needed to follow the range; :meth:`RangeReader._in_columns` removes it.
         columns = (QUEUE_OFFSET, *columns)
     return _DecodeArgs(tags=tags or None, columns=columns, properties=partition.settings.property_columns)
 
 
-class _RangeReader:
+class RangeReader:
     """Reads one range."""
 
     def __init__(self, partition: QueuePartition) -> None:
@@ -268,8 +331,12 @@ class _RangeReader:
         self._window: RangeWindow
         self._expected = partition.planned.start
         """The next queue offset to read."""
+        self._reached = 0
+        """Offset that the pulls have reached, with or without messages."""
         self._rows = 0
         self._body_bytes = 0
+        # A range without an end is put on hold instead.
+        self._most_bytes = None if partition.planned.has_open_end else partition.settings.max_bytes
         self._pulls, self._pull_ms = 0, 0.0
         self._stopped: EndReason | None = None
         """FULL, UNDECODABLE or ANOTHER_LOG if the range ends after the last message read."""
@@ -320,42 +387,103 @@ class _RangeReader:
         self._window = window
         self._is_pulled_again = False
 
-    def pieces(self, fetched: _Decoded) -> Iterator[ReadPiece]:
+    @property
+    def reached(self) -> int:
+        """All messages below this offset have been yielded, or need not be."""
+        return max(self._expected, self._reached)
+
+    @property
+    def bounds(self) -> tuple[int, int] | None:
+        """The queue's smallest offset and its end, from the newest pull."""
+        return self._window.bounds
+
+    def pieces(self, fetched: DecodedChunks) -> Iterator[Messages | RangeEnd]:
         """Yield the next messages, and after the last ones the end of a group's range."""
         if isinstance(fetched.messages, RocketMQError):
             raise fetched.messages
         for decoded in fetched.messages:
             if self._is_pulled_again or self._stopped is not None:
                 break
-            if isinstance(decoded, Undecodable):
-                decoded = self._kept(decoded)  # noqa: PLW2901 - its row in its place
-            if self._before is not None:
-                decoded = self._of_same_log(decoded, self._before)  # noqa: PLW2901 - none of another log
-            messages = self._within_size(_wanted(decoded, self.partition, self._expected))
-            if messages.num_rows:
-                self._follow(messages)
-                yield self._in_columns(messages)
+            piece = self._piece(decoded)
+            if len(piece):
+                yield piece
+        if self._stopped is None and not self._is_pulled_again:
+            self._reached = fetched.reached
         if fetched.is_last:
             yield from self._last(fetched.failure)
 
+    def _piece(self, decoded: Messages | Undecodable) -> Messages:
+        if isinstance(decoded, list):
+            if self._is_usual(decoded):
+                return self._as_objects(decoded)
+            decoded = rows_of(decoded)
+        if isinstance(decoded, Undecodable):
+            decoded = self._kept(decoded)
+        if self._before is not None:
+            decoded = self._of_same_log(decoded, self._before)
+        messages = self._within_size(_wanted(decoded, self.partition, self._expected))
+        if not messages.num_rows:
+            return messages
+        self._follow(messages)
+        return self._in_columns(messages)
+
+    def _is_usual(self, messages: Sequence[MessageExt]) -> bool:
+        """Return whether all messages are the next ones of the range, and do not end it."""
+        expected, end = self._expected, self.partition.planned.end
+        for message in messages:
+            if not expected <= message.queue_offset < end:
+                return False
+            expected = message.queue_offset + 1
+        limit = self._most_bytes
+        size = self._body_bytes + sum([len(message.body) for message in messages])
+        return self._before is None and (limit is None or size < limit)
+
+    def _as_objects(self, messages: list[MessageExt]) -> list[MessageExt]:
+        gaps = []
+        for message in messages:
+            if message.queue_offset > self._expected:
+                gaps.append((self._expected, message.queue_offset))
+            self._expected = message.queue_offset + 1
+        self._report_gaps(gaps)
+        self._rows += len(messages)
+        self._body_bytes += sum([len(message.body) for message in messages])
+        return shown_to_listener(
+            messages,
+            self.partition.planned.queue,
+            self.partition.settings.namespace,
+            described_by(self.bounds),
+        )
+
+    def stopped(self) -> RangeEnd:
+        """Return the end of a range that is not read on."""
+        self.is_done = True
+        self._count_pulls()
+        return self._range_end(self.reached, EndReason.STOPPED)
+
     def _last(self, failure: RocketMQError | None) -> Iterator[RangeEnd]:
-        self._pulls += self._window.answers
-        self._pull_ms += self._window.answered_after_s * 1000
+        self._count_pulls()
         is_read = self._expected >= self.partition.planned.end
         if self._is_pulled_again and not is_read and not isinstance(failure, QueueReset):
             return
         self.is_done = True
         end, reason = self._end(failure)
         if self.partition.settings.is_group_read:
-            yield RangeEnd(
-                planned=replace(self.partition.planned, end=end),
-                rows=self._rows,
-                reset_to=failure.target if isinstance(failure, QueueReset) else None,
-                pulls=self._pulls,
-                pull_ms=self._pull_ms,
-                bounds=self._window.bounds,
-                reason=reason,
-            )
+            yield self._range_end(end, reason, failure)
+
+    def _count_pulls(self) -> None:
+        self._pulls += self._window.answers
+        self._pull_ms += self._window.answered_after_s * 1000
+
+    def _range_end(self, end: int, reason: EndReason, failure: RocketMQError | None = None) -> RangeEnd:
+        return RangeEnd(
+            planned=replace(self.partition.planned, end=end),
+            rows=self._rows,
+            reset_to=failure.target if isinstance(failure, QueueReset) else None,
+            pulls=self._pulls,
+            pull_ms=self._pull_ms,
+            bounds=self.bounds,
+            reason=reason,
+        )
 
     def _kept(self, undecodable: Undecodable) -> pa.RecordBatch:
         """Return an undecodable message's row; empty if it is not in the range or the range ends before it.
@@ -422,7 +550,7 @@ class _RangeReader:
 
     def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         """Return the messages up to the one with which the range reaches its largest size."""
-        limit = self.partition.settings.max_bytes
+        limit = self._most_bytes
         if limit is None or not messages.num_rows:
             return messages
         lengths = pc.binary_length(messages.column("body")).to_numpy()
@@ -459,10 +587,9 @@ class _RangeReader:
             reason = _reason_of(failure)
         logger.log(
             logging.INFO if reason is EndReason.FULL else logging.WARNING,
-            "range ended early, the rest is planned again %s from=%d to=%d reached=%d: %s",
+            "range ended early, the rest is planned again %s planned=%s reached=%d: %s",
             planned.queue,
-            planned.start,
-            planned.end,
+            planned.extent,
             self._expected,
             failure if self._stopped is None else reason,
         )

@@ -25,6 +25,7 @@ from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.model import (
     OPEN_END,
     ORIGIN_TOPIC,
+    MessageExt,
     MessageQueue,
     QueueRange,
     QueueState,
@@ -61,6 +62,8 @@ class EndReason(StrEnum):
     ANOTHER_LOG = "another log"
     """A consumed message's place has another message: the topic was created again, or a broker lost the end
     of its log."""
+    STOPPED = "stopped"
+    """The task ended before the range did."""
 
 
 def spark_schema(
@@ -126,8 +129,33 @@ class RangeEnd:
 
         Source: ``PullAPIWrapper.processPullResult``.
         """
-        bounds = self.bounds
-        return {} if bounds is None else {MIN_OFFSET: str(bounds[0]), MAX_OFFSET: str(bounds[1])}
+        return described_by(self.bounds)
+
+
+def described_by(bounds: tuple[int, int] | None) -> dict[str, str]:
+    """Return :attr:`RangeEnd.described_by_messages` for the bounds of a queue, if they are known."""
+    return {} if bounds is None else {MIN_OFFSET: str(bounds[0]), MAX_OFFSET: str(bounds[1])}
+
+
+def shown_to_listener(
+    messages: Sequence[MessageExt], queue: MessageQueue, namespace: str, described: Mapping[str, str]
+) -> list[MessageExt]:
+    """Return messages of ``queue`` as a listener gets them, with the properties ``described``.
+
+    Columns get the same from :func:`with_origin_topics`, and when objects are made of them.
+    """
+    topic, is_retry = queue.topic, is_retry_topic(queue.topic)
+    shown = []
+    for message in messages:
+        origin = message.properties.get(RETRY_TOPIC) if is_retry else None
+        of_queue = message._replace(
+            topic=topic,
+            broker_name=queue.broker_name,
+            queue_id=queue.queue_id,
+            properties={**message.properties, **described},
+        )
+        shown.append(of_queue.restored(None if origin is None else without_namespace(namespace, origin)))
+    return shown
 
 
 def with_origin_topics(messages: pa.RecordBatch, namespace: str) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.wire import properties as names
 from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.columnar.arrays import (
@@ -263,6 +264,14 @@ class ColumnBuilder:
         "sysFlag": lambda self: fixed_column(pa.int32(), self._rows.sys_flag & ~np.int32(_COMPRESSED)),
     }
     """How to make each column that is not a number of the stored message as it is."""
+
+
+def has_usual_times(message: MessageExt) -> bool:
+    """Return whether columns can hold both times of a message; see :func:`timestamps`."""
+    return (
+        FIRST_TIMESTAMP_MS <= message.born_timestamp < END_TIMESTAMP_MS
+        and FIRST_TIMESTAMP_MS <= message.store_timestamp < END_TIMESTAMP_MS
+    )
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:

@@ -210,7 +210,14 @@ def row_of(
     message: MessageExt, *, columns: Sequence[str] | None = None, properties: Sequence[str] = ()
 ) -> pa.RecordBatch:
     """Return one message as a row of the given columns."""
-    return _decoder(message.broker_name, None, columns, properties).columns_of_messages([message])
+    return rows_of([message], columns=columns, properties=properties)
+
+
+def rows_of(
+    messages: Sequence[MessageExt], *, columns: Sequence[str] | None = None, properties: Sequence[str] = ()
+) -> pa.RecordBatch:
+    """Return messages as rows of the given columns."""
+    return _decoder("", None, columns, properties).columns_of_messages(messages)
 
 
 class _Projection(NamedTuple):

@@ -1,0 +1,138 @@
+"""Ranges as they arrive: messages are handed out when they come, whether the range's end is closed or open.
+
+One thread iterates; it pulls and decodes. Others may hold a queue, go on with it, and end everything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source.fetcher import Fetcher
+from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.reader import DecodedChunks, Messages, RangeReader, decode_chunks, share_of
+from pyspark_rocketmq.source.schema import RangeEnd
+
+
+class Arrival(NamedTuple):
+    """The next messages of one queue, in ascending queue offset, or the end of its range."""
+
+    queue: MessageQueue
+    messages: Messages
+    """The messages, perhaps none. As objects they are complete; ``described_by(bounds)`` has the properties
+    that are added to those in columns."""
+    reached: int
+    """Offset of the next message: what a filter left out is passed too."""
+    bounds: tuple[int, int] | None
+    """The queue's smallest offset and its end, from the newest pull."""
+    end: RangeEnd | None = None
+    """Present once for each range, without messages; nothing follows."""
+
+
+class RangeArrivals:
+    """Reads a group's ranges together, over one connection per broker.
+
+    Each offset is handed out once, and every gap reported, as by :mod:`~pyspark_rocketmq.source.reader`.
+    """
+
+    def __init__(
+        self,
+        partitions: Sequence[QueuePartition],
+        *,
+        few_as_objects: bool = True,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        """Prepare to read ``partitions``, each of another queue; nothing is connected yet.
+
+        Each of several ranges with an end has its share of bytes, as in ``read_ranges``.
+
+        Args:
+            partitions: The ranges, which share one query's options.
+            few_as_objects: Whether few messages may come as objects; otherwise all come in columns.
+            clock: The clock of pauses and time-outs.
+            sleep: Takes the place of a wait for the end of pauses.
+        """
+        self._partitions = [share_of(partition, len(partitions)) for partition in partitions]
+        """The range that each window of the fetcher reads."""
+        self._readers = [RangeReader(partition) for partition in self._partitions]
+        """The reader of each window."""
+        self._few_as_objects = few_as_objects
+        self._fetcher = Fetcher(self._partitions, clock=clock, sleep=sleep)
+        for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
+            reader.begin(window)
+
+    def hold(self, queue: MessageQueue) -> None:
+        """Send no more pulls for the queue until ``go_on``; what they bring is handed out."""
+        self._fetcher.hold(queue)
+
+    def go_on(self, queue: MessageQueue) -> None:
+        """Send pulls for the queue again."""
+        self._fetcher.go_on(queue)
+
+    def end(self) -> None:
+        """End ``arrivals`` immediately; its last list has the ends of all ranges that were not over."""
+        self._fetcher.end()
+
+    def arrivals(self, within_s: float = math.inf) -> Generator[list[Arrival]]:
+        """Yield what has arrived, when it arrives; each ``within_s`` seconds a list that may be empty.
+
+        Raises:
+            DataLoss: If offsets of a range are gone and ``failOnDataLoss`` is true.
+            UndecodableMessage: If a range's first message cannot be decoded, and is not to be kept.
+            RocketMQError: If a broker refuses in a way that does not pass.
+        """
+        unread = list(self._compared_ahead())
+        if unread:
+            yield unread
+        fetched = self._fetcher.arrivals(within_s)
+        try:
+            # map() decodes them, so that no variable here keeps a view of a receive buffer.
+            for together in map(
+                partial(decode_chunks, self._partitions, few_as_objects=self._few_as_objects), fetched
+            ):
+                unfinished = (chunks for chunks in together if not self._readers[chunks.range_index].is_done)
+                yield [arrival for chunks in unfinished for arrival in self._arrived(chunks)]
+        finally:
+            # Not left to the garbage collector: a connection with unread answers must not be kept.
+            fetched.close()
+        stopped = [
+            _of(reader, reader.stopped()) for reader in dict.fromkeys(self._readers) if not reader.is_done
+        ]
+        if stopped:
+            yield stopped
+
+    def _compared_ahead(self) -> Iterator[Arrival]:
+        """Yield the ends of ranges that must not be read."""
+        for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
+            for end in reader.compare_ahead():
+                window.stop()
+                yield _of(reader, end)
+
+    def _arrived(self, chunks: DecodedChunks) -> Iterator[Arrival]:
+        reader = self._readers[chunks.range_index]
+        reached = reader.reached
+        for piece in reader.pieces(chunks):
+            reached = reader.reached
+            yield _of(reader, piece)
+        if reader.is_done:
+            return
+        if reader.reached > reached:
+            yield _of(reader, [])
+        if chunks.is_last:
+            # An undecodable message hides where the next one begins.
+            left = reader.left()
+            self._partitions.append(left)
+            self._readers.append(reader)
+            reader.begin(self._fetcher.add(left))
+
+
+def _of(reader: RangeReader, piece: Messages | RangeEnd) -> Arrival:
+    queue, bounds = reader.partition.planned.queue, reader.bounds
+    if isinstance(piece, RangeEnd):
+        return Arrival(queue, [], piece.planned.end, bounds, piece)
+    return Arrival(queue, piece, reader.reached, bounds)
