@@ -6,14 +6,22 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.pull_connection import close_idle_connections
+from pyspark_rocketmq.client import pull_connection
+from pyspark_rocketmq.client.pull_connection import (
+    PullConnection,
+    acquire_connection,
+    close_idle_connections,
+)
 from pyspark_rocketmq.client.transport import Wake, await_readable
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks
+from pyspark_rocketmq.errors import ConnectFailed, OptionError
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange
+from pyspark_rocketmq.source import fetcher as fetcher_module
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
@@ -255,6 +263,86 @@ def test_a_connection_that_breaks_while_pulls_are_held_is_made_again(broker: Bro
 
     assert reading.join()
     assert broker.server.connection_count == 4
+
+
+class Unreachable:
+    """Connects nowhere while it is shut: as to an address that drops packets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+        self.opens = threading.Event()
+        self.is_tried = threading.Event()
+        self.error: Exception | None = None
+        self._acquire = acquire_connection
+        self._address = address
+        monkeypatch.setattr(fetcher_module, "acquire_connection", self)
+
+    def __call__(self, address: str, *args: Any, **named: Any) -> PullConnection[Any]:
+        if address == self._address:
+            self.is_tried.set()
+            assert self.opens.wait(PATIENCE_S)
+            if self.error is not None:
+                raise self.error
+        return self._acquire(address, *args, **named)
+
+
+def test_no_queue_waits_for_a_connection_to_another_broker(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A7: a broker that cannot be reached costs 3 s for each attempt."""
+    other = Broker()
+    with other.server:
+        shut = Unreachable(monkeypatch, other.server.address)
+        reading = Reading(Fetcher([other.partition(0), broker.partition(1)]))
+        assert shut.is_tried.wait(PATIENCE_S)
+        for _ in range(3):
+            wait_until(lambda: broker.held() == {1})
+            broker.put(1, 1)
+        wait_until(lambda: reading.found == [(1, 0), (1, 1), (1, 2)])
+        shut.error = ConnectFailed(other.server.address, "no answer")
+        shut.is_tried.clear()
+        shut.opens.set()
+        # It is tried again after a pause.
+        assert shut.is_tried.wait(PATIENCE_S)
+        shut.error = None
+        other.put(2, 0)
+        wait_until(lambda: reading.found[3:] == [(0, 0), (0, 1)])
+        reading.fetcher.end()
+        assert reading.join()
+
+
+def test_a_connection_that_is_made_too_late_is_kept_for_the_next_task(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut = Unreachable(monkeypatch, broker.server.address)
+    reading = Reading(Fetcher([broker.partition()]))
+    assert shut.is_tried.wait(PATIENCE_S)
+    reading.fetcher.end()
+    assert reading.join()
+    shut.opens.set()
+    wait_until(lambda: any(pull_connection._idle.values()))
+
+    broker.put()
+    arrivals = Fetcher([broker.partition()]).arrivals()
+    assert offsets_of(next(arrivals)) == [(0, 0)]
+    arrivals.close()
+    assert broker.server.connection_count == 1
+
+
+@pytest.mark.parametrize("error", [OptionError(("no such certificate",)), ZeroDivisionError("a bug")])
+def test_a_connection_that_cannot_be_made_at_all_ends_the_range_or_the_reading(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    shut = Unreachable(monkeypatch, broker.server.address)
+    shut.error = error
+    shut.opens.set()
+    arrivals = Fetcher([broker.partition()]).arrivals()
+
+    if isinstance(error, OptionError):
+        ((ended,),) = arrivals
+        assert ended.failure is error
+    else:
+        with pytest.raises(ZeroDivisionError):
+            next(arrivals)
 
 
 def test_a_closed_range_beside_an_open_one_ends(broker: Broker) -> None:

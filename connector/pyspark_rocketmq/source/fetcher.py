@@ -8,14 +8,17 @@ the pulls in flight.  :mod:`~pyspark_rocketmq.consume.fetch_window` decides what
 2. A broken connection counts as a failure of the ranges that had pulls on it; so does finding another broker
    at its address.
 3. The next pulls are sent before answers are handed out. Only a thread that hands out waits; others wake it.
+4. A range with an open end never waits for a connection to another broker: each is made by its own thread.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
@@ -90,6 +93,7 @@ class Fetcher:
         self._clock = clock or SystemClock()
         self._sleep = sleep or self._await_wake
         self._timeout_s = max((each.settings.request_timeout_s for each in partitions), default=0.0)
+        self._has_open_ends = any(each.planned.has_open_end for each in partitions)
         self._partitions: list[QueuePartition] = []
         self._templates: list[tuple[PullRequestTemplate, PullRequestTemplate]] = []
         """Templates of each range's pulls: those that are answered immediately, and those that are held."""
@@ -106,6 +110,10 @@ class Fetcher:
         self._wake: Wake | None = None
         """Present while chunks are handed out."""
         self._connections: dict[_Place, PullConnection[_Pull]] = {}
+        self._connecting: dict[_Place, list[_Pull]] = {}
+        """Pulls that wait for a connection that a thread makes."""
+        self._connected: deque[tuple[_Place, PullConnection[_Pull] | Exception]] = deque()
+        """The outcomes of these threads."""
         self._gone_away: set[_Place] = set()
         """Servers that sent GO_AWAY and have not answered a pull since."""
         for each in partitions:
@@ -156,6 +164,7 @@ class Fetcher:
             while window.is_open:
                 left_s = due_s - self._clock.monotonic_s()
                 self._receive(wake, 0.0 if is_ready else max(0.0, left_s))
+                self._take_connected()
                 self._follow_orders()
                 if self._is_ended:
                     return
@@ -178,6 +187,8 @@ class Fetcher:
             for place, connection in self._connections.items():
                 release_connection(connection, self._clock, place.settings)
             self._connections.clear()
+            self._connecting.clear()
+            self._release_connected()
 
     def _follow_orders(self) -> None:
         while self._orders:
@@ -193,7 +204,7 @@ class Fetcher:
             wake.set()
 
     def _is_waiting(self) -> bool:
-        return any(connection.in_flight for connection in self._connections.values())
+        return bool(self._connecting) or any(each.in_flight for each in self._connections.values())
 
     def _stand_by(self, left_s: float) -> None:
         """Wait without a pull in flight: for the end of a pause, or until a range may go on."""
@@ -215,7 +226,7 @@ class Fetcher:
         waiting = [
             (place, connection) for place, connection in self._connections.items() if connection.in_flight
         ]
-        if not waiting:
+        if not waiting and not self._connecting:
             return
         began_s = self._clock.monotonic_s()
         pause_s = self._window.shortest_pause_s(began_s)
@@ -294,11 +305,12 @@ class Fetcher:
 
     def _send_to(self, place: _Place, pulls: list[_Pull]) -> None:
         connection = self._connections.get(place)
+        if connection is None and self._has_open_ends:
+            self._send_when_connected(place, pulls)
+            return
         try:
             if connection is None:
-                connection = self._connections[place] = acquire_connection(
-                    place.address, self._clock, place.settings, broker_name=place.broker_name
-                )
+                connection = self._connections[place] = self._acquire(place)
         except RocketMQError as error:
             self._lose(pulls, error)
             return
@@ -306,6 +318,54 @@ class Fetcher:
             connection.send(pulls)
         except RocketMQError as error:
             self._lose_connection(place, error)
+
+    def _acquire(self, place: _Place) -> PullConnection[_Pull]:
+        return acquire_connection(place.address, self._clock, place.settings, broker_name=place.broker_name)
+
+    def _send_when_connected(self, place: _Place, pulls: list[_Pull]) -> None:
+        if place in self._connecting:
+            self._connecting[place] += pulls
+            return
+        self._connecting[place] = pulls
+        name = f"rocketmq-connect-{place.address}"
+        threading.Thread(target=self._connect, args=(place, self._wake), name=name, daemon=True).start()
+
+    def _connect(self, place: _Place, wake: Wake) -> None:
+        """Connect to a broker, on a thread of its own."""
+        made: PullConnection[_Pull] | Exception
+        try:
+            made = self._acquire(place)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            made = error
+        self._connected.append((place, made))
+        wake.set()
+        if self._wake is not wake:
+            self._release_connected()
+
+    def _take_connected(self) -> None:
+        """Send the pulls that have waited for connections made since the last call."""
+        has_failed = False
+        while self._connected:
+            place, made = self._connected.popleft()
+            pulls = self._connecting.pop(place)
+            if isinstance(made, PullConnection):
+                self._connections[place] = made
+                self._send_to(place, pulls)
+            elif isinstance(made, RocketMQError):
+                self._lose(pulls, made)
+                has_failed = True
+            else:
+                raise made
+        if has_failed:
+            self._window.settle(self._clock.monotonic_s())
+
+    def _release_connected(self) -> None:
+        """Release connections that nobody waits for any more; threads may do so at the same time."""
+        with suppress(IndexError):
+            while True:
+                place, made = self._connected.popleft()
+                if isinstance(made, PullConnection):
+                    release_connection(made, self._clock, place.settings)
 
     def _swap_buffers(self) -> None:
         for connection in self._connections.values():
