@@ -59,12 +59,19 @@ class Life:
             max_time_consume_continuously_s=chance.choice([0.5, 60.0]),
             message_model=chance.choice([MessageModel.CLUSTERING] * 4 + [MessageModel.BROADCASTING]),
         )
+        self.arrived = 0
+        self.failures = {0: first_failures} if first_failures else {}
+        is_whole = chance.random() < 0.3
+        count = queue.count - start if is_whole else self.size_of_piece()
         self.machine = ConcurrentConsumption(
-            count=queue.count - start,
+            count=count,
             settings=self.settings,
             started_s=0.0,
-            failures={0: first_failures} if first_failures else {},
+            failures=self.failures if count else {},
+            is_whole=is_whole,
+            least=chance.choice([1, self.settings.consume_message_batch_max_size]),
         )
+        self.arrived = count
         self.now_s = 0.0
         self.out: dict[int, ConcurrentDelivery] = {}
         self.with_listener: dict[int, int] = {}
@@ -75,6 +82,8 @@ class Life:
         machine = self.machine
         while (finished := machine.finished) is None:
             before = machine.done
+            if not machine.is_whole and (machine.is_dry or self.chance.random() < 0.1):
+                self.arrive()
             self.step()
             assert machine.done >= before
             assert self.start + machine.done == self.queue.offset
@@ -83,6 +92,17 @@ class Life:
         assert not self.going_back
         assert machine.calls_lost == len(self.out)
         return finished
+
+    def size_of_piece(self) -> int:
+        return self.chance.randint(0, self.queue.count - self.start - self.arrived)
+
+    def arrive(self) -> None:
+        size, before = self.size_of_piece(), self.arrived
+        self.arrived += size
+        is_last = self.start + self.arrived == self.queue.count and self.chance.random() < 0.5
+        failures = {} if before or not size else self.failures
+        self.machine.extend(size, self.now_s, failures=failures, is_last=is_last)
+        assert not (self.machine.is_dry and is_last)
 
     def step(self) -> None:
         action = self.chance.random()
@@ -104,6 +124,7 @@ class Life:
         indexes = list(delivery.indexes)
         assert 0 < len(indexes) <= self.settings.consume_message_batch_max_size
         assert indexes == sorted(set(indexes))
+        assert indexes[-1] < self.arrived
         for index in indexes:
             assert self.start + index in self.queue.tree
             assert index not in self.with_listener

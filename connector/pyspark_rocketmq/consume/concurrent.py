@@ -19,9 +19,13 @@ The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``Proces
 8. If an earlier run could not send back the first message of a range, the range begins with only that
    message. The others wait while it fails, because they would be delivered again.
 
+9. A range may arrive piece by piece. A run that has nothing to deliver or to wait for, while more is to
+   arrive, is *dry*; the next messages begin its 60 s again.
+
 A call that never returns keeps its thread. When all threads are lost, the runs end with the messages done.
 
-Messages are indexes ``0 … count-1`` in queue order; the caller knows their offsets.
+Messages are indexes ``0 … count-1`` in queue order, also when more arrive; the caller knows their offsets.
+The machine remembers only messages that are out or above ``done``, so a run may last.
 
 Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``, ``processConsumeResult``.
 """
@@ -59,10 +63,7 @@ EXPIRED_DELAY_LEVEL: Final = 3
 """Delay level of messages whose call takes too long (``ProcessQueue.cleanExpiredMsg``)."""
 EXPIRED_PER_ROUND: Final = 16
 """Maximum number of such messages sent back in one round (``ProcessQueue.cleanExpiredMsg``)."""
-_WAITING: Final = 0
-_WITH_LISTENER: Final = 1
-_GOING_BACK: Final = 2
-_DONE: Final = 3
+_NONE: Final[frozenset[int]] = frozenset()
 
 
 class Answer(NamedTuple):
@@ -193,6 +194,14 @@ class _Out:
     """Number of messages that are neither sent back nor on their way back; meaningless after the answer."""
     going_back: int = 0
     is_answered: bool = False
+    gone: frozenset[int] = _NONE
+    """Messages that are sent back, on their way back, or to be consumed again."""
+
+    @property
+    def here(self) -> Sequence[int]:
+        """Messages with the listener."""
+        gone = self.gone
+        return [index for index in self.indexes if index not in gone] if gone else self.indexes
 
     @property
     def hangs(self) -> bool:
@@ -214,27 +223,36 @@ class ConcurrentConsumption:
         settings: ConcurrentSettings,
         started_s: float,
         failures: Mapping[int, int] = MappingProxyType({}),
+        is_whole: bool = True,
+        least: int = 1,
     ) -> None:
         """Begin a run.
 
         Args:
-            count: Messages of the range.
+            count: Messages of the range that have arrived.
             settings: The consumer's settings.
             started_s: Now, by the clock that also gives every ``now_s``, in seconds.
             failures: How often in a row earlier runs could not send messages back, by index.
+            is_whole: Whether these are all messages of the range; if not, ``extend`` adds the others.
+            least: Minimum number of messages of a delivery while more are to arrive, as in
+                ``OrderlyConsumption``.
         """
         self._count = count
+        self.is_whole = is_whole
+        """Whether all messages have arrived."""
+        self._least = 1 if is_whole else least
         self.settings = settings
         """The consumer's settings."""
         self._batch_size = settings.consume_message_batch_max_size
         self._most_calls = settings.consume_thread_max
-        self._state = bytearray(count)
         self.done = 0
         """Smallest index not done; ``count`` when all are done."""
+        self._done_above: set[int] = set()
+        """Messages done above ``done``."""
         self._next = 0
         """First index never delivered in this run."""
-        self.is_last_out = not count
-        """Whether every message was delivered at least once."""
+        self.is_last_out = count < self._least
+        """Whether there is no message to deliver for the first time, for now if more is to arrive."""
         self._failures = dict(failures)
         """How often a message could not be sent back, by index; without those that are done."""
         self._again: deque[tuple[float, int]] = deque()
@@ -265,15 +283,47 @@ class ConcurrentConsumption:
             return None
         if self._is_suspended:
             return ConcurrentFinish.SUSPENDED
-        if self._is_given_up and self.done < self._count:
+        if self._is_given_up and not (self.is_whole and self.done >= self._count):
             return ConcurrentFinish.GIVEN_UP
         if not self._again:
-            if self._next >= self._count:
+            if self.is_whole and self._next >= self._count:
                 return ConcurrentFinish.EXHAUSTED
             if self._is_slice_over:
                 return ConcurrentFinish.SLICE_USED
         is_lost = self._are_threads_lost or len(self._out) >= self._most_calls
         return ConcurrentFinish.THREADS_LOST if is_lost else None
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether there is nothing to deliver or to wait for except messages that have not arrived."""
+        is_idle = not (self._awaited or self._again) and self.is_last_out
+        return is_idle and self.finished is None
+
+    def extend(
+        self,
+        count: int,
+        now_s: float,
+        *,
+        failures: Mapping[int, int] = MappingProxyType({}),
+        is_last: bool = False,
+    ) -> None:
+        """Add the next ``count`` messages.
+
+        Args:
+            count: Messages that have arrived; may be 0.
+            now_s: When they arrived.
+            failures: How often in a row earlier runs could not send them back, by index in the range.
+            is_last: Whether the range has no others.
+        """
+        if self.is_dry:
+            self._slice_end_s = now_s + self.settings.max_time_consume_continuously_s
+        if failures:
+            self._failures.update(failures)
+            self._is_probing = self._is_probing or 0 in failures
+        self._count += count
+        if is_last:
+            self.is_whole, self._least = True, 1
+        self.is_last_out = self._count - self._next < self._least
 
     @property
     def is_all_out(self) -> bool:
@@ -312,8 +362,6 @@ class ConcurrentConsumption:
         self._out[number] = _Out(indexes, expires_s, len(indexes))
         heappush(self._expiry, (expires_s, number))
         self._awaited += len(indexes)
-        for index in indexes:
-            self._state[index] = _WITH_LISTENER
         return ConcurrentDelivery(number, indexes)
 
     def give_up(self) -> None:
@@ -340,7 +388,7 @@ class ConcurrentConsumption:
             del self._out[number]
             self._settle(indexes)
             return Settled(indexes)
-        here = [index for index in indexes if self._state[index] == _WITH_LISTENER]
+        here = out.here
         last_done = indexes[answer.acknowledged - 1] if answer.acknowledged else -1
         done = [index for index in here if index <= last_done]
         failed = here[len(done) :]
@@ -362,12 +410,11 @@ class ConcurrentConsumption:
         found: list[int] = []
         while self._expiry and len(found) < EXPIRED_PER_ROUND:
             expires_s, number = self._expiry[0]
-            here: list[int] = []
+            here: Sequence[int] = ()
             if self._is_with_listener(expires_s, number):
                 if expires_s > now_s:
                     break
-                indexes = self._out[number].indexes
-                here = [index for index in indexes if self._state[index] == _WITH_LISTENER]
+                here = self._out[number].here
             taken = here[: EXPIRED_PER_ROUND - len(found)]
             if len(taken) == len(here):
                 heappop(self._expiry)
@@ -409,11 +456,13 @@ class ConcurrentConsumption:
 
     def _fresh(self, now_s: float) -> Sequence[int]:
         start = self._next
+        if self.is_last_out or (start and self._is_probing):
+            return ()
         self._is_slice_over = bool(start) and now_s > self._slice_end_s
-        if self._is_slice_over or start >= self._count or (start and self._is_probing):
+        if self._is_slice_over:
             return ()
         self._next = stop = 1 if self._is_probing else min(start + self._batch_size, self._count)
-        self.is_last_out = stop >= self._count
+        self.is_last_out = self._count - stop < self._least
         return range(start, stop)
 
     def _due_again(self, now_s: float) -> Sequence[int]:
@@ -437,8 +486,8 @@ class ConcurrentConsumption:
         out = self._out[number]
         out.going_back += len(indexes)
         out.with_listener -= len(indexes)
+        out.gone = out.gone.union(indexes)
         for index in indexes:
-            self._state[index] = _GOING_BACK
             self._delivery_of[index] = number
 
     def _keep(self, index: int, number: int, now_s: float) -> None:
@@ -447,12 +496,11 @@ class ConcurrentConsumption:
         failures = self._failures[index] = self._failures.get(index, 0) + 1
         if failures == 1 and not out.is_answered:
             # Its call still runs, so it is sent back again instead of being consumed again.
-            self._state[index] = _WITH_LISTENER
+            out.gone -= {index}
             out.with_listener += 1
             out.expires_s = due_s
             heappush(self._expiry, (due_s, number))
             return
-        self._state[index] = _WAITING
         self._awaited -= 1
         if failures > 1:
             self._is_suspended = True
@@ -460,12 +508,18 @@ class ConcurrentConsumption:
             self._again.append((due_s, index))
 
     def _settle(self, indexes: Sequence[int]) -> None:
-        state = self._state
+        done, above = self.done, self._done_above
         for index in indexes:
-            state[index] = _DONE
-            if self._failures:
-                self._failures.pop(index, None)
+            if index == done:
+                done += 1
+            else:
+                above.add(index)
+        while done in above:
+            above.remove(done)
+            done += 1
+        self.done = done
         self._awaited -= len(indexes)
-        while self.done < self._count and state[self.done] == _DONE:
-            self.done += 1
-        self._is_probing = self._is_probing and self.done == 0
+        if self._failures:
+            for index in indexes:
+                self._failures.pop(index, None)
+            self._is_probing = self._is_probing and not done

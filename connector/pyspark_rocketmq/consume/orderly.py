@@ -18,9 +18,11 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
    consumed without a commit: the next run would begin before them, and might never get further. A run that
    is given up (its queue was taken away or reset, or the query stops) yields immediately, between two
    deliveries.
+6. A range may arrive piece by piece. A run that has nothing left to deliver, while more is to arrive, is
+   *dry*; the next messages begin its 60 s again, as they begin a new ``ConsumeRequest`` in Java.
 
-Messages are indexes ``0 … count-1`` in queue order; the driver has their offsets. Only messages that were put
-back have a counter, so the machine costs nothing per message.
+Messages are indexes ``0 … count-1`` in queue order, also when more arrive; the driver has their offsets.
+Only messages that were put back have a counter, so the machine costs nothing per message.
 """
 
 from __future__ import annotations
@@ -212,23 +214,32 @@ class OrderlyConsumption:
         started_s: float,
         retry_counts: Mapping[int, int] = MappingProxyType({}),
         stored_times: Callable[[int], int] = lambda _: 0,
+        is_whole: bool = True,
+        least: int = 1,
     ) -> None:
         """Begin a run.
 
         Args:
-            count: Number of messages in the range.
+            count: Number of messages of the range that have arrived.
             settings: The consumer's settings.
             started_s: Now, by the clock that also gives every ``now_s``, in seconds. The run's time slice,
                 ``max_time_consume_continuously_s``, begins here.
             retry_counts: How often messages were put back before, by index; 0 for missing ones.
             stored_times: Returns, by index, how often the broker has counted a message as consumed again;
                 called only if the message failed and there is a limit.
+            is_whole: Whether these are all messages of the range; if not, ``extend`` adds the others.
+            least: Minimum number of messages of a delivery while more are to arrive. With the maximum of a
+                delivery the calls do not depend on how the range arrives.
         """
         if count < 0 or any(times < 0 for times in retry_counts.values()):
             raise ValueError(f"count={count} and retry_counts={dict(retry_counts)} must not be negative.")
         self._count = count
         self._settings = settings
         self._batch_size = settings.consume_message_batch_max_size
+        self._is_whole = is_whole
+        self._least = 1 if is_whole else least
+        self._was_dry = False
+        """Whether the run has had nothing to deliver since the last messages arrived."""
         self.committed = 0
         """Number of messages done for good, counted from the first."""
         self._next = 0
@@ -259,8 +270,40 @@ class OrderlyConsumption:
         """How often messages not committed were put back, by ascending index; 0 for missing ones."""
         return dict(sorted(self._retry_counts.items()))
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether the next delivery needs messages that have not arrived."""
+        return not (self._is_whole or self._stop or self.finished or self._count - self._next >= self._least)
+
+    def extend(
+        self,
+        count: int,
+        now_s: float,
+        *,
+        retry_counts: Mapping[int, int] = MappingProxyType({}),
+        is_last: bool = False,
+    ) -> None:
+        """Add the next ``count`` messages, also while others are with the listener.
+
+        Args:
+            count: Messages that have arrived; may be 0.
+            now_s: When they arrived.
+            retry_counts: How often they were put back before, by index in the range.
+            is_last: Whether the range has no others.
+        """
+        self._count += count
+        if retry_counts:
+            self._retry_counts.update(retry_counts)
+        if is_last:
+            self._is_whole, self._least = True, 1
+        if self._was_dry:
+            self._was_dry = False
+            self._begin_slice(now_s)
+
     def next_delivery(self, now_s: float) -> OrderlyDelivery | None:
-        """Return the next messages for the listener; None if there are none, for the reason in ``finished``.
+        """Return the next messages for the listener.
+
+        None if there are none: for the reason in ``finished``, or because the run is dry.
 
         Raises:
             RuntimeError: If the previous delivery was not answered, or its dead letters were not sent.
@@ -270,8 +313,10 @@ class OrderlyConsumption:
         if self.finished is not None:
             return None
         start = self._next
-        if start >= self._count:
-            self.finished = OrderlyFinish.EXHAUSTED
+        if self._count - start < self._least:
+            if self._is_whole:
+                self.finished = OrderlyFinish.EXHAUSTED
+            self._was_dry = not self._is_whole
             return None
         if now_s > self._yield_after_s and start == self.committed:
             self.finished = OrderlyFinish.SLICE_USED
@@ -290,8 +335,7 @@ class OrderlyConsumption:
         """End a suspension that is over: messages put back are delivered again."""
         if self.finished is OrderlyFinish.SUSPENDED:
             self.finished = self.goes_on_at_s = None
-            self._slice_end_s = now_s + self._settings.max_time_consume_continuously_s
-            self._yield_after_s = inf
+            self._begin_slice(now_s)
 
     def give_up(self) -> None:
         """Make no further delivery; nothing changes for a run that is over or suspended."""
@@ -299,7 +343,8 @@ class OrderlyConsumption:
 
     def stop(self) -> None:
         """End like :meth:`give_up`, but report that the run's time or its range is used up."""
-        self._end(OrderlyFinish.EXHAUSTED if self._next >= self._count else OrderlyFinish.SLICE_USED)
+        has_had_all = self._is_whole and self._next >= self._count
+        self._end(OrderlyFinish.EXHAUSTED if has_had_all else OrderlyFinish.SLICE_USED)
 
     def answered(self, answer: object, *, auto_commit: bool, suspend_millis: object, now_s: float) -> Outcome:
         """Apply the listener's answer, or ``RAISED``.
@@ -372,6 +417,10 @@ class OrderlyConsumption:
             effect = _ACCUMULATE
             self._next = stop
         return failed.outcome._replace(effect=effect, dead_letters=())
+
+    def _begin_slice(self, now_s: float) -> None:
+        self._slice_end_s = now_s + self._settings.max_time_consume_continuously_s
+        self._yield_after_s = inf
 
     def _end(self, finish: OrderlyFinish) -> None:
         if self._stop:
