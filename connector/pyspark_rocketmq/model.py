@@ -446,7 +446,7 @@ class QueueRange:
 
     @property
     def count(self) -> int:
-        """Number of offsets, not of messages: a filter may leave fewer."""
+        """Number of offsets of a range that ends, not of messages: a filter may leave fewer."""
         return self.end - self.start
 
 

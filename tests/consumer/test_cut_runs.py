@@ -1,4 +1,5 @@
-"""Runs that are cut while they go on, against the same runs without a cut; what can vary is drawn.
+"""Runs that are cut while they go on, and whose ranges arrive in pieces, against the same runs without
+a cut and with their whole range; what can vary is drawn.
 
 ``CUT_SEED`` repeats an earlier run; a failure names its seed.
 """
@@ -9,6 +10,7 @@ import logging
 import os
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import reduce
@@ -38,8 +40,10 @@ from pyspark_rocketmq.model import (
     QueueRange,
     QueueState,
 )
-from pyspark_rocketmq.source.schema import EndReason, RangeEnd
+from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
+from pyspark_rocketmq.stored_values import RetryCounts, RetrySpan
 from tests.helpers.messages import QUEUE, message_at
+from tests.helpers.range_instructions import GivenUpWhen
 from tests.helpers.wait import PATIENCE_S
 
 SEED = int(os.environ.get("CUT_SEED", random.SystemRandom().getrandbits(32)))
@@ -59,31 +63,85 @@ class Result(NamedTuple):
 class Schedule:
     """An orderly range whose listener answers the same whether it is cut or not."""
 
-    def __init__(self, seed: int, may_cut: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        may_cut: Callable[[], bool],
+        pieces: random.Random | None = None,
+        *,
+        may_be_dry: bool = False,
+    ) -> None:
+        """With ``pieces`` the range arrives in pieces; if it may be dry, no run lasts as long as 60 s."""
         self.draw = random.Random(seed)
         self.may_cut = may_cut
+        self.pieces = pieces
+        self.may_be_dry = may_be_dry
         self.now_s = 1_000.0
         self.calls: list[tuple[int, ...]] = []
         self.dead: list[int] = []
         self.taken: list[Consumed] = []
         end = self.draw.randint(1, 30)
-        offsets = sorted(self.draw.sample(range(end), self.draw.randint(0, end)))
-        self.planned = QueueRange(QUEUE, QueueState(0, epoch=1, reconsume_times=self.draw.randint(0, 2)), end)
+        self.offsets = offsets = sorted(self.draw.sample(range(end), self.draw.randint(0, end)))
+        self.planned = QueueRange(QUEUE, self.state(end), end)
         self.failures = self.draw.choice([0.0, 0.2, 0.6])
         self.ended = self.draw.choice([EndReason.WHOLE, EndReason.FULL])
+        self.batch = self.draw.randint(1, 4)
+        self.given_up_at = self.draw.choice([1_000, 1_000, self.draw.randint(0, 30)])
+        self.coming = [message_at(offset) for offset in offsets] if pieces is not None else []
+        self.arrived, self.needed = 0, self.batch
+        """Numbers of messages that have arrived, and that must have for the running and the next delivery."""
+        self.arrivals: deque[Arrival] | None = None if pieces is None else deque()
+        self.has_ended = pieces is None
         self.run = OrderlyRun(
             self.planned,
-            [message_at(offset) for offset in offsets],
+            [] if pieces is not None else [message_at(offset) for offset in offsets],
             listener=self.listener,
             output=OUTPUT,
             settings=OrderlySettings(
-                consume_message_batch_max_size=self.draw.randint(1, 4),
+                consume_message_batch_max_size=self.batch,
                 max_reconsume_times=self.draw.choice([-1, 0, 1, 3]),
             ),
             ended=self.ended,
             now_s=lambda: self.now_s,
             dead_letters=self.send,
+            instructions=GivenUpWhen(lambda: len(self.calls) // 2 >= self.given_up_at),
+            arrivals=self.arrivals,
         )
+
+    def state(self, end: int) -> QueueState:
+        first, times = self.draw.randint(0, end), self.draw.randint(0, 2)
+        spans = (
+            [RetrySpan(first, self.draw.randint(first + 1, end + 3), 1)] if self.draw.random() < 0.5 else []
+        )
+        if times and (not spans or first):
+            spans.insert(0, RetrySpan(0, 1, times))
+        elif spans and not first:
+            times = 1
+        return QueueState(0, 1, times, None, RetryCounts.of(spans, 0, times))
+
+    def arrive(self) -> None:
+        """Have any number of pieces arrive; enough for the next delivery if the run must not be dry."""
+        if (pieces := self.pieces) is None:
+            return
+        while not self.has_ended and (
+            (not self.may_be_dry and self.arrived < self.needed) or pieces.random() < 0.4
+        ):
+            self.arrive_once(pieces.randint(0, len(self.coming)), pieces.random() < 0.5)
+
+    def arrive_once(self, size: int, may_end: bool) -> None:
+        piece, self.coming = self.coming[:size], self.coming[size:]
+        self.arrived += len(piece)
+        self.has_ended = may_end and not self.coming
+        end = RangeEnd(planned=self.planned, rows=0, reason=self.ended) if self.has_ended else None
+        self.run.extend(Arrival(self.planned, [piece], end))
+
+    def consume(self, for_s: float) -> None:
+        """Consume as a task does that gets the range as a whole."""
+        ends_s, calls = self.now_s + for_s, len(self.calls)
+        self.run.consume(for_s)
+        while self.run.is_dry and (len(self.calls) == calls or self.now_s < ends_s):
+            self.arrive()
+            self.run.consume(ends_s - self.now_s)
 
     def cut(self) -> None:
         if self.may_cut() and (taken := self.run.cut()) is not None:
@@ -93,10 +151,12 @@ class Schedule:
         self.cut()
         self.calls.append(tuple(message.queue_offset for message in messages))
         self.calls.append(tuple(message.reconsume_times for message in messages))
+        self.needed = max(self.needed, self.offsets.index(messages[0].queue_offset) + 2 * self.batch)
         for _ in messages:
             context.emit(step=len(self.calls))
         self.cut()
-        self.now_s += self.draw.choice([0.25, 0.5, 31.0])
+        self.arrive()
+        self.now_s += self.draw.choice([0.25, 0.5, 0.75 if self.may_be_dry else 31.0])
         context.auto_commit = self.draw.random() < 0.5
         context.suspend_current_queue_time_millis = 250
         if self.draw.random() < self.failures:
@@ -117,14 +177,17 @@ class Schedule:
     def result(self) -> Result:
         run = self.run
         for _ in range(self.draw.randint(1, 40)):
-            run.consume(self.draw.choice([0.0, 1.0, 1e9]))
+            self.arrive()
+            self.consume(self.draw.choice([0.0, 1.0, 1e9]))
             self.cut()
             if run.finished not in {None, OrderlyFinish.SUSPENDED}:
                 break
             self.now_s += run.pause_s()
+        while not self.has_ended:
+            self.arrive_once(len(self.coming), True)
         run.stop()
         self.cut()
-        last = run.last(RangeEnd(planned=self.planned, rows=0))
+        last = run.last(None if self.pieces else RangeEnd(planned=self.planned, rows=0))
         assert run.cut() is None, "a cut after the end"
         return Result(self.calls, self.dead, rows_of([*self.taken, last]), joined_ack([*self.taken, last]))
 
@@ -171,6 +234,23 @@ def test_an_orderly_run_that_is_cut_gives_what_it_gives_without_cuts(count: int)
         assert result.calls == whole.calls, f"CUT_SEED={seed}"
         assert result == whole, f"CUT_SEED={seed}"
     assert cuts > count
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("may_be_dry", [False, True])
+@pytest.mark.parametrize("count", [2_000, pytest.param(50_000, marks=pytest.mark.long)])
+def test_an_orderly_run_that_arrives_in_pieces_gives_what_it_gives_as_a_whole(
+    count: int, may_be_dry: bool
+) -> None:
+    """D1-D7, H1: the same calls, rows and end, cut or not; the 60 s begin again only after a dry moment."""
+    for seed in range(SEED, SEED + count):
+        whole = Schedule(seed, lambda: False, may_be_dry=may_be_dry).result()
+        draw = random.Random(seed)
+        share = draw.choice([0.0, 0.3])
+        cut = Schedule(seed, lambda: draw.random() < share, draw, may_be_dry=may_be_dry)  # noqa: B023
+        result = cut.result()
+        assert result.calls == whole.calls, f"CUT_SEED={seed}"
+        assert result == whole, f"CUT_SEED={seed}"
 
 
 @pytest.mark.parametrize("delay", [False, True])
@@ -234,8 +314,9 @@ def test_a_suspended_run_is_cut_with_its_suspension() -> None:
 class Concurrent:
     """A concurrent range whose listener is called by several threads, and which another thread cuts."""
 
-    def __init__(self, seed: int) -> None:
-        draw = random.Random(seed)
+    def __init__(self, seed: int, *, in_pieces: bool = False) -> None:
+        self.draw = draw = random.Random(seed)
+        self.arrivals: deque[Arrival] | None = deque() if in_pieces else None
         end = draw.randint(1, 60)
         offsets = sorted(draw.sample(range(end), draw.randint(0, end)))
         self.failing = {offset for offset in offsets if draw.random() < 0.2}
@@ -281,29 +362,48 @@ class Concurrent:
         with closing(pool), closing(workers_for(self.listener, pool.threads)) as workers:
             self.run = run = ConcurrentRun(
                 self.planned,
-                [message_at(offset) for offset in self.offsets],
+                [] if self.arrivals is not None else self.messages,
                 listener=self.listener,
                 output=OUTPUT,
                 settings=self.settings,
+                arrivals=self.arrivals,
                 workers=workers,
                 pool=pool,
                 send_back=self.send,
                 clock=SystemClock(),
             )
+            pulling = threading.Thread(target=self.arrive)
+            pulling.start()
             run.consume()
+            pulling.join(PATIENCE_S)
             self.taken.append(run.last(RangeEnd(planned=self.planned, rows=0)))
+
+    @property
+    def messages(self) -> list[MessageExt]:
+        return [message_at(offset) for offset in self.offsets]
+
+    def arrive(self) -> None:
+        if self.arrivals is None:
+            return
+        left = self.messages
+        while left:
+            size = self.draw.randint(0, len(left))
+            self.run.extend(Arrival(self.planned, [left[:size]]))
+            left = left[size:]
+        self.run.extend(Arrival(self.planned, end=RangeEnd(planned=self.planned, rows=0)))
 
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.timeout(10 * PATIENCE_S)
+@pytest.mark.parametrize("in_pieces", [False, True])
 def test_a_concurrent_run_that_is_cut_gives_each_row_once_and_in_order(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, in_pieces: bool
 ) -> None:
     """E1-E6, H1"""
     monkeypatch.setattr("pyspark_rocketmq.consume.concurrent.SEND_BACK_PAUSE_S", 0.01)
     cuts = 0
     for seed in range(SEED, SEED + 200):
-        one = Concurrent(seed)
+        one = Concurrent(seed, in_pieces=in_pieces)
         one.consume()
         ack, rows = joined_ack(one.taken), rows_of(one.taken)
         done = [offset for offset in one.offsets if offset not in one.sent]

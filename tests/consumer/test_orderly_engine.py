@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -271,7 +270,7 @@ def test_messages_made_when_they_are_delivered_are_those_that_arrived(sizes: Seq
         for size in sizes
     ]
 
-    messages = ArrivedMessages(batches, QUEUE, np.arange(count), {})
+    messages = ArrivedMessages(QUEUE, batches)
 
     assert [one for at in range(0, count, 37) for one in messages[at : at + 37]] == expected
     assert list(messages) == expected

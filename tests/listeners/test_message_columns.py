@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,8 +32,8 @@ def test_messages_are_what_their_columns_say(
     whole = batches_of([row_of(message) for message in messages], 9)
     batches = [piece for each in whole for piece in (each.slice(0, cut), each.slice(cut))]
 
-    assert list(ArrivedMessages(batches, QUEUE, np.arange(len(messages)), {})) == messages
+    assert list(ArrivedMessages(QUEUE, batches)) == messages
     told = {"MIN_OFFSET": "3", "MAX_OFFSET": "90"}
-    assert list(ArrivedMessages(batches, QUEUE, np.arange(len(messages)), told)) == [
+    assert list(ArrivedMessages(QUEUE, batches, told)) == [
         message._replace(properties={**message.properties, **told}) for message in messages
     ]

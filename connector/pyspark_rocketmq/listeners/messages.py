@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice, repeat
-from typing import Any, Final, overload
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, repeat
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from pyspark_rocketmq.model import (
     is_retry_topic,
 )
 from pyspark_rocketmq.spark.stored_messages import message_in
-from pyspark_rocketmq.stored_values import RememberedMessages
+from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
 from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 
 _TIMES = frozenset(TIME_COLUMNS)
@@ -105,36 +106,81 @@ class ArrowMessages(Sequence[MessageExt]):
         return self._made[at]
 
 
+MessagePiece: TypeAlias = "pa.RecordBatch | list[MessageExt]"
+"""Consecutive messages of a queue: rows, or, if they are few, messages made already."""
+
+
 class ArrivedMessages(Sequence[MessageExt]):
-    """The messages of a range, made a few hundred at a time when they are delivered.
+    """The messages of a range, as they arrive; rows become messages a few hundred at a time, when delivered.
 
     As objects they take three times the memory of their columns, and the garbage collector would walk a
-    hundred thousand of them again and again.
+    hundred thousand of them again and again. An index is that of the range's first message, 0, and up. It
+    remains the same when messages before it are forgotten.
     """
 
     def __init__(
         self,
-        batches: Sequence[pa.RecordBatch],
         queue: MessageQueue,
-        queue_offsets: npt.NDArray[np.int64],
-        extra: Mapping[str, str],
+        pieces: Iterable[MessagePiece] = (),
+        extra: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Take ``batches`` of ``queue``'s rows at ``queue_offsets``; messages get properties ``extra``."""
-        self._extra = extra
-        self.queue_offsets = queue_offsets
-        """Queue offsets of all messages."""
-        self._batches = batches
+        """Begin with ``pieces``; see :meth:`extend`."""
         self._queue = queue
-        self._ends = list(accumulate(batch.num_rows for batch in batches))
-        """End of each batch, as an index of messages."""
+        # One item for each piece:
+        self._pieces: list[MessagePiece] = []
+        self._ends: list[int] = []
+        """End of each piece, as an index of messages."""
+        self._offsets: list[npt.NDArray[np.int64]] = []
+        self._last_offsets: list[int] = []
+        self._extras: list[Mapping[str, str]] = []
+        self._sizes: list[int] = []
+        self._shown: list[pa.RecordBatch | None] = []
+        """Pieces in the form of :class:`ArrowMessages`, created for the first delivery."""
         self._first = 0
         self._made: list[MessageExt] = []
         """The messages made, from index ``_first`` on."""
-        self._shown: list[pa.RecordBatch] = []
-        """``batches`` in the form of :class:`ArrowMessages`, created for the first delivery."""
+        self.freed_bytes = 0
+        """Memory of the pieces released, as it was given with them."""
+        self.extend(pieces, extra)
+
+    def extend(
+        self,
+        pieces: Iterable[MessagePiece],
+        extra: Mapping[str, str] = MappingProxyType({}),
+        nbytes: int = 0,
+    ) -> None:
+        """Add the next messages, which take ``nbytes`` together; those of rows get properties ``extra``."""
+        for piece in pieces:
+            if not len(piece):
+                continue
+            offsets = (
+                np.array([message.queue_offset for message in piece], np.int64)
+                if isinstance(piece, list)
+                else piece.column(QUEUE_OFFSET).to_numpy()
+            )
+            self._pieces.append(piece)
+            self._ends.append(len(self) + len(piece))
+            self._offsets.append(offsets)
+            self._last_offsets.append(int(offsets[-1]))
+            self._extras.append(extra)
+            self._sizes.append(nbytes)
+            self._shown.append(None)
+            # Counted with the first piece only.
+            nbytes = 0
+
+    def forget(self, before: int) -> None:
+        """Release pieces whose messages are all below index ``before``; the last piece remains."""
+        count = min(bisect_right(self._ends, before), len(self._ends) - 1)
+        if count > 0:
+            self.freed_bytes += sum(self._sizes[:count])
+            for of_pieces in (
+                self._pieces, self._ends, self._offsets, self._last_offsets, self._extras, self._sizes,
+                self._shown,
+            ):  # fmt: skip
+                del of_pieces[:count]
 
     def __len__(self) -> int:
-        return len(self.queue_offsets)
+        return self._ends[-1] if self._ends else 0
 
     @overload
     def __getitem__(self, at: int) -> MessageExt: ...
@@ -150,6 +196,19 @@ class ArrivedMessages(Sequence[MessageExt]):
         for start in range(0, len(self), _MADE_AT_ONCE):
             yield from self[start : start + _MADE_AT_ONCE]
 
+    def offset_at(self, index: int) -> int:
+        """Return the queue offset of the message at ``index``."""
+        number, at = self._place(index)
+        return int(self._offsets[number][at])
+
+    def index_from(self, queue_offset: int) -> int:
+        """Return the index of the first message, of those not forgotten, at or after a queue offset."""
+        number = bisect_left(self._last_offsets, queue_offset)
+        if number == len(self._offsets):
+            return len(self)
+        offsets = self._offsets[number]
+        return self._ends[number] - len(offsets) + int(np.searchsorted(offsets, queue_offset))
+
     def in_objects(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> list[MessageExt]:
         """Return at least one message, in order; ``retry_counts`` are added to their reconsume times."""
         begin, end = start - self._first, stop - self._first
@@ -160,28 +219,52 @@ class ArrivedMessages(Sequence[MessageExt]):
 
     def in_arrow(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> ArrowMessages:
         """Return the messages of :meth:`in_objects` in Arrow."""
-        if not self._shown:
-            self._shown = [_as_shown(batch) for batch in self._batches]
-        number = bisect_right(self._ends, start)
         rows: list[pa.RecordBatch] = []
-        at = start
-        while at < stop:
-            batch = self._shown[number]
-            rows.append(batch.slice(at - (self._ends[number] - batch.num_rows), stop - at))
-            at = self._ends[number]
-            number += 1
+        offsets: list[npt.NDArray[np.int64]] = []
+        number, at = self._place(start)
+        first = number
+        left = stop - start
+        while left > 0:
+            if (shown := self._rows(number)) is None:
+                return ArrowMessages.of(self.in_objects(start, stop, retry_counts))
+            rows.append(shown.slice(at, left))
+            offsets.append(self._offsets[number][at : at + left])
+            left -= rows[-1].num_rows
+            number, at = number + 1, 0
         delivered = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
         if any(retry_counts):
             times = pc.add(delivered.column(_RECONSUME_TIMES), pa.array(retry_counts, pa.int32()))
             place = delivered.schema.get_field_index(_RECONSUME_TIMES)
             delivered = delivered.set_column(place, delivered.schema.field(place), times)
-        return ArrowMessages(delivered, self._queue, self.queue_offsets[start:stop], self._extra)
+        return ArrowMessages(
+            delivered,
+            self._queue,
+            offsets[0] if len(offsets) == 1 else np.concatenate(offsets),
+            self._extras[first],
+        )
 
     def last_message(self, index: int) -> RememberedMessages:
         """Return :func:`last_message` for the message at ``index``."""
+        number, at = self._place(index)
+        piece = self._pieces[number]
+        if not isinstance(piece, list):
+            return last_message(piece, at)
+        message = piece[at]
+        return RememberedMessages.of(
+            LastMessage(message.queue_offset, message.store_timestamp, message.commit_log_offset)
+        )
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the number of the piece that has a message, and the message's place in it."""
         number = bisect_right(self._ends, index)
-        batch = self._batches[number]
-        return last_message(batch, index - (self._ends[number] - batch.num_rows))
+        return number, index - (self._ends[number] - len(self._pieces[number]))
+
+    def _rows(self, number: int) -> pa.RecordBatch | None:
+        """Return a piece in the form of :class:`ArrowMessages`; None if it is messages already."""
+        shown, piece = self._shown[number], self._pieces[number]
+        if shown is None and not isinstance(piece, list):
+            shown = self._shown[number] = _as_shown(piece)
+        return shown
 
     def _between(self, start: int, stop: int, step: int) -> list[MessageExt]:
         found: list[MessageExt] = []
@@ -196,23 +279,13 @@ class ArrivedMessages(Sequence[MessageExt]):
 
     def _make(self, index: int) -> None:
         """Create the message at ``index`` and some messages after it."""
-        number = bisect_right(self._ends, index)
-        batch = self._batches[number]
-        rows = batch.slice(index - (self._ends[number] - batch.num_rows), _MADE_AT_ONCE)
-        self._first, self._made = index, _messages(rows, self._queue, self._extra)
-
-
-def taker_of(
-    messages: Sequence[MessageExt], *, in_arrow: bool
-) -> Callable[[int, int, Sequence[int]], Sequence[MessageExt]]:
-    """Return a function of first index, end and added reconsume times that creates a delivery."""
-    if isinstance(messages, ArrivedMessages):
-        return messages.in_arrow if in_arrow else messages.in_objects
-
-    def take(start: int, stop: int, retry_counts: Sequence[int]) -> Sequence[MessageExt]:
-        return _with_times(messages[start:stop], retry_counts) if retry_counts else messages[start:stop]
-
-    return take
+        number, at = self._place(index)
+        piece = self._pieces[number]
+        if isinstance(piece, list):
+            self._first, self._made = index - at, piece
+        else:
+            rows = piece.slice(at, _MADE_AT_ONCE)
+            self._first, self._made = index, _messages(rows, self._queue, self._extras[number])
 
 
 def _with_times(messages: Sequence[MessageExt], retry_counts: Sequence[int]) -> list[MessageExt]:

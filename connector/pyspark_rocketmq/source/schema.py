@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -125,15 +125,47 @@ class RangeEnd:
 
     @property
     def described_by_messages(self) -> dict[str, str]:
-        """The properties that a consumer adds to the range's messages: the bounds of their queue.
-
-        Source: ``PullAPIWrapper.processPullResult``.
-        """
+        """The properties that a consumer adds to the range's messages."""
         return described_by(self.bounds)
 
 
+class Arrival(NamedTuple):
+    """A piece of a range: the next messages, or the range's end, or both."""
+
+    planned: QueueRange
+    """The range as it was planned."""
+    messages: Sequence[pa.RecordBatch | list[MessageExt]] = ()
+    """The messages, in queue order: rows, or, if they are few, messages made already."""
+    end: RangeEnd | None = None
+    """The end of the range, if nothing follows."""
+    reached: int | None = None
+    """Queue offset before which everything has arrived, if that is not the one after the last message."""
+    bounds: tuple[int, int] | None = None
+    """The queue's smallest offset and its end, from the newest pull; an end has its own."""
+    nbytes: int = 0
+    """Memory that the messages take."""
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue."""
+        return self.planned.queue
+
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing follows."""
+        return self.end is not None
+
+    @property
+    def described_by_messages(self) -> dict[str, str]:
+        """The properties that a consumer adds to the messages of rows; see ``RangeEnd``."""
+        return self.end.described_by_messages if self.end is not None else described_by(self.bounds)
+
+
 def described_by(bounds: tuple[int, int] | None) -> dict[str, str]:
-    """Return :attr:`RangeEnd.described_by_messages` for the bounds of a queue, if they are known."""
+    """Return the properties that a consumer adds to messages: the bounds of their queue.
+
+    Source: ``PullAPIWrapper.processPullResult``.
+    """
     return {} if bounds is None else {MIN_OFFSET: str(bounds[0]), MAX_OFFSET: str(bounds[1])}
 
 

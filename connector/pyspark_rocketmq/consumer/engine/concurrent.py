@@ -18,6 +18,7 @@ A range is acknowledged as a whole, so all of it has arrived before anything is 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -67,7 +68,7 @@ from pyspark_rocketmq.listeners.context import (
 from pyspark_rocketmq.listeners.errors import report_failure, report_problem
 from pyspark_rocketmq.listeners.event_loop import is_async
 from pyspark_rocketmq.listeners.forms import FailedListener, ListenerForm
-from pyspark_rocketmq.listeners.messages import taker_of
+from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import (
     IN_MEMORY_BYTES,
     Emitted,
@@ -77,7 +78,7 @@ from pyspark_rocketmq.listeners.row_buffer import (
 )
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
-from pyspark_rocketmq.source.schema import ReadPiece
+from pyspark_rocketmq.source.schema import Arrival, ReadPiece
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +109,15 @@ class ConcurrentRun(RangeRun):
         clock: Clock,
         hooks: ConsumeHooks = NO_HOOKS,
         instructions: RangeInstructions = NO_INSTRUCTIONS,
+        arrivals: deque[Arrival] | None = None,
     ) -> None:
-        """Prepare the run; in broadcasting ``send_back`` is never called."""
-        super().__init__(planned, messages, output, instructions, clock.monotonic_s())
+        """Prepare the run; in broadcasting ``send_back`` is never called.
+
+        ``arrivals`` are as for :class:`~pyspark_rocketmq.consumer.engine.orderly.OrderlyRun`.
+        """
+        super().__init__(
+            planned, messages, output, instructions, began_s=clock.monotonic_s(), arrivals=arrivals
+        )
         self._listener = listener
         self._is_broadcast = settings.message_model is MessageModel.BROADCASTING
         self._timeout_s = settings.consume_timeout_s
@@ -120,7 +127,10 @@ class ConcurrentRun(RangeRun):
         self._clock = clock
         self._hooks = hooks
         self._run_call = self._run_async if is_async(listener) else self._run
-        self._take = taker_of(messages, in_arrow=isinstance(listener, ArrowListener))
+        self._is_in_arrow = isinstance(listener, ArrowListener)
+        self._take: Callable[[int, int, Sequence[int]], Sequence[MessageExt]] = (
+            self._messages.in_arrow if self._is_in_arrow else self._messages.in_objects
+        )
         self._wakes_s = inf
         """When ``consume`` checks the machine again, if no event comes before."""
         self._has_ended = False
@@ -145,10 +155,12 @@ class ConcurrentRun(RangeRun):
         """Heap of the rows above the offset reached: for each call its first index, bytes and rows."""
         self._above_bytes = 0
         self._machine = ConcurrentConsumption(
-            count=len(messages),
+            count=len(self._messages),
             settings=settings,
             started_s=self._started_s,
             failures=self._earlier_retries(),
+            is_whole=arrivals is None,
+            least=1 if planned.is_open else settings.consume_message_batch_max_size,
         )
 
     def consume(self) -> list[Emitted]:
@@ -183,6 +195,11 @@ class ConcurrentRun(RangeRun):
         with self._guard:
             self._pass_rows_on()
             return self._rows.rows
+
+    def extend(self, arrival: Arrival) -> None:
+        """See :class:`RangeRun`."""
+        super().extend(arrival)
+        self._workers.wake()
 
     def look_again(self) -> None:
         """See ``PooledRun``."""
@@ -224,6 +241,8 @@ class ConcurrentRun(RangeRun):
         with self._guard:
             if self._defect is not None:
                 raise self._defect
+            if self._arrivals:
+                self._take_in_arrivals(self._clock.monotonic_s())
             if self._machine.finished is None:
                 self._deliver_all()
                 self._send_expired()
@@ -233,7 +252,8 @@ class ConcurrentRun(RangeRun):
     def _next_wake_s(self) -> float:
         wakes_s = self._machine.wake_s()
         # Nothing notifies that a queue is given up.
-        return min(wakes_s, self._clock.monotonic_s() + _LOOK_EVERY_S) if self._needs_slot else wakes_s
+        looks = self._needs_slot or not self._machine.is_whole
+        return min(wakes_s, self._clock.monotonic_s() + _LOOK_EVERY_S) if looks else wakes_s
 
     def _deliver_all(self) -> None:
         """Deliver as much as there are slots for, and give back those that are not needed."""
@@ -271,7 +291,7 @@ class ConcurrentRun(RangeRun):
         else:
             machine.give_up()
             return False
-        if machine.is_last_out and not self._is_last_out:
+        if machine.is_last_out and machine.is_whole and not self._is_last_out:
             self._is_last_out = True
             pool.last_out()
         return False
@@ -346,6 +366,18 @@ class ConcurrentRun(RangeRun):
         if is_awaited:
             self._workers.wake()
         return True
+
+    def _add_messages(self, arrival: Arrival) -> None:
+        if self._is_in_arrow:
+            super()._add_messages(arrival)
+            return
+        # Calls end in any order, and those that fail need their messages again.
+        extra = arrival.described_by_messages
+        made = list(ArrivedMessages(self._planned.queue, arrival.messages, extra))
+        self._messages.extend([made], nbytes=arrival.nbytes)
+
+    def _extend_machine(self, count: int, now_s: float, retried: dict[int, int], *, is_last: bool) -> None:
+        self._machine.extend(count, now_s, failures=retried, is_last=is_last)
 
     def _message(self, index: int) -> MessageExt:
         message = self._messages[index]

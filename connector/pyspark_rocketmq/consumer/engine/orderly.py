@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -39,12 +40,11 @@ from pyspark_rocketmq.listeners.context import (
 )
 from pyspark_rocketmq.listeners.errors import report_failure, report_problem
 from pyspark_rocketmq.listeners.forms import Call, form_of
-from pyspark_rocketmq.listeners.messages import taker_of
 from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.options.consumer import UNLIMITED
-from pyspark_rocketmq.source.schema import EndReason
+from pyspark_rocketmq.source.schema import Arrival, EndReason
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +87,15 @@ class OrderlyRun(RangeRun):
         dead_letters: DeadLetters = no_dead_letters,
         hooks: ConsumeHooks = NO_HOOKS,
         instructions: RangeInstructions = NO_INSTRUCTIONS,
+        arrivals: deque[Arrival] | None = None,
     ) -> None:
         """Begin nothing yet.
 
         ``now_s``, a monotonic clock, measures durations. ``wall_s``, by default the same clock, gives the
-        time in the ack until which the queue is suspended.
+        time in the ack until which the queue is suspended. ``arrivals`` are as for :class:`RangeRun`: a call
+        has as many messages as if the whole range had arrived, except in an open one.
         """
-        super().__init__(planned, messages, output, instructions, now_s())
+        super().__init__(planned, messages, output, instructions, began_s=now_s(), arrivals=arrivals)
         self.listener = listener
         """The listener to call; may be replaced when the run goes on."""
         self.ends_turn = False
@@ -104,14 +106,17 @@ class OrderlyRun(RangeRun):
         self._hooks = hooks
         self._call_began_s = self._answered_s = self._started_s
         self._ended = ended
+        """Why a range ends that came as a whole."""
         self._pending = RowBuffer(output.rows, self._file)
         """Rows of messages consumed and not committed."""
         self._machine = OrderlyConsumption(
-            count=len(messages),
+            count=len(self._messages),
             settings=settings,
             started_s=self._started_s,
             retry_counts=self._earlier_retries(),
-            stored_times=lambda index: messages[index].reconsume_times,
+            stored_times=lambda index: self._messages[index].reconsume_times,
+            is_whole=arrivals is None,
+            least=1 if planned.is_open else settings.consume_message_batch_max_size,
         )
 
     @property
@@ -119,17 +124,24 @@ class OrderlyRun(RangeRun):
         """Why there is nothing to deliver, for now if it is suspended; None while there is something."""
         return self._machine.finished
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether there is nothing to deliver until more arrives; for the thread that calls ``consume``."""
+        return self._machine.is_dry and not self._arrivals
+
     def consume(self, for_s: float = inf) -> list[Emitted]:
-        """Deliver until the range or its time is used up, it is suspended or given up, or ``for_s`` is over.
+        """Deliver until the range or its time is used up, it is dry, suspended or given up, or time ends.
 
         Call it again to continue; after a suspension it continues with the messages that were put back. Each
-        call makes at least one delivery. Returns the rows acknowledged since the last cut, in all calls.
+        call makes at least one delivery if there is one. Returns the rows acknowledged since the last cut, in
+        all calls.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
         """
         with self._guard:
             self._consume(for_s)
+            self._forget()
             return self._rows.rows
 
     def _consume(self, for_s: float) -> None:
@@ -137,14 +149,15 @@ class OrderlyRun(RangeRun):
         machine, now_s, output, file = self._machine, self._now_s, self._output, self._file
         add, pending = self._rows.add, self._pending
         is_given_up, queue = self._instructions.is_given_up, self._planned.queue
-        take = taker_of(self._messages, in_arrow=isinstance(self.listener, ArrowListener))
+        arrived, arrivals = self._messages, self._arrivals
+        take = arrived.in_arrow if isinstance(self.listener, ArrowListener) else arrived.in_objects
         began_s = self._call_began_s = now_s()
         ends_s = began_s + for_s
         if not is_given_up(queue):
             machine.go_on(began_s)
         while not self.ends_turn:
-            if is_given_up(queue):
-                machine.give_up()
+            if arrivals or is_given_up(queue):
+                self._take_in_changes()
             if (delivery := machine.next_delivery(now_s())) is None:
                 break
             start, stop, retry_counts = delivery
@@ -181,6 +194,15 @@ class OrderlyRun(RangeRun):
         if not self._is_reported:
             self._report_settled()
 
+    def _take_in_changes(self) -> None:
+        """Take in the pieces that have come, and note that the queue is given up."""
+        self._take_in_arrivals(self._now_s())
+        if self._instructions.is_given_up(self._planned.queue):
+            self._machine.give_up()
+
+    def _extend_machine(self, count: int, now_s: float, retried: dict[int, int], *, is_last: bool) -> None:
+        self._machine.extend(count, now_s, retry_counts=retried, is_last=is_last)
+
     def call_lasts_s(self) -> float:
         """Return how long the running call has lasted; called by another thread."""
         return self._now_s() - self._call_began_s
@@ -193,6 +215,7 @@ class OrderlyRun(RangeRun):
     def stop(self) -> None:
         """Deliver nothing more; finish as a run whose time is used up."""
         with self._guard:
+            self._take_in_arrivals(self._started_s)
             self._machine.stop()
 
     @property
@@ -232,16 +255,17 @@ class OrderlyRun(RangeRun):
         # For the planner, a queue that stands still without a suspension has a listener that received the
         # whole range and waits for more before it commits. Any other queue may go on immediately.
         has_had_all = machine.accumulated > 0 and machine.finished is OrderlyFinish.EXHAUSTED
-        if has_had_all and self._ended is EndReason.WHOLE:
+        ended = self._ended if self._end is None else self._end.reason
+        if has_had_all and ended is EndReason.WHOLE:
             return None
-        if has_had_all and self._ended is EndReason.UNDECODABLE:
+        if has_had_all and ended is EndReason.UNDECODABLE:
             raise UndecodableMessage(
                 str(self._planned.queue),
-                self._planned.end,
+                self._reached,
                 "Its task's log says why. The listener has had all messages before it and waits for more "
                 "before it commits.",
             )
-        if has_had_all and self._ended is EndReason.FULL:
+        if has_had_all and ended is EndReason.FULL:
             self._last_error = report_problem(
                 f"The listener has had {machine.accumulated} messages without a COMMIT, and "
                 "pullThresholdSizeForQueue allows no more: they are delivered again and again. COMMIT after "

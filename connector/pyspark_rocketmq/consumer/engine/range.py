@@ -11,13 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
@@ -33,15 +31,18 @@ from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt, QueueRange, QueueState
-from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece
-from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages, RetryCounts
+from pyspark_rocketmq.model import MessageExt, QueueRange, QueueState
+from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd, ReadPiece
+from pyspark_rocketmq.stored_values import NO_MESSAGES, RememberedMessages, RetryCounts
 
 _GOING_ON: Final = "GOING_ON"
 
 
 class RangeRun(ABC):
     """Base of both kinds of runs: keeps the rows and counts of the consumed range, and makes its acks.
+
+    The range arrives as a whole, or piece by piece: :meth:`extend` comes from any thread, also while the
+    listener is called. The run takes a piece in before its next delivery.
 
     A *cut* takes rows and progress since the cut before it. It comes from any thread at any time, also while
     the listener is called. The acks of all cuts and of the range's end, joined, are the ack of a range that
@@ -54,19 +55,30 @@ class RangeRun(ABC):
         messages: Sequence[MessageExt],
         output: OutputColumns,
         instructions: RangeInstructions,
+        *,
         began_s: float,
+        arrivals: deque[Arrival] | None,
     ) -> None:
+        """Begin with ``messages``.
+
+        They are the whole range, unless there are ``arrivals``, to which any thread may add the rest.
+        """
         self._planned = planned
-        self._messages = messages
         self._output = output
         self._instructions = instructions
         self._guard = threading.Lock()
         """Guards everything below; free while the listener or a broker is called."""
-        self._queue_offsets = (
-            messages.queue_offsets
+        self._arrivals: deque[Arrival] = deque() if arrivals is None else arrivals
+        """Pieces that are not taken in."""
+        self._messages = (
+            messages
             if isinstance(messages, ArrivedMessages)
-            else [message.queue_offset for message in messages]
+            else ArrivedMessages(planned.queue, [messages if isinstance(messages, list) else list(messages)])
         )
+        self._reached = planned.end if arrivals is None else planned.start
+        """Queue offset before which everything has arrived."""
+        self._end: RangeEnd | None = None
+        """The end of a range that arrives piece by piece, once it has come."""
         self._retried = planned.state.retry_spans
         self._file = SpillFile()
         self._rows = RowBuffer(output.rows, self._file)
@@ -79,7 +91,7 @@ class RangeRun(ABC):
         """Number of messages in cuts."""
         self._cut_offset = planned.start
         # Since the last cut:
-        self._read = len(messages)
+        self._read = len(self._messages)
         self._failed = 0
         self._last_error = ""
         self._refused_letter = ""
@@ -89,6 +101,46 @@ class RangeRun(ABC):
         self._messages_failed = 0
         self._calls = 0
         self._calls_s = 0.0
+
+    def extend(self, arrival: Arrival) -> None:
+        """Add the next piece of the range; called by any thread, returns at once."""
+        self._arrivals.append(arrival)
+
+    def _take_in_arrivals(self, now_s: float) -> None:
+        """Take in the pieces that have come; called with the guard held, between deliveries."""
+        self._forget()
+        while self._arrivals:
+            self._take_in(self._arrivals.popleft(), now_s)
+
+    def _take_in(self, arrival: Arrival, now_s: float) -> None:
+        before = len(self._messages)
+        self._add_messages(arrival)
+        count = len(self._messages) - before
+        self._read += count
+        if arrival.end is not None:
+            self._end, self._reached = arrival.end, arrival.end.planned.end
+        elif arrival.reached is not None:
+            self._reached = arrival.reached
+        elif count:
+            self._reached = self._messages.offset_at(before + count - 1) + 1
+        retried = self._earlier_retries(before) if count else {}
+        self._extend_machine(count, now_s, retried, is_last=arrival.is_end)
+
+    def _add_messages(self, arrival: Arrival) -> None:
+        self._messages.extend(arrival.messages, arrival.described_by_messages, arrival.nbytes)
+
+    def _forget(self) -> None:
+        """Release messages that are passed, except the last of them, which acks name."""
+        self._messages.forget(self._done - 1)
+
+    @property
+    def freed_bytes(self) -> int:
+        """Memory of messages that is released, of all that has arrived; for any thread."""
+        return self._messages.freed_bytes
+
+    @abstractmethod
+    def _extend_machine(self, count: int, now_s: float, retried: dict[int, int], *, is_last: bool) -> None:
+        """Add messages to the run's machine."""
 
     def cut(self) -> Consumed | None:
         """Take rows and progress since the last cut; None if there is nothing to commit."""
@@ -105,9 +157,15 @@ class RangeRun(ABC):
             self._calls_s, self._last_error = 0.0, ""
             return Consumed(self._rows.take(), ack, self._output.rows)
 
-    def last(self, end: RangeEnd) -> Consumed:
-        """Take all that no cut has taken, at the end of the range; call after the last delivery."""
+    def last(self, end: RangeEnd | None = None) -> Consumed:
+        """Take all that no cut has taken, at the end of the range; call after the last delivery.
+
+        A range that came as a whole needs its ``end``. One that ends before its end has come, ends after what
+        has arrived.
+        """
         with self._guard:
+            self._take_in_arrivals(self._started_s)
+            end = end or self._end or self._ended_here()
             ack = self.ack()
             self._is_over = True
             return Consumed(self._rows.take(), acknowledged(end, ack), self._output.rows)
@@ -133,11 +191,18 @@ class RangeRun(ABC):
 
     def _offset_at(self, index: int) -> int:
         """Return a message's queue offset, or the range's end: offsets without a message are passed too."""
-        return int(self._queue_offsets[index]) if index < len(self._queue_offsets) else self._planned.end
+        return self._messages.offset_at(index) if index < len(self._messages) else self._reached
 
-    def _earlier_retries(self) -> dict[int, int]:
-        """Return how often messages were given back before this range, by index."""
-        return times_by_index(self._retried, partial(bisect_left, self._queue_offsets))
+    def _ended_here(self) -> RangeEnd:
+        planned = replace(self._planned, end=self._reached)
+        return RangeEnd(planned=planned, rows=len(self._messages), reason=EndReason.EARLY)
+
+    def _earlier_retries(self, start: int = 0) -> dict[int, int]:
+        """Return how often messages from index ``start`` on were given back before this range, by index."""
+        if not self._retried:
+            return {}
+        index_from = self._messages.index_from
+        return times_by_index(self._retried, lambda offset: max(start, index_from(offset)))
 
     def _ack_of(
         self,
@@ -156,7 +221,7 @@ class RangeRun(ABC):
         """
         next_offset, times = self._offset_at(done), retry_counts.get(done, 0)
         # A range that was cut short may end before messages that were given back.
-        spans = spans_of(retry_counts, self._offset_at) + from_offset(self._retried, self._planned.end)
+        spans = spans_of(retry_counts, self._offset_at) + from_offset(self._retried, self._reached)
         state = QueueState(
             next_offset,
             self._planned.state.epoch,
@@ -185,12 +250,7 @@ class RangeRun(ABC):
     def _last_passed(self, done: int) -> RememberedMessages:
         if not done:
             return NO_MESSAGES
-        if isinstance(self._messages, ArrivedMessages):
-            return self._messages.last_message(done - 1)
-        message = self._messages[done - 1]
-        return RememberedMessages.of(
-            LastMessage(message.queue_offset, message.store_timestamp, message.commit_log_offset)
-        )
+        return self._messages.last_message(done - 1)
 
     def _stands_still(self, done: int) -> bool:
         """Return whether not even the range's first offset was passed, whatever was cut."""
@@ -249,9 +309,6 @@ def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:
         if not isinstance(piece, RangeEnd):
             read.append(piece)
             continue
-        offsets = [np.zeros(0, np.int64), *(rows.column(QUEUE_OFFSET).to_numpy() for rows in read)]
-        messages = ArrivedMessages(
-            read, piece.planned.queue, np.concatenate(offsets), piece.described_by_messages
-        )
+        messages = ArrivedMessages(piece.planned.queue, read, piece.described_by_messages)
         yield ArrivedRange(piece, messages, sum(each.nbytes for each in read))
         read = []
