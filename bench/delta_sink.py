@@ -26,13 +26,13 @@ from bench.session import CORES, bench_session
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.batch import BatchRunner
+from pyspark_rocketmq.consumer.engine.arrivals import Source
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.listeners.row_buffer import Emitted
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import QUEUE_COLUMNS, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.source.schema import ReadPiece
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 
 GROUP = "bench"
@@ -260,10 +260,10 @@ class _Engine:
 
     def __call__(
         self,
-        pieces: Iterable[ReadPiece],
+        source: Source,
         instructions: RangeInstructions = NO_INSTRUCTIONS,  # noqa: ARG002 - an engine's
     ) -> Iterator[Consumed]:
-        deque(pieces, maxlen=0)
+        deque(source.arrivals(), maxlen=0)
         names = ROWS.names[len(QUEUE_COLUMNS) :]
         columns = RowColumns(StructType([_SPARK_ROWS[name] for name in names]))
         for queue in _queues_of_task():

@@ -24,13 +24,14 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueRange, dlq_topic, retry_topic
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.ranges import partitions_of
-from pyspark_rocketmq.source.reader import read_ranges
+from pyspark_rocketmq.source.reader import read_arrivals
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.requests.send import SendSettings
 from pyspark_rocketmq.wire.subscription import build_subscription
@@ -176,7 +177,7 @@ class OurRun(StoredTrace):
             return
         planned = QueueRange.between(queue, start, end, epoch=1)
         (partition,) = partitions_of([planned], self._options, {_BROKER: self.address}, {})  # type: ignore[dict-item]
-        for consumed in self._engine(read_ranges([partition])):
+        for consumed in self._engine(ClosedSource(read_arrivals([partition]))):
             self.rows += [key for rows in consumed.batches() for key in rows.column("key").to_pylist()]
             self.next_offsets[queue] = consumed.ack.state.next_offset
 

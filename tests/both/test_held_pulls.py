@@ -11,8 +11,9 @@ import pytest
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.model import OPEN_END, Message, MessageQueue, QueueRange
-from pyspark_rocketmq.source.range_arrivals import Arrival, RangeArrivals
+from pyspark_rocketmq.source.range_arrivals import RangeArrivals
 from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.schema import Arrival
 from pyspark_rocketmq.wire.requests.send import Batch, SendSettings
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
@@ -76,9 +77,13 @@ class Reader:
 
 
 def offsets_of(arrival: Arrival) -> list[int]:
-    if isinstance(arrival.messages, list):
-        return [message.queue_offset for message in arrival.messages]
-    return list(arrival.messages.column("queueOffset").to_pylist())
+    offsets: list[int] = []
+    for messages in arrival.messages:
+        if isinstance(messages, list):
+            offsets += [message.queue_offset for message in messages]
+        else:
+            offsets += messages.column("queueOffset").to_pylist()
+    return offsets
 
 
 def test_messages_arrive_while_pulls_are_held(

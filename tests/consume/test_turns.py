@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from hypothesis import given, settings
@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.turns import (
     HANDICAP_S,
+    OPEN_PATIENCE_S,
+    OPEN_SLOW_S,
     PATIENCE_S,
     SLOW_S,
     TURN_S,
@@ -28,67 +30,154 @@ _EXAMPLES = int(os.environ.get("TURNS_EXAMPLES", "300"))
 
 
 def task_with(*queues: str) -> TaskTurns[str]:
-    """A task at second 0 that has read its ranges; each queue is with a worker."""
-    turns: TaskTurns[str] = TaskTurns(0.0)
+    """A task at second 0 whose ranges have all arrived; each queue is with a worker."""
+    turns: TaskTurns[str] = TaskTurns()
+    turns.arrived(queues, 0.0)
+    turns.all_arrived()
     for queue in queues:
-        assert turns.next(0.0) == Turn(None, inf)
-        turns.arrived(queue, 0.0)
-    turns.next(0.0)
-    turns.none_arrived()
+        found = turns.next(0.0)
+        assert isinstance(found, Turn)
+        assert found.queue == queue
     return turns
 
 
-def test_ranges_are_read_and_delivered_one_after_the_other_where_that_is_quick() -> None:
+def test_queues_are_delivered_one_after_the_other_where_that_is_quick() -> None:
     """D1"""
-    turns: TaskTurns[str] = TaskTurns(0.0)
+    turns: TaskTurns[str] = TaskTurns()
 
-    assert turns.next(0.0) == Turn(None, inf)
-    assert turns.arrived("a", 0.01) == Turn("a", TURN_S)
+    assert turns.next(0.0) == Rest(inf)
+    turns.arrived(["a", "b"], 0.01)
+    assert turns.next(0.01) == Turn("a", TURN_S)
     turns.ended("a")
-    assert turns.next(0.02) == Turn(None, inf)
-    assert turns.arrived("b", 0.03) == Turn("b", TURN_S)
+    assert turns.next(0.02) == Turn("b", inf)
     turns.ended("b")
-    assert turns.next(0.04) == Turn(None, inf)
-    turns.none_arrived()
+    assert (turns.is_led, turns.is_idle, turns.has_more) == (True, True, True)
+    turns.all_arrived()
 
-    assert not turns.is_led
-    assert turns.is_idle
-    assert not turns.is_somebody_waiting
+    assert (turns.is_led, turns.is_idle, turns.has_more) == (False, True, False)
 
 
-def test_a_range_is_read_last_where_memory_is_short_and_calls_are_quick() -> None:
+def test_reading_pauses_while_there_is_work_where_memory_is_short_and_calls_are_quick() -> None:
     """D3: a task may have any number of ranges, of which those in hand are held."""
-    turns: TaskTurns[str] = TaskTurns(0.0)
-    turns.next(0.0)
-    turns.arrived("a", 0.0)
-    turns.yielded("a", 1.0)
+    turns: TaskTurns[str] = TaskTurns()
+    assert turns.may_read(0.0, Memory.SHORT)
+    turns.arrived(["a"], 0.0)
 
-    assert turns.next(1.6, memory=Memory.SHORT) == Turn("a", TURN_S)
+    assert turns.may_read(0.0, Memory.PLENTY)
+    assert not turns.may_read(0.0, Memory.SHORT)
+    turns.next(0.0)
+    assert not turns.may_read(0.0, Memory.SHORT)
     turns.suspended("a", 3.0)
-    assert turns.next(1.7, memory=Memory.SHORT) == Turn(None, 3.0 - 1.7)
+    assert turns.may_read(2.9, Memory.SHORT)
+    assert not turns.may_read(3.0, Memory.SHORT)
 
 
-def test_a_range_is_read_beside_a_slow_call_though_memory_is_short() -> None:
-    """D3: its queue does not wait for that of the slow call."""
-    turns: TaskTurns[str] = TaskTurns(0.0)
+def test_reading_goes_on_beside_a_slow_call_though_memory_is_short() -> None:
+    """D3: another queue does not wait for that of the slow call."""
+    turns: TaskTurns[str] = TaskTurns()
+    turns.arrived(["a"], 0.0)
     turns.next(0.0)
-    turns.arrived("a", 0.0)
+    turns.next(1.0, calls_s=[1.0])
 
-    assert turns.next(1.0, calls_s=[1.0], memory=Memory.SHORT) == Turn(None, inf)
+    assert turns.may_read(1.0, Memory.SHORT)
 
 
-def test_no_range_is_read_beside_others_where_memory_is_gone() -> None:
-    """D3: not beside a slow call, and not while others wait."""
-    turns: TaskTurns[str] = TaskTurns(0.0)
+def test_nothing_is_read_beside_others_where_memory_is_gone() -> None:
+    """D3: not beside a slow call, and not while others wait, suspended ones too."""
+    turns: TaskTurns[str] = TaskTurns()
+    turns.arrived(["a"], 0.0)
     turns.next(0.0)
-    turns.arrived("a", 0.0)
+    turns.next(1.0, calls_s=[1.0])
 
-    assert turns.next(1.0, calls_s=[1.0], memory=Memory.GONE) == Rest(inf)
+    assert not turns.may_read(1.0, Memory.GONE)
     turns.suspended("a", 3.0)
-    assert turns.is_range_left
-    assert turns.next(2.0, memory=Memory.GONE) == Rest(3.0)
+    assert turns.is_arriving
+    assert not turns.may_read(2.0, Memory.GONE)
     turns.withdrawn("a")
-    assert turns.next(2.0, memory=Memory.GONE) == Turn(None, inf)
+    assert turns.may_read(2.0, Memory.GONE)
+
+
+def test_reading_goes_on_where_all_queues_are_dry_whatever_memory_they_take() -> None:
+    """D13: a single range may take any amount, and the rest of it is needed."""
+    turns: TaskTurns[str] = TaskTurns()
+    turns.arrived(["a"], 0.0)
+    turns.next(0.0)
+    turns.dry("a")
+
+    assert turns.may_read(1.0, Memory.GONE)
+
+
+def test_a_dry_queue_keeps_its_task_and_goes_on_when_more_arrives() -> None:
+    turns: TaskTurns[str] = TaskTurns()
+    turns.arrived(["a"], 0.0)
+    turns.next(0.0)
+    turns.dry("a")
+
+    assert turns.is_dry("a")
+    assert (turns.next(1.0), turns.is_led, turns.has_more) == (Rest(inf), True, True)
+    turns.arrived(["a"], 2.0)
+    turns.all_arrived()
+    assert not turns.is_dry("a")
+    assert turns.next(2.0) == Turn("a", inf)
+    turns.ended("a")
+    assert not turns.is_led
+
+
+def test_a_dry_queue_may_be_withdrawn() -> None:
+    """D7: it is given up."""
+    turns = task_with("a")
+    turns.dry("a")
+    turns.withdrawn("a")
+
+    assert (turns.is_led, turns.has_more) == (False, False)
+
+
+def test_messages_for_a_queue_that_is_busy_or_suspended_change_nothing() -> None:
+    """D1, D3"""
+    turns = task_with("a", "b", "c")
+    turns.suspended("b", 3.0)
+    turns.yielded("c", 1.0)
+    turns.arrived(["a", "b", "c"], 2.0)
+
+    assert turns.is_suspended("b")
+    assert turns.next(2.0) == Turn("c", 1.0)
+    assert turns.next(2.0, calls_s=[2.0, 0.1]) == Rest(3.0)
+
+
+def test_a_dry_queue_that_was_suspended_before_leads_again() -> None:
+    """D3: what is to come of its range is no repetition."""
+    turns: TaskTurns[str] = TaskTurns()
+    turns.arrived(["a"], 0.0)
+    turns.next(0.0)
+    turns.suspended("a", 1.0)
+    turns.next(1.0)
+    turns.dry("a")
+    turns.all_arrived()
+
+    assert turns.is_led
+
+
+def test_a_queue_may_begin_suspended() -> None:
+    """D3: an open range of a queue that an earlier batch suspended."""
+    turns: TaskTurns[str] = TaskTurns()
+    turns.begins_suspended("a", 5.0)
+    turns.arrived(["a"], 1.0)
+
+    assert turns.is_suspended("a")
+    assert turns.next(1.0) == Rest(5.0)
+    assert turns.next(5.0) == Turn("a", inf)
+
+
+def test_an_open_task_has_shorter_times() -> None:
+    """D3: its queues wait for milliseconds only."""
+    turns: TaskTurns[str] = TaskTurns(slow_s=OPEN_SLOW_S, patience_s=OPEN_PATIENCE_S)
+    turns.arrived(["a", "b"], 0.0)
+    turns.next(0.0)
+
+    assert turns.next(0.001, calls_s=[0.001]) == (about(OPEN_SLOW_S),)
+    assert turns.next(OPEN_SLOW_S, calls_s=[OPEN_SLOW_S]) == Turn("b", inf)
+    turns.yielded("b", 1.0)
+    assert turns.next(1.0, calls_s=[0.0]) == (about(1.0 + OPEN_PATIENCE_S),)
 
 
 def test_a_turn_lasts_while_no_other_range_waits() -> None:
@@ -207,16 +296,19 @@ def test_a_suspended_queue_is_delivered_again_while_other_tasks_of_the_batch_are
 
 @dataclass
 class _Queue:
-    """Of the world: the calls to come, each with what it takes and how long
-    its queue is suspended for it, if it is.
+    """A queue of the world: its calls, each with what it takes and how long its queue is suspended for it,
+    if it is.
     """
 
     name: str
     reading_s: float
-    calls: list[tuple[float, float | None]]
+    coming: list[tuple[float, float | None]]
+    """Calls for messages that have not arrived."""
+    calls: list[tuple[float, float | None]] = field(default_factory=list)
+    is_whole: bool = False
     is_with_worker: bool = False
     due_s: float | None = None
-    """Since when it could have a turn; None while it has one, or is not read yet."""
+    """Since when it could have a turn; None while it has one, or has nothing to deliver."""
     was_suspended: bool = False
 
 
@@ -239,10 +331,12 @@ class World:
         self.memory = draw.choice([[Memory.PLENTY], [Memory.SHORT], [Memory.GONE], list(Memory)])
         self.unread = [self._queue(draw, number) for number in range(draw.randint(1, 6))]
         self.queues = {each.name: each for each in self.unread}
-        self.turns: TaskTurns[str] = TaskTurns(0.0)
+        self.arrives_s = inf
+        """When the next piece arrives; infinite while reading pauses."""
+        self.turns: TaskTurns[str] = TaskTurns()
         self.workers = [_Worker() for _ in range(draw.choice([1, 2, len(self.queues) + 1]))]
         self.longest_wait_s = 0.0
-        self.longest_call_s = max((each[0] for one in self.unread for each in one.calls), default=0.0)
+        self.longest_call_s = max((each[0] for one in self.unread for each in one.coming), default=0.0)
         self.most_calls_at_once = 0
 
     def _queue(self, draw: random.Random, number: int) -> _Queue:
@@ -259,34 +353,55 @@ class World:
             for worker in self.workers:
                 if worker.turn is not None and worker.free_s <= self.now_s:
                     self._go_on(worker)
+            self._read()
             for worker in self.workers:
                 if worker.turn is None:
                     self._ask(worker)
             self.most_calls_at_once = max(self.most_calls_at_once, len(self._calls_s()))
-            coming_s = min(worker.free_s for worker in self.workers)
+            coming_s = min(self.arrives_s, *(worker.free_s for worker in self.workers))
             if coming_s == inf:
                 assert self.turns.is_idle
-                assert not self.turns.is_led
-                return
+                if self.turns.is_led:
+                    # Only memory may be in the way, and there will be more.
+                    assert self.unread
+                    coming_s = self.now_s + 0.01
             # A little later than asked, as it is with threads.
             self.now_s = max(self.now_s, coming_s) + 1e-6
 
+    def _read(self) -> None:
+        """Have a piece arrive that is due, and begin to read the next one if there is memory."""
+        if self.arrives_s <= self.now_s:
+            self.arrives_s = inf
+            self._arrive(self.draw.choice(self.unread))
+        if not self.unread:
+            self.turns.all_arrived()
+        elif self.arrives_s == inf and self.turns.may_read(self.now_s, self.draw.choice(self.memory)):
+            self.arrives_s = self.now_s + self.unread[0].reading_s
+
+    def _arrive(self, queue: _Queue) -> None:
+        size = self.draw.randint(0, len(queue.coming))
+        queue.calls += queue.coming[:size]
+        del queue.coming[:size]
+        queue.is_whole = not queue.coming
+        if queue.is_whole:
+            self.unread.remove(queue)
+        if queue.due_s is None and not queue.is_with_worker:
+            queue.due_s = self.now_s
+        self.turns.arrived([queue.name], self.now_s)
+
     def _ask(self, worker: _Worker) -> None:
-        found = self.turns.next(self.now_s, calls_s=self._calls_s(), memory=self.draw.choice(self.memory))
+        found = self.turns.next(self.now_s, calls_s=self._calls_s())
         if isinstance(found, Rest):
             assert found.until_s > self.now_s
             worker.free_s = found.until_s
-        elif found.queue is not None:
-            self._begin(worker, found)
         else:
-            worker.turn, worker.call_began_s = found, self.now_s
-            worker.free_s = self.now_s + (self.unread[0].reading_s if self.unread else 0.0)
+            self._begin(worker, found)
 
     def _calls_s(self) -> list[float]:
         return [self.now_s - one.call_began_s for one in self.workers if one.turn is not None]
 
     def _begin(self, worker: _Worker, turn: Turn[str]) -> None:
-        queue = self.queues[turn.queue or ""]
+        queue = self.queues[turn.queue]
         assert not queue.is_with_worker, "two workers have one queue"
         queue.is_with_worker = True
         if queue.due_s is not None:
@@ -304,16 +419,15 @@ class World:
     def _go_on(self, worker: _Worker) -> None:
         turn = worker.turn
         assert turn is not None
-        if turn.queue is None:
-            self._read(worker)
-            return
         queue = self.queues[turn.queue]
         pause_s = queue.calls.pop(0)[1] if queue.calls else None
         if pause_s is not None:
             queue.due_s, queue.was_suspended = self.now_s + pause_s, True
             self.turns.suspended(queue.name, queue.due_s)
-        elif not queue.calls:
+        elif not queue.calls and queue.is_whole:
             self.turns.ended(queue.name)
+        elif not queue.calls:
+            self.turns.dry(queue.name)
         elif self.now_s - worker.turn_began_s >= turn.lasts_s or not self.turns.is_led:
             queue.due_s = self.now_s
             self.turns.yielded(queue.name, self.now_s)
@@ -321,14 +435,6 @@ class World:
             self._call(worker, queue)
             return
         queue.is_with_worker, worker.turn = False, None
-
-    def _read(self, worker: _Worker) -> None:
-        worker.turn = None
-        if not self.unread:
-            self.turns.none_arrived()
-            return
-        queue = self.unread.pop(0)
-        self._begin(worker, self.turns.arrived(queue.name, self.now_s))
 
 
 @settings(max_examples=_EXAMPLES, deadline=None)

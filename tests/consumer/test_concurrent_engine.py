@@ -18,19 +18,19 @@ from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import SLOW_S, RangeInstructions
-from pyspark_rocketmq.consumer.engine.call_pool import CallPool, RangesAtOnce
+from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource
+from pyspark_rocketmq.consumer.engine.call_pool import CallPool, PooledRange, RangesAtOnce
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import RangeEnd
+from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 from tests.helpers.messages import message_at
 from tests.helpers.scripted_cluster import ScriptedCluster
-from tests.helpers.source_rows import pieces_of, rows_of
+from tests.helpers.source_rows import rows_of, source_of
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 ORDERS = MessageQueue("orders", "broker-a", 3)
@@ -76,7 +76,7 @@ def consume(
             back_timeout_s=60.0,
         ),
     )
-    return list(pickle.loads(pickle.dumps(engine))(iter(pieces_of(rows, 4))))
+    return list(pickle.loads(pickle.dumps(engine))(source_of(rows, 4)))
 
 
 @pytest.mark.parametrize("listener", [fail_every_third, fail_every_third_later], ids=["threads", "loop"])
@@ -145,13 +145,13 @@ def engine_of(listener: Any, **settings: Any) -> ConcurrentEngine:
     return ConcurrentEngine(form_of(listener, orderly=False), OUTPUT, ConcurrentSettings(**settings), nowhere)
 
 
-def ranges_of(queues: int, count: int = 1) -> Iterator[Any]:
+def ranges_of(queues: int, count: int = 1) -> ClosedSource:
     """Ranges of ``queues`` queues with ``count`` messages each."""
     planned = [
         QueueRange.between(MessageQueue("orders", "broker-a", number), 0, count, epoch=1)
         for number in range(queues)
     ]
-    return iter(pieces_of([row for each in planned for row in rows_of(each)], 4))
+    return source_of([row for each in planned for row in rows_of(each)], 4)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["threads", "loop"])
@@ -203,7 +203,7 @@ def test_a_queue_with_a_backlog_leaves_room_for_the_others() -> None:
             QueueRange.between(MessageQueue("orders", "broker-a", number), 0, 1 if number else 9, epoch=1)
         )
     ]
-    consumed = list(engine_of(listener, consume_thread_max=2)(iter(pieces_of(rows, 4))))
+    consumed = list(engine_of(listener, consume_thread_max=2)(source_of(rows, 4)))
 
     assert {(each.ack.queue.queue_id, each.ack.state.next_offset) for each in consumed} == {
         (0, 9), (1, 1), (2, 1), (3, 1),
@@ -280,7 +280,7 @@ def test_an_error_in_one_queue_begins_no_further_call_of_the_others() -> None:
     rows = rows_of(QueueRange.between(MessageQueue("orders", "broker-a", 0), 0, 1, epoch=1))
     rows += rows_of(QueueRange.between(MessageQueue("orders", "broker-a", 1), 0, 9, epoch=1))
     with pytest.raises(ListenerError):
-        list(engine_of(listener, consume_thread_max=2)(iter(pieces_of(rows, 4))))
+        list(engine_of(listener, consume_thread_max=2)(source_of(rows, 4)))
     has_failed.set()
 
     wait_until(lambda: all(each.name != "rocketmq-queue-1" for each in threading.enumerate()))
@@ -337,8 +337,8 @@ def test_no_other_range_is_read_while_those_at_hand_take_much_memory() -> None:
         def lets_next_begin(self) -> bool:
             return True
 
-    def consume(arrived: ArrivedRange) -> Consumed:
-        begun.append(arrived.planned.queue.queue_id)
+    def consume(one: PooledRange) -> Consumed:
+        begun.append(one.planned.queue.queue_id)
         run = Idle()
         pool.join(run)
         pool.last_out()
@@ -348,18 +348,15 @@ def test_no_other_range_is_read_while_those_at_hand_take_much_memory() -> None:
             [], create_autospec(QueueAck, instance=True), create_autospec(RowColumns, instance=True)
         )
 
+    planned = [
+        QueueRange.between(MessageQueue("orders", "broker-a", number), 0, 1, epoch=1) for number in range(4)
+    ]
     arrived = [
-        ArrivedRange(
-            RangeEnd(
-                planned=QueueRange.between(MessageQueue("orders", "broker-a", number), 0, 1, epoch=1), rows=1
-            ),
-            [message_at(0)],
-            80 << 20,
-        )
-        for number in range(4)
+        [Arrival(each, [[message_at(0)]], RangeEnd(planned=each, rows=1), nbytes=80 << 20)]
+        for each in planned
     ]
     results: list[Consumed] = []
-    task = RangesAtOnce(iter(arrived), consume, pool, lambda _: False)
+    task = RangesAtOnce(ClosedSource(arrived), consume, pool, lambda _: False)
     thread = threading.Thread(target=lambda: results.extend(task.consumed()))
     thread.start()
     wait_until(partial(has_begun, 2))

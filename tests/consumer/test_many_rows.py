@@ -30,7 +30,7 @@ from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 from tests.helpers.messages import QUEUE
-from tests.helpers.source_rows import pieces_of, rows_of
+from tests.helpers.source_rows import rows_of, source_of
 
 OUTPUT = StructType().add("n", "long").add("text", "string")
 TABLE = pa.schema(
@@ -83,7 +83,7 @@ def consume(engine: Engine, planned: QueueRange, folder: Path) -> Part:
     """A task's one part, with its files in ``folder``."""
     writer = TaskWriter(table_uri=str(folder), schema=TABLE, partition_by=(), watermarks={QUEUE: 0})
     parts = TaskParts(writer, None)
-    for consumed in engine(iter(pieces_of(rows_of(planned), 9))):
+    for consumed in engine(source_of(rows_of(planned), 9)):
         parts.add(consumed)
     [part] = parts.finish()
     return part

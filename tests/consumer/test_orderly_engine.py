@@ -16,9 +16,10 @@ from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consumer.engine.arrivals import whole_ranges
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, acknowledged, arrived_ranges
+from pyspark_rocketmq.consumer.engine.range import acknowledged
 from pyspark_rocketmq.consumer.engine.state import OrderlyEngine, _gather
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
@@ -33,9 +34,9 @@ from pyspark_rocketmq.model import (
     QueueState,
 )
 from pyspark_rocketmq.source.marker_rows import marker_row
-from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, EndReason, RangeEnd
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, Arrival, EndReason, RangeEnd
 from tests.helpers.messages import QUEUE, message_at
-from tests.helpers.source_rows import Row, pieces_of, row_of, rows_of
+from tests.helpers.source_rows import Row, messages_in, pieces_of, row_of, rows_of, source_of
 
 PLANNED = QueueRange(QUEUE, QueueState(100, epoch=3, reconsume_times=2), 140)
 MESSAGES = [
@@ -64,17 +65,17 @@ def chunks_of(rows: Sequence[Row], size: int) -> list[pd.DataFrame]:
     ]
 
 
-def gather_in_state_engine(rows: Sequence[Row], size: int) -> ArrivedRange:
+def gather_in_state_engine(rows: Sequence[Row], size: int) -> Arrival:
     queue = MessageQueue(*(rows[0][name] for name in ("topic", "brokerName", "queueId")))
     return _gather(queue, iter(chunks_of(rows, size)))
 
 
-def gather_in_direct_engine(rows: Sequence[Row], size: int) -> ArrivedRange:
-    (arrived,) = arrived_ranges(iter(pieces_of(rows, size)))
-    return arrived._replace(messages=list(arrived.messages))
+def gather_in_direct_engine(rows: Sequence[Row], size: int) -> Arrival:
+    ((arrived,),) = whole_ranges(pieces_of(rows, size))
+    return arrived
 
 
-Gather = Callable[[Sequence[Row], int], ArrivedRange]
+Gather = Callable[[Sequence[Row], int], Arrival]
 in_state_engine = pytest.mark.parametrize("gather", [pytest.param(gather_in_state_engine, id="state")])
 in_direct_engine = pytest.mark.parametrize("gather", [pytest.param(gather_in_direct_engine, id="direct")])
 in_both_engines = pytest.mark.parametrize(
@@ -104,10 +105,10 @@ def test_a_range_in_any_order_and_any_chunks_is_put_back_into_order(
     rows = [*map(row_of, MESSAGES), marker()]
     random.Random(seed).shuffle(rows)
 
-    end, messages, _ = gather(rows, size)
+    arrived = gather(rows, size)
 
-    assert end.planned == PLANNED
-    assert messages == MESSAGES
+    assert arrived.planned == PLANNED
+    assert messages_in(arrived) == MESSAGES
 
 
 @in_direct_engine
@@ -130,9 +131,9 @@ def test_a_range_that_was_shuffled_is_refused_where_nothing_may_shuffle(
 @pytest.mark.parametrize("size", [1, 7, 10, 36, 37, 100])
 def test_a_range_in_order_stays_as_it_is(gather: Gather, size: int) -> None:
     """D1: Spark cuts it into batches of maxRecordsPerBatch, anywhere."""
-    end, messages, _ = gather([*map(row_of, MESSAGES), marker()], size)
+    arrived = gather([*map(row_of, MESSAGES), marker()], size)
 
-    assert (end.planned, messages) == (PLANNED, MESSAGES)
+    assert (arrived.planned, messages_in(arrived)) == (PLANNED, MESSAGES)
 
 
 @in_state_engine
@@ -140,7 +141,9 @@ def test_chunks_that_arrive_in_another_order_are_sorted(gather: Gather) -> None:
     """D1: as spilled runs are, when they are merged."""
     rows = [*map(row_of, MESSAGES), marker()]
 
-    assert gather([*rows[30:], *rows[20:30], *rows[10:20], *rows[:10]], 10).messages == MESSAGES
+    arrived = gather([*rows[30:], *rows[20:30], *rows[10:20], *rows[:10]], 10)
+
+    assert messages_in(arrived) == MESSAGES
 
 
 @in_both_engines
@@ -153,17 +156,19 @@ def test_the_listener_gets_messages_of_the_retry_topic_under_the_topic_they_were
     read = [message_at(offset, queue=RETRY_QUEUE) for offset in sent_to]
     rows = [row_of(one) | {"originTopic": sent_to[one.queue_offset]} for one in read]
 
-    found, messages, *_ = gather([*rows, marker(planned, rows=10)], 4)
+    arrived = gather([*rows, marker(planned, rows=10)], 4)
 
-    assert found.planned == planned
-    assert messages == [one.restored(sent_to[one.queue_offset]) for one in read]
-    assert [one.topic for one in messages[:2]] == ["payments", "orders"]
+    assert arrived.planned == planned
+    assert messages_in(arrived) == [one.restored(sent_to[one.queue_offset]) for one in read]
+    assert [one.topic for one in messages_in(arrived)[:2]] == ["payments", "orders"]
 
 
 @in_both_engines
 def test_a_range_of_which_a_filter_left_nothing_has_only_its_marker(gather: Gather) -> None:
     """A4"""
-    assert gather([marker(rows=0)], 1) == (RangeEnd(planned=PLANNED, rows=0), [], 0)
+    arrived = gather([marker(rows=0)], 1)
+
+    assert (arrived.end, messages_in(arrived)) == (RangeEnd(planned=PLANNED, rows=0), [])
 
 
 @in_both_engines
@@ -225,10 +230,10 @@ def test_ranges_that_share_a_task_arrive_one_after_the_other(size: int) -> None:
         QueueRange.between(OTHER_QUEUE._replace(queue_id=4), 2, 4, epoch=2),
     ]
 
-    arrived = list(arrived_ranges(iter(pieces_of(rows_of(*planned), size))))
+    arrived = [whole for (whole,) in whole_ranges(pieces_of(rows_of(*planned), size))]
 
     assert [each.planned for each in arrived] == planned
-    assert [[message.queue_offset for message in each.messages] for each in arrived] == [
+    assert [[message.queue_offset for message in messages_in(each)] for each in arrived] == [
         [0, 1, 2],
         [],
         [2, 3],
@@ -244,7 +249,7 @@ def test_messages_have_where_their_queue_began_and_ended(gather: Gather) -> None
     arrived = gather(rows, 16)
 
     told = {"MIN_OFFSET": "7", "MAX_OFFSET": "999"}
-    assert list(arrived.messages) == [
+    assert messages_in(arrived) == [
         message._replace(properties={**message.properties, **told}) for message in MESSAGES
     ]
 
@@ -256,7 +261,7 @@ def test_rows_of_two_queues_that_were_mixed_are_refused() -> None:
     with pytest.raises(
         RocketMQError, match=r"queue=3: .* but rows of topic=orders .* queue=9 came before it"
     ):
-        list(arrived_ranges(iter(pieces_of([one[0], *other, *one[1:]], 100))))
+        list(whole_ranges(pieces_of([one[0], *other, *one[1:]], 100)))
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 5), (700, 600), (2000,), (512, 1), ()])
@@ -357,7 +362,7 @@ class DirectEngineAndStore:
         rows = read_rows(self._store.planned(start, end, epoch), reset_to)
         # As Spark does with whatever is given to mapInArrow.
         engine = pickle.loads(pickle.dumps(self._engine))
-        (consumed,) = engine(iter(pieces_of(rows, 7)))
+        (consumed,) = engine(source_of(rows, 7))
         ack = self._store.commit(consumed.ack.to_json())
         return [name for rows in consumed.batches() for name in rows.column("name").to_pylist()], ack
 
@@ -443,7 +448,8 @@ def test_a_queue_of_which_nothing_was_read_is_due_at_once_and_does_not_look_stal
 @pytest.mark.parametrize("until_s", [None, 0.0, time.time() + 600])
 def test_a_queue_that_may_not_be_read_is_asked_for_again_after_a_while(until_s: float | None) -> None:
     """D3: not at once, again and again, but after Java's 3 s, or when its own suspension is over."""
-    (arrived,) = arrived_ranges(iter(pieces_of(rows_of(PLANNED), 100)))
+    ((arrived,),) = whole_ranges(pieces_of(rows_of(PLANNED), 100))
+    assert arrived.end is not None
     ack = consumer_of(lambda messages, context: ConsumeOrderlyStatus.SUCCESS).consume(arrived).ack
     ack = replace(ack, state=ack.state._replace(suspended_until_s=until_s))
     earliest_s = max(until_s or 0, time.time() + 3)
@@ -459,7 +465,7 @@ def test_a_queue_that_may_not_be_read_is_asked_for_again_after_a_while(until_s: 
 def test_an_ack_says_whether_its_range_met_another_log(reason: EndReason) -> None:
     """F4"""
     planned = replace(PLANNED, end=PLANNED.start)
-    (arrived,) = arrived_ranges(iter([RangeEnd(planned=planned, rows=0, reason=reason)]))
+    ((arrived,),) = whole_ranges([RangeEnd(planned=planned, rows=0, reason=reason)])
 
     ack = consumer_of(lambda messages, context: ConsumeOrderlyStatus.SUCCESS).consume(arrived).ack
 

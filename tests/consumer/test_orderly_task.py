@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,15 +20,15 @@ from pyspark_rocketmq.consume import turns
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine import direct as orderly_task
+from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource
 from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import RangeEnd
+from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at
@@ -41,10 +41,10 @@ SLOW, OTHER, THIRD = (MessageQueue("orders", "broker-a", number) for number in r
 Listener = Callable[[MessageExt, ConsumeOrderlyContext], Any]
 
 
-def range_of(queue: MessageQueue, count: int = 1) -> ArrivedRange:
+def range_of(queue: MessageQueue, count: int = 1) -> Arrival:
     planned = QueueRange.between(queue, 0, count, epoch=1)
     messages = [message_at(at, queue=queue) for at in range(count)]
-    return ArrivedRange(RangeEnd(planned=planned, rows=count), messages)
+    return Arrival(planned, [messages], RangeEnd(planned=planned, rows=count))
 
 
 class Task:
@@ -65,7 +65,7 @@ class Task:
 
     def run(
         self,
-        ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange],
+        ranges: Iterable[Arrival],
         instructions: RangeInstructions = NO_INSTRUCTIONS,
         give_away: Callable[[Consumed], bool] = lambda _: False,
     ) -> dict[MessageQueue, Consumed]:
@@ -73,14 +73,15 @@ class Task:
 
     def consumed(
         self,
-        ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange],
+        ranges: Iterable[Arrival],
         instructions: RangeInstructions,
         give_away: Callable[[Consumed], bool] = lambda _: False,
     ) -> Iterator[Consumed]:
         output = OutputColumns.of(StructType().add("name", "string"))
         send_back = SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing")
         consumer = RangeConsumer(self._call, output, self._settings, send_back)
-        self._task = OrderlyTask(iter(ranges), consumer, instructions, self.clock, give_away=give_away)
+        source = ClosedSource([whole] for whole in ranges)
+        self._task = OrderlyTask(source, consumer, instructions, self.clock, give_away=give_away)
         return self._task.consumed()
 
     def has_something_to_give_out(self) -> bool:
@@ -371,7 +372,7 @@ def test_a_range_that_cannot_be_read_ends_the_task_wherever_it_is_read() -> None
     """H2"""
     is_read = threading.Event()
 
-    def ranges() -> Iterator[ArrivedRange]:
+    def ranges() -> Iterator[Arrival]:
         yield range_of(SLOW)
         is_read.set()
         raise RocketMQError("the broker refuses")
@@ -392,8 +393,9 @@ def test_any_number_of_threads_delivers_each_queue_in_order_and_once(
     seed: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D1, D3: whatever calls last, and however often queues are suspended."""
-    for name in ("SLOW_S", "PATIENCE_S", "TURN_S"):
-        monkeypatch.setattr(turns, name, 0.001)
+    for name in ("SLOW_S", "PATIENCE_S"):
+        monkeypatch.setattr(orderly_task, name, 0.001)
+    monkeypatch.setattr(turns, "TURN_S", 0.001)
     draw = random.Random(seed)
     queues = [MessageQueue("orders", "broker-a", number) for number in range(6)]
     failures = {(queue, at): draw.random() < 0.2 for queue in queues for at in range(30)}

@@ -19,6 +19,7 @@ from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.part import Part, QueueAck
+from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
@@ -49,13 +50,11 @@ from pyspark_rocketmq.model import (
     ConsumeOrderlyStatus,
     MessageExt,
     MessageQueue,
-    QueueRange,
     QueueState,
 )
 from tests.consumer.test_orderly_task import range_of
 from tests.consumer.test_task_parts import Lines, rows_of
-from tests.helpers.source_rows import pieces_of
-from tests.helpers.source_rows import rows_of as rows_of_range
+from tests.helpers.source_rows import source_in_pieces
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
@@ -396,9 +395,13 @@ def drawn_answers(draw: random.Random) -> Callable[[MessageExt], Any]:
     return answer
 
 
+def source(counts: Mapping[MessageQueue, int], draw: random.Random) -> ClosedSource:
+    return source_in_pieces(draw, [range_of(queue, count) for queue, count in counts.items()])
+
+
 def orderly(task: Task, counts: Mapping[MessageQueue, int], draw: random.Random) -> Iterator[Consumed]:
     return OrderlyTask(
-        iter([range_of(queue, count) for queue, count in counts.items()]),
+        source(counts, draw),
         RangeConsumer(
             emitting(drawn_answers(draw)),
             OutputColumns.of(StructType().add("name", "string")),
@@ -425,12 +428,7 @@ def concurrent(task: Task, counts: Mapping[MessageQueue, int], draw: random.Rand
         ConcurrentSettings(consume_thread_max=4),
         SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing"),
     )
-    rows = [
-        row
-        for queue, count in counts.items()
-        for row in rows_of_range(QueueRange.between(queue, 0, count, epoch=1))
-    ]
-    return engine(iter(pieces_of(rows, 20)), task.control)
+    return engine(source(counts, draw), task.control)
 
 
 Consume = Callable[[Task, Mapping[MessageQueue, int], random.Random], Iterator[Consumed]]

@@ -51,7 +51,7 @@ from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, spark_schema
 from tests.docs.pages import blocks
 from tests.helpers import stored_texts
 from tests.helpers.messages import QUEUE, message_at
-from tests.helpers.source_rows import pieces_of, rows_of
+from tests.helpers.source_rows import rows_of, source_of
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -83,7 +83,7 @@ def consumed(
     engine = DirectEngine(RangeConsumer(ArrowListener(listener), OutputColumns.of(OUTPUT), settings))
     sent = cloudpickle.loads(cloudpickle.dumps(engine))
     # Batches of the source end elsewhere than deliveries.
-    return taken_apart(sent(iter(pieces_of(rows_of(planned, **changes), 3))))
+    return taken_apart(sent(source_of(rows_of(planned, **changes), 3)))
 
 
 def taken_apart(brought: Iterator[Consumed]) -> tuple[list[tuple[Any, ...]], QueueAck]:
@@ -105,7 +105,7 @@ def test_a_delivery_is_a_batch_with_the_columns_of_the_source() -> None:
     consumer = RangeConsumer(
         form, OutputColumns.of(OUTPUT), OrderlySettings(consume_message_batch_max_size=4)
     )
-    _, ack = taken_apart(DirectEngine(consumer)(iter(pieces_of(rows_of(PLANNED), 3))))
+    _, ack = taken_apart(DirectEngine(consumer)(source_of(rows_of(PLANNED), 3)))
 
     assert [batch.column("queueOffset").to_pylist() for batch in seen] == [
         [10, 11, 12, 13], [14, 15, 16, 17], [18, 19],
@@ -153,11 +153,11 @@ def test_a_batch_that_is_given_back_comes_again_without_its_rows() -> None:
 
     settings = OrderlySettings(consume_message_batch_max_size=4)
     consumer = RangeConsumer(ArrowListener(fails_once), OutputColumns.of(OUTPUT), settings)
-    rows, ack = taken_apart(DirectEngine(consumer)(iter(pieces_of(rows_of(PLANNED), 3))))
+    rows, ack = taken_apart(DirectEngine(consumer)(source_of(rows_of(PLANNED), 3)))
     again = QueueRange(
         QUEUE, QueueState(14, epoch=4, reconsume_times=1, retry_counts=ack.state.retry_counts), 20
     )
-    taken_apart(DirectEngine(consumer)(iter(pieces_of(rows_of(again), 3))))
+    taken_apart(DirectEngine(consumer)(source_of(rows_of(again), 3)))
 
     assert [row[0] for row in rows] == [10, 11, 12, 13]
     assert (ack.state.next_offset, ack.state.reconsume_times, ack.failed) == (14, 1, 1)
@@ -237,7 +237,7 @@ def test_messages_of_the_retry_topic_have_the_topic_they_were_sent_to_first() ->
         OrderlySettings(consume_message_batch_max_size=2),
         hooks=ConsumeHooks([Looking()]),
     )
-    taken_apart(DirectEngine(consumer)(iter(pieces_of(rows, 9))))
+    taken_apart(DirectEngine(consumer)(source_of(rows, 9)))
 
     assert seen == [
         [("orders", "%RETRY%billing", "key-0"), ("%RETRY%billing", None, "key-1")],
@@ -294,7 +294,7 @@ def concurrently(
         SendBackSettings(name_servers=("nowhere:1",), consumer_group="billing"),
     )
     sent = pickle.loads(cloudpickle.dumps(engine))
-    return taken_apart(sent(iter(pieces_of(rows_of(planned), 3))))
+    return taken_apart(sent(source_of(rows_of(planned), 3)))
 
 
 def test_rows_of_messages_that_failed_are_dropped() -> None:
@@ -475,7 +475,7 @@ def test_the_example_in_the_pages_does_what_it_says() -> None:
     )
     rows = [
         row
-        for consumed in engine(iter(pieces_of(rows_of(PLANNED, tags="paid"), 9)))
+        for consumed in engine(source_of(rows_of(PLANNED, tags="paid"), 9))
         for batch in consumed.batches()
         for row in batch.to_pylist()
     ]

@@ -26,7 +26,7 @@ from pyspark_rocketmq.listeners.forms import ListenerContext, form_of
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageModel, QueueRange, QueueState
 from tests.helpers import stored_texts
 from tests.helpers.messages import QUEUE
-from tests.helpers.source_rows import pieces_of, rows_of
+from tests.helpers.source_rows import rows_of, source_of
 from tests.helpers.wait import PATIENCE_S
 
 SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
@@ -46,7 +46,7 @@ def consumed(listener: object, model: MessageModel = MessageModel.CLUSTERING) ->
         SendBackSettings(name_servers=("nowhere:1",), consumer_group="billing"),
     )
     sent = cloudpickle.loads(cloudpickle.dumps(engine))
-    [brought] = sent(iter(pieces_of(rows_of(PLANNED), 4)))
+    [brought] = sent(source_of(rows_of(PLANNED), 4))
     data = [row for rows in brought.batches() for row in rows.to_pylist()]
     return [(row["queueOffset"], row["name"]) for row in data], brought.ack
 

@@ -39,7 +39,7 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
 from tests.helpers.forked import begin_child
 from tests.helpers.messages import QUEUE, message_at
-from tests.helpers.source_rows import pieces_of, rows_of
+from tests.helpers.source_rows import rows_of, source_of
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -599,8 +599,8 @@ def test_a_listener_is_pickled_once_for_all_micro_batches() -> None:
     for _ in range(3):
         sent = pickle.loads(cloudpickle.dumps(BatchTask(None, engine)))._engine
         assert isinstance(sent, DirectEngine)
-        assert [each.ack.consumed for each in sent(iter(pieces_of(rows_of(planned), 9)))] == [2]
-    assert [each.ack.consumed for each in engine(iter(pieces_of(rows_of(planned), 9)))] == [2]
+        assert [each.ack.consumed for each in sent(source_of(rows_of(planned), 9))] == [2]
+    assert [each.ack.consumed for each in engine(source_of(rows_of(planned), 9))] == [2]
 
     assert Heavy.pickled == 1
     assert EVENTS == ["SUCCESS"] * 4

@@ -14,10 +14,10 @@ from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.consume.generations import Witnesses
 from pyspark_rocketmq.errors import DataLoss, UndecodableMessage
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange, QueueState
-from pyspark_rocketmq.source.range_arrivals import Arrival, RangeArrivals
+from pyspark_rocketmq.source.range_arrivals import RangeArrivals
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import FEW, read_ranges
-from pyspark_rocketmq.source.schema import EndReason, RangeEnd
+from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -64,9 +64,13 @@ def partition(
 
 
 def offsets_of(arrival: Arrival) -> list[int]:
-    if isinstance(arrival.messages, pa.RecordBatch):
-        return list(arrival.messages.column("queueOffset").to_pylist())
-    return [message.queue_offset for message in arrival.messages]
+    offsets: list[int] = []
+    for messages in arrival.messages:
+        if isinstance(messages, pa.RecordBatch):
+            offsets += messages.column("queueOffset").to_pylist()
+        else:
+            offsets += [message.queue_offset for message in messages]
+    return offsets
 
 
 def until(ranges: RangeArrivals, is_enough: Callable[[list[Arrival]], bool]) -> list[Arrival]:
@@ -98,14 +102,15 @@ def test_an_open_range_arrives_in_order_and_shows_how_far_it_is(server: Scripted
     found: list[Arrival] = []
     for arrivals in ranges.arrivals(within_s=0.01):
         found += arrivals
-        reached = found[-1].reached if found else 0
+        reached = found[-1].reached
         if reached == log.max_offset and log.max_offset < 63:
             log.max_offset += 1
         elif reached == 63:
             ranges.end()
 
     assert by_queue(found) == {QUEUE: list(range(10, 63))}
-    *arrived, last = found
+    begun, *arrived, last = found
+    assert (begun.messages, begun.reached) == ([], 10)
     assert last.end is not None
     assert (last.end.planned.end, last.end.reason, last.end.rows) == (63, EndReason.STOPPED, 53)
     assert last.end.pulls > 0
@@ -118,8 +123,10 @@ def test_few_messages_are_objects_and_many_are_rows(server: ScriptedServer, log:
     log.scan, log.max_offset = 1000, 10 + FEW
     ranges = RangeArrivals([partition(server, pull_batch_size=1000)])
     kinds = []
-    for arrivals in ranges.arrivals(within_s=0.01):
-        kinds += [type(each.messages) for each in arrivals if each.end is None]
+    for number, arrivals in enumerate(ranges.arrivals(within_s=0.01)):
+        kinds += [type(messages) for each in arrivals for messages in each.messages]
+        if number == 0:
+            continue
         if len(kinds) == 2:
             ranges.end()
         log.max_offset = 9 + 2 * FEW
@@ -133,9 +140,9 @@ def test_few_messages_come_as_objects_only_on_demand(
 ) -> None:
     log.scan, log.max_offset = 1000, 12
     ranges = RangeArrivals([partition(server)], few_as_objects=few_as_objects)
-    first, *_ = until(ranges, bool)
+    _, first, *_ = until(ranges, lambda found: len(found) > 1)
 
-    assert isinstance(first.messages, list) is few_as_objects
+    assert [isinstance(each, list) for each in first.messages] == [few_as_objects]
     assert offsets_of(first) == [10, 11]
 
 
@@ -202,6 +209,22 @@ def test_a_range_of_another_log_is_not_read_and_the_others_are(server: ScriptedS
     assert by_queue(found) == {QUEUE: [], OTHER_QUEUE: list(range(10, 60))}
     assert ends_of(found)[QUEUE].reason is EndReason.ANOTHER_LOG
     assert ends_of(found)[OTHER_QUEUE].reason is EndReason.STOPPED
+
+
+def test_a_queue_that_is_left_brings_nothing_more_and_no_end(server: ScriptedServer, log: Log) -> None:
+    """B5: another member may read it by then."""
+    ranges = RangeArrivals([partition(server), partition(server, OTHER_QUEUE)])
+    found: list[Arrival] = []
+    for arrivals in ranges.arrivals(within_s=0.01):
+        found += arrivals
+        if by_queue(found) == {QUEUE: list(range(10, 60)), OTHER_QUEUE: list(range(10, 60))}:
+            ranges.leave(QUEUE)
+            log.max_offset = 70
+        elif by_queue(found)[OTHER_QUEUE] == list(range(10, 70)):
+            ranges.end()
+
+    assert by_queue(found)[QUEUE] == list(range(10, 60))
+    assert set(ends_of(found)) == {OTHER_QUEUE}
 
 
 def test_an_open_range_is_put_on_hold_and_never_full(server: ScriptedServer, log: Log) -> None:

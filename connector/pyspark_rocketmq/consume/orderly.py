@@ -238,7 +238,7 @@ class OrderlyConsumption:
         self._batch_size = settings.consume_message_batch_max_size
         self._is_whole = is_whole
         self._least = 1 if is_whole else least
-        self._was_dry = False
+        self._was_dry = count < self._least and not is_whole
         """Whether the run has had nothing to deliver since the last messages arrived."""
         self.committed = 0
         """Number of messages done for good, counted from the first."""

@@ -6,15 +6,16 @@ D3):
 
 1. A queue is with one worker at a time.
 2. One worker does everything that is due, turn after turn. Another one begins only when each running call has
-   lasted 0.1 s or, once there has been such a call, when a queue has waited for 0.1 s.
+   lasted 0.1 s or, once there has been such a call, when a queue has waited for 0.1 s. A task of open ranges
+   has shorter times.
 3. A turn goes on as long as no queue waits. Otherwise it ends with the running delivery, after 50 ms or when
    another queue's suspension is over.
-4. If unfinished ranges take much memory, and calls are quick, the next range is read only when there is
-   nothing else to do. If they take too much, it is read only when none is left; suspended queues then stop,
-   and come again with the next micro-batch.
-5. The queue that has been due longest comes first. A queue that had a turn already, and the next range to
-   read, count as due half a second later, so that a queue whose suspension is over does not wait for all of
-   them.
+4. Ranges are read beside the workers, and may arrive in pieces. A queue that has consumed what has arrived is
+   *dry*: it waits for more, not for a worker. If what has arrived takes much memory, and calls are quick,
+   reading pauses until there is nothing to do. If it takes too much, reading pauses until no queue with
+   messages is left; suspended queues then stop, and come again with the next micro-batch.
+5. The queue that has been due longest comes first. A queue that had a turn already counts as due half a
+   second later, so that a queue whose suspension is over does not wait for all of them.
 6. A queue that was suspended is delivered again while others are at work, but does not prolong the task: when
    the others have ended, or are suspended too, it stops with the running delivery. The micro-batch ends as if
    the queue had waited for the next one.
@@ -24,7 +25,7 @@ Times are seconds of one monotonic clock, which is passed in. Not thread-safe; n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import Enum, auto
 from math import inf
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -37,6 +38,9 @@ SLOW_S: Final = 0.1
 """Duration from which on a call is slow."""
 PATIENCE_S: Final = 0.1
 """How long a queue waits for a worker if calls are slow."""
+OPEN_SLOW_S: Final = 0.005
+OPEN_PATIENCE_S: Final = 0.002
+"""The same in a task of open ranges, whose queues are to wait for milliseconds only."""
 TURN_S: Final = 0.05
 """How long a queue's turn lasts when others wait."""
 HANDICAP_S: Final = 0.5
@@ -102,7 +106,7 @@ NO_INSTRUCTIONS: Final = RangeInstructions()
 
 
 class Memory(Enum):
-    """How much memory is free for reading another range."""
+    """How much memory is free for reading more."""
 
     PLENTY = auto()
     SHORT = auto()
@@ -112,8 +116,8 @@ class Memory(Enum):
 class Turn(NamedTuple, Generic[QueueT]):
     """Next work for a worker."""
 
-    queue: QueueT | None
-    """Queue whose messages to deliver; None to read the next range."""
+    queue: QueueT
+    """Queue whose messages to deliver."""
     lasts_s: float
     """Duration after which the turn ends with the running delivery."""
 
@@ -126,29 +130,38 @@ class Rest(NamedTuple):
 
 
 class _Waiting(NamedTuple, Generic[QueueT]):
-    """A queue without a worker, or the next range, which is still to be read."""
+    """A queue without a worker."""
 
     place_s: float
     """Place in the order: the smallest of those that are due comes first."""
     due_s: float
-    queue: QueueT | None
+    queue: QueueT
 
 
 class TaskTurns(Generic[QueueT]):
-    """The queues of one task, from its first range to the end of its last queue."""
+    """The queues of one task, from their first messages to the end of the last queue."""
 
-    def __init__(self, now_s: float) -> None:
-        """Begin without queues: the first work is to read a range, and ``arrived`` adds its queue."""
-        self._waiting: dict[QueueT | None, _Waiting[QueueT]] = {None: _Waiting(now_s, now_s, None)}
-        self._in_hand: set[QueueT | None] = set()
-        self._leading: set[QueueT | None] = {None}
-        """Keep the task going: queues neither suspended nor ended, and None while ranges may be left."""
+    def __init__(self, *, slow_s: float = SLOW_S, patience_s: float = PATIENCE_S) -> None:
+        """Begin without queues; ``arrived`` reports each.
+
+        Args:
+            slow_s: Duration from which on a call is slow.
+            patience_s: How long a queue waits for a worker if calls are slow.
+        """
+        self._slow_s = slow_s
+        self._patience_s = patience_s
+        self._waiting: dict[QueueT, _Waiting[QueueT]] = {}
+        self._in_hand: set[QueueT] = set()
+        self._dry: set[QueueT] = set()
+        self._leading: set[QueueT] = set()
+        """Queues neither suspended nor ended: they keep the task going."""
+        self._is_arriving = True
         self._has_been_slow = False
 
     @property
     def is_led(self) -> bool:
-        """Whether a queue that was not suspended, or a range to read, is left: the task lasts that long."""
-        return bool(self._leading)
+        """Whether more may arrive, or a queue that was not suspended is left: the task lasts that long."""
+        return self._is_arriving or bool(self._leading)
 
     @property
     def is_idle(self) -> bool:
@@ -157,46 +170,53 @@ class TaskTurns(Generic[QueueT]):
 
     @property
     def is_somebody_waiting(self) -> bool:
-        """Whether a queue, even a suspended one, or the next range to read has no worker."""
+        """Whether a queue waits for a worker."""
         return bool(self._waiting)
 
     @property
-    def is_range_left(self) -> bool:
-        """Whether there may be a range to read that no worker is reading."""
-        return None in self._waiting
+    def has_more(self) -> bool:
+        """Whether a queue waits for a worker or for messages, or more may arrive."""
+        return bool(self._waiting or self._dry) or self._is_arriving
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether more may arrive."""
+        return self._is_arriving
 
     def is_suspended(self, queue: QueueT) -> bool:
         """Return whether the queue waits and was suspended in this task."""
         return queue in self._waiting and queue not in self._leading
 
+    def is_dry(self, queue: QueueT) -> bool:
+        """Return whether the queue waits for messages."""
+        return queue in self._dry
+
+    def may_read(self, now_s: float, memory: Memory) -> bool:
+        """Return whether to read on; ``memory`` is how much is free for that."""
+        if memory is Memory.PLENTY or (memory is Memory.SHORT and self._has_been_slow):
+            return True
+        if memory is Memory.GONE:
+            return not (self._in_hand or self._waiting)
+        return not (self._in_hand or any(each.due_s <= now_s for each in self._waiting.values()))
+
     def next(
-        self,
-        now_s: float,
-        *,
-        calls_s: Sequence[float] = (),
-        is_batch_at_work: bool = False,
-        memory: Memory = Memory.PLENTY,
+        self, now_s: float, *, calls_s: Sequence[float] = (), is_batch_at_work: bool = False
     ) -> Turn[QueueT] | Rest:
         """Return the next work for a worker that has finished its work.
 
         Args:
             now_s: Now.
-            calls_s: How long each other worker's listener call, or its reading of a range, has lasted.
+            calls_s: How long each other worker's listener call has lasted.
             is_batch_at_work: Whether other tasks of the micro-batch have work, so that it goes on when this
                 one is over.
-            memory: How much is free for reading another range.
         """
-        self._has_been_slow |= max(calls_s, default=0.0) >= SLOW_S
-        if not self._waiting or not (self._leading or is_batch_at_work):
+        self._has_been_slow |= max(calls_s, default=0.0) >= self._slow_s
+        if not self._waiting or not (self.is_led or is_batch_at_work):
             return Rest(inf)
-        waiting = list(self._waiting.values())
-        if memory is Memory.GONE and (self._in_hand or len(waiting) > 1):
-            waiting = [each for each in waiting if each.queue is not None]
-        due = [each for each in waiting if each.due_s <= now_s]
+        due = [each for each in self._waiting.values() if each.due_s <= now_s]
         if not due:
-            return Rest(min((each.due_s for each in waiting), default=inf))
-        reads_last = memory is not Memory.PLENTY and not self._has_been_slow
-        first = min(due, key=lambda each: (reads_last and each.queue is None, each.place_s))
+            return Rest(min(each.due_s for each in self._waiting.values()))
+        first = min(due, key=lambda each: each.place_s)
         begins_s = now_s + self._waits_s(now_s - first.due_s, calls_s)
         if begins_s > now_s:
             return Rest(begins_s)
@@ -204,19 +224,34 @@ class TaskTurns(Generic[QueueT]):
         self._in_hand.add(first.queue)
         return Turn(first.queue, self._lasts_s(now_s))
 
+    # --- arrivals -------------------------------------------------------------------------------------------
+
+    def arrived(self, queues: Iterable[QueueT], now_s: float) -> None:
+        """Note that messages, or the end, of these queues' ranges have arrived.
+
+        It changes nothing for a queue that is with a worker, or waits for one or for the end of a suspension.
+        """
+        for queue in queues:
+            if queue not in self._in_hand and queue not in self._waiting:
+                self._dry.discard(queue)
+                self._leading.add(queue)
+                self._waiting[queue] = _Waiting(now_s, now_s, queue)
+
+    def begins_suspended(self, queue: QueueT, due_s: float) -> None:
+        """Note that the queue, which is new, is suspended until ``due_s``."""
+        self._waiting[queue] = _Waiting(due_s, due_s, queue)
+
+    def all_arrived(self) -> None:
+        """Note that nothing more arrives."""
+        self._is_arriving = False
+
     # --- ends of a turn -------------------------------------------------------------------------------------
 
-    def arrived(self, queue: QueueT, now_s: float) -> Turn[QueueT]:
-        """Add the range just read; return its queue's first turn, for the worker that has read it."""
-        self._release(None, now_s + HANDICAP_S, now_s)
-        self._in_hand.add(queue)
+    def dry(self, queue: QueueT) -> None:
+        """Note that the queue has consumed what has arrived."""
+        self._in_hand.remove(queue)
         self._leading.add(queue)
-        return Turn(queue, self._lasts_s(now_s))
-
-    def none_arrived(self) -> None:
-        """Note that there is no further range."""
-        self._in_hand.remove(None)
-        self._leading.remove(None)
+        self._dry.add(queue)
 
     def yielded(self, queue: QueueT, now_s: float) -> None:
         """Note that the turn is over, and the queue has more to deliver."""
@@ -233,11 +268,12 @@ class TaskTurns(Generic[QueueT]):
         self._leading.discard(queue)
 
     def withdrawn(self, queue: QueueT) -> None:
-        """Remove a waiting queue, which does not go on."""
-        del self._waiting[queue]
+        """Remove a waiting or dry queue, which does not go on."""
+        self._waiting.pop(queue, None)
+        self._dry.discard(queue)
         self._leading.discard(queue)
 
-    def _release(self, queue: QueueT | None, place_s: float, due_s: float) -> None:
+    def _release(self, queue: QueueT, place_s: float, due_s: float) -> None:
         self._in_hand.remove(queue)
         self._waiting[queue] = _Waiting(place_s, due_s, queue)
 
@@ -245,8 +281,8 @@ class TaskTurns(Generic[QueueT]):
 
     def _waits_s(self, waited_s: float, calls_s: Sequence[float]) -> float:
         """Return how much longer the first queue has to wait for a worker; 0 or less means not at all."""
-        until_all_slow_s = SLOW_S - min(calls_s, default=inf)
-        return min(until_all_slow_s, PATIENCE_S - waited_s) if self._has_been_slow else until_all_slow_s
+        until_all_slow_s = self._slow_s - min(calls_s, default=inf)
+        return min(until_all_slow_s, self._patience_s - waited_s) if self._has_been_slow else until_all_slow_s
 
     def _lasts_s(self, now_s: float) -> float:
         """Return how long a turn that begins now lasts."""

@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
+from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
@@ -70,13 +71,21 @@ class _Pull(NamedTuple):
         return self.template.request(self.task.queue_offset, self.task.max_msg_nums).command()
 
 
+class _Order(Enum):
+    """Order of another thread about a queue."""
+
+    HOLD = auto()
+    GO_ON = auto()
+    LEAVE = auto()
+
+
 _Answers = Iterable[tuple[_Pull, PullResult | RocketMQError]]
 
 
 class Fetcher:
     """Reads ranges as :class:`~pyspark_rocketmq.consume.fetch_window.FetchWindow` decides.
 
-    For one thread; others may call ``hold``, ``go_on`` and ``end`` at any time.
+    For one thread; others may call ``hold``, ``go_on``, ``leave`` and ``end`` at any time.
     """
 
     def __init__(
@@ -103,8 +112,8 @@ class Fetcher:
             max_bytes=max((each.settings.max_in_flight_bytes for each in partitions), default=0),
             log=logger.log,
         )
-        self._orders: deque[tuple[MessageQueue, bool]] = deque()
-        """Queues to hold, or to go on with, in the order of the calls."""
+        self._orders: deque[tuple[MessageQueue, _Order]] = deque()
+        """Orders of other threads, as they came."""
         self._on_hold: set[MessageQueue] = set()
         self._is_ended = False
         self._wake: Wake | None = None
@@ -138,11 +147,16 @@ class Fetcher:
 
     def hold(self, queue: MessageQueue) -> None:
         """Send no more pulls for the queue until ``go_on``; answers to those in flight are handed out."""
-        self._orders.append((queue, True))
+        self._orders.append((queue, _Order.HOLD))
 
     def go_on(self, queue: MessageQueue) -> None:
         """Send pulls for the queue again."""
-        self._orders.append((queue, False))
+        self._orders.append((queue, _Order.GO_ON))
+        self._rouse()
+
+    def leave(self, queue: MessageQueue) -> None:
+        """Send no more pulls for the queue; its answers need not be handed out."""
+        self._orders.append((queue, _Order.LEAVE))
         self._rouse()
 
     def end(self) -> None:
@@ -192,11 +206,13 @@ class Fetcher:
 
     def _follow_orders(self) -> None:
         while self._orders:
-            queue, is_held = self._orders.popleft()
-            (self._on_hold.add if is_held else self._on_hold.discard)(queue)
+            queue, order = self._orders.popleft()
+            (self._on_hold.add if order is _Order.HOLD else self._on_hold.discard)(queue)
             for window, partition in zip(self._window.ranges, self._partitions, strict=True):
                 if partition.planned.queue == queue:
-                    window.is_on_hold = is_held
+                    window.is_on_hold = order is _Order.HOLD
+                    if order is _Order.LEAVE:
+                        window.stop()
 
     def _rouse(self) -> None:
         wake = self._wake

@@ -8,33 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
-from pyspark_rocketmq.source.reader import DecodedChunks, Messages, RangeReader, decode_chunks, share_of
-from pyspark_rocketmq.source.schema import RangeEnd
-
-
-class Arrival(NamedTuple):
-    """The next messages of one queue, in ascending queue offset, or the end of its range."""
-
-    queue: MessageQueue
-    messages: Messages
-    """The messages, perhaps none. As objects they are complete; ``described_by(bounds)`` has the properties
-    that are added to those in columns."""
-    reached: int
-    """Offset of the next message: what a filter left out is passed too."""
-    bounds: tuple[int, int] | None
-    """The queue's smallest offset and its end, from the newest pull."""
-    end: RangeEnd | None = None
-    """Present once for each range, without messages; nothing follows."""
+from pyspark_rocketmq.source.reader import DecodedChunks, RangeReader, decode_chunks, share_of
+from pyspark_rocketmq.source.schema import Arrival
 
 
 class RangeArrivals:
-    """Reads a group's ranges together, over one connection per broker.
+    """Reads a group's ranges together, over one connection per broker; a ``Source`` of the engines.
 
     Each offset is handed out once, and every gap reported, as by :mod:`~pyspark_rocketmq.source.reader`.
     """
@@ -65,6 +49,13 @@ class RangeArrivals:
         self._fetcher = Fetcher(self._partitions, clock=clock, sleep=sleep)
         for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
             reader.begin(window)
+        self._left: set[MessageQueue] = set()
+        """Queues of which nothing more is handed out."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the ranges' ends are open."""
+        return self._readers[0].partition.planned.has_open_end
 
     def hold(self, queue: MessageQueue) -> None:
         """Send no more pulls for the queue until ``go_on``; what they bring is handed out."""
@@ -74,6 +65,11 @@ class RangeArrivals:
         """Send pulls for the queue again."""
         self._fetcher.go_on(queue)
 
+    def leave(self, queue: MessageQueue) -> None:
+        """Read nothing more of the queue, and hand nothing more of it out, its end included."""
+        self._left.add(queue)
+        self._fetcher.leave(queue)
+
     def end(self) -> None:
         """End ``arrivals`` immediately; its last list has the ends of all ranges that were not over."""
         self._fetcher.end()
@@ -81,28 +77,32 @@ class RangeArrivals:
     def arrivals(self, within_s: float = math.inf) -> Generator[list[Arrival]]:
         """Yield what has arrived, when it arrives; each ``within_s`` seconds a list that may be empty.
 
+        The first list has an arrival without messages for each range that has no end.
+
         Raises:
             DataLoss: If offsets of a range are gone and ``failOnDataLoss`` is true.
             UndecodableMessage: If a range's first message cannot be decoded, and is not to be kept.
             RocketMQError: If a broker refuses in a way that does not pass.
         """
         unread = list(self._compared_ahead())
-        if unread:
-            yield unread
+        begun = [reader.arrival() for reader in self._readers if self.is_open and not reader.is_done]
+        if unread or begun:
+            yield unread + begun
         fetched = self._fetcher.arrivals(within_s)
         try:
             # map() decodes them, so that no variable here keeps a view of a receive buffer.
             for together in map(
                 partial(decode_chunks, self._partitions, few_as_objects=self._few_as_objects), fetched
             ):
-                unfinished = (chunks for chunks in together if not self._readers[chunks.range_index].is_done)
+                unfinished = [
+                    chunks for chunks in together if self._goes_on(self._readers[chunks.range_index])
+                ]
                 yield [arrival for chunks in unfinished for arrival in self._arrived(chunks)]
         finally:
             # Not left to the garbage collector: a connection with unread answers must not be kept.
             fetched.close()
-        stopped = [
-            _of(reader, reader.stopped()) for reader in dict.fromkeys(self._readers) if not reader.is_done
-        ]
+        unended = [reader for reader in dict.fromkeys(self._readers) if self._goes_on(reader)]
+        stopped = [reader.arrival([reader.stopped()]) for reader in unended]
         if stopped:
             yield stopped
 
@@ -111,28 +111,22 @@ class RangeArrivals:
         for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
             for end in reader.compare_ahead():
                 window.stop()
-                yield _of(reader, end)
+                yield reader.arrival([end])
+
+    def _goes_on(self, reader: RangeReader) -> bool:
+        return not reader.is_done and reader.partition.planned.queue not in self._left
 
     def _arrived(self, chunks: DecodedChunks) -> Iterator[Arrival]:
         reader = self._readers[chunks.range_index]
-        reached = reader.reached
-        for piece in reader.pieces(chunks):
-            reached = reader.reached
-            yield _of(reader, piece)
-        if reader.is_done:
+        if not self._goes_on(reader):
             return
-        if reader.reached > reached:
-            yield _of(reader, [])
-        if chunks.is_last:
+        reached = reader.reached
+        pieces = list(reader.pieces(chunks))
+        if pieces or reader.reached > reached:
+            yield reader.arrival(pieces)
+        if chunks.is_last and not reader.is_done:
             # An undecodable message hides where the next one begins.
             left = reader.left()
             self._partitions.append(left)
             self._readers.append(reader)
             reader.begin(self._fetcher.add(left))
-
-
-def _of(reader: RangeReader, piece: Messages | RangeEnd) -> Arrival:
-    queue, bounds = reader.partition.planned.queue, reader.bounds
-    if isinstance(piece, RangeEnd):
-        return Arrival(queue, [], piece.planned.end, bounds, piece)
-    return Arrival(queue, piece, reader.reached, bounds)

@@ -45,6 +45,7 @@ from pyspark_rocketmq.source.marker_rows import spark_rows
 from pyspark_rocketmq.source.message_lookup import found_at
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket, brokers_of
 from pyspark_rocketmq.source.schema import (
+    Arrival,
     EndReason,
     RangeEnd,
     ReadPiece,
@@ -76,6 +77,8 @@ _CHECK_S: Final = 0.5
 """How often the prefetching thread checks whether the caller has left."""
 _ATTRIBUTES_S: Final = 10.0
 """How long a failing broker is asked for a topic's attributes."""
+_OBJECT_BYTES: Final = 2048
+"""Memory of a message as an object, without its body: what one with a few properties takes."""
 FEW: Final = 32
 """So many messages are decoded in columns."""
 _STOP_S: Final = 10.0
@@ -182,6 +185,25 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
             unfinished.setdefault(partition.planned.queue, []).append(piece)
 
 
+def read_arrivals(partitions: Sequence[QueuePartition]) -> Iterator[list[Arrival]]:
+    """Yield a group's ranges in pieces, as they arrive: those that are decoded together in one list.
+
+    Raises:
+        RocketMQError: As for :func:`read_ranges`.
+    """
+    shares = [share_of(each, len(partitions)) for each in partitions]
+    readers = [RangeReader(share) for share in (shares if len(shares) > 1 else partitions)]
+    for reader in readers:
+        for end in reader.compare_ahead():
+            yield [Arrival(reader.partition.planned, end=end)]
+    while unread := [reader for reader in readers if not reader.is_done]:
+        for together in _read_together(unread):
+            gathered: dict[int, tuple[RangeReader, list[ReadPiece]]] = {}
+            for reader, piece in together:
+                gathered.setdefault(id(reader), (reader, []))[1].append(piece)
+            yield [reader.arrival(pieces) for reader, pieces in gathered.values()]
+
+
 def share_of(partition: QueuePartition, count: int) -> QueuePartition:
     """Return the partition with its share of the bytes that it may have if it is read without others."""
     limit = partition.settings.max_bytes
@@ -203,11 +225,18 @@ def _read(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition
         for piece in reader.compare_ahead():
             yield reader.partition, piece
     while unread := [reader for reader in readers if not reader.is_done]:
-        yield from _read_on(unread)
+        for together in _read_together(unread):
+            for reader, piece in together:
+                yield reader.partition, piece
 
 
-def _read_on(readers: Sequence[RangeReader]) -> Iterator[tuple[QueuePartition, ReadPiece]]:
-    """Read each range to its end, or to the offset from which it must be pulled again."""
+def _read_together(
+    readers: Sequence[RangeReader],
+) -> Iterator[Iterator[tuple[RangeReader, ReadPiece]]]:
+    """Read each range to its end, or to the offset from which it must be pulled again.
+
+    Yields the pieces that are decoded together; exhaust them before the next ones.
+    """
     partitions = [reader.left() for reader in readers]
     fetcher = Fetcher(partitions)
     for reader, window in zip(readers, fetcher.ranges, strict=True):
@@ -217,10 +246,11 @@ def _read_on(readers: Sequence[RangeReader]) -> Iterator[tuple[QueuePartition, R
     try:
         # map() decodes them, so that no variable here keeps a view of a receive buffer.
         for together in map(partial(decode_chunks, partitions), fetched):
-            for chunks in together:
-                reader = readers[chunks.range_index]
-                for piece in reader.pieces(chunks):
-                    yield reader.partition, piece
+            yield (
+                (readers[chunks.range_index], piece)
+                for chunks in together
+                for piece in readers[chunks.range_index].pieces(chunks)
+            )
     finally:
         # Not left to the garbage collector: a connection with unread answers must not be kept.
         fetched.close()
@@ -228,6 +258,12 @@ def _read_on(readers: Sequence[RangeReader]) -> Iterator[tuple[QueuePartition, R
 
 Messages: TypeAlias = "pa.RecordBatch | list[MessageExt]"
 """Messages in the columns of the source; few ones perhaps as objects."""
+
+
+def _memory_of(messages: Messages) -> int:
+    if isinstance(messages, list):
+        return sum([len(message.body) + _OBJECT_BYTES for message in messages])
+    return int(messages.nbytes)
 
 
 class DecodedChunks(NamedTuple):
@@ -459,6 +495,19 @@ class RangeReader:
         self.is_done = True
         self._count_pulls()
         return self._range_end(self.reached, EndReason.STOPPED)
+
+    def arrival(self, pieces: Sequence[Messages | RangeEnd] = ()) -> Arrival:
+        """Return pieces of the range that came together, in order; the last one may be the range's end."""
+        end = pieces[-1] if pieces and isinstance(pieces[-1], RangeEnd) else None
+        messages = [piece for piece in pieces if not isinstance(piece, RangeEnd)]
+        return Arrival(
+            self.partition.planned,
+            messages,
+            end,
+            reached=self.reached,
+            bounds=self.bounds,
+            nbytes=sum(map(_memory_of, messages)),
+        )
 
     def _last(self, failure: RocketMQError | None) -> Iterator[RangeEnd]:
         self._count_pulls()

@@ -2,28 +2,32 @@
 
 :mod:`pyspark_rocketmq.consume.call_slots` decides which range may begin a call; this module adds the lock and
 the threads. Each range has its own thread, which begins its calls and settles them; a call runs on any thread
-of the pool. The task's own thread reads ranges and yields results.
+of the pool. The task's own thread begins ranges and yields results; another one reads.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sized
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.consume.call_slots import CallSlots
+from pyspark_rocketmq.consumer.engine.arrivals import Arrivals, Source, end_did_not_come, two_ranges
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange
 from pyspark_rocketmq.listeners.calls import DaemonThreads
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.source.schema import Arrival
 
 _OUT_OF_MEMORY_BYTES: Final = 128 << 20
-"""Memory of unfinished ranges at which the task reads no further one; a single range may take any amount."""
+"""Memory of what has arrived at which the task reads no more; a single range may take any amount."""
 _WAITING_RANGES: Final = 8
 """Maximum number of unfinished ranges beyond those that can have a call: they send messages back, or
 pause."""
 _LOOK_EVERY_S: Final = 0.05
-"""How often the task checks for slow calls while a range is left to read."""
+"""How often the task checks for slow calls and memory while a range is to begin or reading pauses."""
 
 
 class PooledRun(Hashable, Protocol):
@@ -136,88 +140,214 @@ class CallPool:
             self.threads.close()
 
 
+@dataclass(slots=True, eq=False)
+class PooledRange:
+    """One range in the task's hands."""
+
+    planned: QueueRange
+    arrivals: deque[Arrival] = field(default_factory=deque)
+    """Pieces that its run has not taken in."""
+    run: ConsumingRun | None = None
+    """Its run, once it has begun."""
+    is_begun: bool = False
+    is_whole: bool = False
+    """Whether its end has arrived."""
+    arrived: int = 0
+    """Messages that have arrived."""
+    arrived_bytes: int = 0
+
+    def add(self, arrival: Arrival) -> None:
+        """Add a piece."""
+        self.arrived += sum(map(len, arrival.messages))
+        self.arrived_bytes += arrival.nbytes
+        self.is_whole = arrival.is_end
+        self.arrivals.append(arrival)
+        if self.run is not None:
+            self.run.look_again()
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the messages that have arrived and are not released."""
+        return self.arrived_bytes - (0 if self.run is None else self.run.freed_bytes)
+
+    @property
+    def needs_more(self) -> bool:
+        """Whether it waits for messages that have not arrived."""
+        return self.run is not None and self.run.is_dry and not self.is_whole
+
+
+class ConsumingRun(PooledRun, Protocol):
+    """The run of a range."""
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether it can do nothing until more arrives; for any thread."""
+        ...
+
+    @property
+    def freed_bytes(self) -> int:
+        """Memory of messages that is released, of all that has arrived; for any thread."""
+        ...
+
+
+class _Over(NamedTuple):
+    """Everything has arrived."""
+
+    error: BaseException | None
+
+
+class _Ended(NamedTuple):
+    """A range has ended."""
+
+    one: PooledRange
+    result: Consumed | BaseException | None
+
+
 class RangesAtOnce:
     """Consumes the ranges of a task side by side, as far as memory allows; used once."""
 
     def __init__(
         self,
-        ranges: Iterator[ArrivedRange],
-        consume: Callable[[ArrivedRange], Consumed],
+        source: Source,
+        consume: Callable[[PooledRange], Consumed],
         pool: CallPool,
         give_away: Callable[[Consumed], bool],
     ) -> None:
         """Begin nothing yet.
 
         Args:
-            ranges: The ranges to consume, as they are read.
+            source: Reads the ranges.
             consume: Consumes one range to its end; called on threads, for several ranges at the same time.
             pool: The pool in which calls take slots.
             give_away: Takes, if it can, the result of a range that was given up, on the thread that consumed
-                it: the task's own thread may be reading.
+                it: the task's own thread may be writing.
         """
-        self._ranges = ranges
+        self._arrivals = Arrivals(source)
         self._consume = consume
         self._pool = pool
         self._give_away = give_away
-        self._ended: SimpleQueue[tuple[ArrivedRange, Consumed | BaseException | None] | None] = SimpleQueue()
-        """Ranges that have ended, with their results or errors; None means that the next range may begin."""
+        self._events: SimpleQueue[Sequence[Arrival] | _Ended | _Over | None] = SimpleQueue()
+        """Everything that happens; None means that another range may begin."""
+        self._ranges: dict[MessageQueue, PooledRange] = {}
+        """Ranges that have arrived, in this order, and have not ended."""
+        self._early: dict[MessageQueue, PooledRange] = {}
+        """Ranges that have ended."""
         self._at_hand = 0
-        self._held_bytes = 0
-        pool.last_out = lambda: self._ended.put(None)
+        """Number of ranges that have begun and not ended."""
+        self._is_arriving = True
+        self._is_paused = False
+        """Whether reading has paused after the pieces that were taken last."""
+        self._is_full = False
+        """Whether it goes on pausing, for want of memory."""
+        pool.last_out = lambda: self._events.put(None)
 
     def consumed(self) -> Iterator[Consumed]:
-        """Yield the result of each range as soon as it has ended."""
-        is_range_left = True
-        while is_range_left or self._at_hand:
-            if is_range_left and self._may_begin():
-                is_range_left = self._begin_next()
-            yield from self._results(is_range_left)
+        """Yield the result of each range as soon as it has ended.
+
+        Raises:
+            RocketMQError: If a range cannot be read, or its queue had another one in this task.
+        """
+        self._arrivals.begin(self._arrived, lambda error: self._events.put(_Over(error)))
+        try:
+            while self._is_arriving or self._ranges:
+                self._begin_some()
+                yield from self._results()
+        finally:
+            self._arrivals.end()
+
+    def _arrived(self, arrivals: Sequence[Arrival]) -> None:
+        # The task's own thread decides whether to read on.
+        self._arrivals.pause()
+        self._events.put(arrivals)
+
+    def _begin_some(self) -> None:
+        """Begin ranges in the order of their arrival, and read on as far as there is memory."""
+        for one in [each for each in self._ranges.values() if not each.is_begun]:
+            if not self._may_begin():
+                break
+            self._begin(one)
+        held_bytes = sum(one.held_bytes for one in self._ranges.values())
+        self._is_full = held_bytes >= _OUT_OF_MEMORY_BYTES and not self._can_only_read
+        if self._is_paused and not self._is_full:
+            self._is_paused = False
+            self._arrivals.resume()
 
     def _may_begin(self) -> bool:
         if not self._at_hand:
             return True
-        has_room = self._held_bytes < _OUT_OF_MEMORY_BYTES
         most = self._pool.most_calls + _WAITING_RANGES
-        return has_room and self._at_hand < most and self._pool.lets_next_begin(self._at_hand)
+        return self._at_hand < most and self._pool.lets_next_begin(self._at_hand)
 
-    def _begin_next(self) -> bool:
-        """Read the next range and begin to consume it; return whether there was one."""
-        arrived = next(self._ranges, None)
-        if arrived is None:
-            return False
+    @property
+    def _can_only_read(self) -> bool:
+        """Whether no range at hand has anything to do with what has arrived."""
+        return all(one.needs_more for one in self._ranges.values() if one.is_begun)
+
+    def _begin(self, one: PooledRange) -> None:
+        one.is_begun = True
         self._at_hand += 1
-        self._held_bytes += arrived.nbytes
-        if len(arrived.messages):
-            name = f"rocketmq-queue-{arrived.planned.queue.queue_id}"
-            threading.Thread(target=self._run, args=[arrived], name=name, daemon=True).start()
+        if one.arrived or not one.is_whole:
+            name = f"rocketmq-queue-{one.planned.queue.queue_id}"
+            threading.Thread(target=self._run, args=[one], name=name, daemon=True).start()
         else:
-            self._run(arrived)
-        return True
+            self._run(one)
 
-    def _run(self, arrived: ArrivedRange) -> None:
+    def _run(self, one: PooledRange) -> None:
         try:
-            consumed = self._consume(arrived)
-            self._ended.put((arrived, None if self._give_away(consumed) else consumed))
+            consumed = self._consume(one)
+            self._events.put(_Ended(one, None if self._give_away(consumed) else consumed))
         except BaseException as error:  # noqa: BLE001 - the task's own thread raises it
-            self._ended.put((arrived, error))
+            self._events.put(_Ended(one, error))
 
-    def _results(self, is_range_left: bool) -> Iterator[Consumed]:
+    def _results(self) -> Iterator[Consumed]:
         """Wait for something to happen, and yield the available results."""
-        timeout_s = _LOOK_EVERY_S if is_range_left else None
-        while self._at_hand:
+        is_somebody_waiting = any(not one.is_begun for one in self._ranges.values())
+        timeout_s = _LOOK_EVERY_S if is_somebody_waiting or self._is_full else None
+        while self._is_arriving or self._ranges:
             try:
-                found = self._ended.get(timeout_s != 0.0, timeout_s or None)
+                found = self._events.get(timeout_s != 0.0, timeout_s or None)
             except Empty:
                 return
             timeout_s = 0.0
-            if found is None:
-                continue
-            arrived, ended = found
-            self._at_hand -= 1
-            self._held_bytes -= arrived.nbytes
-            if isinstance(ended, BaseException):
-                raise ended
-            if ended is not None:
-                yield ended
-            # Release them before waiting for the next one.
-            del found, arrived, ended
+            if isinstance(found, _Ended):
+                yield from self._result_of(found)
+            elif isinstance(found, _Over):
+                self._reading_is_over(found.error)
+            elif found is not None:
+                self._take_in(found)
+            # Release it before waiting for the next one.
+            del found
+
+    def _result_of(self, ended: _Ended) -> Iterator[Consumed]:
+        self._at_hand -= 1
+        queue = ended.one.planned.queue
+        one = self._early[queue] = self._ranges.pop(queue)
+        one.run, one.arrivals = None, deque()
+        if not one.is_whole:
+            self._arrivals.leave(queue)
+        if isinstance(ended.result, BaseException):
+            raise ended.result
+        if ended.result is not None:
+            yield ended.result
+
+    def _reading_is_over(self, error: BaseException | None) -> None:
+        self._is_arriving = False
+        if error is not None:
+            raise error
+        for queue, one in self._ranges.items():
+            if not one.is_whole:
+                raise end_did_not_come(queue)
+
+    def _take_in(self, arrivals: Sequence[Arrival]) -> None:
+        self._is_paused = True
+        for arrival in arrivals:
+            queue = arrival.queue
+            one = self._ranges.get(queue) or self._early.get(queue)
+            if one is None:
+                one = self._ranges[queue] = PooledRange(arrival.planned)
+            elif one.is_whole:
+                raise two_ranges(queue)
+            if queue in self._ranges:
+                one.add(arrival)
+            else:
+                one.is_whole = arrival.is_end

@@ -12,14 +12,14 @@ back, so these are all rows. If a message could not be sent back, the offset sta
 messages are dropped: these messages are delivered again with the next range, and emit again. So a row reaches
 the sink from exactly the run that passes its message, and that offset is the sink's watermark.
 
-A range is acknowledged as a whole, so all of it has arrived before anything is delivered.
+A range is delivered as it arrives, and acknowledged up to where it was passed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from heapq import heappop, heappush
@@ -41,15 +41,10 @@ from pyspark_rocketmq.consume.concurrent import (
 )
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, SLOW_S, RangeInstructions
-from pyspark_rocketmq.consumer.engine.call_pool import CallPool, RangesAtOnce
+from pyspark_rocketmq.consumer.engine.arrivals import Source
+from pyspark_rocketmq.consumer.engine.call_pool import CallPool, PooledRange, RangesAtOnce
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import (
-    ArrivedRange,
-    RangeCuts,
-    RangeRun,
-    acknowledged,
-    arrived_ranges,
-)
+from pyspark_rocketmq.consumer.engine.range import RangeCuts, RangeRun, acknowledged
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.calls import (
@@ -78,7 +73,7 @@ from pyspark_rocketmq.listeners.row_buffer import (
 )
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
-from pyspark_rocketmq.source.schema import Arrival, ReadPiece
+from pyspark_rocketmq.source.schema import Arrival
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +141,8 @@ class ConcurrentRun(RangeRun):
         """Deliveries whose calls end with an event, which has come or will come."""
         self._free = 0
         """Slots of calls that have ended and that are not yet given back or used again."""
-        self._is_last_out = False
+        self._was_last_out = False
+        """Whether the pool was informed that another range may begin."""
         self._needs_slot = False
         """Whether messages wait because the pool is full."""
         self._hanging = 0
@@ -160,7 +156,7 @@ class ConcurrentRun(RangeRun):
             started_s=self._started_s,
             failures=self._earlier_retries(),
             is_whole=arrivals is None,
-            least=1 if planned.is_open else settings.consume_message_batch_max_size,
+            least=1 if planned.has_open_end else settings.consume_message_batch_max_size,
         )
 
     def consume(self) -> list[Emitted]:
@@ -210,6 +206,11 @@ class ConcurrentRun(RangeRun):
         return self._ack_until(self._suspended_until_s())
 
     @property
+    def is_dry(self) -> bool:
+        """See ``ConsumingRun``."""
+        return self._machine.is_dry and not self._arrivals
+
+    @property
     def _done(self) -> int:
         return self._machine.done
 
@@ -243,6 +244,8 @@ class ConcurrentRun(RangeRun):
                 raise self._defect
             if self._arrivals:
                 self._take_in_arrivals(self._clock.monotonic_s())
+            elif not self._machine.is_whole:
+                self._forget()
             if self._machine.finished is None:
                 self._deliver_all()
                 self._send_expired()
@@ -291,9 +294,9 @@ class ConcurrentRun(RangeRun):
         else:
             machine.give_up()
             return False
-        if machine.is_last_out and machine.is_whole and not self._is_last_out:
-            self._is_last_out = True
+        if machine.is_last_out and not self._was_last_out:
             pool.last_out()
+        self._was_last_out = machine.is_last_out
         return False
 
     def _takes_slot(self) -> bool:
@@ -306,7 +309,7 @@ class ConcurrentRun(RangeRun):
 
     def lets_next_begin(self) -> bool:
         """See ``PooledRun``."""
-        if self._is_last_out:
+        if self._machine.is_last_out and not self._arrivals:
             return True
         slow_since_s = self._clock.monotonic_s() - SLOW_S
         began = [call.began_s for _, call in list(self._out.values())]
@@ -558,7 +561,7 @@ class ConcurrentEngine:
         self._hooks = hooks
 
     def __call__(
-        self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
+        self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed]:
         """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`; ranges are consumed side by side."""
 
@@ -574,33 +577,32 @@ class ConcurrentEngine:
         instructions.cut_with(cut)
         with closing(CallPool(self._settings.consume_thread_max)) as pool:
             consume = partial(self._consume, pool=pool, instructions=instructions, runs=runs)
-            yield from RangesAtOnce(arrived_ranges(pieces), consume, pool, give_away).consumed()
+            yield from RangesAtOnce(source, consume, pool, give_away).consumed()
 
     def _consume(
         self,
-        arrived: ArrivedRange,
+        one: PooledRange,
         pool: CallPool,
         instructions: RangeInstructions,
         runs: set[ConcurrentRun],
     ) -> Consumed:
         with self._listener.borrow() as listener:
             if isinstance(listener, FailedListener):
-                ack = acknowledged(arrived.end, _put_off(arrived, listener))
-                return Consumed([], ack, self._output.rows)
-            return self._run(arrived, listener, pool, instructions, runs)
+                return Consumed([], _put_off(one, listener), self._output.rows)
+            return self._run(one, listener, pool, instructions, runs)
 
     def _run(
         self,
-        arrived: ArrivedRange,
+        one: PooledRange,
         listener: MessageListenerConcurrently,
         pool: CallPool,
         instructions: RangeInstructions,
         runs: set[ConcurrentRun],
     ) -> Consumed:
         with closing(workers_for(listener, pool.threads)) as workers:
-            run = ConcurrentRun(
-                arrived.planned,
-                arrived.messages if isinstance(listener, ArrowListener) else list(arrived.messages),
+            one.run = run = ConcurrentRun(
+                one.planned,
+                (),
                 listener=listener,
                 output=self._output,
                 settings=self._settings,
@@ -610,27 +612,30 @@ class ConcurrentEngine:
                 clock=SystemClock(),
                 hooks=self._hooks,
                 instructions=instructions,
+                arrivals=one.arrivals,
             )
             runs.add(run)
             run.consume()
-            consumed = run.last(arrived.end)
+            consumed = run.last()
             runs.discard(run)
             return consumed
 
 
-def _put_off(arrived: ArrivedRange, listener: FailedListener) -> QueueAck:
+def _put_off(one: PooledRange, listener: FailedListener) -> QueueAck:
     """Suspend a range whose listener could not be opened.
 
     Failing its calls would send the whole backlog back or, in broadcasting, drop it.
     """
-    planned = arrived.planned
-    return QueueAck(
+    planned = one.planned
+    end = one.arrivals[-1].end
+    ack = QueueAck(
         queue=planned.queue,
         start=planned.start,
         state=planned.state._replace(suspended_until_s=SystemClock().now_s() + SEND_BACK_PAUSE_S),
-        read=len(arrived.messages),
+        read=one.arrived,
         consumed=0,
         failed=1,
         finished=str(ConcurrentFinish.SUSPENDED),
         last_error=report_failure("listener not opened", str(planned.queue), listener.error()),
     )
+    return ack if end is None else acknowledged(end, ack)

@@ -6,9 +6,9 @@ has the threads that do it. The task's own thread is one of the workers, and the
 One more worker sleeps as long as something waits that it may have to begin; when it begins, the next one is
 started, up to ``consume_thread_max``.
 
-One guard protects everything that workers share. Reading a range and delivering happen outside it: a worker
-has its range to itself, and one worker at a time reads ranges. Threads are daemons: a call that never returns
-must not keep its worker process from ending.
+One guard protects everything that workers share. Reading and delivering happen outside it: a worker has its
+range to itself, and another thread reads (:mod:`~pyspark_rocketmq.consumer.engine.arrivals`) and adds pieces.
+Threads are daemons: a call that never returns must not keep its worker process from ending.
 
 A task that has only suspended queues left continues them while the driver reports that other tasks of its
 batch are at work.
@@ -17,60 +17,85 @@ batch are at work.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.orderly import OrderlyFinish
-from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, Memory, RangeInstructions, TaskTurns, Turn
+from pyspark_rocketmq.consume.turns import (
+    NO_INSTRUCTIONS,
+    OPEN_PATIENCE_S,
+    OPEN_SLOW_S,
+    PATIENCE_S,
+    SLOW_S,
+    TURN_S,
+    Memory,
+    RangeInstructions,
+    TaskTurns,
+    Turn,
+)
+from pyspark_rocketmq.consumer.engine.arrivals import Arrivals, Source, end_did_not_come, two_ranges
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import (
-    ArrivedRange,
-    RangeCuts,
-    arrived_ranges,
-)
-from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.source.schema import ReadPiece
+from pyspark_rocketmq.consumer.engine.range import RangeCuts
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.source.schema import Arrival
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
 OUT_OF_MEMORY_BYTES: Final = 256 << 20
-"""Memory of unfinished ranges at which it is short, or used up; a single range may take any amount."""
+"""Memory of messages that have arrived, at which it is short, or used up; a single range may take any amount.
+"""
+PULL_THRESHOLD_FOR_QUEUE: Final = 1000
+"""Default of ``most_held``, as ``DefaultMQPushConsumer.pullThresholdForQueue``."""
 
 _LOOK_EVERY_S: Final = 0.5
 _GOING_ON = (None, OrderlyFinish.SUSPENDED)
 
 
 class OrderlyTask:
-    """Consumes a task's ranges as they come; used once."""
+    """Consumes a task's ranges as they arrive; used once."""
 
     def __init__(
         self,
-        ranges: Iterator[ArrivedRange],
+        source: Source,
         consumer: RangeConsumer,
         instructions: RangeInstructions,
         clock: Clock,
         *,
         give_away: Callable[[Consumed], bool] = lambda _: False,
+        most_held: int = PULL_THRESHOLD_FOR_QUEUE,
     ) -> None:
         """Begin nothing yet.
 
-        ``give_away`` takes, if it can, the result of a range that was given up, from the worker that
-        consumed it: the task's own thread may be in a slow call by then.
+        Args:
+            source: Reads the ranges; either all of them are open or none is.
+            consumer: Has the listener and its settings.
+            instructions: The driver's.
+            clock: Measures durations, and gives the time in acks.
+            give_away: Takes, if it can, the result of a range that was given up, from the worker that
+                consumed it: the task's own thread may be in a slow call by then.
+            most_held: Number of messages not passed at which no more are read of an open range's queue (D13).
         """
-        self._ranges = ranges
+        self._arrivals = Arrivals(source)
         self._consumer = consumer
         self._instructions = instructions
         self._clock = clock
         self._give_away = give_away
         self._changed = threading.Condition()
         """The guard; notified when a waiting worker may have something to do."""
-        self._turns: TaskTurns[MessageQueue] = TaskTurns(clock.monotonic_s())
+        self._most_held = most_held
+        self._is_open = source.is_open
+        slow_s, patience_s = (OPEN_SLOW_S, OPEN_PATIENCE_S) if source.is_open else (SLOW_S, PATIENCE_S)
+        self._turns: TaskTurns[MessageQueue] = TaskTurns(slow_s=slow_s, patience_s=patience_s)
+        self._is_reading = True
+        """Whether the source reads on."""
         self._begun: dict[MessageQueue, _Range] = {}
         """Ranges that have begun and may go on."""
-        self._ended: set[MessageQueue] = set()
+        self._ended: dict[MessageQueue, _Range] = {}
+        self._arrived_bytes = 0
+        """Memory of all that has arrived of the ranges that have begun."""
         self._workers: list[_Worker] = []
         self._done: list[Consumed] = []
         """Results that are still to be yielded."""
@@ -88,7 +113,9 @@ class OrderlyTask:
             RocketMQError: If a range cannot be read, or its queue had another one in this task.
         """
         self._instructions.cut_with(self._cut)
+        # The first worker is the task's own thread.
         worker = self._new_worker()
+        self._arrivals.begin(self._arrived, self._reading_is_over)
         try:
             while not self._has_ended():
                 turn = self._next_turn(worker, gives_out=True)
@@ -99,11 +126,12 @@ class OrderlyTask:
                 raise self._failure
             yield from self._taken_out()
             for one in self._begun.values():
-                yield self._stopped(one)
+                yield self._stopped(self._run_of(one))
         finally:
             with self._changed:
                 self._is_closed = True
                 self._changed.notify_all()
+            self._arrivals.end()
 
     def _cut(self) -> RangeCuts:
         """Cut all ranges; called by another thread."""
@@ -113,6 +141,69 @@ class OrderlyTask:
         # A run's guard may be taken for as long as rows are packed.
         cuts = [run.cut() for run in runs]
         return RangeCuts(ended, [each for each in cuts if each is not None])
+
+    # --- arrivals, by the thread that reads -----------------------------------------------------------------
+
+    def _arrived(self, arrivals: Sequence[Arrival]) -> None:
+        """Take pieces of ranges; the queues that they belong to may go on."""
+        with self._changed:
+            now_s = self._clock.monotonic_s()
+            for arrival in arrivals:
+                if (one := self._range_of(arrival)) is not None:
+                    one.add(arrival)
+                    self._arrived_bytes += arrival.nbytes
+                    self._hold_if_full(one)
+            self._turns.arrived([each.queue for each in arrivals if each.queue in self._begun], now_s)
+            self._pause_if_full(now_s)
+            self._engage_another()
+            self._changed.notify_all()
+
+    def _range_of(self, arrival: Arrival) -> _Range | None:
+        """Return the range of a piece; None if it has ended before all of it has arrived.
+
+        Raises:
+            RocketMQError: If the queue had another range.
+        """
+        queue = arrival.queue
+        one = self._begun.get(queue) or self._ended.get(queue)
+        if one is None:
+            one = self._begun[queue] = _Range(arrival.planned)
+            until_s = arrival.planned.state.suspended_until_s
+            if until_s is not None:
+                due_s = self._clock.monotonic_s() + until_s - self._clock.now_s()
+                self._turns.begins_suspended(queue, due_s)
+        elif one.is_whole:
+            raise two_ranges(queue)
+        elif queue in self._ended:
+            one.is_whole = arrival.is_end
+            return None
+        return one
+
+    def _reading_is_over(self, error: BaseException | None) -> None:
+        with self._changed:
+            unfinished = [queue for queue, one in self._begun.items() if not one.is_whole]
+            if error is None and unfinished and not self._is_closed:
+                error = end_did_not_come(unfinished[0])
+            self._failure = self._failure or error
+            self._turns.all_arrived()
+            self._check_lead()
+            self._changed.notify_all()
+
+    def _pause_if_full(self, now_s: float) -> None:
+        """Have the source pause, or read on, as memory allows; called with the guard held."""
+        if self._is_open:
+            return
+        may_read = self._turns.may_read(now_s, self._memory())
+        if may_read != self._is_reading:
+            self._is_reading = may_read
+            (self._arrivals.resume if may_read else self._arrivals.pause)()
+
+    def _hold_if_full(self, one: _Range) -> None:
+        """Hold the queue of an open range, or let it go on (D13); called with the guard held."""
+        is_full = one.held >= self._most_held or one.held_bytes >= SHORT_OF_MEMORY_BYTES
+        if self._is_open and one.is_held != is_full:
+            one.is_held = is_full
+            (self._arrivals.hold if one.is_held else self._arrivals.go_on)(one.planned.queue)
 
     # --- workers --------------------------------------------------------------------------------------------
 
@@ -147,15 +238,14 @@ class OrderlyTask:
         with self._changed:
             while not self._is_over and not (gives_out and self._done):
                 now_s = self._clock.monotonic_s()
-                memory = self._memory()
-                if self._end_suspended(all_of_them=memory is Memory.GONE and self._turns.is_range_left):
+                if self._end_waiting():
                     continue
                 found = self._turns.next(
                     now_s,
                     calls_s=self._in_hand_s(worker, now_s),
                     is_batch_at_work=self._instructions.is_batch_at_work(),
-                    memory=memory,
                 )
+                self._pause_if_full(now_s)
                 if isinstance(found, Turn):
                     worker.begin(None, now_s)
                     self._engage_another()
@@ -166,19 +256,21 @@ class OrderlyTask:
                 worker.begin(None, self._clock.monotonic_s())
             return None
 
-    def _end_suspended(self, *, all_of_them: bool) -> bool:
-        """End suspended queues that are given up, for their next owner; return whether there were any.
+    def _end_waiting(self) -> bool:
+        """End suspended and dry queues that are given up, for their next owner; return whether there are any.
 
-        ``all_of_them`` ends all suspended queues, to make room for ranges that are not read yet.
+        All suspended queues end if no memory is left to read on.
         """
+        makes_room = self._turns.is_arriving and self._memory() is Memory.GONE
         found = [
             (queue, one)
             for queue, one in self._begun.items()
-            if self._turns.is_suspended(queue) and (all_of_them or self._instructions.is_given_up(queue))
+            if (self._turns.is_suspended(queue) and (makes_room or self._instructions.is_given_up(queue)))
+            or (self._turns.is_dry(queue) and self._instructions.is_given_up(queue))
         ]
         for queue, one in found:
             self._turns.withdrawn(queue)
-            self._give_out(queue, self._stopped(one))
+            self._give_out(queue, self._stopped(self._run_of(one)))
         return bool(found)
 
     def _give_out(self, queue: MessageQueue, consumed: Consumed) -> None:
@@ -191,11 +283,16 @@ class OrderlyTask:
         self._changed.notify_all()
 
     def _end(self, queue: MessageQueue) -> None:
-        del self._begun[queue]
-        self._ended.add(queue)
+        one = self._ended[queue] = self._begun.pop(queue)
+        if not one.is_whole:
+            self._arrivals.leave(queue)
+        self._arrived_bytes -= one.arrived_bytes
+        one.run = None
 
     def _memory(self) -> Memory:
-        held_bytes = sum(one.arrived.nbytes for one in self._begun.values())
+        if self._arrived_bytes < SHORT_OF_MEMORY_BYTES:
+            return Memory.PLENTY
+        held_bytes = sum(one.held_bytes for one in self._begun.values())
         if held_bytes < SHORT_OF_MEMORY_BYTES:
             return Memory.PLENTY
         return Memory.SHORT if held_bytes < OUT_OF_MEMORY_BYTES else Memory.GONE
@@ -209,7 +306,7 @@ class OrderlyTask:
 
     @property
     def _is_over(self) -> bool:
-        is_at_its_end = self._turns.is_idle and not (self._turns.is_somebody_waiting and self._goes_on)
+        is_at_its_end = self._turns.is_idle and not (self._turns.has_more and self._goes_on)
         return is_at_its_end or self._is_closed or self._failure is not None
 
     @property
@@ -242,48 +339,34 @@ class OrderlyTask:
     # --- a turn ---------------------------------------------------------------------------------------------
 
     def _take(self, worker: _Worker, turn: Turn[MessageQueue]) -> None:
-        if turn.queue is not None:
-            self._deliver(worker, self._begun[turn.queue], turn.lasts_s)
-            return
-        arrived = next(self._ranges, None)
-        with self._changed:
-            if arrived is None:
-                self._turns.none_arrived()
-                self._check_lead()
-                self._changed.notify_all()
-                return
-            queue = arrived.planned.queue
-            if queue in self._begun or queue in self._ended:
-                raise _two_ranges(queue)
-            one = self._begun[queue] = _Range(arrived)
-            turn = self._turns.arrived(queue, self._clock.monotonic_s())
-            self._engage_another()
-            self._changed.notify_all()
-        self._deliver(worker, one, turn.lasts_s)
-
-    def _deliver(self, worker: _Worker, one: _Range, lasts_s: float) -> None:
+        one = self._begun[turn.queue]
+        # While reading pauses, it is to go on soon after there is room.
+        lasts_s = turn.lasts_s if self._is_reading else min(turn.lasts_s, TURN_S)
         with self._consumer.borrow() as listener:
-            run = one.run or self._consumer.run_of(one.arrived, listener, self._instructions, self._clock)
-            one.run, run.listener = run, listener
-            run.ends_turn = False
+            run = self._run_of(one)
+            run.listener, run.ends_turn = listener, False
             worker.begin(run, self._clock.monotonic_s())
             if not self._goes_on or (self._done and worker is self._workers[0]):
                 worker.stop()
             run.consume(lasts_s)
         self._report(worker, one, run)
 
-    def _stopped(self, one: _Range) -> Consumed:
+    def _run_of(self, one: _Range) -> OrderlyRun:
+        if one.run is None:
+            one.run = self._consumer.run_of(one.planned, one.arrivals, self._instructions, self._clock)
+        return one.run
+
+    def _stopped(self, run: OrderlyRun) -> Consumed:
         """Stop a range, at its end or where it is now; return its result."""
-        assert one.run is not None
-        one.run.stop()
-        return one.run.last(one.arrived.end)
+        run.stop()
+        return run.last()
 
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
         """Report the end of a turn; the worker is busy until then, since it may have results to write."""
-        queue = one.arrived.planned.queue
+        queue = one.planned.queue
         is_given_up = self._instructions.is_given_up(queue)
         goes_on = run.finished in _GOING_ON and not is_given_up
-        consumed = None if goes_on else self._stopped(one)
+        consumed = None if goes_on else self._stopped(run)
         is_gone = consumed is not None and is_given_up and self._give_away(consumed)
         with self._changed:
             now_s = self._clock.monotonic_s()
@@ -294,21 +377,56 @@ class OrderlyTask:
                     self._end(queue)
                 else:
                     self._give_out(queue, consumed)
-            elif run.finished is None:
-                self._turns.yielded(queue, now_s)
             else:
-                self._turns.suspended(queue, now_s + run.pause_s())
+                self._end_turn(one, run, now_s)
+            self._pause_if_full(now_s)
             self._check_lead()
             self._changed.notify_all()
+
+    def _end_turn(self, one: _Range, run: OrderlyRun, now_s: float) -> None:
+        queue = one.planned.queue
+        self._hold_if_full(one)
+        if run.finished is not None:
+            self._turns.suspended(queue, now_s + run.pause_s())
+        elif run.is_dry:
+            self._turns.dry(queue)
+        else:
+            self._turns.yielded(queue, now_s)
 
 
 @dataclass(slots=True)
 class _Range:
     """One range in the task's hands."""
 
-    arrived: ArrivedRange
+    planned: QueueRange
     run: OrderlyRun | None = None
     """Its run, from the first turn on."""
+    arrivals: deque[Arrival] = field(default_factory=deque)
+    """Pieces that the run has not taken in."""
+    is_whole: bool = False
+    """Whether its end has arrived."""
+    is_held: bool = False
+    """Whether no more is read of its queue for now."""
+    arrived: int = 0
+    """Messages that have arrived."""
+    arrived_bytes: int = 0
+
+    def add(self, arrival: Arrival) -> None:
+        """Add a piece."""
+        self.arrived += sum(map(len, arrival.messages))
+        self.arrived_bytes += arrival.nbytes
+        self.is_whole = arrival.is_end
+        self.arrivals.append(arrival)
+
+    @property
+    def held(self) -> int:
+        """Messages that have arrived and are not passed."""
+        return self.arrived - (0 if self.run is None else self.run.passed)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the messages that have arrived and are not released."""
+        return self.arrived_bytes - (0 if self.run is None else self.run.freed_bytes)
 
 
 class _Worker:
@@ -336,13 +454,6 @@ class _Worker:
             run.ends_turn = True
 
 
-def _two_ranges(queue: MessageQueue) -> RocketMQError:
-    return RocketMQError(
-        f"{queue}: two ranges of one batch came to one task; nothing of the batch is committed. Do not copy "
-        "or union the rows of format('rocketmq') before they are consumed."
-    )
-
-
 class DirectEngine:
     """Consumes a task's ranges; pickled with the listener."""
 
@@ -350,10 +461,8 @@ class DirectEngine:
         self._consumer = consumer
 
     def __call__(
-        self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
+        self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed]:
         """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`."""
-        ranges = arrived_ranges(pieces)
-        yield from OrderlyTask(
-            ranges, self._consumer, instructions, SystemClock(), give_away=instructions.take
-        ).consumed()
+        task = OrderlyTask(source, self._consumer, instructions, SystemClock(), give_away=instructions.take)
+        yield from task.consumed()

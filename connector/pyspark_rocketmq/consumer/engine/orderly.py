@@ -10,8 +10,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from math import inf
+from typing import NoReturn
 
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
@@ -29,7 +31,7 @@ from pyspark_rocketmq.consume.orderly import (
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun
+from pyspark_rocketmq.consumer.engine.range import RangeRun
 from pyspark_rocketmq.errors import DeadLetterRefused, OptionError, RocketMQError, UndecodableMessage
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.context import (
@@ -64,6 +66,11 @@ def no_dead_letters(message: MessageExt) -> None:
         f"{message.message_queue} queueOffset={message.queue_offset}: nobody said how dead letters are sent, "
         "and without one no message is given up."
     )
+
+
+def no_listener(*_: object) -> NoReturn:
+    """Refuse: the run has not been given its listener."""
+    raise RuntimeError("A run delivers with a borrowed listener, and has none.")
 
 
 class OrderlyRun(RangeRun):
@@ -116,7 +123,7 @@ class OrderlyRun(RangeRun):
             retry_counts=self._earlier_retries(),
             stored_times=lambda index: self._messages[index].reconsume_times,
             is_whole=arrivals is None,
-            least=1 if planned.is_open else settings.consume_message_batch_max_size,
+            least=1 if planned.has_open_end else settings.consume_message_batch_max_size,
         )
 
     @property
@@ -216,6 +223,8 @@ class OrderlyRun(RangeRun):
         """Deliver nothing more; finish as a run whose time is used up."""
         with self._guard:
             self._take_in_arrivals(self._started_s)
+            if self._machine.is_dry and self._instructions.is_given_up(self._planned.queue):
+                self._machine.give_up()
             self._machine.stop()
 
     @property
@@ -375,12 +384,13 @@ class RangeConsumer:
                 SendBack(send_back).send_as_dead_letter, max_reconsume_times=settings.max_reconsume_times
             )
 
-    def consume(self, arrived: ArrivedRange) -> Consumed:
-        """Deliver the range's messages."""
+    def consume(self, whole: Arrival) -> Consumed:
+        """Deliver the messages of a range that has arrived as a whole."""
         with self.borrow() as listener:
-            run = self.run_of(arrived, listener, NO_INSTRUCTIONS)
+            run = self.run_of(whole.planned, deque([whole]), NO_INSTRUCTIONS)
+            run.listener = listener
             run.consume()
-            return run.last(arrived.end)
+            return run.last()
 
     @property
     def most_calls(self) -> int:
@@ -393,20 +403,27 @@ class RangeConsumer:
 
     def run_of(
         self,
-        arrived: ArrivedRange,
-        listener: Call,
+        planned: QueueRange,
+        arrivals: deque[Arrival],
         instructions: RangeInstructions,
         clock: Clock | None = None,
     ) -> OrderlyRun:
-        """Prepare to consume ``arrived`` with a borrowed listener; the default clock is the system's."""
+        """Prepare to consume a range; set the run's ``listener`` to a borrowed one before it consumes.
+
+        ``arrivals`` has its pieces, to which any thread may add more. The default clock is the system's.
+        """
         clock = clock or SystemClock()
+        settings = self._settings
+        if planned.has_open_end:
+            # It lasts, and its queue takes turns with the others.
+            settings = replace(settings, max_time_consume_continuously_s=inf)
         return OrderlyRun(
-            arrived.planned,
-            arrived.messages,
-            listener=listener,
+            planned,
+            (),
+            listener=no_listener,
             output=self._output,
-            settings=self._settings,
-            ended=arrived.end.reason,
+            settings=settings,
+            arrivals=arrivals,
             now_s=clock.monotonic_s,
             wall_s=clock.now_s,
             dead_letters=self._dead_letters,

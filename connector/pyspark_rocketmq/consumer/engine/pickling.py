@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
@@ -11,9 +11,9 @@ from typing import Any, Final
 from pyspark import cloudpickle
 
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
+from pyspark_rocketmq.consumer.engine.arrivals import Source
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.task import Engine
-from pyspark_rocketmq.source.schema import ReadPiece
 
 _DEEPEST: Final = 6
 """Maximum number of levels that are searched; a deeper culprit is reported as the last one."""
@@ -32,11 +32,11 @@ class PickledOnce:
         return pickle.loads, (self._pickled,)
 
     def __call__(
-        self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
+        self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed]:
         """Consume as ``Engine`` does; for a caller in this process."""
         engine: Engine = pickle.loads(self._pickled)  # noqa: S301 - its own
-        return engine(pieces, instructions)
+        return engine(source, instructions)
 
 
 def why_not_picklable(value: object) -> str | None:

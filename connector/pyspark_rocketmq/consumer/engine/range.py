@@ -12,11 +12,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
-
-import pyarrow as pa
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
@@ -32,7 +30,7 @@ from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange, QueueState
-from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd, ReadPiece
+from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import NO_MESSAGES, RememberedMessages, RetryCounts
 
 _GOING_ON: Final = "GOING_ON"
@@ -132,6 +130,11 @@ class RangeRun(ABC):
     def _forget(self) -> None:
         """Release messages that are passed, except the last of them, which acks name."""
         self._messages.forget(self._done - 1)
+
+    @property
+    def passed(self) -> int:
+        """Number of messages passed, of all that have arrived; for any thread."""
+        return self._done
 
     @property
     def freed_bytes(self) -> int:
@@ -272,21 +275,6 @@ class RangeCuts(NamedTuple):
     """Cuts of ranges that go on."""
 
 
-class ArrivedRange(NamedTuple):
-    """One queue's range as it was read: its messages and its end."""
-
-    end: RangeEnd
-    messages: Sequence[MessageExt]
-    """Its messages, in queue order."""
-    nbytes: int = 0
-    """Memory that its messages' columns take."""
-
-    @property
-    def planned(self) -> QueueRange:
-        """The range, up to the end that was reached."""
-        return self.end.planned
-
-
 def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
     """Return ``ack`` completed with the facts that only the reader of its range has."""
     state = ack.state
@@ -300,15 +288,3 @@ def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
         is_another_log=end.reason is EndReason.ANOTHER_LOG,
         metrics=ack.metrics.plus(end.metrics),
     )
-
-
-def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:
-    """Yield the ranges that a reader in this process reads, each as soon as its end has come."""
-    read: list[pa.RecordBatch] = []
-    for piece in pieces:
-        if not isinstance(piece, RangeEnd):
-            read.append(piece)
-            continue
-        messages = ArrivedMessages(piece.planned.queue, read, piece.described_by_messages)
-        yield ArrivedRange(piece, messages, sum(each.nbytes for each in read))
-        read = []

@@ -33,6 +33,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource, whole_ranges
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import (
@@ -41,7 +42,6 @@ from pyspark_rocketmq.consumer.engine.output import (
     listener_schema,
     sink_schema,
 )
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange
 from pyspark_rocketmq.errors import RocketMQError, without_frames
 from pyspark_rocketmq.listeners.context import ConsumeHooks
 from pyspark_rocketmq.listeners.messages import messages_of
@@ -57,7 +57,7 @@ from pyspark_rocketmq.model import (
     queue_columns,
 )
 from pyspark_rocketmq.source.marker_rows import end_from_json
-from pyspark_rocketmq.source.schema import KIND, PLANNED_RANGE, RangeEnd, ReadPiece
+from pyspark_rocketmq.source.schema import KIND, PLANNED_RANGE, Arrival, RangeEnd, ReadPiece
 from pyspark_rocketmq.spark.session import qualified
 from pyspark_rocketmq.wire.columnar.schema import QUEUE_FIELDS
 
@@ -170,7 +170,7 @@ class _InSpark:
 
     @without_frames
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for consumed in self._engine(ranges_from_rows(batches)):
+        for consumed in self._engine(ClosedSource(whole_ranges(ranges_from_rows(batches)))):
             yield from spark_batches(consumed)
 
 
@@ -216,7 +216,7 @@ def _frame(
     return pd.DataFrame(columns)
 
 
-def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange:
+def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> Arrival:
     """Return the range with its messages in queue order.
 
     Raises:
@@ -247,7 +247,7 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
     messages = messages_of(columns.values())
     if order is not None:
         messages = [messages[at] for at in order.tolist()]
-    return ArrivedRange(end, messages[:-1])
+    return Arrival(end.planned, [messages[:-1]], end)
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -37,6 +37,7 @@ from pyspark import TaskContext
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part, QueueAck, continued
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
+from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource, Source
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.errors import ListenerError, RocketMQError, without_frames
@@ -44,8 +45,8 @@ from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, as
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, sends_rows
 from pyspark_rocketmq.source.ranges import Ticket
-from pyspark_rocketmq.source.reader import freeze_modules, read_ranges, tickets_in
-from pyspark_rocketmq.source.schema import ReadPiece
+from pyspark_rocketmq.source.reader import freeze_modules, read_arrivals, tickets_in
+from pyspark_rocketmq.source.schema import Arrival
 
 logger = logging.getLogger(__name__)
 
@@ -332,9 +333,12 @@ class Engine(Protocol):
     """Consumes the ranges that a task reads."""
 
     def __call__(
-        self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
+        self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed]:
-        """Consume a task's ranges, each until ``instructions`` end it; yield each result at its end."""
+        """Consume a task's ranges, each until ``instructions`` end it; yield each result at its end.
+
+        What ``source`` reads is consumed as it arrives.
+        """
         ...
 
 
@@ -372,8 +376,8 @@ class BatchTask:
             instructions = self._ask(tickets)
             could_ask = instructions is not None if tickets and self._terms is not None else None
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
-            pieces = _read(() if is_held_back else tickets, instructions)
-            finished = self._written(self._engine(pieces, instructions or NO_INSTRUCTIONS), instructions)
+            source = ClosedSource(_read(() if is_held_back else tickets, instructions))
+            finished = self._written(self._engine(source, instructions or NO_INSTRUCTIONS), instructions)
         freeze_modules()
         result = {"parts": json.dumps([part.facts for part in finished]), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
@@ -423,7 +427,7 @@ class BatchTask:
             raise
 
 
-def _read(tickets: Iterable[Ticket], instructions: TaskControl | None) -> Iterator[ReadPiece]:
+def _read(tickets: Iterable[Ticket], instructions: TaskControl | None) -> Iterator[Sequence[Arrival]]:
     """Read the tickets' ranges in order, without those given up by then."""
     for ticket in tickets:
         begun = [
@@ -431,7 +435,7 @@ def _read(tickets: Iterable[Ticket], instructions: TaskControl | None) -> Iterat
             for partition in ticket.partitions
             if instructions is None or instructions.begins(partition.planned.queue)
         ]
-        yield from read_ranges(begun)
+        yield from read_arrivals(begun)
 
 
 class _RowsAndAcks(NamedTuple):

@@ -1,0 +1,180 @@
+"""The ranges of a task as an engine gets them: pieces that a thread reads and hands to it.
+
+A :class:`Source` reads; :class:`Arrivals` runs it in a thread of its own and calls the engine. The engine
+decides how much it takes:
+
+* Of closed ranges it pauses the reading of all (``pause``, ``resume``), since the memory of a task is what
+  they fill, and a range that is read early is not consumed earlier.
+* Of open ranges it holds only queues that have too many messages (``hold``, ``go_on``), since one slow queue
+  must not delay the others.
+
+The thread is a daemon: a broker that does not answer must not keep a worker process from ending.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source.schema import Arrival, RangeEnd, ReadPiece
+
+_CHECK_S: Final = 0.5
+"""How often a paused thread checks whether the engine has ended."""
+_STOP_S: Final = 10.0
+"""How long an engine that ends waits for the thread."""
+
+
+class Source(Protocol):
+    """Reads the ranges of one task; methods other than ``arrivals`` come from any thread and do not wait."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether all ranges are open; otherwise all of them end."""
+        ...
+
+    def arrivals(self) -> Generator[Sequence[Arrival]]:
+        """Yield pieces as soon as there are some, until every range has had its end.
+
+        The pieces of a range come in order. The first one of an open range comes at once, also without
+        messages, so that its queue can be given up. Closing the generator releases all connections.
+
+        Raises:
+            RocketMQError: If a range cannot be read.
+        """
+        ...
+
+    def hold(self, queue: MessageQueue) -> None:
+        """Read no more of a queue for now; what is under way may still come."""
+        ...
+
+    def go_on(self, queue: MessageQueue) -> None:
+        """Read a queue again."""
+        ...
+
+    def leave(self, queue: MessageQueue) -> None:
+        """Read nothing more of a queue: its range has ended for the engine."""
+        ...
+
+    def end(self) -> None:
+        """Wake ``arrivals``, whatever it waits for, because the task is over."""
+        ...
+
+
+class ClosedSource:
+    """Reads ranges that end, as ``made`` yields them; goes on only when the caller wants more."""
+
+    is_open = False
+
+    def __init__(self, made: Iterable[Sequence[Arrival]]) -> None:
+        self._made = made
+
+    def arrivals(self) -> Generator[Sequence[Arrival]]:
+        """See :class:`Source`."""
+        yield from self._made
+
+    def hold(self, queue: MessageQueue) -> None:
+        """Do nothing: the reading of closed ranges is paused as a whole."""
+
+    def go_on(self, queue: MessageQueue) -> None:
+        """Do nothing; see :meth:`hold`."""
+
+    def leave(self, queue: MessageQueue) -> None:
+        """Do nothing: the rest of a closed range is small."""
+
+    def end(self) -> None:
+        """Do nothing: no pull waits for messages."""
+
+
+class Arrivals:
+    """The thread that reads a task's ranges; used once."""
+
+    def __init__(self, source: Source) -> None:
+        """Begin nothing yet."""
+        self._source = source
+        self._may_read = threading.Event()
+        self._may_read.set()
+        self._has_ended = False
+        self._thread: threading.Thread | None = None
+        self.hold = source.hold
+        self.go_on = source.go_on
+        self.leave = source.leave
+
+    def begin(
+        self,
+        arrived: Callable[[Sequence[Arrival]], None],
+        over: Callable[[BaseException | None], None],
+    ) -> None:
+        """Begin to read.
+
+        Args:
+            arrived: Called with each list of pieces, by the thread, which reads on when it returns.
+            over: Called once, after the last piece, with the error if there was one.
+        """
+        self._thread = threading.Thread(
+            target=self._run, args=(arrived, over), name="rocketmq-arrivals", daemon=True
+        )
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Have the thread read no more after its current call of ``arrived``; from any thread."""
+        self._may_read.clear()
+
+    def resume(self) -> None:
+        """Have the thread read again; from any thread."""
+        self._may_read.set()
+
+    def end(self) -> None:
+        """End the thread: it closes the source. Wait for it, unless a broker keeps it."""
+        self._has_ended = True
+        self._may_read.set()
+        self._source.end()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+
+    def _run(
+        self, arrived: Callable[[Sequence[Arrival]], None], over: Callable[[BaseException | None], None]
+    ) -> None:
+        error: BaseException | None = None
+        made = self._source.arrivals()
+        try:
+            for pieces in made:
+                arrived(pieces)
+                # Release them before waiting for the next ones.
+                del pieces
+                while not (self._may_read.wait(_CHECK_S) or self._has_ended):
+                    pass
+                if self._has_ended:
+                    break
+            made.close()
+        except BaseException as raised:  # noqa: BLE001 - it is the engine's
+            error = raised
+        over(error)
+
+
+def two_ranges(queue: MessageQueue) -> RocketMQError:
+    """Return the error for a second range of a queue."""
+    return RocketMQError(
+        f"{queue}: two ranges of one batch came to one task; nothing of the batch is committed. Do not copy "
+        "or union the rows of format('rocketmq') before they are consumed."
+    )
+
+
+def end_did_not_come(queue: MessageQueue) -> RocketMQError:
+    """Return the error for a range of which the source has forgotten the end."""
+    return RocketMQError(f"{queue}: the end of its range did not come.")
+
+
+def whole_ranges(pieces: Iterable[ReadPiece]) -> Iterator[list[Arrival]]:
+    """Yield the ranges in ``pieces``, each as a whole when its end has come."""
+    read: list[pa.RecordBatch] = []
+    for piece in pieces:
+        if not isinstance(piece, RangeEnd):
+            read.append(piece)
+            continue
+        yield [Arrival(piece.planned, read, piece, nbytes=sum(each.nbytes for each in read))]
+        read = []
