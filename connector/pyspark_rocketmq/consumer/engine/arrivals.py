@@ -40,7 +40,7 @@ class Source(Protocol):
     def arrivals(self) -> Generator[Sequence[Arrival]]:
         """Yield pieces as soon as there are some, until every range has had its end.
 
-        The pieces of a range come in order. The first one of an open range comes at once, also without
+        The pieces of a range come in order. The first one of an open range comes first of all, also without
         messages, so that its queue can be given up. Closing the generator releases all connections.
 
         Raises:

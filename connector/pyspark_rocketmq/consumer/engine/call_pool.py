@@ -172,7 +172,7 @@ class PooledRange:
 
     @property
     def needs_more(self) -> bool:
-        """Whether it waits for messages that have not arrived."""
+        """Whether only messages that have not arrived can bring it further."""
         return self.run is not None and self.run.is_dry and not self.is_whole
 
 
@@ -181,7 +181,7 @@ class ConsumingRun(PooledRun, Protocol):
 
     @property
     def is_dry(self) -> bool:
-        """Whether it can do nothing until more arrives; for any thread."""
+        """Whether there is nothing to do until more arrives; for any thread."""
         ...
 
     @property
@@ -238,7 +238,7 @@ class RangesAtOnce:
         self._is_paused = False
         """Whether reading has paused after the pieces that were taken last."""
         self._is_full = False
-        """Whether it goes on pausing, for want of memory."""
+        """Whether reading goes on pausing, for want of memory."""
         pool.last_out = lambda: self._events.put(None)
 
     def consumed(self) -> Iterator[Consumed]:

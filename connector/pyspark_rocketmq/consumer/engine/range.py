@@ -101,7 +101,7 @@ class RangeRun(ABC):
         self._calls_s = 0.0
 
     def extend(self, arrival: Arrival) -> None:
-        """Add the next piece of the range; called by any thread, returns at once."""
+        """Add the next piece of the range; called by any thread, does not wait."""
         self._arrivals.append(arrival)
 
     def _take_in_arrivals(self, now_s: float) -> None:
