@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,14 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.marker_rows import spark_rows
 from pyspark_rocketmq.source.ranges import MOST_COUNTED, QueuePartition, Ticket, tasks_of, ticket_rows
-from pyspark_rocketmq.source.reader import gaps_before, read_queue, read_queues, read_ranges, read_tickets
+from pyspark_rocketmq.source.reader import (
+    gaps_before,
+    read_arrivals,
+    read_queue,
+    read_queues,
+    read_ranges,
+    read_tickets,
+)
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire import compression
@@ -771,6 +779,31 @@ def test_rows_of_ranges_that_are_read_at_once_come_one_range_after_the_other(
             found.append([])
 
     assert sorted(found) == [[], *([*range(10, end), end] for end in (20, 60, 100))]
+
+
+def test_pieces_of_ranges_come_as_they_are_read(partition: QueuePartition) -> None:
+    """D1: the same messages and ends as of whole ranges, in order within each."""
+    lengths = dict(enumerate((100, 20, 60)))
+    ranges = [
+        replace(
+            partition, planned=replace(partition.planned, queue=QUEUE._replace(queue_id=queue_id), end=end)
+        )
+        for queue_id, end in lengths.items()
+    ]
+
+    found: dict[int, list[int]] = {queue_id: [] for queue_id in lengths}
+    ends: dict[int, int] = {}
+    for arrival in chain.from_iterable(read_arrivals(ranges)):
+        queue_id = arrival.queue.queue_id
+        assert queue_id not in ends
+        assert arrival.planned == ranges[queue_id].planned
+        assert arrival.bounds is not None
+        found[queue_id] += offsets_of(list(arrival.messages))
+        if arrival.end is not None:
+            ends[queue_id] = arrival.end.planned.end
+
+    assert found == {queue_id: list(range(10, end)) for queue_id, end in lengths.items()}
+    assert ends == lengths
 
 
 @pytest.mark.parametrize(("max_bytes", "last"), [(30, 24), (16 << 20, 59)])
