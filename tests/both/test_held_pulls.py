@@ -89,7 +89,7 @@ def offsets_of(arrival: Arrival) -> list[int]:
 def test_messages_arrive_while_pulls_are_held(
     client: BrokerClient, address: str, queues: list[MessageQueue]
 ) -> None:
-    """D1, A4: one after the other and many at once."""
+    """D1, A4: one after the other and many together."""
     reader = Reader([open_range(queue, address) for queue in queues])
     expected = {queue_id: list(range(BEFORE)) for queue_id in range(QUEUES)}
     reader.read_until(expected)

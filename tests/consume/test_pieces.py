@@ -132,7 +132,7 @@ class Run:
         self.deliveries: list[OrderlyDelivery] = []
         self.outcomes: list[Outcome] = []
         self.passed: list[tuple[int, int]] = []
-        """Spans of messages committed at once."""
+        """Spans of messages committed together."""
         self.dry = 0
         while machine.finished is None or machine.finished is OrderlyFinish.SUSPENDED:
             self._step()

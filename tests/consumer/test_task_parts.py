@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consume.turns import RangeInstructions
+from pyspark_rocketmq.consumer.engine.arrivals import Source
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.task import BatchTask, TaskParts
 from pyspark_rocketmq.errors import RocketMQError
@@ -22,7 +24,7 @@ from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.ranges import Ticket, partitions_of, ticket_rows
-from pyspark_rocketmq.source.schema import ReadPiece
+from pyspark_rocketmq.source.schema import Arrival
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
@@ -283,10 +285,10 @@ def test_a_task_that_cannot_reach_its_driver_consumes_nothing_and_fails_if_only_
     )
     rows = ticket_rows(Ticket((partition,), 1, open_for_s))
     terms = ControlEndpoint(HubAddress.new("127.0.0.1", 1), 7, must_ask=True)
-    read: list[ReadPiece] = []
+    read: list[Arrival] = []
 
-    def engine(pieces: Iterable[ReadPiece], instructions: RangeInstructions) -> Iterator[Consumed]:
-        read.extend(pieces)
+    def engine(source: Source, instructions: RangeInstructions) -> Iterator[Consumed]:
+        read.extend(chain.from_iterable(source.arrivals()))
         return iter(())
 
     task = BatchTask(None, engine, terms)  # type: ignore[arg-type]

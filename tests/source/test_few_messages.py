@@ -51,10 +51,7 @@ class Told(logging.Handler):
 
 
 def as_objects(piece: pa.RecordBatch, reader: RangeReader) -> ArrivedMessages:
-    queue_offsets = piece.column("queueOffset").to_numpy()
-    return ArrivedMessages(
-        [piece], reader.partition.planned.queue, queue_offsets, described_by(reader.bounds)
-    )
+    return ArrivedMessages(reader.partition.planned.queue, [piece], described_by(reader.bounds))
 
 
 def newest_of(piece: pa.RecordBatch | list[MessageExt]) -> RememberedMessages:
