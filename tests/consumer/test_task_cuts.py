@@ -502,7 +502,7 @@ def test_a_task_holds_while_its_rows_wait_for_the_commit_of_two_parts() -> None:
     """H1"""
     task = Task(writer=SentLines(), open_for_s=300.0)
     pauses: list[bool] = []
-    task.control.pauses_with(lambda: pauses.append(task.control.is_paused()))
+    task.control.notifies(lambda: pauses.append(task.control.is_paused()))
     parts: list[PartHandedOver] = []
     for number in (1, 2):
         task.settles(going_on=[consumed(A, number, number + 1)])

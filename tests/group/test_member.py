@@ -366,6 +366,9 @@ class FarAway:
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
         pass
 
+    def replan(self, plan: int, reason: str) -> None:
+        pass
+
     def leaves(self, plan: int) -> None:
         pass
 

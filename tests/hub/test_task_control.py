@@ -68,7 +68,7 @@ class Task:
         self.control = TaskControl(self.connection, places, is_cut=True)  # type: ignore[arg-type]
         self.id = self.control.id = "t"
         self.pauses: list[bool] = []
-        self.control.pauses_with(lambda: self.pauses.append(self.control.is_paused()))
+        self.control.notifies(lambda: self.pauses.append(self.control.is_paused()))
         self.control.ask(BATCH, 0, attempt=0, tasks=tasks, open_for_s=open_for_s)
         if begins:
             self.control.receive(TaskMayBegin("t", frozenset(), is_stopped=False))

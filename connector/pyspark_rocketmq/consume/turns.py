@@ -78,8 +78,14 @@ class RangeInstructions:
         """
         return False
 
-    def pauses_with(self, changed: Callable[[], None]) -> None:
-        """Take the function that another thread calls when ``is_paused`` has changed; it must not wait."""
+    def notifies(self, changed: Callable[[], None]) -> None:
+        """Take the function to call when ``is_paused`` or ``is_given_up`` has changed; it must not wait.
+
+        Open ranges only: there a queue may have nothing to deliver for hours.
+        """
+
+    def stands(self, queue: MessageQueue, reason: str, *, is_reset: bool = False) -> None:
+        """Note that an open range has ended by itself, so that its queue must be planned again."""
 
     def counts_rows(self) -> bool:
         """Return whether :meth:`rows_grew` is to be called; the same for all of a task's life."""

@@ -173,6 +173,10 @@ class PlanWatcher(Protocol):
         """Report all queues of the plan that are to be given up now; called again after each change."""
         ...
 
+    def replan(self, plan: int, reason: str) -> None:
+        """Report that the plan should be another one by now: it lacks queues that this member has."""
+        ...
+
     def leaves(self, plan: int) -> None:
         """Report that the planner process ends; it waits until no message of the plan is being delivered."""
         ...
@@ -226,6 +230,10 @@ class RunningMember:
         self._watcher: PlanWatcher | None = None
         self._notified: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
         """Plan and queues to be given up that were last reported to the watcher."""
+        self._offered: Mapping[MessageQueue, int] = {}
+        """Queues that the newest plan could have, with their grants."""
+        self._outgrown = 0
+        """Number of the newest plan that lacks a queue, as reported to the watcher."""
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -263,7 +271,12 @@ class RunningMember:
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         """See :class:`QueueOwnership`."""
-        return self._notify(lambda machine, now_s: machine.begin_plan(now_s))
+
+        def begin(machine: Membership, now_s: float) -> Mapping[MessageQueue, int]:
+            self._offered = machine.begin_plan(now_s)
+            return self._offered
+
+        return self._notify(begin)
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         """See :class:`QueueOwnership`."""
@@ -385,6 +398,20 @@ class RunningMember:
         if (plan, leaving) != self._notified and (leaving or self._notified[1]):
             self._watcher.must_leave(plan, leaving)
         self._notified = plan, leaving
+        self._report_gained(self._watcher)
+
+    def _report_gained(self, watcher: PlanWatcher) -> None:
+        """Report once for each plan that this member has a queue which the plan could not have."""
+
+        def gained(machine: Membership, now_s: float) -> tuple[int, list[MessageQueue]]:
+            held = machine.plannable(now_s)
+            new = [queue for queue, grant in held.items() if self._offered.get(queue) != grant]
+            return machine.plan_under_way()[0], new
+
+        plan, queues = self._query(gained)
+        if queues and plan != self._outgrown:
+            self._outgrown = plan
+            watcher.replan(plan, f"{len(queues)} queues more, such as {min(queues)}")
 
     def _do_what_is_due(self) -> bool:
         """Perform the due actions once; return whether there were any, since they may have made more due."""

@@ -138,7 +138,7 @@ class TaskControl(RangeInstructions):
         self._is_lost = False
         """Whether no message reaches the driver any more."""
         self._is_paused = False
-        self._on_pause: Callable[[], None] = lambda: None
+        self._on_change: Callable[[], None] = lambda: None
         self._counts_rows = False
         self._is_held = False
         """Whether nothing is delivered because of the rows that are in no cut."""
@@ -186,9 +186,9 @@ class TaskControl(RangeInstructions):
         """See :class:`RangeInstructions`."""
         return self._is_paused or self._is_held
 
-    def pauses_with(self, changed: Callable[[], None]) -> None:
+    def notifies(self, changed: Callable[[], None]) -> None:
         """See :class:`RangeInstructions`."""
-        self._on_pause = changed
+        self._on_change = changed
 
     def begins(self, queue: MessageQueue) -> bool:
         """Report that the range of a queue begins; return whether it may."""
@@ -255,7 +255,7 @@ class TaskControl(RangeInstructions):
             has_changed = self._cuts.is_held != self._is_held
             self._is_held = self._cuts.is_held
         if has_changed:
-            self._on_pause()
+            self._on_change()
         if is_due:
             self._on_full()
 
@@ -462,6 +462,7 @@ class TaskControl(RangeInstructions):
         """Make no further deliveries; messages delivered so far remain in the task's result."""
         self._all = True
         self._end_idle()
+        self._on_change()
 
     def broke(self) -> None:
         """Pause, as the connection has broken and another one is tried; with closed ranges end."""
@@ -518,7 +519,7 @@ class TaskControl(RangeInstructions):
     def _pauses(self, *, is_paused: bool) -> None:
         if is_paused != self._is_paused:
             self._is_paused = is_paused
-            self._on_pause()
+            self._on_change()
 
     def lost(self) -> None:
         """End the task after the running call: it can get no further instructions."""
@@ -529,6 +530,7 @@ class TaskControl(RangeInstructions):
         self._answered.set()
         self._is_certain.set()
         self._end_idle()
+        self._on_change()
 
     def _end_idle(self) -> None:
         self._is_last = True
@@ -543,6 +545,7 @@ class TaskControl(RangeInstructions):
                 self.released(queue)
         if not is_dropped and not self._kept.isdisjoint(queues):
             self._on_cut(None)
+        self._on_change()
 
 
 class _DriverConnection:

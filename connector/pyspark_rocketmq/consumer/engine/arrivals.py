@@ -19,10 +19,14 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
+from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.source.schema import Arrival, RangeEnd, ReadPiece
+from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd, ReadPiece
 
+PULL_THRESHOLD_FOR_QUEUE: Final = 1000
+"""Number of messages not passed at which a queue is held, as ``DefaultMQPushConsumer.pullThresholdForQueue``."""
 _CHECK_S: Final = 0.5
 """How often a paused thread checks whether the engine has ended."""
 _STOP_S: Final = 10.0
@@ -154,6 +158,18 @@ class Arrivals:
         except BaseException as raised:  # noqa: BLE001 - it is the engine's
             error = raised
         over(error)
+
+
+def report_stand(instructions: RangeInstructions, ack: QueueAck, end: RangeEnd | None) -> None:
+    """Report an open range that has ended by itself: only another plan can bring its queue further.
+
+    ``end`` is the reader's, if the range has ended because of it.
+    """
+    if instructions.is_given_up(ack.queue) or (end is not None and end.reason is EndReason.STOPPED):
+        return
+    is_reset = end is not None and end.reset_to is not None
+    reason = ack.finished if end is None else f"its range ended: {end.reason}"
+    instructions.stands(ack.queue, "an operator has reset it" if is_reset else reason, is_reset=is_reset)
 
 
 def two_ranges(queue: MessageQueue) -> RocketMQError:

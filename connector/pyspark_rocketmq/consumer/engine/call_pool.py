@@ -3,6 +3,9 @@
 :mod:`pyspark_rocketmq.consume.call_slots` decides which range may begin a call; this module adds the lock and
 the threads. Each range has its own thread, which begins its calls and settles them; a call runs on any thread
 of the pool. The task's own thread begins ranges and yields results; another one reads.
+
+Closed ranges begin one after the other, as far as calls are slow, and reading pauses when memory is short. Open
+ranges all begin with the task; a queue that has too many messages is held.
 """
 
 from __future__ import annotations
@@ -15,11 +18,19 @@ from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.consume.call_slots import CallSlots
-from pyspark_rocketmq.consumer.engine.arrivals import Arrivals, Source, end_did_not_come, two_ranges
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
+from pyspark_rocketmq.consumer.engine.arrivals import (
+    PULL_THRESHOLD_FOR_QUEUE,
+    Arrivals,
+    Source,
+    end_did_not_come,
+    report_stand,
+    two_ranges,
+)
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.listeners.calls import DaemonThreads
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import Arrival
+from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 
 _OUT_OF_MEMORY_BYTES: Final = 128 << 20
 """Memory of what has arrived at which the task reads no more; a single range may take any amount."""
@@ -27,7 +38,10 @@ _WAITING_RANGES: Final = 8
 """Maximum number of unfinished ranges beyond those that can have a call: they send messages back, or
 pause."""
 _LOOK_EVERY_S: Final = 0.05
-"""How often the task checks for slow calls and memory while a range is to begin or reading pauses."""
+"""How often the task checks for slow calls and memory while a range is to begin, or reading pauses or a queue is
+held."""
+_HELD_BYTES: Final = 64 << 20
+"""Memory of the messages of an open range at which its queue is held."""
 
 
 class PooledRun(Hashable, Protocol):
@@ -150,8 +164,12 @@ class PooledRange:
     run: ConsumingRun | None = None
     """Its run, once it has begun."""
     is_begun: bool = False
+    end: RangeEnd | None = None
+    """Its end, once that has arrived."""
     is_whole: bool = False
-    """Whether its end has arrived."""
+    """Whether its end has arrived, perhaps after the range has ended here."""
+    is_held: bool = False
+    """Whether no more is read of its queue for now."""
     arrived: int = 0
     """Messages that have arrived."""
     arrived_bytes: int = 0
@@ -160,7 +178,7 @@ class PooledRange:
         """Add a piece."""
         self.arrived += sum(map(len, arrival.messages))
         self.arrived_bytes += arrival.nbytes
-        self.is_whole = arrival.is_end
+        self.end, self.is_whole = arrival.end, arrival.is_end
         self.arrivals.append(arrival)
         if self.run is not None:
             self.run.look_again()
@@ -169,6 +187,11 @@ class PooledRange:
     def held_bytes(self) -> int:
         """Memory of the messages that have arrived and are not released."""
         return self.arrived_bytes - (0 if self.run is None else self.run.freed_bytes)
+
+    @property
+    def held(self) -> int:
+        """Number of messages that have arrived and are not passed."""
+        return self.arrived - (0 if self.run is None else self.run.passed)
 
     @property
     def needs_more(self) -> bool:
@@ -187,6 +210,11 @@ class ConsumingRun(PooledRun, Protocol):
     @property
     def freed_bytes(self) -> int:
         """Memory of messages that is released, of all that has arrived; for any thread."""
+        ...
+
+    @property
+    def passed(self) -> int:
+        """Number of messages passed, of all that have arrived; for any thread."""
         ...
 
 
@@ -212,6 +240,9 @@ class RangesAtOnce:
         consume: Callable[[PooledRange], Consumed],
         pool: CallPool,
         give_away: Callable[[Consumed], bool],
+        instructions: RangeInstructions = NO_INSTRUCTIONS,
+        *,
+        most_held: int = PULL_THRESHOLD_FOR_QUEUE,
     ) -> None:
         """Begin nothing yet.
 
@@ -221,8 +252,13 @@ class RangesAtOnce:
             pool: The pool in which calls take slots.
             give_away: Takes, if it can, the result of a range that was given up, on the thread that consumed
                 it: the task's own thread may be writing.
+            instructions: The driver's.
+            most_held: As for :class:`~pyspark_rocketmq.consumer.engine.direct.OrderlyTask`.
         """
         self._arrivals = Arrivals(source)
+        self._is_open = source.is_open
+        self._instructions = instructions
+        self._most_held = most_held
         self._consume = consume
         self._pool = pool
         self._give_away = give_away
@@ -247,6 +283,8 @@ class RangesAtOnce:
         Raises:
             RocketMQError: If a range cannot be read, or its queue had another one in this task.
         """
+        if self._is_open:
+            self._instructions.notifies(self._instructions_changed)
         self._arrivals.begin(self._arrived, lambda error: self._events.put(_Over(error)))
         try:
             while self._is_arriving or self._ranges:
@@ -260,20 +298,37 @@ class RangesAtOnce:
         self._arrivals.pause()
         self._events.put(arrivals)
 
+    def _instructions_changed(self) -> None:
+        """Have every range check what the driver has ordered; called by any thread."""
+        for one in list(self._ranges.values()):
+            if (run := one.run) is not None:
+                run.look_again()
+
     def _begin_some(self) -> None:
         """Begin ranges in the order of their arrival, and read on as far as there is memory."""
         for one in [each for each in self._ranges.values() if not each.is_begun]:
             if not self._may_begin():
                 break
             self._begin(one)
-        held_bytes = sum(one.held_bytes for one in self._ranges.values())
-        self._is_full = held_bytes >= _OUT_OF_MEMORY_BYTES and not self._can_only_read
+        if self._is_open:
+            for one in self._ranges.values():
+                self._hold_if_full(one)
+        else:
+            held_bytes = sum(one.held_bytes for one in self._ranges.values())
+            self._is_full = held_bytes >= _OUT_OF_MEMORY_BYTES and not self._can_only_read
         if self._is_paused and not self._is_full:
             self._is_paused = False
             self._arrivals.resume()
 
+    def _hold_if_full(self, one: PooledRange) -> None:
+        """Hold the queue of an open range, or let it go on (D13)."""
+        is_full = one.held >= self._most_held or one.held_bytes >= _HELD_BYTES
+        if one.is_held != is_full:
+            one.is_held = is_full
+            (self._arrivals.hold if is_full else self._arrivals.go_on)(one.planned.queue)
+
     def _may_begin(self) -> bool:
-        if not self._at_hand:
+        if self._is_open or not self._at_hand:
             return True
         most = self._pool.most_calls + _WAITING_RANGES
         return self._at_hand < most and self._pool.lets_next_begin(self._at_hand)
@@ -295,14 +350,16 @@ class RangesAtOnce:
     def _run(self, one: PooledRange) -> None:
         try:
             consumed = self._consume(one)
+            if self._is_open:
+                report_stand(self._instructions, consumed.ack, one.end)
             self._events.put(_Ended(one, None if self._give_away(consumed) else consumed))
         except BaseException as error:  # noqa: BLE001 - the task's own thread raises it
             self._events.put(_Ended(one, error))
 
     def _results(self) -> Iterator[Consumed]:
         """Wait for something to happen, and yield the available results."""
-        is_somebody_waiting = any(not one.is_begun for one in self._ranges.values())
-        timeout_s = _LOOK_EVERY_S if is_somebody_waiting or self._is_full else None
+        looks = self._is_full or any(not one.is_begun or one.is_held for one in self._ranges.values())
+        timeout_s = _LOOK_EVERY_S if looks else None
         while self._is_arriving or self._ranges:
             try:
                 found = self._events.get(timeout_s != 0.0, timeout_s or None)

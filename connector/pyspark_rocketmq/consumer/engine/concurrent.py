@@ -254,8 +254,8 @@ class ConcurrentRun(RangeRun):
 
     def _next_wake_s(self) -> float:
         wakes_s = self._machine.wake_s()
-        # Nothing notifies that a queue is given up.
-        looks = self._needs_slot or not self._machine.is_whole
+        # Nothing notifies that the queue of a closed range is given up.
+        looks = self._needs_slot or not (self._machine.is_whole or self._planned.has_open_end)
         return min(wakes_s, self._clock.monotonic_s() + _LOOK_EVERY_S) if looks else wakes_s
 
     def _deliver_all(self) -> None:
@@ -277,6 +277,8 @@ class ConcurrentRun(RangeRun):
         """Deliver while there are slots; return whether there is more to deliver."""
         machine, pool = self._machine, self._pool
         is_given_up, queue = self._instructions.is_given_up, self._planned.queue
+        if self._planned.has_open_end and self._instructions.is_paused():
+            return False
         while not (is_given_up(queue) or pool.is_stopped):
             if self._free:
                 self._free -= 1
@@ -577,7 +579,7 @@ class ConcurrentEngine:
         instructions.cut_with(cut)
         with closing(CallPool(self._settings.consume_thread_max)) as pool:
             consume = partial(self._consume, pool=pool, instructions=instructions, runs=runs)
-            yield from RangesAtOnce(source, consume, pool, give_away).consumed()
+            yield from RangesAtOnce(source, consume, pool, give_away, instructions).consumed()
 
     def _consume(
         self,

@@ -20,6 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock, SystemClock
@@ -33,23 +34,28 @@ from pyspark_rocketmq.consume.turns import (
     TURN_S,
     Memory,
     RangeInstructions,
+    Rest,
     TaskTurns,
     Turn,
 )
-from pyspark_rocketmq.consumer.engine.arrivals import Arrivals, Source, end_did_not_come, two_ranges
+from pyspark_rocketmq.consumer.engine.arrivals import (
+    PULL_THRESHOLD_FOR_QUEUE,
+    Arrivals,
+    Source,
+    end_did_not_come,
+    report_stand,
+    two_ranges,
+)
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import Arrival
+from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
 OUT_OF_MEMORY_BYTES: Final = 256 << 20
 """Memory of messages that have arrived, at which it is short, or used up; a single range may take any amount.
 """
-PULL_THRESHOLD_FOR_QUEUE: Final = 1000
-"""Default of ``most_held``, as ``DefaultMQPushConsumer.pullThresholdForQueue``."""
-
 _LOOK_EVERY_S: Final = 0.5
 _GOING_ON = (None, OrderlyFinish.SUSPENDED)
 
@@ -113,6 +119,8 @@ class OrderlyTask:
             RocketMQError: If a range cannot be read, or its queue had another one in this task.
         """
         self._instructions.cut_with(self._cut)
+        if self._is_open:
+            self._instructions.notifies(self._instructions_changed)
         # The first worker is the task's own thread.
         worker = self._new_worker()
         self._arrivals.begin(self._arrived, self._reading_is_over)
@@ -240,11 +248,7 @@ class OrderlyTask:
                 now_s = self._clock.monotonic_s()
                 if self._end_waiting():
                     continue
-                found = self._turns.next(
-                    now_s,
-                    calls_s=self._in_hand_s(worker, now_s),
-                    is_batch_at_work=self._instructions.is_batch_at_work(),
-                )
+                found = self._turn_or_rest(worker, now_s)
                 self._pause_if_full(now_s)
                 if isinstance(found, Turn):
                     worker.begin(None, now_s)
@@ -255,6 +259,15 @@ class OrderlyTask:
                 self._changed.wait(min(found.until_s - now_s, _LOOK_EVERY_S))
                 worker.begin(None, self._clock.monotonic_s())
             return None
+
+    def _turn_or_rest(self, worker: _Worker, now_s: float) -> Turn[MessageQueue] | Rest:
+        if self._is_paused:
+            return Rest(inf)
+        return self._turns.next(
+            now_s,
+            calls_s=self._in_hand_s(worker, now_s),
+            is_batch_at_work=self._instructions.is_batch_at_work(),
+        )
 
     def _end_waiting(self) -> bool:
         """End suspended and dry queues that are given up, for their next owner; return whether there are any.
@@ -310,6 +323,10 @@ class OrderlyTask:
         return is_at_its_end or self._is_closed or self._failure is not None
 
     @property
+    def _is_paused(self) -> bool:
+        return self._is_open and self._instructions.is_paused()
+
+    @property
     def _goes_on(self) -> bool:
         """Whether suspended queues have something to wait for."""
         return self._turns.is_led or self._instructions.is_batch_at_work()
@@ -331,6 +348,15 @@ class OrderlyTask:
             self._check_lead()
             self._changed.notify_all()
 
+    def _instructions_changed(self) -> None:
+        """Check what the driver has ordered; called by any thread."""
+        with self._changed:
+            if self._is_paused:
+                for each in self._workers:
+                    each.stop()
+            self._check_lead()
+            self._changed.notify_all()
+
     def _taken_out(self) -> list[Consumed]:
         with self._changed:
             done, self._done = self._done, []
@@ -346,7 +372,7 @@ class OrderlyTask:
             run = self._run_of(one)
             run.listener, run.ends_turn = listener, False
             worker.begin(run, self._clock.monotonic_s())
-            if not self._goes_on or (self._done and worker is self._workers[0]):
+            if not self._goes_on or self._is_paused or (self._done and worker is self._workers[0]):
                 worker.stop()
             run.consume(lasts_s)
         self._report(worker, one, run)
@@ -367,6 +393,8 @@ class OrderlyTask:
         is_given_up = self._instructions.is_given_up(queue)
         goes_on = run.finished in _GOING_ON and not is_given_up
         consumed = None if goes_on else self._stopped(run)
+        if consumed is not None and self._is_open:
+            report_stand(self._instructions, consumed.ack, one.end)
         is_gone = consumed is not None and is_given_up and self._give_away(consumed)
         with self._changed:
             now_s = self._clock.monotonic_s()
@@ -403,8 +431,10 @@ class _Range:
     """Its run, from the first turn on."""
     arrivals: deque[Arrival] = field(default_factory=deque)
     """Pieces that the run has not taken in."""
+    end: RangeEnd | None = None
+    """Its end, once that has arrived."""
     is_whole: bool = False
-    """Whether its end has arrived."""
+    """Whether its end has arrived, perhaps after the range has ended here."""
     is_held: bool = False
     """Whether no more is read of its queue for now."""
     arrived: int = 0
@@ -415,7 +445,7 @@ class _Range:
         """Add a piece."""
         self.arrived += sum(map(len, arrival.messages))
         self.arrived_bytes += arrival.nbytes
-        self.is_whole = arrival.is_end
+        self.end, self.is_whole = arrival.end, arrival.is_end
         self.arrivals.append(arrival)
 
     @property

@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -27,8 +27,8 @@ from pyspark_rocketmq.consume.retry_counts import (
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
-from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
-from pyspark_rocketmq.listeners.row_validation import OutputColumns
+from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer, SpillFile, size_of
+from pyspark_rocketmq.listeners.row_validation import OutputColumns, RowColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import NO_MESSAGES, RememberedMessages, RetryCounts
@@ -79,7 +79,11 @@ class RangeRun(ABC):
         """The end of a range that arrives piece by piece, once it has come."""
         self._retried = planned.state.retry_spans
         self._file = SpillFile()
-        self._rows = RowBuffer(output.rows, self._file)
+        self._rows = (
+            _CountedRows(output.rows, self._file, instructions.rows_grew)
+            if instructions.counts_rows()
+            else RowBuffer(output.rows, self._file)
+        )
         """Rows of the range that may reach the sink."""
         self._started_s = began_s
         self._is_over = False
@@ -264,6 +268,22 @@ class RangeRun(ABC):
             f"{self._planned.queue} queueOffset={messages[0].queue_offset} messages={len(messages)} "
             f"reconsumeTimes={messages[0].reconsume_times}"
         )
+
+
+class _CountedRows(RowBuffer):
+    """Rows whose size is reported."""
+
+    __slots__ = ("_grew",)
+
+    def __init__(self, columns: RowColumns, file: SpillFile, grew: Callable[[int], None]) -> None:
+        super().__init__(columns, file)
+        self._grew = grew
+
+    def add(self, emitted: Sequence[Emitted]) -> None:
+        """See :class:`RowBuffer`."""
+        super().add(emitted)
+        if emitted:
+            self._grew(size_of(emitted))
 
 
 class RangeCuts(NamedTuple):

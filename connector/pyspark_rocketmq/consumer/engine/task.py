@@ -28,6 +28,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from queue import SimpleQueue
 from typing import Final, NamedTuple, Protocol
 
@@ -44,7 +45,8 @@ from pyspark_rocketmq.errors import ListenerError, RocketMQError, without_frames
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, sends_rows
-from pyspark_rocketmq.source.ranges import Ticket
+from pyspark_rocketmq.source.range_arrivals import RangeArrivals
+from pyspark_rocketmq.source.ranges import QueuePartition, Ticket
 from pyspark_rocketmq.source.reader import freeze_modules, read_arrivals, tickets_in
 from pyspark_rocketmq.source.schema import Arrival
 
@@ -376,7 +378,7 @@ class BatchTask:
             instructions = self._ask(tickets)
             could_ask = instructions is not None if tickets and self._terms is not None else None
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
-            source = ClosedSource(_read(() if is_held_back else tickets, instructions))
+            source = _source_of(() if is_held_back else tickets, instructions)
             finished = self._written(self._engine(source, instructions or NO_INSTRUCTIONS), instructions)
         freeze_modules()
         result = {"parts": json.dumps([part.facts for part in finished]), "could_ask": could_ask}
@@ -427,15 +429,28 @@ class BatchTask:
             raise
 
 
+def _source_of(tickets: Sequence[Ticket], instructions: TaskControl | None) -> Source:
+    """Return what reads the tickets' ranges, which are either all open or all closed."""
+    if not any(ticket.open_for_s for ticket in tickets):
+        return ClosedSource(_read(tickets, instructions))
+    begun = list(chain.from_iterable(_begun(ticket, instructions) for ticket in tickets))
+    # An engine with nothing to do ends immediately.
+    return RangeArrivals(begun) if begun else ClosedSource(())
+
+
+def _begun(ticket: Ticket, instructions: TaskControl | None) -> list[QueuePartition]:
+    """Return the ticket's ranges without those given up by then."""
+    return [
+        partition
+        for partition in ticket.partitions
+        if instructions is None or instructions.begins(partition.planned.queue)
+    ]
+
+
 def _read(tickets: Iterable[Ticket], instructions: TaskControl | None) -> Iterator[Sequence[Arrival]]:
     """Read the tickets' ranges in order, without those given up by then."""
     for ticket in tickets:
-        begun = [
-            partition
-            for partition in ticket.partitions
-            if instructions is None or instructions.begins(partition.planned.queue)
-        ]
-        yield from read_arrivals(begun)
+        yield from read_arrivals(_begun(ticket, instructions))
 
 
 class _RowsAndAcks(NamedTuple):
