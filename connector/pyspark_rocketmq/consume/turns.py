@@ -92,7 +92,7 @@ class RangeInstructions:
         return False
 
     def rows_grew(self, nbytes: int) -> None:
-        """Note the size of rows of settled messages that are in no cut; returns immediately, on any thread."""
+        """Note the size of rows of settled messages that are in no cut; any thread, does not wait."""
 
     def settled(self) -> None:
         """Note that a range has something to commit that is in no cut; return immediately.

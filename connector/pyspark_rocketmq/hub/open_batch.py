@@ -5,9 +5,9 @@ to a running task:
 
 Rule 1 (time): it is over once it has lasted as long as its plan allows.
 Rule 2 (slots): all tasks begin within five seconds, or the next plan has as many tasks as have begun.
-Rule 3 (plan): the planner wants another plan, or a queue cannot go on. Both end the batch immediately, but queues
-that cannot go on do so every five seconds at most, unless they were reset: what holds them up may hold them
-up in the next batch too.
+Rule 3 (plan): the planner wants another plan, or a queue cannot go on. Both end the batch immediately, but
+queues that cannot go on do so every five seconds at most, unless they were reset: what holds them up may hold
+them up in the next batch too.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd, ReadPiece
 
 PULL_THRESHOLD_FOR_QUEUE: Final = 1000
-"""Number of messages not passed at which a queue is held, as ``DefaultMQPushConsumer.pullThresholdForQueue``."""
+"""Number of messages not passed at which a queue is held
+(``DefaultMQPushConsumer.pullThresholdForQueue``)."""
 _CHECK_S: Final = 0.5
 """How often a paused thread checks whether the engine has ended."""
 _STOP_S: Final = 10.0

@@ -4,8 +4,8 @@
 the threads. Each range has its own thread, which begins its calls and settles them; a call runs on any thread
 of the pool. The task's own thread begins ranges and yields results; another one reads.
 
-Closed ranges begin one after the other, as far as calls are slow, and reading pauses when memory is short. Open
-ranges all begin with the task; a queue that has too many messages is held.
+Closed ranges begin one after the other, as far as calls are slow, and reading pauses when memory is short.
+Open ranges all begin with the task; a queue that has too many messages is held.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WAITING_RANGES: Final = 8
 """Maximum number of unfinished ranges beyond those that can have a call: they send messages back, or
 pause."""
 _LOOK_EVERY_S: Final = 0.05
-"""How often the task checks for slow calls and memory while a range is to begin, or reading pauses or a queue is
+"""How often the task checks for slow calls and memory while a range is to begin, reading pauses or a queue is
 held."""
 _HELD_BYTES: Final = 64 << 20
 """Memory of the messages of an open range at which its queue is held."""

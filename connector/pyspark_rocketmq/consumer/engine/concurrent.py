@@ -264,7 +264,8 @@ class ConcurrentRun(RangeRun):
         if pool.waiting and self._free and not pool.may_keep(self):
             pool.give(self)
             self._free -= 1
-        needs_slot = self._needs_slot = self._deliver_some()
+        is_paused = self._planned.has_open_end and self._instructions.is_paused()
+        needs_slot = self._needs_slot = not is_paused and self._deliver_some()
         if self._free:
             pool.give(self, self._free)
             self._free = 0
@@ -277,8 +278,6 @@ class ConcurrentRun(RangeRun):
         """Deliver while there are slots; return whether there is more to deliver."""
         machine, pool = self._machine, self._pool
         is_given_up, queue = self._instructions.is_given_up, self._planned.queue
-        if self._planned.has_open_end and self._instructions.is_paused():
-            return False
         while not (is_given_up(queue) or pool.is_stopped):
             if self._free:
                 self._free -= 1
