@@ -196,7 +196,17 @@ def test_the_example_file_of_consume_is_complete_and_valid() -> None:
     [
         (
             "trigger=often",
-            "option trigger='often' is neither availableNow nor an interval such as '1 second'",
+            (
+                "option trigger='often' is neither availableNow nor an interval such as '1 second' nor realTime, "
+                "perhaps with the length of a batch as in 'realTime 5 minutes'"
+            ),
+        ),
+        (
+            "trigger=realTime 1 second",
+            (
+                "option trigger='realTime 1 second' is shorter than 5 s: so long lasts a batch, and between two "
+                "of them nothing is consumed for a moment; how often results are committed says commit_interval"
+            ),
         ),
         ("listener=on_order", "option listener='on_order' is not module:function"),
         (
@@ -289,6 +299,16 @@ def test_available_now_drains_and_ends() -> None:
     settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, "trigger=availableNow"])
 
     assert settings.trigger.keywords() == {"availableNow": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "lasts"),
+    [("realTime", "5 minutes"), (" realtime  1 hour ", "1 hour"), ("realTime 90s", "90s")],
+)
+def test_real_time_has_batches_of_five_minutes_unless_given(text: str, lasts: str) -> None:
+    settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, f"trigger={text}"])
+
+    assert settings.trigger.keywords() == {"realTime": lasts}
 
 
 def test_relative_paths_are_the_current_directorys_and_uris_stay(

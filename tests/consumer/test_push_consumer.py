@@ -19,12 +19,14 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.consumer.engine import state
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.message_table import json_body
-from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer, _StartRequest
 from pyspark_rocketmq.consumer.settings import warn_of_long_name
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -89,6 +91,7 @@ def test_a_text_that_names_no_store_is_refused_in_the_words_of_the_option() -> N
         ("startingOffsets", "parameter consume_from_where"),
         ("startingTimestamp", "parameters consume_from_where and consume_timestamp"),
         ("maxOffsetsPerTrigger", "parameter max_offsets_per_trigger"),
+        ("realTime", "parameter trigger of start()"),
     ],
 )
 def test_an_option_that_a_parameter_sets_is_refused_by_name(key: str, instead: str) -> None:
@@ -313,7 +316,14 @@ def test_an_enum_member_may_be_given_by_name_and_a_wrong_name_is_refused() -> No
             "use {'availableNow': True}, which consumes all present messages and ends",
         ),
         ({"trigger": {"continuous": "1 second"}}, "takes no Python data source"),
-        ({"trigger": {"realTime": "5 minutes"}}, "takes no Python data source"),
+        ({"trigger": {"realTime": 300}}, "must be a duration such as '5 minutes', not 300"),
+        ({"trigger": {"realTime": "long"}}, "trigger {'realTime': 'long'} is not a duration such as 15m"),
+        ({"trigger": {"realTime": "4999ms"}}, "trigger {'realTime': '4999ms'} is shorter than 5 s: so long"),
+        ({"trigger": {"realtime": "5m"}}, "unknown key 'realtime'; did you mean 'realTime'?"),
+        (
+            {"trigger": {"realTime": "5m", "availableNow": True}},
+            "trigger has realTime and availableNow, of which a query takes one",
+        ),
         ({"trigger": {"availableNow": False}}, "must be True, not False"),
         ({"trigger": {"processingTime": 5}}, "must be an interval such as '1 second', not 5"),
         (
@@ -341,6 +351,85 @@ def test_invalid_start_arguments_are_reported_with_all_other_problems(
     of_listener, problem = caught.value.problems
     assert "no listener is registered" in of_listener
     assert complaint in problem
+
+
+def consumer_of(**settings: Any) -> PushConsumer:
+    consumer = PushConsumer(
+        consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"), **settings
+    )
+    consumer.subscribe("orders")
+    return consumer
+
+
+def test_real_time_is_refused_where_rows_come_at_the_end_of_a_batch() -> None:
+    """I7"""
+    consumer = consumer_of(orderly_engine="state")
+    consumer.register_message_table(json_body("order_id string"))
+    not_classic: Any = SimpleNamespace()
+    with pytest.raises(OptionError) as caught:
+        consumer.start(not_classic, checkpoint="unused", trigger={"realTime": "5 minutes"})
+
+    of_real_time = [each for each in caught.value.problems if each.startswith("trigger realTime needs ")]
+    wanted = ("a listener", "orderly_engine 'direct'", "a classic session")
+    assert [each.removeprefix("trigger realTime needs ").partition(":")[0] for each in of_real_time] == [
+        *wanted
+    ]
+
+
+@pytest.mark.parametrize("trigger", [{"processingTime": "1 second"}, {"availableNow": True}])
+def test_spark_gets_its_own_triggers_as_they_are(trigger: dict[str, Any]) -> None:
+    assert _StartRequest(None, "unused", trigger, None).trigger_of_spark == trigger
+
+
+def test_in_real_time_a_batch_follows_the_other_at_once() -> None:
+    """Spark's own trigger of this name takes no Python data source and no foreachBatch."""
+    request = _StartRequest(None, "unused", {"realTime": "5 minutes"}, None)
+
+    assert request.trigger_of_spark == {"processingTime": "0 seconds"}
+    assert not request.drains
+
+
+@pytest.mark.parametrize(
+    ("interval", "of_micro_batches", "in_real_time"),
+    [(None, None, 0.5), ("2 seconds", 2.0, 2.0), ("50ms", 0.05, 0.05)],
+)
+def test_results_are_committed_every_half_second_in_real_time_unless_set(
+    interval: str | None, of_micro_batches: float | None, in_real_time: float
+) -> None:
+    consumer = consumer_of(commit_interval=interval)
+    consumer.register_message_listener(
+        lambda messages, context: ConsumeOrderlyStatus.SUCCESS, output_schema="step string"
+    )
+    given = consumer._source_options()
+
+    for trigger, wanted in (({}, of_micro_batches), ({"realTime": "5m"}, in_real_time)):
+        options = ReadOptions.parse({**given, **trigger})
+        parts = consumer._parts(options, consumer._store(options), None, None, drains=False)
+        assert parts.commit_interval_s == wanted
+
+
+@pytest.mark.parametrize("is_live", [False, True], ids=["micro-batches", "real time"])
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_in_real_time_every_task_asks_the_driver_and_has_a_slot(
+    orderly: bool, is_live: bool, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D1, I7: on a cluster, where a micro-batch also runs if tasks cannot connect."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(push_consumer, "driver_address", lambda spark: ("driver", "0.0.0.0", False))
+    monkeypatch.setattr(push_consumer, "calls_end_s", lambda spark: 5.0)
+    monkeypatch.setattr(push_consumer, "driver_control", lambda *_, **settings: given.update(settings))
+    consumer = consumer_of()
+    consumer.register_message_listener(
+        lambda messages, context: None, orderly=orderly, output_schema="step string"
+    )
+    options = ReadOptions.parse(consumer._source_options() | ({"realTime": "5m"} if is_live else {}))
+    spark: Any = SimpleNamespace()
+
+    consumer._hub(spark, options, consumer._store(options), lambda: Slots(4, 3))
+
+    assert given["must_ask"] is is_live
+    assert given["slots"]() == (Slots(4, 3) if orderly or is_live else Slots())
+    assert given["commit_interval_s"] == (0.5 if is_live else None)
 
 
 def test_all_problems_are_reported_together() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pyspark_rocketmq.cli.settings import (
     GROUP_DOC,
@@ -17,9 +17,10 @@ from pyspark_rocketmq.cli.settings import (
     parse_location,
     parse_table,
 )
-from pyspark_rocketmq.consumer.settings import SET_BY
+from pyspark_rocketmq.consumer.settings import REAL_TIME, SET_BY
 from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
+from pyspark_rocketmq.options.consumer import real_time_ms
 from pyspark_rocketmq.options.declare import OptionSet, option
 from pyspark_rocketmq.options.parsers import (
     MAX_TOPIC_LENGTH,
@@ -33,6 +34,9 @@ from pyspark_rocketmq.options.parsers import (
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.subscription import Subscription, subscriptions_of, topic_problems
 from pyspark_rocketmq.options.write import BodyCompression, WriteOptions
+
+_REAL_TIME: Final = "5 minutes"
+"""How long a batch lasts in real time by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -184,24 +188,38 @@ class PublishSettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Schedule of micro-batches: at an interval or, without one, until all current messages are consumed."""
+    """When a batch begins and ends: one of Spark's triggers or real time."""
 
-    interval: str | None
+    interval: str | None = None
+    """Time between two micro-batches."""
+    real_time: str | None = None
+    """How long a batch lasts in real time. Without both, the query ends when all messages of its start are
+    consumed."""
 
     def keywords(self) -> dict[str, Any]:
-        """Arguments of ``DataStreamWriter.trigger``."""
+        """Argument ``trigger`` of ``PushConsumer.start``."""
+        if self.real_time is not None:
+            return {REAL_TIME: self.real_time}
         return {"availableNow": True} if self.interval is None else {"processingTime": self.interval}
 
 
-@parses("`availableNow` or interval")
+@parses("`availableNow`, interval, or `realTime`, perhaps with the length of a batch")
 def parse_trigger(text: str) -> Trigger:
-    """Parser of ``availableNow`` or an interval."""
+    """Parser of ``availableNow``, an interval, and ``realTime`` as in ``realTime 5 minutes``."""
     value = text.strip()
     if value.lower() == "availablenow":
-        return Trigger(None)
+        return Trigger()
+    word, _, length = value.partition(" ")
+    if word.lower() == REAL_TIME.lower():
+        lasts = length.strip() or _REAL_TIME
+        real_time_ms(lasts)
+        return Trigger(real_time=lasts)
     if re.fullmatch(r"\d+ (millisecond|second|minute|hour)s?", value):
         return Trigger(value)
-    raise ValueError("is neither availableNow nor an interval such as '1 second'")
+    raise ValueError(
+        "is neither availableNow nor an interval such as '1 second' nor realTime, perhaps with the length of "
+        "a batch as in 'realTime 5 minutes'"
+    )
 
 
 @parses("list of strings")
@@ -270,7 +288,8 @@ class ConsumeSettings(ClusterAccess):
     storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
     checkpoint: str = option("checkpoint", parse_location).doc("Folder of Spark's own checkpoint.")
     trigger: Trigger = option("trigger", parse_trigger, Trigger("1 second"), default_text="1 second").doc(
-        "availableNow: drain and end; an interval such as '5 seconds': run until stopped."
+        "availableNow: drain and end; an interval such as '5 seconds': run until stopped; realTime: consume "
+        "each message when it arrives ([tuning](how-to/tuning.md#real-time))."
     )
     py_files: tuple[str, ...] = option("pyFiles", parse_locations, ()).doc(
         "Python files and zip archives the listener needs, separated by commas."

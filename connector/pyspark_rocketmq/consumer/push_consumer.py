@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema, spark_can_parse
 from pyspark_rocketmq.consumer.engine.pickling import PickledOnce, why_not_picklable
 from pyspark_rocketmq.consumer.engine.task import Engine
+from pyspark_rocketmq.consumer.live_checks import FreeSlots, argument_problems, check_live
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
 from pyspark_rocketmq.consumer.preparation import (
     check_and_prepare,
@@ -45,6 +46,7 @@ from pyspark_rocketmq.consumer.preparation import (
     use_session,
 )
 from pyspark_rocketmq.consumer.settings import (
+    REAL_TIME,
     ConsumerSettings,
     start_problems,
     suggesting,
@@ -66,7 +68,7 @@ from pyspark_rocketmq.model import (
     UndecodableMessages,
 )
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore, OpensAgain
-from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS
+from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS, real_time_ms
 from pyspark_rocketmq.options.read import READ_DEFAULTS, ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind
 from pyspark_rocketmq.sinks.base import Sink
@@ -82,7 +84,6 @@ from pyspark_rocketmq.spark.session import (
     is_active,
     is_classic,
     stoppable,
-    task_slots,
 )
 from pyspark_rocketmq.spark.version import SPARK_PASSES_TRIGGER, arrow_schema
 
@@ -103,6 +104,11 @@ class _StartRequest(NamedTuple):
     def drains(self) -> bool:
         """Whether the query ends after the messages present now."""
         return "availableNow" in self.trigger
+
+    @property
+    def trigger_of_spark(self) -> Mapping[str, Any]:
+        """Arguments of ``DataStreamWriter.trigger``: in real time no batch waits for the next trigger."""
+        return {"processingTime": "0 seconds"} if REAL_TIME in self.trigger else self.trigger
 
 
 class PushConsumer:
@@ -130,8 +136,8 @@ class PushConsumer:
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
         instance_name: Name of this member; a killed query that restarts under the same name gets its queues
             back immediately.
-        commit_interval: How often a micro-batch commits what it has consumed so far, such as ``"500ms"`` or
-            ``"1 second"``, 50 ms or more; None: once, at its end.
+        commit_interval: How often a batch commits what it has consumed so far, such as ``"500ms"`` or
+            ``"1 second"``, 50 ms or more; None: once, at its end, and in real time every 500 ms.
         mirror_offsets: Send each committed offset to the brokers too, for mqadmin, dashboards and Java
             members of the group. CLUSTERING only.
         orderly_engine: How Spark runs an orderly listener; ``direct`` or ``state``. Both keep the same
@@ -268,7 +274,10 @@ class PushConsumer:
             sink: Where emitted rows go: a ``DeltaSink``, a ``DatabaseSink``, or several, each with the rows
                 that its ``Route`` selects; None if only the listener's side effects are wanted.
             checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
-            trigger: Arguments of ``DataStreamWriter.trigger``; every second by default.
+            trigger: Arguments of ``DataStreamWriter.trigger``; every second by default. Besides Spark's own,
+                ``{"realTime": "5 minutes"}``: the listener gets each message when it arrives, and results are
+                committed every ``commit_interval``; the duration is that of a batch, during which tasks hold
+                all slots.
             query_name: Name in Spark's UI, unique in the session; by default ``GROUP``, or ``GROUP@INSTANCE``
                 for a member with an instance name, and ``GROUP (2)`` for a second one in the session.
 
@@ -279,7 +288,10 @@ class PushConsumer:
             TopicNotFound: If a topic does not exist; nothing was made then.
             RocketMQError: If the cluster does not answer, or the executors' Python lacks this package.
         """
-        options = self._source_options(sink, start_problems(sink, checkpoint, trigger))
+        problems = start_problems(sink, checkpoint, trigger)
+        if isinstance(trigger, Mapping) and REAL_TIME in trigger:
+            problems += self._real_time_problems(spark)
+        options = self._source_options(sink, problems)
         check_session(spark, "A PushConsumer")
         check_speculation(spark)
         register(spark)
@@ -290,6 +302,8 @@ class PushConsumer:
         wanted = _StartRequest(
             sink, str(checkpoint), every_second if trigger is None else trigger, query_name
         )
+        if REAL_TIME in wanted.trigger:
+            options["realTime"] = f"{real_time_ms(wanted.trigger[REAL_TIME])}ms"
         store = self._store(ReadOptions.parse(options))
         if storage := storage_secrets_of(store):
             options |= {"storageSecrets": json.dumps(storage)}
@@ -303,11 +317,14 @@ class PushConsumer:
         """Start a query whose batches are committed by this process."""
         parsed = ReadOptions.parse(options)
         check_checkpoint(spark, wanted.checkpoint)
-        hub = self._hub(spark, parsed, store)
+        is_live = parsed.real_time_ms is not None
+        # It shows only once the sink is prepared whether it needs a slot.
+        slots = FreeSlots(spark, 1 if is_live and wanted.sink is not None else 0)
+        hub = self._hub(spark, parsed, store, slots)
         if hub is not None:
             options |= {"hubSecret": hub.secret}
         query_id: Future[str] = Future()
-        trigger = wanted.trigger
+        trigger = wanted.trigger_of_spark
         if wanted.drains and not SPARK_PASSES_TRIGGER:
             options, trigger = _drained_by(hub, options)
         try:
@@ -315,6 +332,14 @@ class PushConsumer:
             rows, engine, schema = self._rows(messages, parsed)
             states = state.places(spark, wanted.checkpoint) if self._uses_state else {}
             self._prepare(spark, parsed, store, wanted.sink, schema, states=states)
+            if parsed.real_time_ms is not None:
+                slots.left = check_live(
+                    spark,
+                    wanted.sink,
+                    offset_key(parsed),
+                    None if hub is None else hub.secret,
+                    parsed.real_time_ms / 1000,
+                )
             clear_unwritten_plan(spark, wanted.checkpoint)
             parts = self._parts(parsed, store, wanted.sink, engine, drains=wanted.drains)
             committer = parts.committer(store, partial(_await_query_id, query_id), hub)
@@ -379,7 +404,8 @@ class PushConsumer:
     ) -> None:
         """Check cluster, tables and offsets; see :func:`check_and_prepare`."""
         check_and_prepare(spark, options, store, sink, schema, is_orderly=self._is_orderly, states=states)
-        if sink is not None and self._settings.own.commit_interval is not None:
+        makes_groups = self._settings.own.commit_interval is not None and options.real_time_ms is None
+        if sink is not None and makes_groups:
             check_commits_groups(sink, offset_key(options))
         log_unused_start(store, offset_key(options), self._settings.own.consume_from_where)
         has_limit = self._table is None and self._settings.gives_up(orderly=self._is_orderly)
@@ -459,24 +485,27 @@ class PushConsumer:
             is_mirrored=settings.own.mirror_offsets and settings.message_model is MessageModel.CLUSTERING,
             tries_for_ever=not settings.gives_up(orderly=self._is_orderly),
             drains=drains,
-            commit_interval_s=settings.commit_interval_s,
+            commit_interval_s=settings.commit_interval_s(in_real_time=options.real_time_ms is not None),
         )
 
-    def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverControl | None:
+    def _hub(
+        self, spark: SparkSession, options: ReadOptions, store: OffsetStore, slots: Callable[[], Slots]
+    ) -> DriverControl | None:
         """Start the server for planner and tasks; return None if it cannot listen."""
         host, bind_host, is_local = driver_address(spark)
         has_engine = options.hand_over_ranges and self._table is None
+        is_live = options.real_time_ms is not None
         try:
             return driver_control(
                 options,
                 store,
                 host,
                 bind_host,
-                must_ask=is_local and has_engine,
+                must_ask=has_engine and (is_local or is_live),
                 # With more tasks than slots, a task with a suspended queue must end to free its slot.
-                slots=lambda: task_slots(spark) if has_engine and self._is_orderly else Slots(),
+                slots=slots if has_engine and (self._is_orderly or is_live) else Slots,
                 calls_end_s=calls_end_s(spark),
-                commit_interval_s=self._settings.commit_interval_s,
+                commit_interval_s=self._settings.commit_interval_s(in_real_time=is_live),
             )
         except OSError as error:
             logger.warning(
@@ -528,6 +557,14 @@ class PushConsumer:
             for what, one in sent
             if (reason := why_not_picklable(one)) is not None
         ]
+
+    def _real_time_problems(self, spark: object) -> list[str]:
+        return argument_problems(
+            has_listener=self._table is None,
+            is_engine_state=self._settings.own.orderly_engine == OrderlyEngineKind.STATE,
+            # A session that is none has an error of its own.
+            is_classic=spark is None or is_classic(spark),
+        )
 
     def _commit_interval_problems(self) -> list[str]:
         """Return why parts of a micro-batch cannot be committed while it runs."""

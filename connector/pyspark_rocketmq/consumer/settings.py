@@ -31,6 +31,7 @@ from pyspark_rocketmq.options.consumer import (
     ConsumerOptions,
     commit_interval_ms,
     consume_time,
+    real_time_ms,
 )
 from pyspark_rocketmq.options.parsers import closest
 from pyspark_rocketmq.options.read import ReadOptions
@@ -50,15 +51,14 @@ _WORDS: Final[Mapping[type, str]] = {
     bool: "True or False",
     type(None): "None",
 }
-_TRIGGERS: Final = ("processingTime", "availableNow")
-"""Triggers of ``DataStreamWriter.trigger`` that a consumer accepts."""
+REAL_TIME: Final = "realTime"
+_TRIGGERS: Final = ("processingTime", "availableNow", REAL_TIME)
+"""Triggers that a consumer accepts: two of ``DataStreamWriter.trigger``, and its own real time."""
 _REFUSED_TRIGGERS: Final = {
     "once": "runs a single micro-batch and would leave suspended messages and those of further batches; use "
     "{'availableNow': True}, which consumes all present messages and ends",
     "continuous": "is Spark's continuous processing, which takes no Python data source and no foreachBatch; "
     "use {'processingTime': '1 second'}",
-    "realTime": "is Spark's real-time mode, which takes no Python data source and no foreachBatch; use "
-    "{'processingTime': '1 second'}",
 }
 """The other triggers, with the reason and the alternative."""
 _INTERVAL: Final = re.compile(
@@ -66,6 +66,8 @@ _INTERVAL: Final = re.compile(
 )
 """A Spark interval such as ``5 minutes``, not negative. Spark checks the parts after the first."""
 
+_REAL_TIME_COMMIT_INTERVAL_S: Final = 0.5
+"""Time between two commits in real time by default."""
 _SAFE_NAME: Final = 120
 """Longest name of a group, in characters, that allows sending to all its topics: brokers accept 127."""
 _EPOCH_YEAR: Final = 1970
@@ -90,6 +92,7 @@ SET_BY = {
     "listener": "register_message_listener()",
     "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
     "instanceName": "parameter instance_name",
+    "realTime": "parameter trigger of start()",
 }
 """Options of the source that a consumer sets itself, and how the user can set them."""
 _DECLARED: Final[Mapping[str, Field[Any]]] = {
@@ -202,7 +205,7 @@ def _trigger_problems(trigger: object) -> list[str]:
     if trigger is None:
         return []
     if not isinstance(trigger, Mapping):
-        example = "{'processingTime': '1 second'} or {'availableNow': True}"
+        example = "{'processingTime': '1 second'} or {'realTime': '5 minutes'}"
         return [f"trigger must be a mapping such as {example}, not {_shown(trigger)}"]
     if not trigger:
         return ["trigger is empty; leave it out for {'processingTime': '1 second'}"]
@@ -220,11 +223,23 @@ def _trigger_problem(key: str, value: object) -> str | None:
     if key == "processingTime" and not (isinstance(value, str) and _INTERVAL.fullmatch(value)):
         wanted = "an interval such as '1 second'"
         return f"trigger {{'processingTime': …}} must be {wanted}, not {_shown(value)}"
+    if key == REAL_TIME:
+        return _real_time_problem(value)
     if key in _TRIGGERS:
         return None
     close = closest(key, (*_TRIGGERS, *_REFUSED_TRIGGERS))
     hint = f"did you mean '{close}'?" if close else f"known ones: {', '.join(_TRIGGERS)}"
     return f"trigger has the unknown key '{key}'; {hint}"
+
+
+def _real_time_problem(value: object) -> str | None:
+    if not isinstance(value, str):
+        return f"trigger {{'{REAL_TIME}': …}} must be a duration such as '5 minutes', not {_shown(value)}"
+    try:
+        real_time_ms(value)
+    except ValueError as error:
+        return f"trigger {{'{REAL_TIME}': {_shown(value)}}} {error}"
+    return None
 
 
 def _shown(value: Any) -> str:
@@ -354,11 +369,12 @@ class ConsumerSettings:
         """Return whether a message that always fails becomes a dead letter."""
         return not orderly or self.own.max_reconsume_times != UNLIMITED
 
-    @property
-    def commit_interval_s(self) -> float | None:
-        """Shortest time between two commits of a micro-batch, in seconds; None to commit only at its end."""
+    def commit_interval_s(self, *, in_real_time: bool) -> float | None:
+        """Return the shortest time between two commits of a batch, in seconds; None to commit at its end."""
         text = self.own.commit_interval
-        return None if text is None else commit_interval_ms(text) / 1000
+        if text is None:
+            return _REAL_TIME_COMMIT_INTERVAL_S if in_real_time else None
+        return commit_interval_ms(text) / 1000
 
     def orderly(self) -> OrderlySettings:
         """Return the settings of an orderly listener's engine."""

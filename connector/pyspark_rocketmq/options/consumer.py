@@ -27,6 +27,7 @@ DEFAULT_MAX_RECONSUME_TIMES: Final = 16
 """Limit of a concurrent consumer that sets none (``DefaultMQPushConsumerImpl.getMaxReconsumeTimes``)."""
 
 _SHORTEST_COMMIT_INTERVAL_MS: Final = 50
+_SHORTEST_REAL_TIME_MS: Final = 5_000
 
 
 def consume_time(text: str) -> datetime:
@@ -76,6 +77,21 @@ def commit_interval_ms(text: str) -> int:
             "and of the offset store"
         )
     return interval_ms
+
+
+def real_time_ms(text: str) -> int:
+    """Parse how long a batch lasts in real time.
+
+    Raises:
+        ValueError: With the end of a sentence.
+    """
+    lasts_ms = duration_ms(text)
+    if lasts_ms < _SHORTEST_REAL_TIME_MS:
+        raise ValueError(
+            f"is shorter than {_SHORTEST_REAL_TIME_MS // 1000} s: so long lasts a batch, and between two of "
+            "them nothing is consumed for a moment; how often results are committed says commit_interval"
+        )
+    return lasts_ms
 
 
 @parses("duration, 50 ms or more")
@@ -146,9 +162,9 @@ class ConsumerOptions(OptionSet):
         argument=ArgumentRule((Integral,)),
     ).doc("Maximum number of messages in a micro-batch; see [memory](how-to/tuning.md#memory).")
     commit_interval: str | None = option("commitInterval", parse_commit_interval, None).doc(
-        "How often a micro-batch commits what it has consumed so far, such as `500ms` or `1 second`; none: "
-        "once, at its end. A sink that Spark writes needs a free task slot for it. See "
-        "[tuning](how-to/tuning.md#commits-within-a-micro-batch)."
+        "How often a batch commits what it has consumed so far, such as `500ms` or `1 second`; none: once, "
+        "at its end, or every 500 ms in real time. A sink that Spark writes needs a free task slot for it. "
+        "See [tuning](how-to/tuning.md#commits-within-a-micro-batch)."
     )
     mirror_offsets: bool = option("mirrorOffsets", boolean, True).doc(
         "Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the "
