@@ -31,7 +31,7 @@ _EXAMPLES = int(os.environ.get("TURNS_EXAMPLES", "300"))
 
 def task_with(*queues: str) -> TaskTurns[str]:
     """A task at second 0 whose ranges have all arrived; each queue is with a worker."""
-    turns: TaskTurns[str] = TaskTurns()
+    turns: TaskTurns[str] = TaskTurns(0.0, reads=False)
     turns.arrived(queues, 0.0)
     turns.all_arrived()
     for queue in queues:
@@ -43,7 +43,7 @@ def task_with(*queues: str) -> TaskTurns[str]:
 
 def test_queues_are_delivered_one_after_the_other_where_that_is_quick() -> None:
     """D1"""
-    turns: TaskTurns[str] = TaskTurns()
+    turns: TaskTurns[str] = TaskTurns(0.0, reads=False)
 
     assert turns.next(0.0) == Rest(inf)
     turns.arrived(["a", "b"], 0.01)
@@ -57,58 +57,94 @@ def test_queues_are_delivered_one_after_the_other_where_that_is_quick() -> None:
     assert (turns.is_led, turns.is_idle, turns.has_more) == (False, True, False)
 
 
-def test_reading_pauses_while_there_is_work_where_memory_is_short_and_calls_are_quick() -> None:
+def test_workers_read_closed_ranges_piece_by_piece() -> None:
+    """D1, D3: the next piece has its place among the queues, half a second later."""
+    turns: TaskTurns[str] = TaskTurns(0.0)
+
+    assert turns.next(0.0) == Turn(None, inf)
+    turns.arrived(["a", "b"], 0.01)
+    turns.has_read(0.01)
+    assert turns.next(0.01) == Turn("a", TURN_S)
+    turns.yielded("a", 0.06)
+    assert turns.next(0.06) == Turn("b", TURN_S)
+    turns.dry("b")
+    assert turns.next(0.1) == Turn(None, TURN_S)
+    turns.has_read(0.2)
+    assert turns.next(0.2) == Turn("a", TURN_S)
+    turns.dry("a")
+    assert turns.next(0.3) == Turn(None, inf)
+    turns.all_arrived()
+
+    assert (turns.is_led, turns.is_idle, turns.is_somebody_waiting) == (True, True, False)
+
+
+def test_a_piece_is_read_beside_a_slow_call_only() -> None:
+    """D3: another queue must not wait for it."""
+    turns: TaskTurns[str] = TaskTurns(0.0)
+    turns.next(0.0)
+    turns.arrived(["a"], 0.0)
+    turns.has_read(0.0)
+    turns.next(0.0)
+
+    assert turns.next(0.05, calls_s=[0.05]) == (about(SLOW_S),)
+    assert turns.next(SLOW_S, calls_s=[SLOW_S]) == Turn(None, inf)
+
+
+def test_a_piece_is_read_last_where_memory_is_short_and_calls_are_quick() -> None:
     """D3: a task may have any number of ranges, of which those in hand are held."""
-    turns: TaskTurns[str] = TaskTurns()
-    assert turns.may_read(0.0, Memory.SHORT)
-    turns.arrived(["a"], 0.0)
-
-    assert turns.may_read(0.0, Memory.PLENTY)
-    assert not turns.may_read(0.0, Memory.SHORT)
+    turns: TaskTurns[str] = TaskTurns(0.0)
     turns.next(0.0)
-    assert not turns.may_read(0.0, Memory.SHORT)
+    turns.arrived(["a"], 0.0)
+    turns.has_read(0.0)
+    turns.next(0.0)
+    turns.yielded("a", 1.0)
+
+    assert turns.next(1.6, memory=Memory.SHORT) == Turn("a", TURN_S)
     turns.suspended("a", 3.0)
-    assert turns.may_read(2.9, Memory.SHORT)
-    assert not turns.may_read(3.0, Memory.SHORT)
+    assert turns.next(1.7, memory=Memory.SHORT) == Turn(None, 3.0 - 1.7)
 
 
-def test_reading_goes_on_beside_a_slow_call_though_memory_is_short() -> None:
+def test_a_piece_is_read_beside_a_slow_call_though_memory_is_short() -> None:
     """D3: another queue does not wait for that of the slow call."""
-    turns: TaskTurns[str] = TaskTurns()
-    turns.arrived(["a"], 0.0)
+    turns: TaskTurns[str] = TaskTurns(0.0)
     turns.next(0.0)
-    turns.next(1.0, calls_s=[1.0])
+    turns.arrived(["a"], 0.0)
+    turns.has_read(0.0)
+    turns.next(0.0)
 
-    assert turns.may_read(1.0, Memory.SHORT)
+    assert turns.next(1.0, calls_s=[1.0], memory=Memory.SHORT) == Turn(None, inf)
 
 
 def test_nothing_is_read_beside_others_where_memory_is_gone() -> None:
     """D3: not beside a slow call, and not while others wait, suspended ones too."""
-    turns: TaskTurns[str] = TaskTurns()
-    turns.arrived(["a"], 0.0)
+    turns: TaskTurns[str] = TaskTurns(0.0)
     turns.next(0.0)
-    turns.next(1.0, calls_s=[1.0])
+    turns.arrived(["a"], 0.0)
+    turns.has_read(0.0)
+    turns.next(0.0)
 
-    assert not turns.may_read(1.0, Memory.GONE)
+    assert turns.next(1.0, calls_s=[1.0], memory=Memory.GONE) == Rest(inf)
     turns.suspended("a", 3.0)
     assert turns.is_arriving
-    assert not turns.may_read(2.0, Memory.GONE)
+    assert turns.next(2.0, memory=Memory.GONE) == Rest(3.0)
     turns.withdrawn("a")
-    assert turns.may_read(2.0, Memory.GONE)
+    assert turns.next(2.0, memory=Memory.GONE) == Turn(None, inf)
 
 
-def test_reading_goes_on_where_all_queues_are_dry_whatever_memory_they_take() -> None:
+def test_the_next_piece_is_read_where_all_queues_are_dry_whatever_memory_they_take() -> None:
     """D13: a single range may take any amount, and the rest of it is needed."""
-    turns: TaskTurns[str] = TaskTurns()
+    turns: TaskTurns[str] = TaskTurns(0.0)
+    turns.next(0.0)
     turns.arrived(["a"], 0.0)
+    turns.has_read(0.0)
     turns.next(0.0)
     turns.dry("a")
 
-    assert turns.may_read(1.0, Memory.GONE)
+    assert turns.next(1.0, memory=Memory.GONE) == Turn(None, inf)
 
 
 def test_a_dry_queue_keeps_its_task_and_goes_on_when_more_arrives() -> None:
-    turns: TaskTurns[str] = TaskTurns()
+    turns: TaskTurns[str] = TaskTurns(0.0, reads=False)
     turns.arrived(["a"], 0.0)
     turns.next(0.0)
     turns.dry("a")
@@ -146,7 +182,7 @@ def test_messages_for_a_queue_that_is_busy_or_suspended_change_nothing() -> None
 
 def test_a_dry_queue_that_was_suspended_before_leads_again() -> None:
     """D3: what is to come of its range is no repetition."""
-    turns: TaskTurns[str] = TaskTurns()
+    turns: TaskTurns[str] = TaskTurns(0.0, reads=False)
     turns.arrived(["a"], 0.0)
     turns.next(0.0)
     turns.suspended("a", 1.0)
@@ -159,7 +195,7 @@ def test_a_dry_queue_that_was_suspended_before_leads_again() -> None:
 
 def test_a_queue_may_begin_suspended() -> None:
     """D3: an open range of a queue that an earlier batch suspended."""
-    turns: TaskTurns[str] = TaskTurns()
+    turns: TaskTurns[str] = TaskTurns(0.0, reads=False)
     turns.begins_suspended("a", 5.0)
     turns.arrived(["a"], 1.0)
 
@@ -170,7 +206,7 @@ def test_a_queue_may_begin_suspended() -> None:
 
 def test_an_open_task_has_shorter_times() -> None:
     """D3: its queues wait for milliseconds only."""
-    turns: TaskTurns[str] = TaskTurns(slow_s=OPEN_SLOW_S, patience_s=OPEN_PATIENCE_S)
+    turns: TaskTurns[str] = TaskTurns(0.0, reads=False, slow_s=OPEN_SLOW_S, patience_s=OPEN_PATIENCE_S)
     turns.arrived(["a", "b"], 0.0)
     turns.next(0.0)
 
@@ -332,8 +368,10 @@ class World:
         self.unread = [self._queue(draw, number) for number in range(draw.randint(1, 6))]
         self.queues = {each.name: each for each in self.unread}
         self.arrives_s = inf
-        """When the next piece arrives; infinite while reading pauses."""
-        self.turns: TaskTurns[str] = TaskTurns()
+        """When the next piece arrives, if a thread of its own reads."""
+        self.reads = draw.random() < 0.5
+        """Whether the workers read."""
+        self.turns: TaskTurns[str] = TaskTurns(0.0, reads=self.reads)
         self.workers = [_Worker() for _ in range(draw.choice([1, 2, len(self.queues) + 1]))]
         self.longest_wait_s = 0.0
         self.longest_call_s = max((each[0] for one in self.unread for each in one.coming), default=0.0)
@@ -364,18 +402,21 @@ class World:
                 if self.turns.is_led:
                     # Only memory may be in the way, and there will be more.
                     assert self.unread
+                    assert self.reads
                     coming_s = self.now_s + 0.01
             # A little later than asked, as it is with threads.
             self.now_s = max(self.now_s, coming_s) + 1e-6
 
     def _read(self) -> None:
-        """Have a piece arrive that is due, and begin to read the next one if there is memory."""
+        """Have a piece arrive that is due, and begin to read the next one, unless the workers read."""
+        if self.reads:
+            return
         if self.arrives_s <= self.now_s:
             self.arrives_s = inf
             self._arrive(self.draw.choice(self.unread))
         if not self.unread:
             self.turns.all_arrived()
-        elif self.arrives_s == inf and self.turns.may_read(self.now_s, self.draw.choice(self.memory)):
+        elif self.arrives_s == inf:
             self.arrives_s = self.now_s + self.unread[0].reading_s
 
     def _arrive(self, queue: _Queue) -> None:
@@ -390,18 +431,22 @@ class World:
         self.turns.arrived([queue.name], self.now_s)
 
     def _ask(self, worker: _Worker) -> None:
-        found = self.turns.next(self.now_s, calls_s=self._calls_s())
+        found = self.turns.next(self.now_s, calls_s=self._calls_s(), memory=self.draw.choice(self.memory))
         if isinstance(found, Rest):
             assert found.until_s > self.now_s
             worker.free_s = found.until_s
+        elif found.queue is None:
+            assert all(one.turn is None or one.turn.queue is not None for one in self.workers)
+            worker.turn, worker.call_began_s = found, self.now_s
+            worker.free_s = self.now_s + (self.unread[0].reading_s if self.unread else 0.0)
         else:
-            self._begin(worker, found)
+            self._begin(worker, found.queue, found)
 
     def _calls_s(self) -> list[float]:
         return [self.now_s - one.call_began_s for one in self.workers if one.turn is not None]
 
-    def _begin(self, worker: _Worker, turn: Turn[str]) -> None:
-        queue = self.queues[turn.queue]
+    def _begin(self, worker: _Worker, name: str, turn: Turn[str]) -> None:
+        queue = self.queues[name]
         assert not queue.is_with_worker, "two workers have one queue"
         queue.is_with_worker = True
         if queue.due_s is not None:
@@ -419,6 +464,14 @@ class World:
     def _go_on(self, worker: _Worker) -> None:
         turn = worker.turn
         assert turn is not None
+        if turn.queue is None:
+            worker.turn = None
+            if self.unread:
+                self._arrive(self.draw.choice(self.unread))
+                self.turns.has_read(self.now_s)
+            else:
+                self.turns.all_arrived()
+            return
         queue = self.queues[turn.queue]
         pause_s = queue.calls.pop(0)[1] if queue.calls else None
         if pause_s is not None:

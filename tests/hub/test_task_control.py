@@ -68,7 +68,7 @@ class Task:
         self.control = TaskControl(self.connection, places, is_cut=True)  # type: ignore[arg-type]
         self.id = self.control.id = "t"
         self.pauses: list[bool] = []
-        self.control.notifies(lambda: self.pauses.append(self.control.is_paused()))
+        self.control.notifies(self._look)
         self.control.ask(BATCH, 0, attempt=0, tasks=tasks, open_for_s=open_for_s)
         if begins:
             self.control.receive(TaskMayBegin("t", frozenset(), is_stopped=False))
@@ -76,6 +76,11 @@ class Task:
             assert self.control.begins(A)
             assert self.control.begins(B)
             self.connection.taken()
+
+    def _look(self) -> None:
+        is_paused = self.control.is_paused()
+        if is_paused != (bool(self.pauses) and self.pauses[-1]):
+            self.pauses.append(is_paused)
 
     def breaks(self) -> None:
         self.connection.is_lost = True

@@ -10,12 +10,15 @@ D3):
    has shorter times.
 3. A turn goes on as long as no queue waits. Otherwise it ends with the running delivery, after 50 ms or when
    another queue's suspension is over.
-4. Ranges are read beside the workers, and may arrive in pieces. A queue that has consumed what has arrived is
-   *dry*: it waits for more, not for a worker. If what has arrived takes much memory, and calls are quick,
-   reading pauses until there is nothing to do. If it takes too much, reading pauses until no queue with
-   messages is left; suspended queues then stop, and come again with the next micro-batch.
-5. The queue that has been due longest comes first. A queue that had a turn already counts as due half a
-   second later, so that a queue whose suspension is over does not wait for all of them.
+4. Ranges may arrive in pieces. A queue that has consumed what has arrived is *dry*: it waits for more, not
+   for a worker. Open ranges are read by a thread of their own. Closed ones are read by the workers, one piece
+   at a time: reading beside a listener that is busy would only slow both down. If what has arrived takes much
+   memory, and calls are quick, the next piece is read only when there is nothing else to do. If it takes too
+   much, it is read only when no queue with messages is left; suspended queues then stop, and come again with
+   the next micro-batch.
+5. The queue that has been due longest comes first. A queue that had a turn already, and the next piece to
+   read, count as due half a second later, so that a queue whose suspension is over does not wait for all of
+   them.
 6. A queue that was suspended is delivered again while others are at work, but does not prolong the task: when
    the others have ended, or are suspended too, it stops with the running delivery. The micro-batch ends as if
    the queue had waited for the next one.
@@ -122,8 +125,8 @@ class Memory(Enum):
 class Turn(NamedTuple, Generic[QueueT]):
     """Next work for a worker."""
 
-    queue: QueueT
-    """Queue whose messages to deliver."""
+    queue: QueueT | None
+    """Queue whose messages to deliver; None to read the next piece."""
     lasts_s: float
     """Duration after which the turn ends with the running delivery."""
 
@@ -136,28 +139,35 @@ class Rest(NamedTuple):
 
 
 class _Waiting(NamedTuple, Generic[QueueT]):
-    """A queue without a worker."""
+    """A queue without a worker, or the next piece to read."""
 
     place_s: float
     """Place in the order: the smallest of those that are due comes first."""
     due_s: float
-    queue: QueueT
+    queue: QueueT | None
 
 
 class TaskTurns(Generic[QueueT]):
     """The queues of one task, from their first messages to the end of the last queue."""
 
-    def __init__(self, *, slow_s: float = SLOW_S, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, now_s: float, *, reads: bool = True, slow_s: float = SLOW_S, patience_s: float = PATIENCE_S
+    ) -> None:
         """Begin without queues; ``arrived`` reports each.
 
         Args:
+            now_s: Now.
+            reads: Whether the workers read, too; otherwise another thread does.
             slow_s: Duration from which on a call is slow.
             patience_s: How long a queue waits for a worker if calls are slow.
         """
         self._slow_s = slow_s
         self._patience_s = patience_s
-        self._waiting: dict[QueueT, _Waiting[QueueT]] = {}
-        self._in_hand: set[QueueT] = set()
+        self._waiting: dict[QueueT | None, _Waiting[QueueT]] = {}
+        """Queues without a worker, and None while there may be a piece that no worker is reading."""
+        if reads:
+            self._waiting[None] = _Waiting(now_s, now_s, None)
+        self._in_hand: set[QueueT | None] = set()
         self._dry: set[QueueT] = set()
         self._leading: set[QueueT] = set()
         """Queues neither suspended nor ended: they keep the task going."""
@@ -176,7 +186,7 @@ class TaskTurns(Generic[QueueT]):
 
     @property
     def is_somebody_waiting(self) -> bool:
-        """Whether a queue waits for a worker."""
+        """Whether a queue, or a piece to read, waits for a worker."""
         return bool(self._waiting)
 
     @property
@@ -197,32 +207,34 @@ class TaskTurns(Generic[QueueT]):
         """Return whether the queue waits for messages."""
         return queue in self._dry
 
-    def may_read(self, now_s: float, memory: Memory) -> bool:
-        """Return whether to read on; ``memory`` is how much is free for that."""
-        if memory is Memory.PLENTY or (memory is Memory.SHORT and self._has_been_slow):
-            return True
-        if memory is Memory.GONE:
-            return not (self._in_hand or self._waiting)
-        return not (self._in_hand or any(each.due_s <= now_s for each in self._waiting.values()))
-
     def next(
-        self, now_s: float, *, calls_s: Sequence[float] = (), is_batch_at_work: bool = False
+        self,
+        now_s: float,
+        *,
+        calls_s: Sequence[float] = (),
+        is_batch_at_work: bool = False,
+        memory: Memory = Memory.PLENTY,
     ) -> Turn[QueueT] | Rest:
         """Return the next work for a worker that has finished its work.
 
         Args:
             now_s: Now.
-            calls_s: How long each other worker's listener call has lasted.
+            calls_s: How long each other worker's listener call, or its reading, has lasted.
             is_batch_at_work: Whether other tasks of the micro-batch have work, so that it goes on when this
                 one is over.
+            memory: How much is free for reading on.
         """
         self._has_been_slow |= max(calls_s, default=0.0) >= self._slow_s
         if not self._waiting or not (self.is_led or is_batch_at_work):
             return Rest(inf)
-        due = [each for each in self._waiting.values() if each.due_s <= now_s]
+        waiting = list(self._waiting.values())
+        if memory is Memory.GONE and (self._in_hand or len(waiting) > 1):
+            waiting = [each for each in waiting if each.queue is not None]
+        due = [each for each in waiting if each.due_s <= now_s]
         if not due:
-            return Rest(min(each.due_s for each in self._waiting.values()))
-        first = min(due, key=lambda each: each.place_s)
+            return Rest(min((each.due_s for each in waiting), default=inf))
+        reads_last = memory is not Memory.PLENTY and not self._has_been_slow
+        first = min(due, key=lambda each: (reads_last and each.queue is None, each.place_s))
         begins_s = now_s + self._waits_s(now_s - first.due_s, calls_s)
         if begins_s > now_s:
             return Rest(begins_s)
@@ -247,9 +259,15 @@ class TaskTurns(Generic[QueueT]):
         """Note that the queue, which is new, is suspended until ``due_s``."""
         self._waiting[queue] = _Waiting(due_s, due_s, queue)
 
+    def has_read(self, now_s: float) -> None:
+        """Note that a worker has read a piece."""
+        self._release(None, now_s + HANDICAP_S, now_s)
+
     def all_arrived(self) -> None:
         """Note that nothing more arrives."""
         self._is_arriving = False
+        self._waiting.pop(None, None)
+        self._in_hand.discard(None)
 
     # --- ends of a turn -------------------------------------------------------------------------------------
 
@@ -279,7 +297,7 @@ class TaskTurns(Generic[QueueT]):
         self._dry.discard(queue)
         self._leading.discard(queue)
 
-    def _release(self, queue: QueueT, place_s: float, due_s: float) -> None:
+    def _release(self, queue: QueueT | None, place_s: float, due_s: float) -> None:
         self._in_hand.remove(queue)
         self._waiting[queue] = _Waiting(place_s, due_s, queue)
 

@@ -1,10 +1,10 @@
-"""The ranges of a task as an engine gets them: pieces that a thread reads and hands to it.
+"""The ranges of a task as an engine gets them: pieces that are read and handed to it.
 
-A :class:`Source` reads; :class:`Arrivals` runs it in a thread of its own and calls the engine. The engine
-decides how much it takes:
+A :class:`Source` reads; :class:`Arrivals` runs it, in a thread of its own or piece by piece in the engine's
+threads, and calls the engine. The engine decides how much it takes:
 
-* Of closed ranges it pauses the reading of all (``pause``, ``resume``), since the memory of a task is what
-  they fill, and a range that is read early is not consumed earlier.
+* Of closed ranges it pauses the reading of all, since the memory of a task is what they fill, and a range
+  that is read early is not consumed earlier.
 * Of open ranges it holds only queues that have too many messages (``hold``, ``go_on``), since one slow queue
   must not delay the others.
 
@@ -96,7 +96,7 @@ class ClosedSource:
 
 
 class Arrivals:
-    """The thread that reads a task's ranges; used once."""
+    """Reads a task's ranges, in a thread or piece by piece; used once."""
 
     def __init__(self, source: Source) -> None:
         """Begin nothing yet."""
@@ -105,6 +105,10 @@ class Arrivals:
         self._may_read.set()
         self._has_ended = False
         self._thread: threading.Thread | None = None
+        self._made: Generator[Sequence[Arrival]] | None = None
+        """What is read piece by piece."""
+        self._reads = threading.Lock()
+        """Held by the thread that reads a piece."""
         self.hold = source.hold
         self.go_on = source.go_on
         self.leave = source.leave
@@ -125,6 +129,18 @@ class Arrivals:
         )
         self._thread.start()
 
+    def read(self) -> Sequence[Arrival] | None:
+        """Read the next pieces in this thread, instead of :meth:`begin`; None after the last ones.
+
+        For one thread at a time.
+        """
+        with self._reads:
+            if self._has_ended:
+                return None
+            if self._made is None:
+                self._made = self._source.arrivals()
+            return next(self._made, None)
+
     def pause(self) -> None:
         """Have the thread read no more after its current call of ``arrived``; from any thread."""
         self._may_read.clear()
@@ -134,12 +150,15 @@ class Arrivals:
         self._may_read.set()
 
     def end(self) -> None:
-        """End the thread: it closes the source. Wait for it, unless a broker keeps it."""
+        """Read nothing more, and close the source. Wait for a thread that reads, unless a broker keeps it."""
         self._has_ended = True
         self._may_read.set()
         self._source.end()
         if self._thread is not None:
             self._thread.join(_STOP_S)
+        elif self._made is not None and self._reads.acquire(timeout=_STOP_S):
+            self._made.close()
+            self._reads.release()
 
     def _run(
         self, arrived: Callable[[Sequence[Arrival]], None], over: Callable[[BaseException | None], None]

@@ -7,7 +7,7 @@ One more worker sleeps as long as something waits that it may have to begin; whe
 started, up to ``consume_thread_max``.
 
 One guard protects everything that workers share. Reading and delivering happen outside it: a worker has its
-range to itself, and another thread reads (:mod:`~pyspark_rocketmq.consumer.engine.arrivals`) and adds pieces.
+range to itself, and any thread adds pieces (:mod:`~pyspark_rocketmq.consumer.engine.arrivals`).
 Threads are daemons: a call that never returns must not keep its worker process from ending.
 
 A task that has only suspended queues left continues them while the driver reports that other tasks of its
@@ -31,7 +31,6 @@ from pyspark_rocketmq.consume.turns import (
     OPEN_SLOW_S,
     PATIENCE_S,
     SLOW_S,
-    TURN_S,
     Memory,
     RangeInstructions,
     Rest,
@@ -94,9 +93,9 @@ class OrderlyTask:
         self._most_held = most_held
         self._is_open = source.is_open
         slow_s, patience_s = (OPEN_SLOW_S, OPEN_PATIENCE_S) if source.is_open else (SLOW_S, PATIENCE_S)
-        self._turns: TaskTurns[MessageQueue] = TaskTurns(slow_s=slow_s, patience_s=patience_s)
-        self._is_reading = True
-        """Whether the source reads on."""
+        self._turns: TaskTurns[MessageQueue] = TaskTurns(
+            clock.monotonic_s(), reads=not source.is_open, slow_s=slow_s, patience_s=patience_s
+        )
         self._begun: dict[MessageQueue, _Range] = {}
         """Ranges that have begun and may go on."""
         self._ended: dict[MessageQueue, _Range] = {}
@@ -119,11 +118,11 @@ class OrderlyTask:
             RocketMQError: If a range cannot be read, or its queue had another one in this task.
         """
         self._instructions.cut_with(self._cut)
-        if self._is_open:
-            self._instructions.notifies(self._instructions_changed)
         # The first worker is the task's own thread.
         worker = self._new_worker()
-        self._arrivals.begin(self._arrived, self._reading_is_over)
+        if self._is_open:
+            self._instructions.notifies(self._instructions_changed)
+            self._arrivals.begin(self._arrived, self._reading_is_over)
         try:
             while not self._has_ended():
                 turn = self._next_turn(worker, gives_out=True)
@@ -150,7 +149,17 @@ class OrderlyTask:
         cuts = [run.cut() for run in runs]
         return RangeCuts(ended, [each for each in cuts if each is not None])
 
-    # --- arrivals, by the thread that reads -----------------------------------------------------------------
+    # --- arrivals -------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Read the next pieces of closed ranges."""
+        arrivals = self._arrivals.read()
+        if arrivals is None:
+            self._reading_is_over(None)
+            return
+        self._arrived(arrivals)
+        with self._changed:
+            self._turns.has_read(self._clock.monotonic_s())
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Take pieces of ranges; the queues that they belong to may go on."""
@@ -162,7 +171,6 @@ class OrderlyTask:
                     self._arrived_bytes += arrival.nbytes
                     self._hold_if_full(one)
             self._turns.arrived([each.queue for each in arrivals if each.queue in self._begun], now_s)
-            self._pause_if_full(now_s)
             self._engage_another()
             self._changed.notify_all()
 
@@ -196,15 +204,6 @@ class OrderlyTask:
             self._turns.all_arrived()
             self._check_lead()
             self._changed.notify_all()
-
-    def _pause_if_full(self, now_s: float) -> None:
-        """Have the source pause, or read on, as memory allows; called with the guard held."""
-        if self._is_open:
-            return
-        may_read = self._turns.may_read(now_s, self._memory())
-        if may_read != self._is_reading:
-            self._is_reading = may_read
-            (self._arrivals.resume if may_read else self._arrivals.pause)()
 
     def _hold_if_full(self, one: _Range) -> None:
         """Hold the queue of an open range, or let it go on (D13); called with the guard held."""
@@ -249,7 +248,6 @@ class OrderlyTask:
                 if self._end_waiting():
                     continue
                 found = self._turn_or_rest(worker, now_s)
-                self._pause_if_full(now_s)
                 if isinstance(found, Turn):
                     worker.begin(None, now_s)
                     self._engage_another()
@@ -267,6 +265,7 @@ class OrderlyTask:
             now_s,
             calls_s=self._in_hand_s(worker, now_s),
             is_batch_at_work=self._instructions.is_batch_at_work(),
+            memory=self._memory(),
         )
 
     def _end_waiting(self) -> bool:
@@ -365,16 +364,17 @@ class OrderlyTask:
     # --- a turn ---------------------------------------------------------------------------------------------
 
     def _take(self, worker: _Worker, turn: Turn[MessageQueue]) -> None:
+        if turn.queue is None:
+            self._read()
+            return
         one = self._begun[turn.queue]
-        # While reading pauses, it is to go on soon after there is room.
-        lasts_s = turn.lasts_s if self._is_reading else min(turn.lasts_s, TURN_S)
         with self._consumer.borrow() as listener:
             run = self._run_of(one)
             run.listener, run.ends_turn = listener, False
             worker.begin(run, self._clock.monotonic_s())
             if not self._goes_on or self._is_paused or (self._done and worker is self._workers[0]):
                 worker.stop()
-            run.consume(lasts_s)
+            run.consume(turn.lasts_s)
         self._report(worker, one, run)
 
     def _run_of(self, one: _Range) -> OrderlyRun:
@@ -407,7 +407,6 @@ class OrderlyTask:
                     self._give_out(queue, consumed)
             else:
                 self._end_turn(one, run, now_s)
-            self._pause_if_full(now_s)
             self._check_lead()
             self._changed.notify_all()
 
