@@ -106,7 +106,7 @@ class Arrivals:
         self._has_ended = False
         self._thread: threading.Thread | None = None
         self._made: Generator[Sequence[Arrival]] | None = None
-        """What is read piece by piece."""
+        """The pieces, if the engine reads them itself."""
         self._reads = threading.Lock()
         """Held by the thread that reads a piece."""
         self.hold = source.hold
