@@ -25,6 +25,7 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.wait import wait_until
@@ -151,6 +152,7 @@ def test_messages_are_consumed_and_committed_while_one_batch_lasts(live: LiveQue
     live.await_rows()
 
     assert batch_id <= 1
+    assert DeltaTable(live.sink).metadata().configuration == dict(MANY_COMMITS)
     assert {report.batch_id for report in live.reports[before:]} == {batch_id}
     assert len(live.reports) > before + 1
     assert live.consumer.stop(live.query, _PATIENCE_S)

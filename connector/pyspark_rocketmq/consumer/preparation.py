@@ -23,7 +23,13 @@ from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
-from pyspark_rocketmq.sinks.base import CommitsGroups, Sink, UsesSession, WritesFolders
+from pyspark_rocketmq.sinks.base import (
+    CommitsGroups,
+    PreparesForManyCommits,
+    Sink,
+    UsesSession,
+    WritesFolders,
+)
 from pyspark_rocketmq.sinks.multi import single_sinks
 from pyspark_rocketmq.sinks.shared_storage import check_not_nested, check_shared
 from pyspark_rocketmq.source.first_contact import check_topics
@@ -31,6 +37,12 @@ from pyspark_rocketmq.spark.session import is_classic
 from pyspark_rocketmq.spark.version import arrow_schema
 
 logger = logging.getLogger(__name__)
+
+
+def _expect_many_commits(sink: Sink) -> None:
+    for each in single_sinks(sink):
+        if isinstance(each, PreparesForManyCommits):
+            each.expect_many_commits()
 
 
 def check_and_prepare(
@@ -68,6 +80,8 @@ def check_and_prepare(
     check(spark, {**tables, **states})
     if sink is not None:
         check_sink(store, sink, key)
+        if options.real_time_ms is not None:
+            _expect_many_commits(sink)
         sink.prepare(arrow_schema(schema))
         seed_offsets_from_sink(store, sink, key)
         note_sink_ahead(store, sink, key)

@@ -366,6 +366,15 @@ class UsesSession(Protocol):
         ...
 
 
+@runtime_checkable
+class PreparesForManyCommits(Protocol):
+    """A sink that is created differently if it gets several commits a second."""
+
+    def expect_many_commits(self) -> None:
+        """Note it; called before ``prepare``."""
+        ...
+
+
 class Sink(Protocol):
     """A place for rows; used by one thread of the driver at a time."""
 

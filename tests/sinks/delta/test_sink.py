@@ -30,6 +30,7 @@ from pyspark_rocketmq.sinks.delta.appenders import FileAppender
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog, log_of, opened_log
+from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.group_conformance import Batch, GroupConformance
 from tests.sinks.sink_conformance import (
@@ -544,6 +545,38 @@ def test_a_relative_path_means_the_drivers_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
 
     assert DeltaSink("./orders").path == str(tmp_path / "orders")
+
+
+def test_a_table_that_gets_many_commits_is_created_with_a_short_log(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """I1: 172,800 commits a day would stay for 30 days."""
+    sink = DeltaSink(path)
+    sink.expect_many_commits()
+    with caplog.at_level("WARNING", logger="pyspark_rocketmq"):
+        sink.prepare(SCHEMA)
+        again = DeltaSink(path)
+        again.expect_many_commits()
+        again.prepare(SCHEMA)
+
+    assert DeltaTable(path).metadata().configuration == dict(MANY_COMMITS)
+    assert not caplog.messages
+
+
+def test_an_existing_table_that_gets_many_commits_is_warned_of(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    configuration = {"delta.logRetentionDuration": "interval 2 days"}
+    DeltaTable.create(path, schema=SCHEMA, configuration=configuration)
+    sink = DeltaSink(path)
+    sink.expect_many_commits()
+    with caplog.at_level("WARNING", logger="pyspark_rocketmq"):
+        sink.prepare(SCHEMA)
+
+    assert DeltaTable(path).metadata().configuration == configuration
+    [message] = caplog.messages
+    assert "'delta.deletedFileRetentionDuration' = 'interval 1 day'" in message
+    assert "logRetentionDuration" not in message
 
 
 def test_prepare_says_which_path_it_chose(path: Path, caplog: pytest.LogCaptureFixture) -> None:

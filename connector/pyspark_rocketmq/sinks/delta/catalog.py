@@ -392,13 +392,18 @@ class CatalogHome:
         _ = self.session.spark.read.parquet(plain_path(f"{addresses[-1]}/{name}")).schema
         return addresses[-1]
 
-    def create(self, schema: pa.Schema, partition_by: tuple[str, ...]) -> SinkHandle:
+    def create(
+        self, schema: pa.Schema, partition_by: tuple[str, ...], properties: Mapping[str, str]
+    ) -> SinkHandle:
         """See ``TableHome.create``."""
         columns = columns_ddl(from_arrow_schema(schema, prefer_timestamp_ntz=True).json())
         partitions = ", ".join(map(quoted_name, partition_by))
         sql = f"CREATE TABLE IF NOT EXISTS {self._name.sql} ({columns}) USING delta" + (
             f" PARTITIONED BY ({partitions})" if partitions else ""
         )
+        if properties:
+            listed = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+            sql += f" TBLPROPERTIES ({listed})"
         try:
             self.session.spark.sql(sql)
         except _ERRORS as error:

@@ -44,7 +44,7 @@ from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.catalog import CatalogHome
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, rows_condition, superseded
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
-from pyspark_rocketmq.sinks.delta.table import PathHome, SinkTable
+from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS, PathHome, SinkTable
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.sinks.delta.watermarks import (
     app_ids,
@@ -155,6 +155,10 @@ class DeltaSink:
         Without it, or after it was stopped, the thread's active session is used, else the process's.
         """
         self._table.home.session.use(spark)
+
+    def expect_many_commits(self) -> None:
+        """Have ``prepare`` create a table whose log stays short; an existing table gets a warning."""
+        self._table.properties = MANY_COMMITS
 
     def prepare(self, schema: pa.Schema) -> None:
         """Create the table if it is missing, else check that rows of ``schema`` can be added to it.

@@ -63,6 +63,16 @@ _CLEAN_UP_EVERY = 1_000
 """Versions, at least, between two removals of expired files of the log; each checks all files of the log."""
 
 
+MANY_COMMITS: Final[Mapping[str, str]] = {
+    # Every checkpoint lists the files that compaction has removed within this time.
+    "delta.deletedFileRetentionDuration": "interval 1 day",
+    "delta.logRetentionDuration": "interval 1 day",
+    # A checkpoint of a large table takes seconds.
+    "delta.checkpointInterval": "1000",
+}
+"""Properties of a table that gets two commits a second."""
+
+
 class TableHome(Protocol):
     """The place of a table, and everything that depends on it."""
 
@@ -105,7 +115,9 @@ class TableHome(Protocol):
         """
         ...
 
-    def create(self, schema: pa.Schema, partition_by: tuple[str, ...]) -> SinkHandle:
+    def create(
+        self, schema: pa.Schema, partition_by: tuple[str, ...], properties: Mapping[str, str]
+    ) -> SinkHandle:
         """Create the table, or open the one that another process created.
 
         Raises:
@@ -179,10 +191,14 @@ class PathHome:
         except TableNotFoundError:
             return None
 
-    def create(self, schema: pa.Schema, partition_by: tuple[str, ...]) -> SinkHandle:
+    def create(
+        self, schema: pa.Schema, partition_by: tuple[str, ...], properties: Mapping[str, str]
+    ) -> SinkHandle:
         """See :meth:`TableHome.create`."""
         try:
-            table = create_table(self.path, schema, partition_by, self.storage)
+            table = create_table(
+                self.path, schema, partition_by, self.storage, configuration=dict(properties)
+            )
         except STORAGE_ERRORS as error:
             if local_path(self.path) is None:
                 raise
@@ -246,6 +262,8 @@ class SinkTable:
         self.path = home.path
         self.storage = home.storage
         self.partition_by = partition_by
+        self.properties: Mapping[str, str] = {}
+        """Properties of a table that is created."""
         self.merge_keys = merge_keys
         self.schema_evolution = schema_evolution
         self.compaction = compaction
@@ -278,7 +296,7 @@ class SinkTable:
         handle = self.home.open()
         if handle is None:
             check_characters(self.path, Schema.from_arrow(schema).to_json())
-            handle = self.home.create(schema, self.partition_by)
+            handle = self.home.create(schema, self.partition_by, self.properties)
             logger.info("sink table created path=%s", masked(self.path))
         else:
             self.home.check_place()
@@ -287,6 +305,7 @@ class SinkTable:
             _check_names(self.path, [*known, *schema.names])
             if self.schema_evolution:
                 self._add_missing_columns(handle, schema)
+            self._warn_of_long_log(handle.log.table.form())
         form = handle.log.table.form()
         self._check_columns(form, wanted)
         check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
@@ -304,6 +323,18 @@ class SinkTable:
             handle.log.version,
         )
         self.home.check_rows_place(schema)
+
+    def _warn_of_long_log(self, form: TableForm) -> None:
+        """Log a warning if a table that gets many commits keeps all of them for Delta's usual times."""
+        missing = {name: value for name, value in self.properties.items() if name not in form.configuration}
+        if missing:
+            wanted = ", ".join(f"'{name}' = '{value}'" for name, value in missing.items())
+            logger.warning(
+                "the table gets up to 172,800 commits a day, and its log keeps them for long path=%s: ALTER "
+                "TABLE … SET TBLPROPERTIES (%s)",
+                masked(self.path),
+                wanted,
+            )
 
     def _warn_of_spark(self) -> None:
         """Log a warning if commits by Spark, such as other jobs', could overwrite those of this sink."""
