@@ -289,7 +289,7 @@ class ConsumeSettings(ClusterAccess):
     checkpoint: str = option("checkpoint", parse_location).doc("Folder of Spark's own checkpoint.")
     trigger: Trigger = option("trigger", parse_trigger, Trigger("1 second"), default_text="1 second").doc(
         "availableNow: drain and end; an interval such as '5 seconds': run until stopped; realTime: consume "
-        "each message when it arrives ([tuning](how-to/tuning.md#real-time))."
+        "each message when it arrives ([real time](how-to/real-time.md))."
     )
     py_files: tuple[str, ...] = option("pyFiles", parse_locations, ()).doc(
         "Python files and zip archives the listener needs, separated by commas."
