@@ -16,20 +16,21 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
-from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
+from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
 from pyspark_rocketmq.consumer.engine.task import Engine, TaskParts
-from pyspark_rocketmq.listeners.context import DeliveryContext
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext, DeliveryContext
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageModel, QueueRange
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
-from tests.helpers.messages import QUEUE
+from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import rows_of, source_of
 
 OUTPUT = StructType().add("n", "long").add("text", "string")
@@ -132,3 +133,32 @@ def test_rows_of_a_call_that_fails_after_many_of_them_reach_no_file(kind: str, t
     assert written(part, tmp_path) == [(offset, n) for offset in passed for n in range(count)]
     assert part.acks[0].state.next_offset == (11 if kind == "orderly" else 13)
     assert part.emitted == len(passed) * count
+
+
+def test_rows_of_a_run_of_hours_do_not_fill_the_disk() -> None:
+    """I1: the file of the rows that a cut has taken goes with them."""
+    output = OutputColumns.of(StructType().add("body", "binary"))
+    row = b"." * (256 << 10)
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        for _ in range(130):
+            context.emit(body=row)
+        return ConsumeOrderlyStatus.SUCCESS
+
+    run = OrderlyRun(
+        QueueRange.between(QUEUE, 0, 3),
+        [message_at(offset) for offset in range(3)],
+        listener=listener,
+        output=output,
+        settings=OrderlySettings(),
+        now_s=SystemClock().monotonic_s,
+    )
+    sizes = []
+    for _ in range(3):
+        run.consume(0.0)
+        cut = run.cut()
+        assert cut is not None
+        sizes.append(run._file.is_used)
+        assert sum(batch.num_rows for batch in cut.batches()) == 130
+
+    assert sizes == [False, False, False]

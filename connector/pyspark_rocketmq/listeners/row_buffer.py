@@ -66,6 +66,11 @@ class SpillFile:
         self._file: IO[bytes] | None = None
         self._end = 0
 
+    @property
+    def is_used(self) -> bool:
+        """Whether rows were written, also if they were dropped since."""
+        return self._file is not None
+
     def write(self, rows: pa.RecordBatch) -> SpilledRows:
         """Append rows.
 
@@ -182,6 +187,10 @@ class RowBuffer:
         rows += emitted
         if len(rows) - self._packed >= _FEW_ROWS or (emitted and type(emitted[0]) is not tuple):
             self.pack()
+
+    def spill_to(self, file: SpillFile) -> None:
+        """Write further rows to another file."""
+        self._file = file
 
     def take(self) -> list[Emitted]:
         """Remove and return all rows."""

@@ -42,7 +42,7 @@ from pyspark_rocketmq.listeners.context import (
 )
 from pyspark_rocketmq.listeners.errors import report_failure, report_problem
 from pyspark_rocketmq.listeners.forms import Call, form_of
-from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer
+from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.options.consumer import UNLIMITED
@@ -200,6 +200,10 @@ class OrderlyRun(RangeRun):
             self._file.drop(self._pending.take())
         if not self._is_reported:
             self._report_settled()
+
+    def _spill_to(self, file: SpillFile) -> None:
+        super()._spill_to(file)
+        self._pending.spill_to(file)
 
     def _take_in_changes(self) -> None:
         """Take in the pieces that have come, and note that the queue is given up."""

@@ -162,7 +162,18 @@ class RangeRun(ABC):
             self._read = self._failed = self._sent_back = 0
             self._messages_ok = self._messages_failed = self._calls = 0
             self._calls_s, self._last_error = 0.0, ""
-            return Consumed(self._rows.take(), ack, self._output.rows)
+            taken = Consumed(self._rows.take(), ack, self._output.rows)
+            if self._file.is_used:
+                self._spill_to(SpillFile())
+            return taken
+
+    def _spill_to(self, file: SpillFile) -> None:
+        """Write further rows to a new file, so that a run of hours does not fill the disk.
+
+        The old one disappears with its last row.
+        """
+        self._file = file
+        self._rows.spill_to(file)
 
     def last(self, end: RangeEnd | None = None) -> Consumed:
         """Take all that no cut has taken, at the end of the range; call after the last delivery.
