@@ -94,7 +94,8 @@ class LocalProtocolError(WireError):
 class RemoteProtocolError(WireError):
     """The peer sent bytes that do not follow the RocketMQ remoting protocol.
 
-    Do: Check that the address is a RocketMQ server's remoting port, not a proxy's or a web server's.
+    Do: Check that the address is a RocketMQ server's remoting port, not a proxy's or a web server's; if it
+    is, look at that server's log.
     """
 
     passes_later: ClassVar[bool] = True
@@ -694,10 +695,10 @@ class QueueRemoved(DataLoss):
 
 
 class DamagedOffsets(OffsetError):
-    """Another program changed a string in an offset row: ``put_back``, ``last_message`` or ``shown``.
+    """Another program changed a string in an offset row, for example ``put_back`` or ``last_message``.
 
-    Do: Stop the group, set that column of the row to NULL, start again: this clears attempts or the newest
-    message, and keeps the offset.
+    Do: Stop the group, set that column of the row to NULL, start again: this clears what the column holds,
+    such as attempts or the newest message, and keeps the offset.
     """
 
     def __init__(self, column: str, text: str) -> None:
@@ -771,9 +772,9 @@ class OffsetStoreUnavailable(OffsetError):
 
 
 class BrokerOffsetUnavailable(OffsetError):
-    """A broker did not return or did not store a group's offset: the queue cannot be started.
+    """A group's offset at a broker could not be read or stored, or moved meanwhile: the queue waits.
 
-    Do: Check the broker.
+    Do: Nothing, if it passes; else check the broker.
     """
 
     retryable: ClassVar[bool] = True
