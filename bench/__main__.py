@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from bench import (
     old_sinks,
     planner,
     pull,
+    rate_source,
     simulator,
     sink,
     source,
@@ -43,6 +44,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "consume_concurrent": consume_concurrent.run,
     "suspended": suspended.run,
     "latency": latency.run,
+    "rate_source": rate_source.run,
     "memory": memory.run,
     "planner": planner.run,
     "offset_commit": offset_commit.run,
@@ -54,6 +56,28 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "groups": groups.run,
     "simulator": simulator.run,
 }
+
+
+class _Listed(click.ParamType):  # type: ignore[type-arg]
+    """Values with commas between them."""
+
+    name = "a,b"
+
+    def __init__(self, of: Callable[[str], Any], allowed: Sequence[str] = ()) -> None:
+        self._of = of
+        self._allowed = allowed
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        """Return the values."""
+        texts = value.split(",")
+        if self._allowed and (unknown := [text for text in texts if text not in self._allowed]):
+            self.fail(f"{', '.join(unknown)}; there are {', '.join(self._allowed)}", param, ctx)
+        try:
+            return tuple(map(self._of, texts))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command()
@@ -69,7 +93,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "--rounds",
     type=int,
     help=(
-        "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, delta_sink, "
+        "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, rate_source, delta_sink, "
         "old_sinks, compaction, object_store, growth, groups, simulator: rounds that count."
     ),
 )
@@ -82,7 +106,15 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "--batches", type=int, help="micro_batch, consume, consume_concurrent, suspended: micro-batches per run."
 )
 @click.option(
-    "--seconds", type=float, help="latency, memory, compaction: length of a run; offset_commit: at most."
+    "--seconds",
+    type=float,
+    help="latency, rate_source, memory, compaction: length of a run; offset_commit: at most.",
+)
+@click.option("--rates", type=_Listed(int), help="latency: messages a second, as 100,1000.")
+@click.option(
+    "--only",
+    type=_Listed(str, (*latency.CONTENDERS, *latency.WITHOUT_CONTENDER)),
+    help="latency: what is measured, as java,real-time; all by default.",
 )
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
 @click.option("--triggers", type=int, help="planner, groups: triggers that count.")

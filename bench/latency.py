@@ -1,299 +1,348 @@
-"""From the broker's store to a committed row: an orderly consumer at a steady rate,
-beside Spark's rate source.
+"""From the broker's store to the listener and to a committed row, at steady rates: ours in real time and in
+micro-batches, beside Java's push consumer.
 """
 
 from __future__ import annotations
 
 import itertools
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
-from bench.cluster import QUEUES
-from bench.live import emit_body_size, fed, live_topic
-from bench.measure import Result, Spread, load_average
-from bench.session import CORES
-from bench.streams import Backlog
-from pyspark_rocketmq.commit.pipeline import BatchReport
-from pyspark_rocketmq.consume.part import Group
-from pyspark_rocketmq.consumer.batch import run_job
-from pyspark_rocketmq.format import register
-from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
-from pyspark_rocketmq.model import QUEUE_OFFSET, ConsumeOrderlyStatus, MessageExt, MessageQueue, queue_columns
-from pyspark_rocketmq.sinks.base import SinkBatch
-from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
+from bench.cluster import fill, real_cluster
+from bench.contenders import LISTENER_BATCH, Contender, JavaPush, OurConsumer, Running, Times
+from bench.feeder import BODY, Feeder, Sent
+from bench.histogram import Latencies, histogram, percentile
+from bench.measure import Result, load_average, markdown_table
+from bench.processor_time import machine_s, processor_s, processor_s_by_process, spent_since_s
+from bench.rate_source import Contest
+from bench.session import CORES, bench_session
+from pyspark_rocketmq.model import Message
+from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.wait import wait_until
 
-_TOPIC = "orders"
-_PER_SECOND = 1000
-_EACH = 10
-_WARM_UP_S = 5.0
-_TIMEOUT_S = 120.0
-_FIRST_BATCHES = 5
-"""First micro-batches, which start processes and compile."""
-_TRIGGER = {"processingTime": "0 seconds"}
-_STAGES = ("triggerExecution", "latestOffset", "walCommit", "addBatch", "commitOffsets")
-_RATE_GROUP = "rate"
-_RATE_QUEUE = MessageQueue("rate", "spark", 0)
-_RATE_SCHEMA = pa.schema(
-    [
-        *POSITION_FIELDS,
-        ("stored", pa.timestamp("us", tz="UTC")),
-    ]
-)
-_OURS = "ours, Delta"
-_RATE = "rate source, Delta"
-_OURS_ALONE = "ours, no sink"
-_RATE_ALONE = "rate source, no sink"
+_Contest = Contest
+"""Name by which :mod:`bench.against` finds it in older trees."""
+_QUEUES: Final = 4
+_WARM_UP_S: Final = 8.0
+_IDLE_S: Final = 30.0
+_TIMEOUT_S: Final = 120.0
+_BACKLOG: Final = 200_000
+_COMMIT_INTERVAL: Final = "500 milliseconds"
+_LATE_MS: Final = 20.0
+"""Lateness of one send in a hundred from which a run's rate was not steady."""
+_TO_LISTENER: Final = (50, 95, 99, 99.9, 100)
+_TO_ROW: Final = (50, 90, 99)
+_REAL_TIME: Final = "real time"
+_JAVA: Final = JavaPush.name
+WITHOUT_CONTENDER: Final = ("backlog", "idle")
+"""Measurements besides the contenders."""
+CONTENDERS: Final = {
+    "real-time": _REAL_TIME,
+    "java": _JAVA,
+    "trigger-0": "trigger 0 s",
+    "trigger-1": "trigger 1 s",
+}
+"""Names for ``--only``, with those of the tables."""
 
-_METHOD = """\
-{per_second:,} messages of 1 KiB a second are sent to {queues} queues of one real broker, {each} at a time, until {seconds:g} s after
-the first commit; what is stored in the first {warm_up:g} s of these does not count. Micro-batches follow each other without a pause (`processingTime` 0), `local[{cores}]`. The
-latency of a message is the moment at which the driver learns that its batch is committed, less the message's store time. The
-stages are Spark's `durationMs`, the median of a run's micro-batches: `triggerExecution` is all of one, `addBatch` the job with
-whatever commits its data and offsets.
+_METHOD: Final = """\
+Messages of 1 KiB are sent to {queues} queues of one real broker by a process of its own, 100 sends a second (at 10,000 a second
+200, of 50 messages); what is stored in the first {warm_up:g} s does not count, the next {seconds:g} s do. {rounds} rounds, all
+in turn; percentiles are those of all rounds' messages.
 
-* *{ours}*: orderly `PushConsumer`, one row emitted for each message, `DeltaSink`, Delta offset store.
-* *{rate}*: Spark's rate source at {per_second:,} rows a second; its rows go through the same writer of files in one `mapInArrow`
-  and the same commit, without a listener and without offsets. Row time is the source's, which gives out whole seconds.
-* *{ours_alone}*: the consumer with nothing emitted and no sink; the offsets are committed.
-* *{rate_alone}*: only the rows' times, brought to the driver.
+* *{real_time}*: orderly `PushConsumer` with `trigger={{"realTime": "5 minutes"}}`, `commit_interval` {interval}, `DeltaSink`,
+  Delta offset store, `local[{cores}]`, at most {listener_batch} messages a call; the listener emits a row for each message.
+* *trigger 0 s, trigger 1 s*: the same in micro-batches, `processingTime` 0 and 1 second.
+* *{java}*: Java's `DefaultMQPushConsumer` with an orderly listener that notes the times and writes nothing.
 
-{rounds} rounds, all in turn."""
+*Store → listener*: the clock when the listener is called, less the message's store time, both in whole milliseconds. *Store → row*:
+`commitInfo.timestamp` of the Delta version that added the row, less the store time. *Cores*: processor time by second, of the
+driver's Python, the JVM, the planner's and the workers' Python; Java's is its JVM's. *Others*: cores of programs that do not
+belong to the benchmark; compare only rows without any. *Backlog*: {backlog:,} messages, from the
+first listener call to the commit of the last row. *Idle*: processor time in {idle:g} s without a message."""
 
-Latencies = npt.NDArray[np.float64]
-"""Milliseconds."""
+
+class _Run(NamedTuple):
+    """One contender at one rate."""
+
+    times: Times
+    used: _Used
+    sent: Sent
 
 
 class _Figures(NamedTuple):
-    """Figures of one run."""
+    """All rounds of one contender at one rate."""
 
-    latencies: Latencies
-    stages: Mapping[str, float]
-    """Milliseconds of a micro-batch."""
+    to_listener: Latencies
+    to_row: Latencies
+    cores: Mapping[str, float]
+    others: float
+    """Cores that other programs used, in the round in which they used most."""
+    late_p99_ms: float
 
-    def percentile(self, percent: int) -> float:
-        """Milliseconds."""
-        return float(np.percentile(self.latencies, percent))
+    @classmethod
+    def pooled(cls, runs: Sequence[_Run]) -> _Figures:
+        """Join the runs' latencies."""
+        return cls(
+            np.concatenate([each.times.to_listener() for each in runs]),
+            np.concatenate([each.times.to_row() for each in runs]),
+            _mean([each.used.cores for each in runs]),
+            max(each.used.others for each in runs),
+            max(each.sent.late_p99_ms for each in runs),
+        )
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of a row: percentiles of both latencies, cores and their parts."""
+        return (
+            *(_shown(percentile(self.to_listener, percent)) for percent in _TO_LISTENER),
+            *(_shown(percentile(self.to_row, percent)) for percent in _TO_ROW),
+            *_cores_cells(self.cores),
+            f"{self.others:.2f}",
+        )
 
 
-def run(*, seconds: float = 14.0, rounds: int = 3) -> Result:
-    """Measure ``rounds`` rounds of ``seconds`` each."""
+def run(
+    *,
+    rates: Sequence[int] = (100, 1000, 10_000),
+    seconds: float = 30.0,
+    only: Sequence[str] = (),
+    rounds: int = 1,
+) -> Result:
+    """Measure ``rounds`` rounds of ``seconds`` for each contender and rate, then backlog and idle cost."""
     before = load_average()
-    with live_topic(_TOPIC) as backlog:
-        contest = _Contest(backlog, seconds)
-        figures = [contest.round() for _ in range(rounds)]
+    wanted = only or (*CONTENDERS, *WITHOUT_CONTENDER)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        real_cluster() as cluster,
+        bench_session(Path(folder)) as spark,
+    ):
+        races = _Races(cluster, Path(folder), _contenders(spark))
+        names = [CONTENDERS[name] for name in wanted if name in CONTENDERS]
+        figures = races.at_rates(names, rates, seconds, rounds)
+        backlog = races.backlog([_REAL_TIME, "trigger 0 s"], rounds) if "backlog" in wanted else {}
+        idle = races.idle(list(CONTENDERS.values())) if "idle" in wanted else {}
     return Result(
         name="latency",
-        title="End to end",
+        title="Latency",
         method=_METHOD.format(
-            per_second=_PER_SECOND,
-            queues=QUEUES,
-            each=_EACH,
-            seconds=seconds,
+            queues=_QUEUES,
             warm_up=_WARM_UP_S,
-            cores=CORES,
+            seconds=seconds,
             rounds=rounds,
-            ours=_OURS,
-            rate=_RATE,
-            ours_alone=_OURS_ALONE,
-            rate_alone=_RATE_ALONE,
+            real_time=_REAL_TIME,
+            java=_JAVA,
+            interval=_COMMIT_INTERVAL,
+            cores=CORES,
+            listener_batch=LISTENER_BATCH,
+            backlog=_BACKLOG,
+            idle=_IDLE_S,
         ),
-        columns=("what", "min", "median", "max"),
-        rows=(
-            *(
-                (
-                    f"{who}: p{percent}, ms",
-                    *Spread.of(each[who].percentile(percent) for each in figures).cells(",.0f"),
-                )
-                for who in figures[0]
-                for percent in (50, 99)
-            ),
-            *(
-                (f"{who}: {stage}, ms", *Spread.of(each[who].stages[stage] for each in figures).cells(",.0f"))
-                for who in figures[0]
-                for stage in _STAGES
-            ),
-        ),
+        columns=(),
+        rows=(),
         targets=(),
         load=(before, load_average()),
+        page="\n\n".join([*_tables(figures, backlog, idle), *_pictures(figures)]),
     )
 
 
-def emit_nothing(
-    messages: Sequence[MessageExt],  # noqa: ARG001 - a listener's signature
-    context: ConsumeOrderlyContext,  # noqa: ARG001
-) -> ConsumeOrderlyStatus:
-    """The trivial listener."""
-    return ConsumeOrderlyStatus.SUCCESS
+def _contenders(spark: SparkSession) -> dict[str, Contender]:
+    contenders: tuple[Contender, ...] = (
+        OurConsumer(_REAL_TIME, spark, {"realTime": "5 minutes"}, commit_interval=_COMMIT_INTERVAL),
+        JavaPush(),
+        *(
+            OurConsumer(f"trigger {each} s", spark, {"processingTime": f"{each} seconds"})
+            for each in range(2)
+        ),
+    )
+    return {each.name: each for each in contenders}
 
 
-class _Contest:
-    """All contestants in one session; every run has a new group, a new table and a new checkpoint."""
+class _Races:
+    """Runs of the contenders; each has a new topic, group and folder."""
 
-    def __init__(self, backlog: Backlog, seconds: float) -> None:
-        self._backlog = backlog
-        self._seconds = seconds
+    def __init__(self, cluster: ClusterUnderTest, work: Path, contenders: Mapping[str, Contender]) -> None:
+        self._cluster = cluster
+        self._work = work
+        self._contenders = contenders
         self._numbers = itertools.count()
-        register(backlog.spark)
 
-    def round(self) -> dict[str, _Figures]:
-        """Return the figures of each contestant."""
-        folder = self._backlog.work / f"round-{next(self._numbers)}"
-        figures = {
-            _OURS: self._ours(folder / "ours", with_sink=True),
-            _RATE: self._rate(folder / "rate", with_sink=True),
-            _OURS_ALONE: self._ours(folder / "alone", with_sink=False),
-            _RATE_ALONE: self._rate(folder / "rate-alone", with_sink=False),
-        }
-        shown = "  ".join(
-            f"{who} {each.percentile(50):,.0f}/{each.percentile(99):,.0f} ms" for who, each in figures.items()
+    def at_rates(
+        self, names: Sequence[str], rates: Sequence[int], seconds: float, rounds: int
+    ) -> dict[tuple[int, str], _Figures]:
+        """Return the figures by rate and contender."""
+        runs: dict[tuple[int, str], list[_Run]] = {}
+        for _, rate, name in itertools.product(range(rounds), rates, names):
+            done = self._run(name, rate, seconds)
+            runs.setdefault((rate, name), []).append(done)
+            shown = " ".join(_Figures.pooled([done]).cells())
+            print(f"  {rate:,}/s {name}: {shown}  sent {done.sent}  load {load_average()}", flush=True)
+        return {(rate, name): _Figures.pooled(runs[rate, name]) for rate in rates for name in names if runs}
+
+    def _run(self, name: str, per_second: int, seconds: float) -> _Run:
+        topic, folder = self._place()
+        self._fill(topic, 1)
+        servers = self._cluster.name_servers
+        with self._contenders[name].running(servers, topic, folder) as consumer:
+            _await_consumed(consumer, _QUEUES)
+            with Feeder.running(servers, topic, per_second) as feeder:
+                time.sleep(_WARM_UP_S)
+                first_ms = time.time() * 1000
+                used = _used_during(consumer, seconds)
+                last_ms = time.time() * 1000
+                sent = feeder.end()
+            _await_consumed(consumer, _QUEUES + sent.messages)
+            return _Run(consumer.end().between(first_ms, last_ms), used, sent)
+
+    def backlog(self, names: Iterable[str], rounds: int) -> dict[str, list[float]]:
+        """Return the rows a second of each round, by contender."""
+        topic, _ = self._place()
+        self._fill(topic, _BACKLOG // _QUEUES)
+        rates: dict[str, list[float]] = {}
+        for _ in range(rounds):
+            for name in names:
+                _, folder = self._place()
+                with self._contenders[name].running(self._cluster.name_servers, topic, folder) as consumer:
+                    _await_consumed(consumer, _BACKLOG)
+                    times = consumer.end()
+                assert times.committed is not None
+                spent_ms = float(times.committed.max() - times.heard.min())
+                rates.setdefault(name, []).append(_BACKLOG * 1000 / spent_ms)
+                print(f"  backlog, {name}: {rates[name][-1]:,.0f}  load {load_average()}", flush=True)
+        return rates
+
+    def idle(self, names: Iterable[str]) -> dict[str, Mapping[str, float]]:
+        """Return the cores that each contender uses without messages."""
+        used: dict[str, Mapping[str, float]] = {}
+        for name in names:
+            topic, folder = self._place()
+            self._fill(topic, 1)
+            with self._contenders[name].running(self._cluster.name_servers, topic, folder) as consumer:
+                _await_consumed(consumer, _QUEUES)
+                time.sleep(_WARM_UP_S)
+                used[name] = _used_during(consumer, _IDLE_S).cores
+            print(f"  idle, {name}: {' '.join(_cores_cells(used[name]))}  load {load_average()}", flush=True)
+        return used
+
+    def _place(self) -> tuple[str, Path]:
+        """Return a new topic and a new folder."""
+        number = next(self._numbers)
+        return self._cluster.create_topic(f"latency-{number}", _QUEUES), self._work / f"latency-{number}"
+
+    def _fill(self, topic: str, per_queue: int) -> None:
+        message = Message(topic=topic, body=BODY)
+        fill(
+            self._cluster.name_servers,
+            topic,
+            queues=_QUEUES,
+            per_queue=per_queue,
+            message=lambda _: message,
         )
-        print(f"  {shown}  load {load_average()}", flush=True)
-        return figures
-
-    def _ours(self, folder: Path, *, with_sink: bool) -> _Figures:
-        committed: list[tuple[float, BatchReport]] = []
-        consumer = self._backlog.consumer(folder, consume_message_batch_max_size=32)
-        listener = emit_body_size if with_sink else emit_nothing
-        consumer.register_message_listener(listener, orderly=True, output_schema="size bigint")
-        consumer.register_batch_listener(lambda report: committed.append((time.time(), report)))
-        query = consumer.start(
-            self._backlog.spark,
-            sink=DeltaSink(folder / "sink") if with_sink else None,
-            checkpoint=str(folder / "checkpoint"),
-            trigger=_TRIGGER,
-        )
-        with fed(self._backlog, per_second=_PER_SECOND, each=_EACH):
-            stages = self._run(query, committed)
-        return _Figures(self._of_messages(committed), stages)
-
-    def _of_messages(self, committed: list[tuple[float, BatchReport]]) -> Latencies:
-        """Return the latencies of the messages that count, from the batches that contain them."""
-        stored = self._stored_ms()
-        counts_from_ms = (committed[0][0] + _WARM_UP_S) * 1000
-        latencies = []
-        for at_s, report in committed:
-            for ack in report.acks:
-                times = stored[ack.queue.queue_id][ack.start : ack.state.next_offset]
-                latencies.append(at_s * 1000 - times[times > counts_from_ms])
-        return np.concatenate(latencies)
-
-    def _stored_ms(self) -> dict[int, npt.NDArray[np.float64]]:
-        """Store times of all messages by queue, at the index of their offset."""
-        rows = (
-            self._backlog.spark.read.format("rocketmq")
-            .options(nameServers=self._backlog.name_servers, topic=_TOPIC)
-            .load()
-            .select("queueId", "queueOffset", sf.unix_millis("storeTimestamp").alias("stored"))
-            .toPandas()
-            .sort_values(["queueId", "queueOffset"])
-        )
-        ids, stored = rows["queueId"].to_numpy(), rows["stored"].to_numpy(dtype=np.float64)
-        return {queue_id: stored[ids == queue_id] for queue_id in range(QUEUES)}
-
-    def _rate(self, folder: Path, *, with_sink: bool) -> _Figures:
-        sink = _RateSink(folder / "sink") if with_sink else _RateTimes()
-        query = (
-            _rate_rows(self._backlog.spark)
-            .writeStream.foreachBatch(sink.take)
-            .option("checkpointLocation", str(folder / "checkpoint"))
-            .trigger(**_TRIGGER)
-            .start()
-        )
-        stages = self._run(query, sink.committed)
-        stored_s, at_s = sink.times()
-        counted = stored_s > sink.committed[0][0] + _WARM_UP_S
-        return _Figures((at_s[counted] - stored_s[counted]) * 1000, stages)
-
-    def _run(self, query: StreamingQuery, committed: Sequence[tuple[float, object]]) -> dict[str, float]:
-        """Let the query run until enough was committed; milliseconds by stage of its micro-batches,
-        the medians.
-
-        Raises:
-            RuntimeError: If the query fails.
-        """
-        try:
-            wait_until(lambda: query.exception() is not None or self._is_over(committed), _TIMEOUT_S)
-            if query.exception() is not None:
-                raise RuntimeError(f"The query failed: {query.exception()}")
-            steady = [each.durationMs for each in query.recentProgress[_FIRST_BATCHES:]]
-        finally:
-            query.stop()
-        return {stage: median(each.get(stage, 0) for each in steady) for stage in _STAGES}
-
-    def _is_over(self, committed: Sequence[tuple[float, object]]) -> bool:
-        return bool(committed) and time.time() > committed[0][0] + self._seconds
 
 
-def _rate_rows(spark: SparkSession) -> DataFrame:
-    rows = (
-        spark.readStream.format("rate")
-        .options(rowsPerSecond=_PER_SECOND, numPartitions=QUEUES)
-        .load()
-        .select(
-            *(sf.lit(value).alias(name) for name, value in queue_columns(_RATE_QUEUE).items()),
-            sf.col("value").alias(QUEUE_OFFSET),
-            sf.col("timestamp").alias("stored"),
-            sf.lit(None).cast("string").alias("ack"),
-        )
+def _await_consumed(consumer: Running, messages: int) -> None:
+    wait_until(lambda: consumer.consumed() >= messages, _TIMEOUT_S, reason=f"{messages:,} messages consumed")
+
+
+class _Used(NamedTuple):
+    """Processor seconds a second."""
+
+    cores: dict[str, float]
+    """Cores of a consumer, by kind of process."""
+    others: float
+    """Cores of processes that this benchmark has not started."""
+
+
+def _used_during(consumer: Running, seconds: float) -> _Used:
+    """Sleep, and return the use of processors meanwhile."""
+    pids = {pid: kind for kind, each in consumer.processes().items() for pid in each}
+    before, of_tree, of_all, began_s = (
+        _processor_s(pids),
+        processor_s_by_process(),
+        machine_s(),
+        time.monotonic(),
     )
-    assert rows.schema.fieldNames()[:-1] == from_arrow_schema(_RATE_SCHEMA).fieldNames()
-    return rows
+    time.sleep(seconds)
+    lasted_s = time.monotonic() - began_s
+    cores = dict.fromkeys(pids.values(), 0.0)
+    for pid, after_s in _processor_s(pids).items():
+        cores[pids[pid]] += (after_s - before.get(pid, after_s)) / lasted_s
+    return _Used(cores, max(0.0, machine_s() - of_all - spent_since_s(of_tree)) / lasted_s)
 
 
-class _RateSink:
-    """Writes the rate source's rows into a table in the same way as a consumer's."""
-
-    def __init__(self, path: Path) -> None:
-        self._sink = DeltaSink(path)
-        self._sink.prepare(_RATE_SCHEMA)
-        self._table = path
-        self._end = 0
-        self.committed: list[tuple[float, int]] = []
-        """Times at which rows were committed, and the rows' ends."""
-
-    def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
-        """Write one micro-batch."""
-        sink_batch: SinkBatch = self._sink.begin(_RATE_GROUP, {_RATE_QUEUE: 0})
-        writer = sink_batch.task_writer()
-        whole = Group(tuple(run_job(batch, writer).parts))
-        self._end += whole.emitted
-        sink_batch.commit(tuple(map(writer.written, whole.written)), {_RATE_QUEUE: self._end})
-        self.committed.append((time.time(), self._end))
-
-    def times(self) -> tuple[Latencies, Latencies]:
-        """Return the rows' own times and their times of commit, in seconds."""
-        rows = DeltaTable(self._table).to_pyarrow_table(columns=["queueOffset", "stored"])
-        stored_s = rows.column("stored").cast(pa.int64()).to_numpy() / 1e6
-        moments, ends = (np.array(column) for column in zip(*self.committed, strict=True))
-        return stored_s, moments[np.searchsorted(ends, rows.column("queueOffset").to_numpy(), side="right")]
+def _processor_s(pids: Iterable[int]) -> dict[int, float]:
+    spent: dict[int, float] = {}
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            spent[pid] = processor_s(pid)
+    return spent
 
 
-class _RateTimes:
-    """Takes only the times of the rate source's rows."""
+def _mean(cores: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {kind: sum(each[kind] for each in cores) / len(cores) for kind in cores[0]}
 
-    def __init__(self) -> None:
-        self.committed: list[tuple[float, Latencies]] = []
 
-    def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
-        """Evaluate one micro-batch."""
-        stored = batch.select("stored").toArrow().column(0).cast(pa.int64()).to_numpy() / 1e6
-        self.committed.append((time.time(), stored))
+def _cores_cells(cores: Mapping[str, float]) -> tuple[str, str]:
+    """Return all cores, and those by kind if there are several."""
+    parts = ", ".join(f"{kind} {each:.2f}" for kind, each in cores.items()) if len(cores) > 1 else ""
+    return f"{sum(cores.values()):.2f}", parts
 
-    def times(self) -> tuple[Latencies, Latencies]:
-        """Return the times in the form of :meth:`_RateSink.times`."""
-        stored_s = np.concatenate([stored for _, stored in self.committed])
-        return stored_s, np.concatenate([np.full(len(stored), at_s) for at_s, stored in self.committed])
+
+def _shown(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f}" if milliseconds == milliseconds else ""  # noqa: PLR0124 - NaN
+
+
+def _tables(
+    figures: Mapping[tuple[int, str], _Figures],
+    backlog: Mapping[str, Sequence[float]],
+    idle: Mapping[str, Mapping[str, float]],
+) -> list[str]:
+    tables: list[str] = []
+    if figures:
+        columns = [
+            "messages/s",
+            "consumer",
+            *(f"listener {_name(percent)}" for percent in _TO_LISTENER),
+            *(f"row {_name(percent)}" for percent in _TO_ROW),
+            "cores",
+            "by process",
+            "others",
+        ]
+        rows = [(f"{rate:,}", name, *each.cells()) for (rate, name), each in figures.items()]
+        tables.append(markdown_table(columns, rows))
+    late = [f"{name} at {rate:,}/s" for (rate, name), each in figures.items() if each.late_p99_ms > _LATE_MS]
+    if late:
+        tables.append(f"One send in a hundred was more than {_LATE_MS:g} ms late: {', '.join(late)}.")
+    if backlog:
+        rows_of = [(name, *(f"{each:,.0f}" for each in rates)) for name, rates in backlog.items()]
+        tables.append(markdown_table(["backlog, rows/s", *[""] * (len(rows_of[0]) - 1)], rows_of))
+    if idle:
+        tables.append(
+            markdown_table(
+                ("idle", "cores", "by process"), ((name, *_cores_cells(each)) for name, each in idle.items())
+            )
+        )
+    return tables
+
+
+def _name(percent: float) -> str:
+    return "max" if percent == 100 else f"p{percent:g}"
+
+
+def _pictures(figures: Mapping[tuple[int, str], _Figures]) -> list[str]:
+    """Return histograms of both latencies at each rate, as blocks of code."""
+    pictures: list[str] = []
+    for rate in dict.fromkeys(rate for rate, _ in figures):
+        of_rate = {name: each for (each_rate, name), each in figures.items() if each_rate == rate}
+        pictures += [
+            histogram(
+                f"{rate:,}/s, store → listener", {name: each.to_listener for name, each in of_rate.items()}
+            ),
+            histogram(f"{rate:,}/s, store → row", {name: each.to_row for name, each in of_rate.items()}),
+        ]
+    return [f"```\n{each}\n```" for each in pictures if each]

@@ -73,6 +73,8 @@ class Result:
     """Text for the page about only this run, such as the compared commits."""
     picture: str = ""
     """An SVG for the page; empty without one."""
+    page: str = ""
+    """Markdown of the figures, for the page and the terminal, in place of the table of medians."""
 
 
 TARGET_COLUMNS = ("target", "wanted", "min", "median", "max", "met")

@@ -31,3 +31,11 @@ def processor_s_by_process() -> dict[int, float]:
 def spent_since_s(before: Mapping[int, float]) -> float:
     """Return the time they have used since ``before``, including processes that started meanwhile."""
     return sum(spent - before.get(pid, 0.0) for pid, spent in processor_s_by_process().items())
+
+
+def machine_s() -> float:
+    """Return the time that all processes of this machine have used since it started."""
+    user, nice, system, _, _, irq, softirq, *_ = map(
+        int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq) * TICK_S

@@ -1,0 +1,244 @@
+"""Consumers whose latencies are compared: ours in real time and in micro-batches, and Java's push consumer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from bench.histogram import Latencies
+from bench.pull_peers import JVM
+from bench.row_times import COMMITTED, rows_with_times
+from pyspark_rocketmq.commit.pipeline import BatchReport
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from tests.helpers.processes import descendants_of, is_planner, is_worker_daemon
+from tests.real_broker.artifacts import compile_java, fetch_jars
+from tests.real_broker.java_process import java_command, java_environment
+
+LISTENER_BATCH: Final = 32
+_MOST_JAVA_MESSAGES: Final = 4_000_000
+_OUTPUT_SCHEMA: Final = "stored bigint, heard double"
+_PLACE: Final = ("queueId", "queueOffset")
+_STOP_S: Final = 60.0
+
+
+class Times(NamedTuple):
+    """Milliseconds of each message."""
+
+    stored: Latencies
+    """Whole milliseconds."""
+    heard: Latencies
+    """When the listener got it."""
+    committed: Latencies | None
+    """When its row was committed; None if there are no rows."""
+
+    def between(self, first_ms: float, last_ms: float) -> Times:
+        """Return the times of the messages that were stored between two moments."""
+        is_in = (self.stored >= first_ms) & (self.stored < last_ms)
+        committed = None if self.committed is None else self.committed[is_in]
+        return Times(self.stored[is_in], self.heard[is_in], committed)
+
+    def to_listener(self) -> Latencies:
+        """Whole milliseconds from store to listener."""
+        latencies: Latencies = np.floor(self.heard) - self.stored
+        return latencies
+
+    def to_row(self) -> Latencies:
+        """Milliseconds from store to the committed row; empty without rows."""
+        return np.array([]) if self.committed is None else self.committed - self.stored
+
+
+class Running(Protocol):
+    """A consumer at work."""
+
+    def consumed(self) -> int:
+        """Messages whose rows are committed, or without rows those that the listener got.
+
+        Raises:
+            RuntimeError: If it has failed.
+        """
+        ...
+
+    def processes(self) -> Mapping[str, Sequence[int]]:
+        """Ids of its processes, by kind."""
+        ...
+
+    def end(self) -> Times:
+        """Stop it; the times of all messages.
+
+        Raises:
+            RuntimeError: If a message has no row or two.
+        """
+        ...
+
+
+class Contender(Protocol):
+    """A way to consume a topic, in a new group."""
+
+    name: str
+
+    @contextmanager
+    def running(self, name_servers: str, topic: str, folder: Path) -> Iterator[Running]:
+        """Consume during the block, from the topic's beginning."""
+        ...
+
+
+def note_times(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    """A row for each message, with its times."""
+    heard_ms = time.time() * 1000
+    for message in messages:
+        context.emit(message, stored=message.store_timestamp, heard=heard_ms)
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+class OurConsumer:
+    """A ``PushConsumer`` with an orderly listener and a ``DeltaSink``."""
+
+    def __init__(self, name: str, spark: SparkSession, trigger: Mapping[str, Any], **settings: Any) -> None:
+        self.name = name
+        self._spark = spark
+        self._trigger = trigger
+        self._settings = settings
+
+    @contextmanager
+    def running(self, name_servers: str, topic: str, folder: Path) -> Iterator[_Query]:
+        """Run a query during the block."""
+        consumer = PushConsumer(
+            consumer_group=folder.name,
+            name_servers=name_servers,
+            offset_store=DeltaOffsetStore(folder / "offsets"),
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            consume_message_batch_max_size=LISTENER_BATCH,
+            **self._settings,
+        )
+        consumer.subscribe(topic)
+        consumer.register_message_listener(note_times, orderly=True, output_schema=_OUTPUT_SCHEMA)
+        reports: list[BatchReport] = []
+        consumer.register_batch_listener(reports.append)
+        query = consumer.start(
+            self._spark,
+            sink=DeltaSink(folder / "sink"),
+            checkpoint=folder / "checkpoint",
+            trigger=self._trigger,
+        )
+        try:
+            yield _Query(self._spark, query, reports, folder / "sink")
+        finally:
+            query.stop()
+
+
+class _Query:
+    def __init__(
+        self, spark: SparkSession, query: StreamingQuery, reports: Sequence[BatchReport], sink: Path
+    ) -> None:
+        self._jvm = int(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]  # noqa: SLF001
+        self._query = query
+        self._reports = reports
+        self._sink = sink
+
+    def consumed(self) -> int:
+        if self._query.exception() is not None:
+            raise RuntimeError(f"The query failed: {self._query.exception()}")
+        return sum(report.rows for report in self._reports)
+
+    def processes(self) -> Mapping[str, Sequence[int]]:
+        kinds: dict[str, list[int]] = {
+            "driver": [os.getpid()],
+            "JVM": [self._jvm],
+            "planner": [],
+            "workers": [],
+        }
+        for pid in descendants_of(self._jvm):
+            if is_planner(pid):
+                kinds["planner"].append(pid)
+            elif is_worker_daemon(pid):
+                kinds["workers"].append(pid)
+        return kinds
+
+    def end(self) -> Times:
+        self._query.stop()
+        rows = rows_with_times(self._sink, [*_PLACE, "stored", "heard"])
+        in_table = DeltaTable(self._sink).to_pyarrow_table(columns=list(_PLACE))
+        places = set(zip(*(rows[name].to_pylist() for name in _PLACE), strict=True))
+        if not len(places) == len(rows) == len(in_table) == self.consumed():
+            raise RuntimeError(
+                f"{len(in_table):,} rows are in the table, {len(rows):,} were committed, {len(places):,} messages "
+                f"have any, {self.consumed():,} rows were reported."
+            )
+        stored, heard, committed = (
+            rows[name].to_numpy().astype(np.float64) for name in ("stored", "heard", COMMITTED)
+        )
+        return Times(stored, heard, committed)
+
+
+class JavaPush:
+    """Java's ``DefaultMQPushConsumer`` with an orderly listener that writes nothing, in a JVM of its own."""
+
+    name = "Java push"
+
+    def __init__(self) -> None:
+        lib = fetch_jars()
+        self._environment = java_environment([lib / "*", compile_java(lib)])
+
+    @contextmanager
+    def running(self, name_servers: str, topic: str, folder: Path) -> Iterator[_JavaProcess]:
+        """Run the JVM during the block."""
+        folder.mkdir(parents=True)
+        arguments = [name_servers, topic, folder.name, str(LISTENER_BATCH), str(_MOST_JAVA_MESSAGES)]
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(
+                java_command(folder, "PushLatency", arguments, heap=JVM),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment,
+            )
+        try:
+            yield _JavaProcess(process)
+        finally:
+            process.kill()
+            process.wait(_STOP_S)
+
+
+class _JavaProcess:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def consumed(self) -> int:
+        process_input, output = _pipes(self._process)
+        process_input.write("count\n")
+        process_input.flush()
+        line = output.readline()
+        if not line:
+            raise RuntimeError("Java's consumer has ended.")
+        return int(line)
+
+    def processes(self) -> Mapping[str, Sequence[int]]:
+        return {"JVM": [self._process.pid]}
+
+    def end(self) -> Times:
+        text, _ = self._process.communicate(timeout=_STOP_S)
+        if self._process.returncode:
+            raise RuntimeError("Java's consumer got more messages than it can note.")
+        pairs = np.array(text.split(), dtype=np.float64).reshape(-1, 2)
+        return Times(pairs[:, 0], pairs[:, 1], None)
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout
