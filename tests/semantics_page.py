@@ -24,7 +24,7 @@ ROWS_FILE = TESTS / "semantics_rows.toml"
 PAGE = TESTS.parent / "docs" / "semantics.md"
 _NOT_OURS = ("tests/broker_sim/", "tests/java/", "tests/real_broker/")
 """Tests of what the package is tested with."""
-_ID = re.compile(r"(?<![\w-])([A-HJL])([1-9]\d?)(?:\s*-\s*\1([1-9]\d?))?(?![\w-])")
+_ID = re.compile(r"(?<![\w-])([A-JL])([1-9]\d?)(?:\s*-\s*\1([1-9]\d?))?(?![\w-])")
 
 
 class NamingTest(NamedTuple):
