@@ -21,7 +21,14 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from pyspark_rocketmq.cli.demo.orders import STEPS
-from pyspark_rocketmq.cli.demo.report import check_orders, print_head, read_orders, verdict_line
+from pyspark_rocketmq.cli.demo.report import (
+    Latencies,
+    check_orders,
+    latencies_of,
+    print_head,
+    read_orders,
+    verdict_line,
+)
 from pyspark_rocketmq.cli.demo.run import RunNames, embedded_cluster, run_demo, share_queues
 from pyspark_rocketmq.cli.demo.settings import DemoSettings
 from tests.packaging.checkout import ROOT
@@ -126,6 +133,37 @@ def test_the_head_of_the_table_leaves_out_what_is_not_for_reading() -> None:
     assert "queueOffset   order_id" in shown
     assert "paid" in shown
     assert not any(word in shown for word in ("delivered_ns", "topic", "packed"))
+
+
+def test_latencies_are_of_messages_that_were_stored_while_the_query_ran() -> None:
+    """I1"""
+    table = orders_table([("order-00000000", step) for step in STEPS])
+    delivered = [10_000_000, 12_000_000, 25_000_000, 26_000_000, 131_000_000]
+    rows = table.append_column("delivered_ns", pa.array(delivered))
+    places = zip(
+        *(rows.column(name).to_pylist() for name in ("brokerName", "queueId", "queueOffset")), strict=True
+    )
+    stored = dict(zip(places, [5, 6, 21, 24, 31], strict=True))
+
+    found = latencies_of(rows, stored)
+
+    assert found == Latencies(messages=3, p50=4, p99=100, p999=100, longest=100)
+    assert str(found).startswith("store to listener: p50 4 ms · p99 100 ms")
+    assert latencies_of(rows, dict.fromkeys(stored, 1)) is None
+
+
+@pytest.mark.spark
+@pytest.mark.sim
+def test_the_demo_in_real_time_shows_how_long_messages_took(session: SparkSession, tmp_path: Path) -> None:
+    """I1"""
+    assert session.version
+    output = io.StringIO()
+    settings = DemoSettings(orders=200, brokers=1, work_dir=str(tmp_path), real_time=True)
+    run_demo(settings, Console(file=output, width=200))
+
+    shown = output.getvalue()
+    assert "messages: 1000 · rows: 1000 · duplicates: 0 · lost: 0 · order violations: 0" in shown
+    assert "store to listener: p50 " in shown
 
 
 @pytest.mark.spark

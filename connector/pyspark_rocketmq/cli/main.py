@@ -57,12 +57,16 @@ def cli() -> None:
 
 
 @cli.command(
-    cls=SettingsCommand, settings=DemoSettings, examples=("demo", "demo --option nameServers=127.0.0.1:9876")
+    cls=SettingsCommand,
+    settings=DemoSettings,
+    examples=("demo", "demo --real-time", "demo --option nameServers=127.0.0.1:9876"),
 )
 @settings_options
-def demo(conf: Path | None, pairs: Sequence[str]) -> None:
+@click.option("--real-time", is_flag=True, help="Consume while messages are sent, and show the latency.")
+def demo(conf: Path | None, pairs: Sequence[str], *, real_time: bool) -> None:
     """Produce ordered order events, consume them into a Delta table, check the result."""
-    settings = load_settings(DemoSettings, "demo", conf, pairs)
+    asked = ["realTime=true"] if real_time else []
+    settings = load_settings(DemoSettings, "demo", conf, [*pairs, *asked])
     implementation("demo.run").run_demo(settings, open_console())
 
 

@@ -21,7 +21,7 @@ from pyspark_rocketmq.wire.requests.send import select_by_hash
 STEPS = ("created", "paid", "packed", "shipped", "delivered")
 _OPEN_AT_ONCE = 500
 
-_BATCH = 128
+MESSAGES_PER_REQUEST = 128
 """Messages per request: about 30 KiB of the 4 MiB that brokers accept."""
 OUTPUT_SCHEMA = "order_id string, step string, sequence int, reconsume_times int, delivered_ns bigint"
 _ONE_IN = 5_000
@@ -83,6 +83,8 @@ def send_events(
     events: Iterable[OrderEvent],
     queues: Sequence[MessageQueue],
     on_sent: Callable[[int], None],
+    *,
+    batch_size: int = MESSAGES_PER_REQUEST,
 ) -> int:
     """Send the events in batches, each for one queue; return the number of messages.
 
@@ -99,7 +101,7 @@ def send_events(
         queue = queues[select_by_hash(event.order_id, len(queues))]
         batch = pending[queue]
         batch.append(event_to_message(event, queue.topic))
-        if len(batch) == _BATCH:
+        if len(batch) == batch_size:
             sent += _send(producer, batch, queue, on_sent)
             batch.clear()
     for queue, batch in pending.items():

@@ -167,6 +167,46 @@ def verdict_line(messages_sent: int, report: OrderReport) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """Times from the broker's store to the listener's call, in milliseconds."""
+
+    messages: int
+    p50: int
+    p99: int
+    p999: int
+    longest: int
+
+    def __str__(self) -> str:
+        return (
+            f"store to listener: p50 {self.p50} ms · p99 {self.p99} ms · p99.9 {self.p999} ms · "
+            f"longest {self.longest} ms ({self.messages} messages)"
+        )
+
+
+def latencies_of(rows: pa.Table, stored_ms: Mapping[tuple[str, int, int], int]) -> Latencies | None:
+    """Compare when messages were delivered with when they were stored; None if none came while it ran.
+
+    Messages that were stored before the first delivery waited for the query's start and do not count.
+
+    Args:
+        rows: Rows of the demo's table.
+        stored_ms: Store time by broker name, queue id and queue offset.
+    """
+    names = ("brokerName", "queueId", "queueOffset", "delivered_ns")
+    delivered = list(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
+    first_ms = min((at_ns // 1_000_000 for *_, at_ns in delivered), default=0)
+    took = sorted(
+        at_ns // 1_000_000 - stored_ms[broker_name, queue_id, queue_offset]
+        for broker_name, queue_id, queue_offset, at_ns in delivered
+        if stored_ms[broker_name, queue_id, queue_offset] > first_ms
+    )
+    if not took:
+        return None
+    p50, p99, p999 = (took[int(len(took) * share)] for share in (0.5, 0.99, 0.999))
+    return Latencies(messages=len(took), p50=p50, p99=p99, p999=p999, longest=took[-1])
+
+
 def print_head(rows: pa.Table, path: str, console: Console, count: int = 10) -> None:
     """Print the first rows of the table, without the topic, which never changes, and the time of delivery."""
     columns = [name for name in rows.column_names if name not in _NOT_SHOWN]

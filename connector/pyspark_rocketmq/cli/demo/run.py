@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
+from math import inf
 from pathlib import Path
 from tempfile import gettempdir
 from types import FrameType
@@ -24,9 +26,17 @@ from typing import IO
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
-from pyspark_rocketmq.cli.demo.orders import OUTPUT_SCHEMA, on_order, order_events, send_events
+from pyspark_rocketmq.cli.demo.orders import (
+    MESSAGES_PER_REQUEST,
+    OUTPUT_SCHEMA,
+    on_order,
+    order_events,
+    send_events,
+)
 from pyspark_rocketmq.cli.demo.report import (
+    Latencies,
     check_orders,
+    latencies_of,
     print_findings,
     print_head,
     read_orders,
@@ -57,8 +67,12 @@ _REQUEST_TIMEOUT_S = 5.0
 _ROUTE_TIMEOUT_S = 40.0
 """Time for a topic's route to appear. A broker reports a new topic to the name server immediately, or with
 its next heartbeat, every 30 s."""
-_ROUTE_POLL_S = 0.1
+_POLL_S = 0.1
 _REQUEST_TIMEOUT_MS = 5_000
+_LIVE_PER_SECOND = 2_000.0
+_LIVE_BATCH = 8
+"""Messages per request in real time, so that a message is not kept back for others of its queue."""
+_STOP_QUERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +219,7 @@ class DemoTopic:
                 route = None
             if route is not None and len(route.publish_queues(self._topic)) >= QUEUES:
                 return route
-            time.sleep(_ROUTE_POLL_S)
+            time.sleep(_POLL_S)
         raise JobFailed(
             f"Topic '{self._topic}' was created, but the name server does not list its {QUEUES} queues after "
             f"{_ROUTE_TIMEOUT_S:g} s; check that every broker of the cluster can reach the name server."
@@ -242,10 +256,16 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     console.print(f"Work directory: {names.work_dir}", markup=False, soft_wrap=True)
     with _terminable(), _cluster(settings) as name_servers:
         console.print(f"Name servers: {';'.join(name_servers)}", markup=False)
-        sent = _produce(settings, names, name_servers, console)
-        _consume(settings, names, name_servers, sent, console)
+        latencies = None
+        if settings.real_time:
+            sent, latencies = _consume_in_real_time(settings, names, name_servers, console)
+        else:
+            sent = _produce(settings, names, name_servers, console)
+            _consume(settings, names, name_servers, sent, console)
         _show(names, name_servers, console)
     _check(settings, names, sent, console)
+    if latencies is not None:
+        console.print(str(latencies), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -271,7 +291,16 @@ def _cluster(settings: DemoSettings) -> Iterator[Sequence[str]]:
         yield (name_server,)
 
 
-def _produce(settings: DemoSettings, names: RunNames, name_servers: Sequence[str], console: Console) -> int:
+def _produce(
+    settings: DemoSettings,
+    names: RunNames,
+    name_servers: Sequence[str],
+    console: Console,
+    *,
+    per_second: float = inf,
+    first_sent: Callable[[], None] | None = None,
+) -> int:
+    """Send the messages; return their number. ``first_sent`` is called after the first one, and may wait."""
     queues = DemoTopic(names.topic, name_servers).ensure()
     console.print(f"Topic: {names.topic}, {len(queues)} queues", markup=False)
     events = order_events(settings.orders, settings.seed)
@@ -281,9 +310,90 @@ def _produce(settings: DemoSettings, names: RunNames, name_servers: Sequence[str
         progress_bar(console) as bar,
     ):
         task = bar.add_task("messages sent", total=settings.orders * 5)
-        sent = send_events(producer, events, queues, lambda count: bar.advance(task, count))
+        sent = total = 0
+        if first_sent is not None:
+            sent = send_events(producer, islice(events, 1), queues, lambda count: bar.advance(task, count))
+            first_sent()
+            started_s = time.monotonic()
+
+        def on_sent(count: int) -> None:
+            nonlocal total
+            bar.advance(task, count)
+            total += count
+            time.sleep(max(0.0, started_s + total / per_second - time.monotonic()))
+
+        size = MESSAGES_PER_REQUEST if per_second == inf else _LIVE_BATCH
+        sent += send_events(producer, events, queues, on_sent, batch_size=size)
     console.print(f"Sent {sent} messages in {time.monotonic() - started_s:.1f} s")
     return sent
+
+
+def _consumer(
+    settings: DemoSettings,
+    names: RunNames,
+    name_servers: Sequence[str],
+    counter: RowCounter,
+    console: Console,
+) -> rmq.PushConsumer:
+    consumer = rmq.PushConsumer(
+        consumer_group=names.consumer_group,
+        name_servers=";".join(name_servers),
+        offset_store=rmq.DeltaOffsetStore(names.offsets),
+        consume_from_where=rmq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        consume_message_batch_max_size=settings.batch_size,
+        max_offsets_per_trigger=settings.max_offsets_per_trigger,
+    )
+    consumer.subscribe(names.topic)
+    consumer.register_message_listener(on_order, orderly=True, output_schema=OUTPUT_SCHEMA)
+    consumer.register_batch_listener(counter)
+    console.print(
+        "The listener gives some deliveries back on purpose: the tracebacks and warnings are part of it."
+    )
+    return consumer
+
+
+def _consume_in_real_time(
+    settings: DemoSettings, names: RunNames, name_servers: Sequence[str], console: Console
+) -> tuple[int, Latencies | None]:
+    """Consume while the messages are sent; return their number, and how long they took to the listener."""
+    counter = RowCounter()
+    DemoTopic(names.topic, name_servers).ensure()
+    with spark_session("demo") as spark:
+        consumer = _consumer(settings, names, name_servers, counter, console)
+        query = consumer.start(
+            spark,
+            sink=rmq.DeltaSink(names.orders),
+            checkpoint=names.checkpoint,
+            trigger={"realTime": "5 minutes"},
+        )
+
+        def await_first() -> None:
+            """Wait until the query runs, whose start would count as latency."""
+            while not counter.rows and query.isActive:
+                time.sleep(_POLL_S)
+
+        sent = _produce(
+            settings,
+            names,
+            name_servers,
+            console,
+            per_second=_LIVE_PER_SECOND,
+            first_sent=await_first,
+        )
+        await_query(query, counter, sent, console, is_enough=lambda: counter.rows >= sent)
+        if not consumer.stop(query, _STOP_QUERY_S):
+            raise JobFailed(f"The query did not end within {_STOP_QUERY_S:g} s; its log shows where it is.")
+        console.print(f"Consumed {counter.rows} rows while they were sent")
+        rows = spark.read.format("rocketmq").options(
+            nameServers=";".join(name_servers),
+            topic=names.topic,
+            includeColumns="brokerName,queueId,queueOffset,storeTimestamp",
+        )
+        places = rows.load().selectExpr(
+            "brokerName", "queueId", "queueOffset", "unix_millis(storeTimestamp) stored"
+        )
+        stored = {(row[0], row[1], row[2]): row[3] for row in places.collect()}
+    return sent, latencies_of(read_orders(names.orders), stored)
 
 
 def _consume(
@@ -291,20 +401,7 @@ def _consume(
 ) -> None:
     counter = RowCounter()
     with spark_session("demo") as spark:
-        consumer = rmq.PushConsumer(
-            consumer_group=names.consumer_group,
-            name_servers=";".join(name_servers),
-            offset_store=rmq.DeltaOffsetStore(names.offsets),
-            consume_from_where=rmq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-            consume_message_batch_max_size=settings.batch_size,
-            max_offsets_per_trigger=settings.max_offsets_per_trigger,
-        )
-        consumer.subscribe(names.topic)
-        consumer.register_message_listener(on_order, orderly=True, output_schema=OUTPUT_SCHEMA)
-        consumer.register_batch_listener(counter)
-        console.print(
-            "The listener gives some deliveries back on purpose: the tracebacks and warnings are part of it."
-        )
+        consumer = _consumer(settings, names, name_servers, counter, console)
         started_s = time.monotonic()
         query = consumer.start(
             spark,

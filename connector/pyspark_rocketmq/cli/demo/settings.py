@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyspark_rocketmq.cli.settings import GROUP_DOC, like_consumer, like_source, parse_location
 from pyspark_rocketmq.options.declare import OptionSet, option
-from pyspark_rocketmq.options.parsers import int_between
+from pyspark_rocketmq.options.parsers import boolean, int_between
 
 _A_NEW_ONE = "a new one for each run"
 
@@ -31,6 +31,10 @@ class DemoSettings(OptionSet):
     brokers: int = option("brokers", int_between(1, 8), 2).doc("Number of brokers of the embedded cluster.")
     orders: int = option("orders", int_between(1, 10_000_000), 20_000).doc(
         "Number of orders; each has five messages, one for every step of its life."
+    )
+    real_time: bool = option("realTime", boolean, False).doc(
+        "Consume in real time while the messages are sent, 2,000 a second, and show how long each took from "
+        "the broker to the listener. On the command line also `--real-time`."
     )
     seed: int = option("seed", int_between(0, 2**31), 7).doc("Decides how the orders are interleaved.")
     batch_size: int = like_consumer("consume_message_batch_max_size", default=32)
