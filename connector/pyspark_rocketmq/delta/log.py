@@ -2,10 +2,11 @@
 
 delta-rs makes checkpoints, removes expired files of the log, and reads everything about a table's newest
 version.  For each commit it lists the whole log several times, and it keeps the name of every file.  A commit
-therefore takes 8 ms at first, 370 ms after 100,000 commits, and 400 ms with 200,000 files
-(``docs/upstream/delta-rs-cost-of-a-commit.md``; once that is fixed, commits on a local disk can go through
-delta-rs as all others do).  :meth:`LogFiles.put` always takes 0.1 ms plus the disk's time to store the file,
-and :meth:`LogFiles.keeps_form` 0.1 ms for each commit of another writer.  Measured on one machine with a
+therefore takes 3 ms at first, and 400 ms after 100,000 commits or with 200,000 files
+(``docs/upstream/delta-rs-cost-of-a-commit.md``; once that is fixed, and delta-rs also waits until a commit's
+file is on the disk, commits on a local disk can go through it as all others do).  :meth:`LogFiles.put` always
+takes 0.1 ms plus the disk's time to store the file, and :meth:`LogFiles.keeps_form` 0.1 ms for each commit of
+another writer.  Measured on one machine with a
 local disk and delta-rs 1.6.6.
 """
 
