@@ -232,6 +232,8 @@ class RunningMember:
         """Plan and queues to be given up that were last reported to the watcher."""
         self._offered: Mapping[MessageQueue, int] = {}
         """Queues that the newest plan could have, with their grants."""
+        self._made = 0
+        """Number of the newest plan that the watcher has."""
         self._outgrown = 0
         """Number of the newest plan that lacks a queue, as reported to the watcher."""
 
@@ -284,6 +286,8 @@ class RunningMember:
         if self._watcher is not None and valid:
             plan, _ = self._query(lambda machine, _: machine.plan_under_way())
             self._watcher.plan_made(plan, valid)
+            self._made = plan
+            self._wake.set()
         return valid
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
@@ -395,6 +399,9 @@ class RunningMember:
         if self._watcher is None:
             return
         plan, leaving = self._query(lambda machine, _: (machine.plan_under_way()[0], machine.must_leave()))
+        if plan != self._made:
+            # It is still being made, and the watcher drops reports on plans that it does not have.
+            return
         if (plan, leaving) != self._notified and (leaving or self._notified[1]):
             self._watcher.must_leave(plan, leaving)
         self._notified = plan, leaving
