@@ -203,6 +203,10 @@ class TaskTurns(Generic[QueueT]):
         """Return whether the queue waits and was suspended in this task."""
         return queue in self._waiting and queue not in self._leading
 
+    def is_waiting(self, queue: QueueT) -> bool:
+        """Return whether the queue waits for a worker, or for the end of its suspension."""
+        return queue in self._waiting
+
     def is_dry(self, queue: QueueT) -> bool:
         """Return whether the queue waits for messages."""
         return queue in self._dry

@@ -21,6 +21,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
@@ -126,6 +127,11 @@ class ConcurrentRun(RangeRun):
         self._take: Callable[[int, int, Sequence[int]], Sequence[MessageExt]] = (
             self._messages.in_arrow if self._is_in_arrow else self._messages.in_objects
         )
+        self._begins_s = -inf
+        """Monotonic second before which nothing is delivered: an open range may be planned suspended."""
+        until_s = planned.state.suspended_until_s
+        if planned.has_open_end and until_s is not None:
+            self._begins_s = self._started_s + until_s - clock.now_s()
         self._wakes_s = inf
         """When ``consume`` checks the machine again, if no event comes before."""
         self._has_ended = False
@@ -150,6 +156,9 @@ class ConcurrentRun(RangeRun):
         self._above: list[tuple[int, int, list[Emitted]]] = []
         """Heap of the rows above the offset reached: for each call its first index, bytes and rows."""
         self._above_bytes = 0
+        if planned.has_open_end:
+            # It lasts until the driver ends it.
+            settings = replace(settings, max_time_consume_continuously_s=inf)
         self._machine = ConcurrentConsumption(
             count=len(self._messages),
             settings=settings,
@@ -254,6 +263,8 @@ class ConcurrentRun(RangeRun):
 
     def _next_wake_s(self) -> float:
         wakes_s = self._machine.wake_s()
+        if self._begins_s > self._clock.monotonic_s():
+            wakes_s = min(wakes_s, self._begins_s)
         # Nothing notifies that the queue of a closed range is given up.
         looks = self._needs_slot or not (self._machine.is_whole or self._planned.has_open_end)
         return min(wakes_s, self._clock.monotonic_s() + _LOOK_EVERY_S) if looks else wakes_s
@@ -264,8 +275,7 @@ class ConcurrentRun(RangeRun):
         if pool.waiting and self._free and not pool.may_keep(self):
             pool.give(self)
             self._free -= 1
-        is_paused = self._planned.has_open_end and self._instructions.is_paused()
-        needs_slot = self._needs_slot = not is_paused and self._deliver_some()
+        needs_slot = self._needs_slot = not self._is_paused and self._deliver_some()
         if self._free:
             pool.give(self, self._free)
             self._free = 0
@@ -273,6 +283,16 @@ class ConcurrentRun(RangeRun):
             if not needs_slot:
                 pool.rest(self)
             pool.wake()
+
+    @property
+    def _is_paused(self) -> bool:
+        """Whether nothing is delivered for now; a run that is to end does not wait for the pause to end."""
+        instructions, planned = self._instructions, self._planned
+        if not planned.has_open_end:
+            return False
+        if not (instructions.is_paused() or self._begins_s > self._clock.monotonic_s()):
+            return False
+        return not (self._pool.is_stopped or instructions.is_given_up(planned.queue))
 
     def _deliver_some(self) -> bool:
         """Deliver while there are slots; return whether there is more to deliver."""

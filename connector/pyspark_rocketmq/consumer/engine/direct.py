@@ -271,17 +271,22 @@ class OrderlyTask:
     def _end_waiting(self) -> bool:
         """End suspended and dry queues that are given up, for their next owner; return whether there are any.
 
-        All suspended queues end if no memory is left to read on.
+        So do the others that wait during a pause, since no worker takes them. All suspended queues end if no
+        memory is left to read on.
         """
-        makes_room = self._turns.is_arriving and self._memory() is Memory.GONE
+        turns, is_paused = self._turns, self._is_paused
+        makes_room = turns.is_arriving and self._memory() is Memory.GONE
         found = [
             (queue, one)
             for queue, one in self._begun.items()
-            if (self._turns.is_suspended(queue) and (makes_room or self._instructions.is_given_up(queue)))
-            or (self._turns.is_dry(queue) and self._instructions.is_given_up(queue))
+            if (turns.is_suspended(queue) and (makes_room or self._instructions.is_given_up(queue)))
+            or (
+                (turns.is_dry(queue) or (is_paused and turns.is_waiting(queue)))
+                and self._instructions.is_given_up(queue)
+            )
         ]
         for queue, one in found:
-            self._turns.withdrawn(queue)
+            turns.withdrawn(queue)
             self._give_out(queue, self._stopped(self._run_of(one)))
         return bool(found)
 
