@@ -1,5 +1,5 @@
-"""Three Spark applications of one group, while everything around them breaks:
-``python -m tests.applications.chaos``.
+"""Three Spark applications of one group, in micro-batches and in real time, while everything around them
+breaks: ``python -m tests.applications.chaos``.
 
 Orders are produced all the while. At the end the sink must hold each message once, and each order's
 steps in order. Another topic is sent to by sharding key, and a third one is deleted and made again. For
@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Lock
 
@@ -32,7 +33,13 @@ from pyspark_rocketmq.model import MessageQueue
 from tests.applications.fresh_topic import FRESH_TOPIC, FreshTopic
 from tests.applications.operator import Operator
 from tests.applications.order_flow import OrderFlow, not_as_sent, stored_orders
-from tests.applications.running_application import Group, RunningApplication, wait_patiently
+from tests.applications.running_application import (
+    EVERY_SECOND,
+    Group,
+    Pace,
+    RunningApplication,
+    wait_patiently,
+)
 from tests.applications.schedule import (
     ALL_FAULTS,
     AWAY,
@@ -80,8 +87,15 @@ _KEYED_BROKER = "broker-b"
 _QUEUES = 4
 _PER_GENERATION = 20
 """Messages to each queue of the topic that is made again."""
-_SLOW = "2 minutes"
 _COMMIT_INTERVAL = "200 milliseconds"
+_PACES = (
+    EVERY_SECOND,
+    Pace(EVERY_SECOND.trigger, _COMMIT_INTERVAL),
+    # Short, so that many batches end and begin.
+    Pace({"realTime": "5 seconds"}, _COMMIT_INTERVAL),
+)
+"""Paces of applications. One that follows another has another one, perhaps with the same checkpoint."""
+_SLOW = {"processingTime": "2 minutes"}
 _AWAY_S = 300.0
 """Time limit for all applications to go away, or to come back, when none is behind its schedule."""
 _REGISTERED_S = 5.0
@@ -125,10 +139,20 @@ def cluster_of(kind: str, faults: Collection[str]) -> Iterator[ClusterUnderTest]
 class Slot:
     """A place for an application, and the one that has it now."""
 
-    def __init__(self, name: str, group: Group, problem: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        group: Group,
+        paces: Iterator[Pace],
+        *,
+        say: Callable[[str], None],
+        problem: Callable[[str], None],
+    ) -> None:
         self._name = name
         self._group = group
+        self._say = say
         self._problem = problem
+        self._paces = paces
         self._starts = 0
         self.application: RunningApplication | None = None
 
@@ -152,7 +176,7 @@ class Slot:
         }[event.kind]()
 
     def join(self, *, same_name: bool, is_slow: bool = False) -> None:
-        """Start the next application, once the one before it is gone; ``is_slow``:
+        """Start the next application at the next pace, once the one before it is gone; ``is_slow``:
         with minutes between micro-batches.
         """
         before = self.application
@@ -160,13 +184,11 @@ class Slot:
             self._await_end_of(before)
         if before is None or not same_name:
             self._starts += 1
-        self.application = RunningApplication(
-            self._group,
-            f"{self._name}-{self._starts}",
-            interval=_SLOW if is_slow else "1 second",
-            # So that members that commit as they go follow and precede those that do not.
-            commit_interval=_COMMIT_INTERVAL if self._starts % 2 == 0 else None,
-        )
+        pace, instance = next(self._paces), f"{self._name}-{self._starts}"
+        if is_slow:
+            pace = pace._replace(trigger=_SLOW)
+        self._say(f"{instance} begins: {pace}")
+        self.application = RunningApplication(self._group, instance, pace=pace)
 
     def away(self, gone: Barrier, done: Barrier, within_s: float) -> None:
         """Stop, wait until all others are away, too, and the work is ``done``; then start again."""
@@ -270,7 +292,18 @@ class Chaos:
         self._lives = random.Random(seed)
         self._server_faults = ServerFaults(cluster, self._relayed, self._group.group, self._lives)
         self._tail_loss = TailLoss(cluster, self._group)
-        self._slots = {name: Slot(name, self._group, self._problem) for name in _SLOTS}
+        paces = random.Random(seed).sample(_PACES, len(_PACES))
+        self._slots = {
+            # Each has all paces in turn, and each begins with another one.
+            name: Slot(
+                name,
+                self._group,
+                cycle(paces[number:] + paces[:number]),
+                say=self._say,
+                problem=self._problem,
+            )
+            for number, name in enumerate(_SLOTS)
+        }
         self._events = schedule(
             seed,
             seconds,
@@ -362,8 +395,7 @@ class Chaos:
             self._slots[event.target].await_member()
             self._late_s[event.target] += time.monotonic() - asked_s
         how = ", as the same" if event.same_name and event.kind is Kind.JOIN else ""
-        slowly = f", a micro-batch every {_SLOW}" if event.is_slow and event.kind is Kind.JOIN else ""
-        self._say(f"{event.target}: {event.kind}{how}{slowly}")
+        self._say(f"{event.target}: {event.kind}{how}")
         if event.target in self._slots:
             self._slots[event.target].do(event)
         elif event.target == STORAGE:

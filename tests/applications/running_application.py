@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.model import MessageQueue
@@ -31,6 +32,22 @@ _STARTS_S = 120.0
 _POLL_S = 0.25
 _PAUSES = 4.0
 """Pause between two checks, in multiples of the duration of the last one."""
+
+
+class Pace(NamedTuple):
+    """How often an application consumes and commits."""
+
+    trigger: Mapping[str, str]
+    commit_interval: str | None = None
+    """Time between two commits within a batch; without one a micro-batch has one commit."""
+
+    def __str__(self) -> str:
+        [(kind, lasts)] = self.trigger.items()
+        commits = "" if self.commit_interval is None else f", commits every {self.commit_interval}"
+        return f"{kind} {lasts}{commits}"
+
+
+EVERY_SECOND = Pace({"processingTime": "1 second"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +121,7 @@ class RunningApplication:
         instance: str,
         *,
         checkpoint: str | None = None,
-        interval: str = "1 second",
-        commit_interval: str | None = None,
+        pace: Pace = EVERY_SECOND,
     ) -> None:
         """Start it under ``instance``.
 
@@ -113,8 +129,7 @@ class RunningApplication:
             group: What it is a member of.
             instance: Its name.
             checkpoint: Name of an earlier application's folder, to continue from its checkpoint.
-            interval: Time between two micro-batches.
-            commit_interval: Time between two commits within a micro-batch; None for one at its end.
+            pace: How often it consumes and commits.
         """
         self.instance = instance
         self.client_id = f"{os.uname().nodename}@{instance}"
@@ -127,8 +142,8 @@ class RunningApplication:
             "nameServers": group.name_servers,
             "topics": [group.topic, *group.more_topics],
             "topicsChange": group.topics_change,
-            "trigger": {"processingTime": interval},
-            "commitInterval": commit_interval,
+            "trigger": pace.trigger,
+            "commitInterval": pace.commit_interval,
             "group": group.group,
             "offsets": group.offsets,
             "sink": group.sink,
