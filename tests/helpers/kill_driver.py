@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 from unittest.mock import patch
 
 from deltalake import DeltaTable
@@ -48,10 +48,9 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.sinks.base import RowWriter, Span, Writing, Written
+from pyspark_rocketmq.sinks.base import Span
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
@@ -60,15 +59,7 @@ from tests.helpers.wait import wait_until
 CONCURRENT = "concurrent"
 CONSUMERS = ("state", "direct", CONCURRENT)
 """The engines of an orderly consumer, and a concurrent one."""
-CUTTING = "cutting"
-"""An orderly consumer of engine ``direct`` that commits while its micro-batch runs."""
 KILL_POINTS = ("after_plan", "in_listener", "after_data_commit", "after_offset_commit", "before_spark_commit")
-GROUP_POINTS = ("in_cut", "part_written", "before_data_commit", "after_data_commit", "after_offset_commit")
-"""Where ``CUTTING`` dies, after other parts of the same batch were committed."""
-_FIRST_DEADLY = 3
-"""How often it passes such a point before it dies there."""
-_CALL_S = 0.004
-"""How long its listener takes, so that a batch has many commits."""
 
 _ALL_THERE_S = 400.0
 """Time limit for all consumers to reach their points on a busy machine."""
@@ -105,11 +96,6 @@ class Killer:
         Path(self.folder, f"killed-{self.turn}").touch()
         os.killpg(self.process_group, signal.SIGKILL)
 
-    def passed(self, point: str, times: int) -> None:
-        """Die here if this is the point of a consumer that commits while its batch runs."""
-        if self.consumer == CUTTING and times >= _FIRST_DEADLY:
-            self.reached(point)
-
     def _mark(self, consumer: str) -> Path:
         return Path(self.folder, f"arrived-{self.turn}-{consumer}")
 
@@ -142,18 +128,13 @@ class KillingStore(DeltaOffsetStore):
     """Dies when the offsets are committed."""
 
     killer: Dying
-    commits = 0
 
     def commit(
         self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
     ) -> CommitResult:
         """Commit, then perhaps die."""
         result = super().commit(consumer_group, commits, query_id=query_id, batch_id=batch_id)
-        self.commits += 1
-        if isinstance(self.killer, Killer) and self.killer.consumer == CUTTING:
-            self.killer.passed("after_offset_commit", self.commits)
-        else:
-            self.killer.reached("after_offset_commit", batch_id)
+        self.killer.reached("after_offset_commit", batch_id)
         return result
 
 
@@ -161,11 +142,9 @@ class KillingSink(DeltaSink):
     """Dies when the data is committed and the offsets are not."""
 
     killer: Killer
-    batches = 0
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Any:
         """Begin a batch that dies after its commit."""
-        self.batches += 1
         return _KillingBatch(super().begin(consumer_group, queues), self.killer)
 
 
@@ -173,58 +152,16 @@ class _KillingBatch:
     def __init__(self, batch: DeltaBatch, killer: Killer) -> None:
         self._batch = batch
         self._killer = killer
-        self._groups = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
 
-    def task_writer(self) -> RowWriter:
-        writer = self._batch.task_writer()
-        return _KillingWriter(writer, self._killer) if self._killer.consumer == CUTTING else writer
-
     def commit_group(
         self, files: Sequence[WrittenFile], spans: Mapping[MessageQueue, Span], group_id: str
     ) -> int | None:
-        self._groups += 1
-        self._killer.passed("before_data_commit", self._groups)
         version = self._batch.commit_group(files, spans, group_id)
-        if self._killer.consumer == CUTTING:
-            self._killer.passed("after_data_commit", self._groups)
-        else:
-            self._killer.reached("after_data_commit")
+        self._killer.reached("after_data_commit")
         return version
-
-
-@dataclass(frozen=True)
-class _KillingWriter:
-    """Dies in a worker, when a part is cut."""
-
-    writer: TaskWriter
-    killer: Killer
-
-    def open(self) -> _KillingWriting:
-        return _KillingWriting(self.writer.open(), self.killer)
-
-    def written(self, facts: Mapping[str, Any]) -> WrittenFile:
-        return self.writer.written(facts)
-
-
-class _KillingWriting:
-    finished: ClassVar[int] = 0
-    """Files that were finished in this process."""
-
-    def __init__(self, writing: Writing, killer: Killer) -> None:
-        self._writing = writing
-        self._killer = killer
-        self.add = writing.add
-        self.abandon = writing.abandon
-
-    def finish(self) -> Sequence[Written]:
-        _KillingWriting.finished += 1
-        self._killer.passed("in_cut", self.finished)
-        written = self._writing.finish()
-        self._killer.passed("part_written", self.finished)
-        return written
 
 
 def make_listener(killer: Killer) -> Any:
@@ -236,8 +173,6 @@ def make_listener(killer: Killer) -> Any:
         (message,) = messages
         order_id, _, step = message.body.decode().partition(":")
         context.emit(order_id=order_id, step=step.rstrip("."), delivered_ns=time.time_ns())
-        if killer.consumer == CUTTING:
-            time.sleep(_CALL_S)
         delivered += 1
         # Within a queue's first range: the direct engine has one queue to a task,
         # and each task its own listener.
@@ -290,8 +225,7 @@ class Consumer:
             process_group=os.getpgid(0),
             turn=len(list(work.glob("killed-*"))),
         )
-        self._is_cutting = name == CUTTING
-        self._engine = "direct" if self._is_concurrent or self._is_cutting else name
+        self._engine = "direct" if self._is_concurrent else name
 
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Begin to consume the messages that are there."""
@@ -306,7 +240,6 @@ class Consumer:
             consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
             max_offsets_per_trigger=self._config["maxOffsetsPerTrigger"],
             orderly_engine=self._engine,
-            commit_interval="50 milliseconds" if self._is_cutting else None,
             # A killed consumer comes back under its name, so its locks at the brokers are its own.
             instance_name="killed",
         )
