@@ -48,6 +48,7 @@ class LiveQuery:
         lasts: str = "5 minutes",
     ) -> None:
         self.cluster = cluster
+        self.is_orderly = orderly
         self.topic = cluster.create_topic(queues=2, brokers=["broker-a"])
         self.queues = [MessageQueue(self.topic, "broker-a", number) for number in range(2)]
         self.store = DeltaOffsetStore(folder / "offsets")

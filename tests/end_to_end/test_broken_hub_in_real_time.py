@@ -1,0 +1,147 @@
+"""A query in real time behind a gate that breaks the connections between its tasks and its driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import cycle, product
+from operator import itemgetter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.hub.driver_end import CommitGroup, DriverControl
+from pyspark_rocketmq.hub.session import HubAddress
+from pyspark_rocketmq.hub.task_end import ControlEndpoint
+from tests.end_to_end.test_real_time import LiveQuery
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.hub.gate import At, Fault, HubGate
+
+pytestmark = [pytest.mark.spark, SIM_ONLY]
+
+_PATIENCE_S = 120.0
+_EVERY_S = 0.02
+BREAKS = (Fault.LOSE, Fault.CUT, Fault.RESET)
+OF_COMMITS = ("dirty", "cut", "handed", "taken", "committed", "resume", "go_on")
+"""Types of messages; the last two come on another connection."""
+OF_BATCHES = ("begin", "go", "end", "done")
+
+
+class Gated:
+    """A query whose tasks reach their driver through a gate."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, start: Callable[[], LiveQuery]) -> None:
+        self._gates: list[HubGate] = []
+        self._open = ExitStack()
+        begin = DriverControl.begin
+
+        def through_gate(
+            control: DriverControl, batch_id: int, commit: CommitGroup
+        ) -> ControlEndpoint | None:
+            terms = begin(control, batch_id, commit)
+            if terms is None:
+                return None
+            if not self._gates:
+                self._gates.append(self._open.enter_context(HubGate(terms.address.port)))
+            address = HubAddress("127.0.0.1", self._gates[0].port, terms.address.key)
+            return terms._replace(address=address)
+
+        monkeypatch.setattr(DriverControl, "begin", through_gate)
+        self.live = start()
+
+    @property
+    def connections(self) -> int:
+        return self._gates[0].connections
+
+    def close(self) -> None:
+        self.live.close()
+        self._open.close()
+
+    def break_at(self, *faults: At) -> None:
+        """Send messages until all of the faults have happened, one after the other."""
+        live = self.live
+        gate = self._gates[0]
+        gate.faults.extend(faults)
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while gate.faults:
+            assert live.query.exception() is None
+            assert time.monotonic() < deadline_s, f"{gate.faults[0]} does not happen"
+            live.send(0)
+            live.send(1)
+            time.sleep(_EVERY_S)
+
+    def check(self) -> None:
+        """Check that each message was delivered once, in the order of its queue, and has one row."""
+        self.live.await_rows()
+        delivered = self.live.delivered()
+        assert sorted(delivered) == self.live.wanted()
+        if self.live.is_orderly:
+            # Sorted by queue only, so in the order of the calls.
+            assert sorted(delivered, key=itemgetter(0)) == self.live.wanted()
+
+
+IN_ONE_BATCH = [
+    pytest.param((True, "5 minutes"), id="orderly"),
+    pytest.param((False, "5 minutes"), id="concurrent"),
+]
+IN_SHORT_BATCHES = [
+    pytest.param((True, "5 seconds"), id="orderly"),
+    pytest.param((False, "5 seconds"), id="concurrent"),
+]
+
+
+@pytest.fixture
+def gated(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession,
+    cluster: ClusterUnderTest,
+    tmp_path: Path,
+) -> Iterator[Gated]:
+    is_orderly, lasts = request.param
+
+    def start() -> LiveQuery:
+        return LiveQuery(spark, cluster, tmp_path, orderly=is_orderly, lasts=lasts)
+
+    running = Gated(monkeypatch, start)
+    running.live.send(0)
+    running.live.await_rows()
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize("gated", IN_ONE_BATCH, indirect=True)
+def test_a_batch_goes_on_after_its_connections_break(gated: Gated) -> None:
+    """D1, H1, I1: at each message of a commit, and on the next connection, too; tasks pause and resume."""
+    before = gated.connections
+    batch_id = gated.live.reports[-1].batch_id
+    faults = [At(kind, fault) for kind, fault in zip(OF_COMMITS, cycle(BREAKS), strict=False)]
+    gated.break_at(*faults)
+    gated.check()
+
+    assert gated.connections >= before + len(faults)
+    # The queue of the retry topic may have come after the first plan.
+    assert gated.live.reports[-1].batch_id <= max(batch_id, 1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("gated", IN_SHORT_BATCHES, indirect=True)
+def test_batches_follow_each_other_while_connections_break(gated: Gated) -> None:
+    """D1, H1, I1, I4: also when a task begins, is to end, and ends."""
+    for kind, fault in product(OF_COMMITS + OF_BATCHES, BREAKS):
+        gated.break_at(At(kind, fault))
+    gated.check()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("gated", IN_SHORT_BATCHES, indirect=True)
+def test_a_query_goes_on_after_its_connections_fall_silent(gated: Gated) -> None:
+    """D1, H1, I1: nothing closes them, so both ends notice by their own clocks after 20 s."""
+    for kind in OF_COMMITS + OF_BATCHES:
+        first = [At("cut", Fault.LOSE)] if kind in {"resume", "go_on"} else []
+        gated.break_at(*first, At(kind, Fault.STALL))
+        gated.check()
