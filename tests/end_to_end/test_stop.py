@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -27,20 +27,30 @@ KILLED_AFTER_S = 6.0
 """Spark kills the worker of a cancelled task within 4 s; one that lives on has ended its task."""
 
 
+MICRO_BATCHES = {"processingTime": "100 milliseconds"}
+REAL_TIME = {"realTime": "5 minutes"}
+
+
 class Calls(NamedTuple):
     """Kind of the calls, and how long each takes."""
 
     answer: object
     engine: str
+    trigger: Mapping[str, str]
     call_s: float
+
+    def __str__(self) -> str:
+        return f"{self.answer}-{self.engine}-{next(iter(self.trigger))}-{self.call_s}"
 
 
 KINDS = [
-    Calls(answer, engine, call_s)
-    for answer, engine in (
-        (ConsumeOrderlyStatus.SUCCESS, "direct"),
-        (ConsumeOrderlyStatus.SUCCESS, "state"),
-        (ConsumeConcurrentlyStatus.CONSUME_SUCCESS, "direct"),
+    Calls(answer, engine, trigger, call_s)
+    for answer, engine, trigger in (
+        (ConsumeOrderlyStatus.SUCCESS, "direct", MICRO_BATCHES),
+        (ConsumeOrderlyStatus.SUCCESS, "direct", REAL_TIME),
+        (ConsumeOrderlyStatus.SUCCESS, "state", MICRO_BATCHES),
+        (ConsumeConcurrentlyStatus.CONSUME_SUCCESS, "direct", MICRO_BATCHES),
+        (ConsumeConcurrentlyStatus.CONSUME_SUCCESS, "direct", REAL_TIME),
     )
     for call_s in (0.03, 600.0)
 ]
@@ -85,7 +95,7 @@ def _await_ends(pids: Sequence[int]) -> None:
 
 
 @SIM_ONLY
-@pytest.mark.parametrize("calls", KINDS, ids=lambda calls: f"{calls.answer}-{calls.engine}-{calls.call_s}")
+@pytest.mark.parametrize("calls", KINDS, ids=str)
 def test_nobody_has_a_queue_of_a_stopped_query_before_the_last_call(
     calls: Calls, spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
@@ -94,9 +104,7 @@ def test_nobody_has_a_queue_of_a_stopped_query_before_the_last_call(
     consumer = noted_consumer(
         stage.config | {"engine": calls.engine}, call_s=calls.call_s, answer=calls.answer
     )
-    query = consumer.start(
-        spark, checkpoint=str(tmp_path / "checkpoint"), trigger={"processingTime": "100 milliseconds"}
-    )
+    query = consumer.start(spark, checkpoint=str(tmp_path / "checkpoint"), trigger=calls.trigger)
     stage.await_call()
 
     with stage.watch(needs_locks=isinstance(calls.answer, ConsumeOrderlyStatus)):
@@ -105,13 +113,23 @@ def test_nobody_has_a_queue_of_a_stopped_query_before_the_last_call(
 
 
 @SIM_ONLY
-@pytest.mark.parametrize("end", ["killed", "exits"])
+@pytest.mark.parametrize(
+    ("end", "trigger"),
+    [
+        ("killed", MICRO_BATCHES),
+        ("exits", MICRO_BATCHES),
+        ("killed", REAL_TIME),
+        pytest.param("exits", REAL_TIME, marks=pytest.mark.long),
+    ],
+    ids=["killed", "exits", "killed-realTime", "exits-realTime"],
+)
 def test_nobody_has_a_queue_of_a_driver_that_ends_before_the_last_call(
-    end: str, cluster: ClusterUnderTest, tmp_path: Path
+    end: str, trigger: Mapping[str, str], cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
     """H11, B7, D1: nobody is left who could report it, so the planner goes by the clock."""
     stage = Stage(cluster, tmp_path)
-    command = [sys.executable, "-m", "tests.helpers.stopped_driver", json.dumps(stage.config)]
+    config = json.dumps(stage.config | {"trigger": trigger})
+    command = [sys.executable, "-m", "tests.helpers.stopped_driver", config]
     with running(command, tmp_path / "log", folder=REPO, environment=ENVIRONMENT) as driver:
         stage.await_call()
         with stage.watch():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +16,8 @@ from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME, Consumption, e
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.processes import all_pids, is_planner, parent_of
 from tests.helpers.wait import wait_until
+
+OFTEN = {"processingTime": "100 milliseconds"}
 
 _PATIENCE_S = 240.0
 """More than anything here takes on a busy machine."""
@@ -29,6 +32,7 @@ class RunningQuery:
         *,
         name_servers: str = "",
         listener: object = emit_step,
+        trigger: Mapping[str, str] = OFTEN,
         **settings: Any,
     ) -> None:
         self._consumed = 0
@@ -54,7 +58,7 @@ class RunningQuery:
             consumption.spark,
             sink=DeltaSink(consumption.sink),
             checkpoint=str(consumption.folder / "checkpoint"),
-            trigger={"processingTime": "100 milliseconds"},
+            trigger=trigger,
         )
         self._others = others
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.spark.session import BatchInterrupted, stoppable
 from tests.end_to_end.test_orderly_consumer import Consumption
-from tests.guarantees.running_query import RunningQuery
+from tests.guarantees.running_query import OFTEN, RunningQuery
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import check_sink, produce_orders
 from tests.helpers.wait import wait_until
@@ -85,10 +85,13 @@ def test_any_other_error_stays_what_it_is() -> None:
 
 @pytest.mark.spark
 @SIM_ONLY
+@pytest.mark.parametrize("trigger", [OFTEN, {"realTime": "5 minutes"}], ids=["micro-batches", "real-time"])
 def test_a_query_that_is_stopped_within_a_batch_ends_without_an_error_and_goes_on_later(
-    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+    trigger: Mapping[str, str], spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """H2: the batch is given up, and comes again when the query is started again."""
+    """H2, I1: the batch is given up. When the query is started again, it comes again, or the plan in Spark's
+    log is not run because it was open.
+    """
     consumption = Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=2), "direct")
     expected = produce_orders(cluster.name_servers, consumption.topic, 4)
     busy = tmp_path / "busy"
@@ -98,7 +101,7 @@ def test_a_query_that_is_stopped_within_a_batch_ends_without_an_error_and_goes_o
         time.sleep(_BUSY_S)
         return ConsumeOrderlyStatus.SUCCESS
 
-    with RunningQuery(consumption, listener=wait) as query:
+    with RunningQuery(consumption, listener=wait, trigger=trigger) as query:
         wait_until(busy.exists, 2 * _BUSY_S, reason="A listener at work")
         assert query.stop() is None
     assert consumption.reports == []

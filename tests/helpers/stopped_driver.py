@@ -9,8 +9,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-from pyspark.sql import SparkSession
+from typing import Any
 
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus
@@ -21,7 +20,7 @@ from tests.helpers.wait import wait_until
 
 
 def noted_consumer(
-    config: Mapping[str, str], *, call_s: float, answer: object = ConsumeOrderlyStatus.SUCCESS
+    config: Mapping[str, Any], *, call_s: float, answer: object = ConsumeOrderlyStatus.SUCCESS
 ) -> PushConsumer:
     """Return a consumer whose calls are noted in ``folder``."""
     folder = Path(config["folder"])
@@ -42,15 +41,12 @@ def noted_consumer(
     return consumer
 
 
-def start(spark: SparkSession, consumer: PushConsumer, folder: Path) -> None:
-    """Start its query."""
-    consumer.start(spark, checkpoint=str(folder / "checkpoint"), trigger={"processingTime": "1 second"})
-
-
-def main(config: Mapping[str, str]) -> None:
+def main(config: Mapping[str, Any]) -> None:
     """Consume for ever."""
     folder = Path(config["folder"])
-    start(make_session(folder), noted_consumer(config, call_s=3600.0), folder)
+    noted_consumer(config, call_s=3600.0).start(
+        make_session(folder), checkpoint=str(folder / "checkpoint"), trigger=config["trigger"]
+    )
     wait_until((folder / "exit").exists, 3600.0)
 
 
