@@ -137,6 +137,18 @@ def test_a_call_that_is_given_back_again_and_again_takes_its_room_once() -> None
     assert (ends.pop() > 10_000, file._end) == (True, 0)
 
 
+def test_dropped_rows_make_no_room_in_another_file() -> None:
+    """I1: a call may fail whose rows were written before a cut, and others have written as many since."""
+    rows = batch_of([(1, "name", None)])
+    before, after = SpillFile(), SpillFile()
+    dropped, kept = before.write(rows), after.write(rows)
+    assert dropped.end == kept.end
+    after.drop([dropped])
+    after.write(batch_of([(2, "other", None)]))
+
+    assert all_of([kept]) == [(1, "name", None)]
+
+
 @pytest.mark.usefixtures("small")
 def test_rows_that_several_threads_of_a_listener_emit_are_all_there() -> None:
     context = ConsumeOrderlyContext([message_at(1)], OUTPUT)

@@ -108,7 +108,7 @@ class SpillFile:
     def drop(self, rows: Sequence[Emitted]) -> None:
         """Let the next ``write`` reuse the space of ``rows`` if nothing was written after them."""
         for row in reversed(rows):
-            if isinstance(row, SpilledRows):
+            if isinstance(row, SpilledRows) and row.file is self:
                 with self._guard:
                     if row.end == self._end:
                         self._end = row.begin
