@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.turns import (
     HANDICAP_S,
-    OPEN_PATIENCE_S,
-    OPEN_SLOW_S,
-    PATIENCE_S,
-    SLOW_S,
+    KEY_PACE,
+    OPEN_PACE,
+    QUEUE_PACE,
     TURN_S,
     Memory,
     Rest,
@@ -26,6 +25,7 @@ from pyspark_rocketmq.consume.turns import (
 )
 from tests.helpers.approx import about
 
+SLOW_S, PATIENCE_S, _ = QUEUE_PACE
 _EXAMPLES = int(os.environ.get("TURNS_EXAMPLES", "300"))
 
 
@@ -206,14 +206,14 @@ def test_a_queue_may_begin_suspended() -> None:
 
 def test_an_open_task_has_shorter_times() -> None:
     """D3: its queues wait for milliseconds only."""
-    turns: TaskTurns[str] = TaskTurns(0.0, reads=False, slow_s=OPEN_SLOW_S, patience_s=OPEN_PATIENCE_S)
+    turns: TaskTurns[str] = TaskTurns(0.0, reads=False, pace=OPEN_PACE)
     turns.arrived(["a", "b"], 0.0)
     turns.next(0.0)
 
-    assert turns.next(0.001, calls_s=[0.001]) == (about(OPEN_SLOW_S),)
-    assert turns.next(OPEN_SLOW_S, calls_s=[OPEN_SLOW_S]) == Turn("b", inf)
+    assert turns.next(0.001, calls_s=[0.001]) == (about(OPEN_PACE.slow_s),)
+    assert turns.next(OPEN_PACE.slow_s, calls_s=[OPEN_PACE.slow_s]) == Turn("b", inf)
     turns.yielded("b", 1.0)
-    assert turns.next(1.0, calls_s=[0.0]) == (about(1.0 + OPEN_PATIENCE_S),)
+    assert turns.next(1.0, calls_s=[0.0]) == (about(1.0 + OPEN_PACE.patience_s),)
 
 
 def test_a_turn_lasts_while_no_other_range_waits() -> None:
@@ -328,6 +328,84 @@ def test_a_suspended_queue_is_delivered_again_while_other_tasks_of_the_batch_are
     assert turns.next(0.5, is_batch_at_work=True) == Rest(1.0)
     assert turns.next(1.0, is_batch_at_work=True) == Turn("a", inf)
     assert turns.next(1.0) == Rest(inf)
+
+
+def test_a_suspended_queue_that_leads_has_its_task_wait_for_it() -> None:
+    """D14: what it has finished above its suspended key would be delivered again."""
+    turns = task_with("a")
+    turns.suspended("a", 1.0, leads=True)
+
+    assert turns.is_led
+    assert turns.is_suspended("a")
+    assert turns.next(0.5) == Rest(1.0)
+    assert turns.next(1.0) == Turn("a", inf)
+    assert not turns.is_suspended("a")
+    turns.suspended("a", 2.0)
+    assert not turns.is_led
+
+
+def test_a_worker_joins_another_one_when_its_call_takes_two_milliseconds() -> None:
+    """D14"""
+    turns: TaskTurns[str] = TaskTurns(0.0, reads=False, pace=KEY_PACE)
+    turns.arrived(["a"], 0.0)
+    turns.next(0.0)
+    turns.offered("a", 1.0)
+
+    assert turns.next(1.0005, calls_s=[0.0005]) == (about(1.002),)
+    assert turns.next(1.002, calls_s=[0.002]) == Turn("a", inf)
+    turns.offered("a", 1.01)
+    # A slow call that is over does not count any more.
+    assert turns.next(1.02, calls_s=[0.001, 0.001]) == (about(1.021),)
+    assert turns.next(1.02, calls_s=[0.001, 0.003]) == Turn("a", inf)
+
+
+def test_a_queue_of_several_workers_is_over_when_the_last_one_leaves() -> None:
+    """D14"""
+    turns = task_with("a")
+    turns.offered("a", 1.0)
+    assert turns.next(1.0, calls_s=[1.0]) == Turn("a", inf)
+    turns.offered("a", 1.0)
+
+    assert turns.leaves("a")
+    assert (turns.is_idle, turns.is_somebody_waiting, turns.is_suspended("a")) == (False, True, False)
+    assert not turns.leaves("a")
+    # Nobody joins a queue that is about to end.
+    assert (turns.is_idle, turns.is_somebody_waiting) == (False, False)
+    turns.ended("a")
+    assert (turns.is_idle, turns.is_led) == (True, False)
+
+
+def test_a_queue_that_was_suspended_is_not_while_a_worker_has_it() -> None:
+    """D14: though it waits for one more."""
+    turns = task_with("a", "b")
+    turns.suspended("a", 1.0)
+    assert turns.next(1.0, calls_s=[1.0]) == Turn("a", inf)
+    turns.offered("a", 2.0)
+
+    assert not turns.is_suspended("a")
+
+
+def test_a_key_that_is_due_later_gets_a_worker_then() -> None:
+    """D14"""
+    turns = task_with("a")
+    turns.offered("a", 3.0)
+    turns.offered("a", 4.0)
+
+    assert turns.next(1.0, calls_s=[1.0]) == Rest(3.0)
+    assert turns.next(3.0, calls_s=[3.0]) == Turn("a", inf)
+
+
+def test_messages_of_another_key_than_the_suspended_one_wake_their_queue_and_keep_its_task() -> None:
+    """D3, D14: they have not waited for that key before they arrived either."""
+    turns = task_with("a")
+    turns.suspended("a", 9.0)
+    turns.offered("a", 1.0, leads=True)
+
+    assert turns.is_led
+    assert not turns.is_suspended("a")
+    assert turns.next(1.0) == Turn("a", inf)
+    turns.suspended("a", 9.0)
+    assert not turns.is_led
 
 
 @dataclass

@@ -22,6 +22,7 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import OPEN_END, ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
 from tests.helpers.messages import QUEUE, message_at
+from tests.helpers.open_source import OpenSource
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -130,36 +131,6 @@ def test_the_end_closes_the_source_even_while_reading_pauses() -> None:
 
     assert closed.is_set()
     assert len(reading.pieces) == 1
-
-
-class OpenSource:
-    """Ranges without an end, whose messages a test sends."""
-
-    is_open = True
-
-    def __init__(self) -> None:
-        self._coming: SimpleQueue[Sequence[Arrival] | None] = SimpleQueue()
-        self.held: set[MessageQueue] = set()
-        self.left: list[MessageQueue] = []
-
-    def send(self, *pieces: Arrival) -> None:
-        self._coming.put(pieces)
-
-    def arrivals(self) -> Generator[Sequence[Arrival]]:
-        while (pieces := self._coming.get()) is not None:
-            yield pieces
-
-    def hold(self, queue: MessageQueue) -> None:
-        self.held.add(queue)
-
-    def go_on(self, queue: MessageQueue) -> None:
-        self.held.remove(queue)
-
-    def leave(self, queue: MessageQueue) -> None:
-        self.left.append(queue)
-
-    def end(self) -> None:
-        self._coming.put(None)
 
 
 class Orders(RangeInstructions):

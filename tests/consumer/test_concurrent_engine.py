@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.part import QueueAck
-from pyspark_rocketmq.consume.turns import SLOW_S, RangeInstructions
+from pyspark_rocketmq.consume.turns import QUEUE_PACE, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool, PooledRange, RangesAtOnce
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
@@ -195,7 +195,7 @@ def test_a_queue_with_a_backlog_leaves_room_for_the_others() -> None:
             # Behind all calls that the pool had at once.
             assert all(others.acquire(timeout=PATIENCE_S) for _ in range(3))
         else:
-            time.sleep(SLOW_S)
+            time.sleep(QUEUE_PACE.slow_s)
         return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
     rows = [

@@ -393,9 +393,8 @@ def test_any_number_of_threads_delivers_each_queue_in_order_and_once(
     seed: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D1, D3: whatever calls last, and however often queues are suspended."""
-    for name in ("SLOW_S", "PATIENCE_S"):
-        monkeypatch.setattr(orderly_task, name, 0.001)
     monkeypatch.setattr(turns, "TURN_S", 0.001)
+    monkeypatch.setattr(RangeConsumer, "pace", turns.Pace(0.001, 0.001, remembers=True))
     draw = random.Random(seed)
     queues = [MessageQueue("orders", "broker-a", number) for number in range(6)]
     failures = {(queue, at): draw.random() < 0.2 for queue in queues for at in range(30)}

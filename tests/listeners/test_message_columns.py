@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.listeners.messages import ArrivedMessages
+from pyspark_rocketmq.listeners.messages import ArrivedMessages, ArrowMessages
+from pyspark_rocketmq.model import MessageExt
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import batches_of, row_of
 
@@ -37,3 +42,78 @@ def test_messages_are_what_their_columns_say(
     assert list(ArrivedMessages(QUEUE, batches, told)) == [
         message._replace(properties={**message.properties, **told}) for message in messages
     ]
+
+
+KEYED = st.lists(st.none() | st.sampled_from(["", "a", "b", "é"]), min_size=1, max_size=12)
+
+
+def arrived(messages: list[MessageExt], cut: int) -> ArrivedMessages:
+    """The messages in pieces of rows, and one of objects."""
+    whole = batches_of([row_of(message) for message in messages[:9]], 9)
+    batches = [piece for each in whole for piece in (each.slice(0, cut), each.slice(cut))]
+    return ArrivedMessages(QUEUE, [*batches, messages[9:]])
+
+
+def keyed(keys: list[str | None]) -> list[MessageExt]:
+    """Messages, some with a key, at offsets with gaps."""
+    properties = [{"TAGS": "t", **({} if key is None else {"K": key}), "k": "a"} for key in keys]
+    return [message_at(2 * at)._replace(properties=each) for at, each in enumerate(properties)]
+
+
+@given(keys=KEYED, cut=st.integers(0, 9), start=st.integers(0, 12), forgotten=st.integers(0, 12))
+def test_a_property_is_read_without_making_messages(
+    keys: list[str | None], cut: int, start: int, forgotten: int
+) -> None:
+    """D14: messages without it too; an empty value is a value."""
+    messages = arrived(keyed(keys), cut)
+
+    assert messages.property_values("K") == keys
+    messages.forget(min(start, forgotten))
+    assert messages.property_values("K", start) == keys[start:]
+
+
+@given(keys=KEYED, cut=st.integers(0, 9), forgotten=st.integers(0, 11), drawn=st.data())
+def test_messages_are_picked_from_anywhere_in_their_range(
+    keys: list[str | None], cut: int, forgotten: int, drawn: st.DataObject
+) -> None:
+    """D14: as objects or in Arrow, with the number of their attempts."""
+    messages = keyed(keys)
+    some = arrived(messages, cut)
+    lowest = min(forgotten, len(keys) - 1)
+    for pick in (some.objects_at, some.arrow_at):
+        for _ in range(2):
+            indexes = sorted(drawn.draw(st.sets(st.integers(lowest, len(keys) - 1), min_size=1)))
+            times = drawn.draw(st.just(()) | st.just(tuple(range(len(indexes)))))
+            found = pick(indexes, times)
+            expected = [
+                messages[index]._replace(reconsume_times=count)
+                for index, count in zip(indexes, times or (0,) * len(indexes), strict=True)
+            ]
+            assert list(found) == expected
+            if isinstance(found, ArrowMessages):
+                assert found.queue_offsets.tolist() == [2 * index for index in indexes]
+                assert found.batch.num_rows == len(indexes)
+        some.forget(lowest)
+
+
+def test_blocks_of_messages_are_made_once_for_deliveries_that_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D14: and of many blocks those used last are kept."""
+    monkeypatch.setattr("pyspark_rocketmq.listeners.messages._MADE_AT_ONCE", 2)
+    monkeypatch.setattr("pyspark_rocketmq.listeners.messages._BLOCKS_KEPT", 3)
+    messages = keyed(["a"] * 9)
+    some = arrived(messages, 3)
+    made: list[int] = []
+    make = some._made_of
+
+    def noting(rows: pa.RecordBatch, at: int, extra: Mapping[str, str]) -> list[MessageExt]:
+        block = make(rows, at, extra)
+        made.append(block[0].queue_offset // 2)
+        return block
+
+    monkeypatch.setattr(some, "_made_of", noting)
+
+    for index in (0, 4, 1, 2, 3, 0, 7, 4, 8, 2):
+        assert some.objects_at([index]) == [messages[index]]
+    assert made == [0, 3, 2, 7, 2]

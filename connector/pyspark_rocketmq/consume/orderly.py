@@ -182,7 +182,7 @@ class OrderlySettings:
     max_reconsume_times: int = CONSUMER_DEFAULTS.max_reconsume_times
     """A message put back as often as this becomes a dead letter when it fails again (D6)."""
     consume_thread_max: int = CONSUMER_DEFAULTS.consume_thread_max
-    """Maximum number of listener calls at the same time in one task, each for another queue."""
+    """Maximum number of listener calls at the same time in one task, each for another queue or key."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "consume_thread_max", "consume_message_batch_max_size")
@@ -264,6 +264,11 @@ class OrderlyConsumption:
     def accumulated(self) -> int:
         """Number of messages after ``committed`` that were consumed without a commit."""
         return self._next - self.committed
+
+    @property
+    def has_had_all(self) -> bool:
+        """Whether the listener has had all messages, and waits for more before it commits."""
+        return self.accumulated > 0 and self.finished is OrderlyFinish.EXHAUSTED
 
     @property
     def retry_counts(self) -> Mapping[int, int]:

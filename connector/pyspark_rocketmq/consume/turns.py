@@ -4,10 +4,11 @@ A task has the ranges of several queues. Java has a thread for each queue that h
 thread does everything as long as listener calls are quick, and several threads work when they are slow (D1,
 D3):
 
-1. A queue is with one worker at a time.
+1. A queue is with one worker at a time. If it is consumed by key (:mod:`~pyspark_rocketmq.consume.keyed`),
+   further workers join while it has deliveries for them.
 2. One worker does everything that is due, turn after turn. Another one begins only when each running call has
-   lasted 0.1 s or, once there has been such a call, when a queue has waited for 0.1 s. A task of open ranges
-   has shorter times.
+   lasted 0.1 s or, once there has been such a call, when a queue has waited for 0.1 s. Open ranges and
+   queues that are consumed by key have shorter times (:class:`Pace`).
 3. A turn goes on as long as no queue waits. Otherwise it ends with the running delivery, after 50 ms or when
    another queue's suspension is over.
 4. Ranges may arrive in pieces. A queue that has consumed what has arrived is *dry*: it waits for more, not
@@ -21,7 +22,7 @@ D3):
    them.
 6. A queue that was suspended is delivered again while others are at work, but does not prolong the task: when
    the others have ended, or are suspended too, it stops with the running delivery. The micro-batch ends as if
-   the queue had waited for the next one.
+   the queue had waited for the next one. A queue that leads prolongs the task even while it is suspended.
 
 Times are seconds of one monotonic clock, which is passed in. Not thread-safe; no method blocks.
 """
@@ -37,17 +38,28 @@ from pyspark_rocketmq.model import MessageQueue
 
 QueueT = TypeVar("QueueT", bound=Hashable)
 
-SLOW_S: Final = 0.1
-"""Duration from which on a call is slow."""
-PATIENCE_S: Final = 0.1
-"""How long a queue waits for a worker if calls are slow."""
-OPEN_SLOW_S: Final = 0.005
-OPEN_PATIENCE_S: Final = 0.002
-"""The same in a task of open ranges, whose queues are to wait for milliseconds only."""
 TURN_S: Final = 0.05
 """How long a queue's turn lasts when others wait."""
 HANDICAP_S: Final = 0.5
 """How far a suspended queue is ahead of those that had a turn."""
+
+
+class Pace(NamedTuple):
+    """When another worker begins beside those that work."""
+
+    slow_s: float
+    """Duration from which on a call is slow."""
+    patience_s: float
+    """How long a queue waits for a worker if calls are slow."""
+    remembers: bool = True
+    """Whether calls count as slow from the first slow one on, or only while there is one."""
+
+
+QUEUE_PACE: Final = Pace(0.1, 0.1)
+OPEN_PACE: Final = Pace(0.005, 0.002)
+"""Pace of open ranges, whose queues are to wait for milliseconds only."""
+KEY_PACE: Final = Pace(0.002, 0.002, remembers=False)
+"""Pace of queues that are consumed by key, whose listener is expected to wait for other systems."""
 
 
 class RangeInstructions:
@@ -150,27 +162,26 @@ class _Waiting(NamedTuple, Generic[QueueT]):
 class TaskTurns(Generic[QueueT]):
     """The queues of one task, from their first messages to the end of the last queue."""
 
-    def __init__(
-        self, now_s: float, *, reads: bool = True, slow_s: float = SLOW_S, patience_s: float = PATIENCE_S
-    ) -> None:
+    def __init__(self, now_s: float, *, reads: bool = True, pace: Pace = QUEUE_PACE) -> None:
         """Begin without queues; ``arrived`` reports each.
 
         Args:
             now_s: Now.
             reads: Whether the workers read, too; otherwise another thread does.
-            slow_s: Duration from which on a call is slow.
-            patience_s: How long a queue waits for a worker if calls are slow.
+            pace: When another worker begins.
         """
-        self._slow_s = slow_s
-        self._patience_s = patience_s
+        self._pace = pace
         self._waiting: dict[QueueT | None, _Waiting[QueueT]] = {}
         """Queues without a worker, and None while there may be a piece that no worker is reading."""
         if reads:
             self._waiting[None] = _Waiting(now_s, now_s, None)
-        self._in_hand: set[QueueT | None] = set()
+        self._in_hand: dict[QueueT | None, int] = {}
+        """Number of workers by queue."""
         self._dry: set[QueueT] = set()
         self._leading: set[QueueT] = set()
-        """Queues neither suspended nor ended: they keep the task going."""
+        """Queues neither suspended nor ended, and suspended ones that lead: they keep the task going."""
+        self._suspended: set[QueueT | None] = set()
+        """Queues whose suspension is not over."""
         self._is_arriving = True
         self._has_been_slow = False
 
@@ -200,8 +211,9 @@ class TaskTurns(Generic[QueueT]):
         return self._is_arriving
 
     def is_suspended(self, queue: QueueT) -> bool:
-        """Return whether the queue waits and was suspended in this task."""
-        return queue in self._waiting and queue not in self._leading
+        """Return whether the queue waits, without a worker, and was suspended in this task."""
+        is_waiting = queue in self._waiting and queue not in self._in_hand
+        return is_waiting and (queue in self._suspended or queue not in self._leading)
 
     def is_waiting(self, queue: QueueT) -> bool:
         """Return whether the queue waits for a worker, or for the end of its suspension."""
@@ -228,7 +240,8 @@ class TaskTurns(Generic[QueueT]):
                 one is over.
             memory: How much is free for reading on.
         """
-        self._has_been_slow |= max(calls_s, default=0.0) >= self._slow_s
+        is_slow = max(calls_s, default=0.0) >= self._pace.slow_s
+        self._has_been_slow = is_slow or (self._has_been_slow and self._pace.remembers)
         if not self._waiting or not (self.is_led or is_batch_at_work):
             return Rest(inf)
         waiting = list(self._waiting.values())
@@ -243,7 +256,8 @@ class TaskTurns(Generic[QueueT]):
         if begins_s > now_s:
             return Rest(begins_s)
         del self._waiting[first.queue]
-        self._in_hand.add(first.queue)
+        self._suspended.discard(first.queue)
+        self._in_hand[first.queue] = self._in_hand.get(first.queue, 0) + 1
         return Turn(first.queue, self._lasts_s(now_s))
 
     # --- arrivals -------------------------------------------------------------------------------------------
@@ -251,7 +265,8 @@ class TaskTurns(Generic[QueueT]):
     def arrived(self, queues: Iterable[QueueT], now_s: float) -> None:
         """Note that messages, or the end, of these queues' ranges have arrived.
 
-        It changes nothing for a queue that is with a worker, or waits for one or for the end of a suspension.
+        It changes nothing for a queue that is with a worker, or waits for one or for the end of a suspension;
+        ``offered`` does if another worker may have a delivery of it.
         """
         for queue in queues:
             if queue not in self._in_hand and queue not in self._waiting:
@@ -271,13 +286,13 @@ class TaskTurns(Generic[QueueT]):
         """Note that nothing more arrives."""
         self._is_arriving = False
         self._waiting.pop(None, None)
-        self._in_hand.discard(None)
+        self._in_hand.pop(None, None)
 
     # --- ends of a turn -------------------------------------------------------------------------------------
 
     def dry(self, queue: QueueT) -> None:
         """Note that the queue has consumed what has arrived."""
-        self._in_hand.remove(queue)
+        del self._in_hand[queue]
         self._leading.add(queue)
         self._dry.add(queue)
 
@@ -285,32 +300,60 @@ class TaskTurns(Generic[QueueT]):
         """Note that the turn is over, and the queue has more to deliver."""
         self._release(queue, now_s + HANDICAP_S, now_s)
 
-    def suspended(self, queue: QueueT, due_s: float) -> None:
-        """Note that the queue is suspended until ``due_s``."""
-        self._leading.discard(queue)
+    def suspended(self, queue: QueueT, due_s: float, *, leads: bool = False) -> None:
+        """Note that the queue is suspended until ``due_s``; if it ``leads``, the task waits for it."""
+        (self._leading.add if leads else self._leading.discard)(queue)
+        self._suspended.add(queue)
         self._release(queue, due_s, due_s)
 
     def ended(self, queue: QueueT) -> None:
         """Note that the queue has nothing more to deliver."""
-        self._in_hand.remove(queue)
+        del self._in_hand[queue]
         self._leading.discard(queue)
 
     def withdrawn(self, queue: QueueT) -> None:
         """Remove a waiting or dry queue, which does not go on."""
         self._waiting.pop(queue, None)
         self._dry.discard(queue)
+        self._suspended.discard(queue)
         self._leading.discard(queue)
 
     def _release(self, queue: QueueT | None, place_s: float, due_s: float) -> None:
-        self._in_hand.remove(queue)
+        del self._in_hand[queue]
         self._waiting[queue] = _Waiting(place_s, due_s, queue)
+
+    # --- queues with several workers ------------------------------------------------------------------------
+
+    def offered(self, queue: QueueT, due_s: float, *, leads: bool = False) -> None:
+        """Note that a queue with a worker, or a suspended one, has a delivery for one more from ``due_s`` on.
+
+        If it ``leads``, the delivery keeps the task going.
+        """
+        waiting = self._waiting.get(queue)
+        if waiting is None or due_s < waiting.due_s:
+            self._waiting[queue] = _Waiting(due_s + HANDICAP_S, due_s, queue)
+        if leads:
+            self._suspended.discard(queue)
+            self._leading.add(queue)
+
+    def leaves(self, queue: QueueT) -> bool:
+        """Take a worker from a queue that others have too; return False if it is the last one, which stays.
+
+        Nobody joins the last one any more.
+        """
+        if self._in_hand[queue] > 1:
+            self._in_hand[queue] -= 1
+            return True
+        self._waiting.pop(queue, None)
+        return False
 
     # --- decisions ------------------------------------------------------------------------------------------
 
     def _waits_s(self, waited_s: float, calls_s: Sequence[float]) -> float:
         """Return how much longer the first queue has to wait for a worker; 0 or less means not at all."""
-        until_all_slow_s = self._slow_s - min(calls_s, default=inf)
-        return min(until_all_slow_s, self._patience_s - waited_s) if self._has_been_slow else until_all_slow_s
+        until_all_slow_s = self._pace.slow_s - min(calls_s, default=inf)
+        patience_s = self._pace.patience_s - waited_s
+        return min(until_all_slow_s, patience_s) if self._has_been_slow else until_all_slow_s
 
     def _lasts_s(self, now_s: float) -> float:
         """Return how long a turn that begins now lasts."""

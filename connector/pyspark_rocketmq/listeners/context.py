@@ -325,9 +325,9 @@ class ConsumeOrderlyContext(DeliveryContext):
     ) -> None:
         super().__init__(messages, output, file)
         self.accumulated: Final = accumulated
-        """Number of the queue's messages right before this delivery that were consumed and wait for a COMMIT.
-        If it is 0, discard anything else that you hold of the queue: it was given back and will be
-        redelivered."""
+        """Number of the queue's messages right before this delivery that were consumed and wait for a COMMIT;
+        with ``orderly_by="sharding_key"`` those of its key. If it is 0, discard anything else that you hold
+        of the queue, or key: it was given back and will be redelivered."""
         self.auto_commit = True
         """False: SUCCESS accumulates, COMMIT commits everything accumulated."""
         self.suspend_current_queue_time_millis = -1

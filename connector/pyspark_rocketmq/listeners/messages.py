@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, repeat
+from itertools import islice, pairwise, repeat
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, overload
 
@@ -35,6 +35,8 @@ _RECONSUME_TIMES: Final = "reconsumeTimes"
 _MADE_AT_ONCE: Final = 512
 """Number of messages created at a time. Few enough for the processor's caches and for the threshold of
 Python's garbage collector; enough to make the cost of reading a column negligible."""
+_BLOCKS_KEPT: Final = 16
+"""Number of such groups that are kept if messages are delivered in another order."""
 
 
 def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
@@ -139,6 +141,8 @@ class ArrivedMessages(Sequence[MessageExt]):
         self._first = 0
         self._made: list[MessageExt] = []
         """The messages made, from index ``_first`` on."""
+        self._blocks: dict[int, list[MessageExt]] = {}
+        """Messages made for deliveries in any order, by the index of the first; those used last come last."""
         self.freed_bytes = 0
         """Memory of the pieces released, as it was given with them."""
         self.extend(pieces, extra)
@@ -243,6 +247,49 @@ class ArrivedMessages(Sequence[MessageExt]):
             self._extras[first],
         )
 
+    def objects_at(self, indexes: Iterable[int], retry_counts: Sequence[int] = ()) -> list[MessageExt]:
+        """Return the messages at these indexes, like :meth:`in_objects`."""
+        found = []
+        for index in indexes:
+            number, at = self._place(index)
+            piece = self._pieces[number]
+            if isinstance(piece, list):
+                found.append(piece[at])
+                continue
+            begin = at - at % _MADE_AT_ONCE
+            block = self._blocks.pop(index - at + begin, None)
+            if block is None:
+                block = self._made_of(piece, begin, self._extras[number])
+                if len(self._blocks) == _BLOCKS_KEPT:
+                    del self._blocks[next(iter(self._blocks))]
+            self._blocks[index - at + begin] = block
+            found.append(block[at - begin])
+        return _with_times(found, retry_counts) if retry_counts else found
+
+    def arrow_at(self, indexes: Sequence[int], retry_counts: Sequence[int] = ()) -> ArrowMessages:
+        """Return the messages at ascending indexes, at least one, in Arrow."""
+        stops = [at + 1 for at, index in enumerate(indexes) if index + 1 not in indexes[at + 1 : at + 2]]
+        parts = [
+            self.in_arrow(indexes[start], indexes[stop - 1] + 1, retry_counts[start:stop])
+            for start, stop in pairwise([0, *stops])
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return ArrowMessages(
+            pa.concat_batches([each.batch for each in parts]),
+            self._queue,
+            np.concatenate([each.queue_offsets for each in parts]),
+            self._extras[self._place(indexes[0])[0]],
+        )
+
+    def property_values(self, name: str, start: int = 0) -> list[str | None]:
+        """Return the value of a property for each message from index ``start`` on; None without one."""
+        found: list[str | None] = []
+        for piece, end in zip(self._pieces, self._ends, strict=True):
+            if end > start:
+                found += _property_values(piece[max(0, start - end + len(piece)) :], name)
+        return found
+
     def last_message(self, index: int) -> RememberedMessages:
         """Return :func:`last_message` for the message at ``index``."""
         number, at = self._place(index)
@@ -284,8 +331,27 @@ class ArrivedMessages(Sequence[MessageExt]):
         if isinstance(piece, list):
             self._first, self._made = index - at, piece
         else:
-            rows = piece.slice(at, _MADE_AT_ONCE)
-            self._first, self._made = index, _messages(rows, self._queue, self._extras[number])
+            self._first, self._made = index, self._made_of(piece, at, self._extras[number])
+
+    def _made_of(self, rows: pa.RecordBatch, at: int, extra: Mapping[str, str]) -> list[MessageExt]:
+        """Create messages of a piece of rows, from the row ``at`` on."""
+        return _messages(rows.slice(at, _MADE_AT_ONCE), self._queue, extra)
+
+
+def _property_values(piece: MessagePiece, name: str) -> Iterable[str | None]:
+    if isinstance(piece, list):
+        return [message.properties.get(name) for message in piece]
+    column = piece.column("properties")
+    offsets = column.offsets.to_numpy()
+    first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+    is_named = pc.equal(column.keys.slice(first, count), name)
+    hits = np.flatnonzero(is_named.to_numpy(zero_copy_only=False))
+    rows = np.searchsorted(offsets - first, hits, side="right") - 1
+    # Each text is made once.
+    values = column.items.slice(first, count).take(pa.array(hits)).dictionary_encode()
+    texts = values.dictionary.to_pylist()
+    of_row = {row: texts[at] for row, at in zip(rows.tolist(), values.indices.tolist(), strict=True)}
+    return map(of_row.get, range(piece.num_rows))
 
 
 def _with_times(messages: Sequence[MessageExt], retry_counts: Sequence[int]) -> list[MessageExt]:

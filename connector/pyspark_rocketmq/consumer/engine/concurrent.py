@@ -41,7 +41,7 @@ from pyspark_rocketmq.consume.concurrent import (
     ConcurrentSettings,
 )
 from pyspark_rocketmq.consume.part import QueueAck
-from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, SLOW_S, RangeInstructions
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, QUEUE_PACE, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import Source
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool, PooledRange, RangesAtOnce
 from pyspark_rocketmq.consumer.engine.output import Consumed
@@ -332,7 +332,7 @@ class ConcurrentRun(RangeRun):
         """See ``PooledRun``."""
         if self._machine.is_last_out and not self._arrivals:
             return True
-        slow_since_s = self._clock.monotonic_s() - SLOW_S
+        slow_since_s = self._clock.monotonic_s() - QUEUE_PACE.slow_s
         began = [call.began_s for _, call in list(self._out.values())]
         return any(at_s is not None and at_s <= slow_since_s for at_s in began)
 

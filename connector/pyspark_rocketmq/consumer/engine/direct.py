@@ -7,8 +7,9 @@ One more worker sleeps as long as something waits that it may have to begin; whe
 started, up to ``consume_thread_max``.
 
 One guard protects everything that workers share. Reading and delivering happen outside it: a worker has its
-range to itself, and any thread adds pieces (:mod:`~pyspark_rocketmq.consumer.engine.arrivals`).
-Threads are daemons: a call that never returns must not keep its worker process from ending.
+range to itself, unless that is consumed by key, and any thread adds pieces
+(:mod:`~pyspark_rocketmq.consumer.engine.arrivals`). Threads are daemons: a call that never returns must not
+keep its worker process from ending.
 
 A task that has only suspended queues left continues them while the driver reports that other tasks of its
 batch are at work.
@@ -20,6 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -27,10 +29,6 @@ from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.orderly import OrderlyFinish
 from pyspark_rocketmq.consume.turns import (
     NO_INSTRUCTIONS,
-    OPEN_PATIENCE_S,
-    OPEN_SLOW_S,
-    PATIENCE_S,
-    SLOW_S,
     Memory,
     RangeInstructions,
     Rest,
@@ -45,7 +43,8 @@ from pyspark_rocketmq.consumer.engine.arrivals import (
     report_stand,
     two_ranges,
 )
-from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
+from pyspark_rocketmq.consumer.engine.keyed import KeyedRun
+from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer, RangeTurn
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -92,9 +91,10 @@ class OrderlyTask:
         """The guard; notified when a waiting worker may have something to do."""
         self._most_held = most_held
         self._is_open = source.is_open
-        slow_s, patience_s = (OPEN_SLOW_S, OPEN_PATIENCE_S) if source.is_open else (SLOW_S, PATIENCE_S)
         self._turns: TaskTurns[MessageQueue] = TaskTurns(
-            clock.monotonic_s(), reads=not source.is_open, slow_s=slow_s, patience_s=patience_s
+            clock.monotonic_s(),
+            reads=not source.is_open,
+            pace=consumer.open_pace if source.is_open else consumer.pace,
         )
         self._begun: dict[MessageQueue, _Range] = {}
         """Ranges that have begun and may go on."""
@@ -171,8 +171,18 @@ class OrderlyTask:
                     self._arrived_bytes += arrival.nbytes
                     self._hold_if_full(one)
             self._turns.arrived([each.queue for each in arrivals if each.queue in self._begun], now_s)
+            if self._consumer.is_shared:
+                self._offer_arrived(arrivals, now_s)
             self._engage_another()
             self._changed.notify_all()
+
+    def _offer_arrived(self, arrivals: Sequence[Arrival], now_s: float) -> None:
+        """Have one more worker look at what has arrived of queues that are busy or suspended."""
+        for arrival in arrivals:
+            one = self._begun.get(arrival.queue)
+            # The first worker of a range makes its run.
+            if one is not None and one.run is not None:
+                self._turns.offered(arrival.queue, now_s, leads=True)
 
     def _range_of(self, arrival: Arrival) -> _Range | None:
         """Return the range of a piece; None if it has ended before all of it has arrived.
@@ -375,17 +385,41 @@ class OrderlyTask:
         one = self._begun[turn.queue]
         with self._consumer.borrow() as listener:
             run = self._run_of(one)
-            run.listener, run.ends_turn = listener, False
-            worker.begin(run, self._clock.monotonic_s())
+            delivering = run.turn() if self._consumer.is_shared else run
+            delivering.listener, delivering.ends_turn = listener, False
+            worker.begin(delivering, self._clock.monotonic_s())
             if not self._goes_on or self._is_paused or (self._done and worker is self._workers[0]):
                 worker.stop()
-            run.consume(turn.lasts_s)
+            delivering.consume(turn.lasts_s)
         self._report(worker, one, run)
 
     def _run_of(self, one: _Range) -> OrderlyRun:
         if one.run is None:
-            one.run = self._consumer.run_of(one.planned, one.arrivals, self._instructions, self._clock)
+            run = self._consumer.run_of(one.planned, one.arrivals, self._instructions, self._clock)
+            if isinstance(run, KeyedRun):
+                run.offer = partial(self._offer, one.planned.queue)
+            one.run = run
         return one.run
+
+    def _offer(self, queue: MessageQueue, due_s: float) -> None:
+        """Have one more worker join those that have a queue; called by one of them."""
+        with self._changed:
+            self._turns.offered(queue, due_s)
+            self._engage_another()
+            self._changed.notify_all()
+
+    def _leaves(self, worker: _Worker, one: _Range, run: OrderlyRun) -> bool:
+        """Take a worker from a range that others have too; return False if it is the last one."""
+        queue, due_s = one.planned.queue, run.due_s()
+        with self._changed:
+            if not self._turns.leaves(queue):
+                return False
+            worker.begin(None, self._clock.monotonic_s())
+            if due_s < inf:
+                self._turns.offered(queue, due_s)
+            self._hold_if_full(one)
+            self._changed.notify_all()
+            return True
 
     def _stopped(self, run: OrderlyRun) -> Consumed:
         """Stop a range, at its end or where it is now; return its result."""
@@ -394,6 +428,8 @@ class OrderlyTask:
 
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
         """Report the end of a turn; the worker is busy until then, since it may have results to write."""
+        if self._consumer.is_shared and self._leaves(worker, one, run):
+            return
         queue = one.planned.queue
         is_given_up = self._instructions.is_given_up(queue)
         goes_on = run.finished in _GOING_ON and not is_given_up
@@ -419,7 +455,7 @@ class OrderlyTask:
         queue = one.planned.queue
         self._hold_if_full(one)
         if run.finished is not None:
-            self._turns.suspended(queue, now_s + run.pause_s())
+            self._turns.suspended(queue, now_s + run.pause_s(), leads=run.leads)
         elif run.is_dry:
             self._turns.dry(queue)
         else:
@@ -468,24 +504,24 @@ class _Worker:
 
     def __init__(self, now_s: float) -> None:
         self.is_resting = False
-        self._run: OrderlyRun | None = None
+        self._turn: RangeTurn | None = None
         self._began_s = now_s
 
-    def begin(self, run: OrderlyRun | None, now_s: float) -> None:
+    def begin(self, turn: RangeTurn | None, now_s: float) -> None:
         """Note that the worker delivers a range from now on, or does something else (None)."""
         self.is_resting = False
-        self._run, self._began_s = run, now_s
+        self._turn, self._began_s = turn, now_s
 
     def lasts_s(self, now_s: float) -> float:
         """Return how long the listener's current call, or other work, has lasted."""
-        run, lasts_s = self._run, now_s - self._began_s
-        # The run may still time the last call of an earlier turn.
-        return lasts_s if run is None else min(lasts_s, run.call_lasts_s())
+        turn, lasts_s = self._turn, now_s - self._began_s
+        # A run may still time the last call of an earlier turn.
+        return lasts_s if turn is None else min(lasts_s, turn.call_lasts_s())
 
     def stop(self) -> None:
         """End the turn with the running delivery, if there is one."""
-        if (run := self._run) is not None:
-            run.ends_turn = True
+        if (turn := self._turn) is not None:
+            turn.ends_turn = True
 
 
 class DirectEngine:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
@@ -29,7 +29,7 @@ from pyspark_rocketmq.consume.orderly import (
     status_of,
 )
 from pyspark_rocketmq.consume.part import QueueAck
-from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, OPEN_PACE, QUEUE_PACE, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeRun
 from pyspark_rocketmq.errors import DeadLetterRefused, OptionError, RocketMQError, UndecodableMessage
@@ -55,7 +55,7 @@ DeadLetters = Callable[[MessageExt], None]
 
 # An Enum member's hash is a call in Python, which a set would need at each delivery.
 _COMMIT = Effect.COMMIT
-_GIVEN_BACK = (Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK)
+GIVEN_BACK = (Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK)
 _COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
 _COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
 
@@ -73,8 +73,27 @@ def no_listener(*_: object) -> NoReturn:
     raise RuntimeError("A run delivers with a borrowed listener, and has none.")
 
 
+class RangeTurn(Protocol):
+    """One worker's deliveries of a range."""
+
+    listener: MessageListenerOrderly
+    """The listener to call; set before each turn."""
+    ends_turn: bool
+    """Set by another thread if the running delivery is to be the last one of this turn."""
+    call_began_s: float
+    answered_s: float
+
+    def consume(self, for_s: float = inf) -> object:
+        """Deliver until there is nothing to deliver for this worker, or ``for_s`` is over."""
+        ...
+
+    def call_lasts_s(self) -> float:
+        """Return how long the running call has lasted; called by another thread."""
+        ...
+
+
 class OrderlyRun(RangeRun):
-    """The consumption of one planned range.
+    """The consumption of one planned range, in one turn at a time, which is the run itself.
 
     Messages not committed at its end count as never delivered, whatever the listener has answered: their rows
     are dropped, and the next range begins with them (row D4).
@@ -104,14 +123,12 @@ class OrderlyRun(RangeRun):
         """
         super().__init__(planned, messages, output, instructions, began_s=now_s(), arrivals=arrivals)
         self.listener = listener
-        """The listener to call; may be replaced when the run goes on."""
         self.ends_turn = False
-        """Set by another thread if the running delivery is to be the last one of this turn."""
         self._now_s = now_s
         self._wall_s = wall_s or now_s
         self._dead_letters = dead_letters
         self._hooks = hooks
-        self._call_began_s = self._answered_s = self._started_s
+        self.call_began_s = self.answered_s = self._started_s
         self._ended = ended
         """Why a range ends that came as a whole."""
         self._pending = RowBuffer(output.rows, self._file)
@@ -125,6 +142,17 @@ class OrderlyRun(RangeRun):
             is_whole=arrivals is None,
             least=1 if planned.has_open_end else settings.consume_message_batch_max_size,
         )
+
+    leads = False
+    """Whether the run, which is suspended, is worth waiting for."""
+
+    def turn(self) -> RangeTurn:
+        """Begin the turn of a worker."""
+        return self
+
+    def due_s(self) -> float:
+        """Return when there is a delivery for one more worker; infinite if none is foreseen."""
+        return inf
 
     @property
     def finished(self) -> OrderlyFinish | None:
@@ -154,11 +182,12 @@ class OrderlyRun(RangeRun):
     def _consume(self, for_s: float) -> None:
         # Looked up once: these look-ups are most of the loop's cost if a delivery is one message.
         machine, now_s, output, file = self._machine, self._now_s, self._output, self._file
+        answered = machine.answered
         add, pending = self._rows.add, self._pending
         is_given_up, queue = self._instructions.is_given_up, self._planned.queue
         arrived, arrivals = self._messages, self._arrivals
         take = arrived.in_arrow if isinstance(self.listener, ArrowListener) else arrived.in_objects
-        began_s = self._call_began_s = now_s()
+        began_s = self.call_began_s = now_s()
         ends_s = began_s + for_s
         if not is_given_up(queue):
             machine.go_on(began_s)
@@ -170,7 +199,7 @@ class OrderlyRun(RangeRun):
             start, stop, retry_counts = delivery
             messages = take(start, stop, retry_counts)
             context = ConsumeOrderlyContext(messages, output, machine.accumulated, file)
-            outcome = self._deliver(messages, context)
+            outcome = self._deliver(self, messages, context, answered)
             emitted = context.take_emitted()
             if outcome.effect is _COMMIT and not pending.rows and self._is_reported:
                 # Nearly every delivery.
@@ -178,14 +207,14 @@ class OrderlyRun(RangeRun):
                     add(emitted)
             else:
                 self._settle(start, messages, outcome, emitted)
-            if self._answered_s >= ends_s:
+            if self.answered_s >= ends_s:
                 break
 
     def _settle(
         self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Emitted]
     ) -> None:
         """Apply the outcome of a delivery."""
-        if outcome.effect in _GIVEN_BACK:
+        if outcome.effect in GIVEN_BACK:
             self._failed += 1
             self._file.drop(emitted)
             emitted = []
@@ -216,7 +245,7 @@ class OrderlyRun(RangeRun):
 
     def call_lasts_s(self) -> float:
         """Return how long the running call has lasted; called by another thread."""
-        return self._now_s() - self._call_began_s
+        return self._now_s() - self.call_began_s
 
     def pause_s(self) -> float:
         """Return how long the queue stays suspended."""
@@ -267,7 +296,7 @@ class OrderlyRun(RangeRun):
             return machine.goes_on_at_s
         # For the planner, a queue that stands still without a suspension has a listener that received the
         # whole range and waits for more before it commits. Any other queue may go on immediately.
-        has_had_all = machine.accumulated > 0 and machine.finished is OrderlyFinish.EXHAUSTED
+        has_had_all = machine.has_had_all
         ended = self._ended if self._end is None else self._end.reason
         if has_had_all and ended is EndReason.WHOLE:
             return None
@@ -288,13 +317,20 @@ class OrderlyRun(RangeRun):
             return self._now_s() + LONGEST_SUSPEND_MILLIS / 1000
         return self._now_s()
 
-    def _deliver(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Outcome:
+    def _deliver(
+        self,
+        turn: RangeTurn,
+        messages: Sequence[MessageExt],
+        context: ConsumeOrderlyContext,
+        answered: Callable[..., Outcome],
+    ) -> Outcome:
+        """Call the listener of ``turn``, and apply its answer by the machine's ``answered``."""
         self._guard.release()
         try:
             seen = self._hooks.before(self._planned.queue, messages) if self._hooks else None
-            began_s = self._call_began_s = self._now_s()
+            began_s = turn.call_began_s = self._now_s()
             try:
-                answer: object = self.listener(context.follow(messages), context)
+                answer: object = turn.listener(context.follow(messages), context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the machine decides
                 answer = NoStatus.RAISED
                 if context.broken is None:
@@ -303,16 +339,16 @@ class OrderlyRun(RangeRun):
             self._guard.acquire()
         if context.broken is not None:
             raise context.broken_at(self._describe(messages)) from context.broken
-        self._answered_s = self._now_s()
-        outcome = self._machine.answered(
+        turn.answered_s = self._now_s()
+        outcome = answered(
             answer,
             auto_commit=context.auto_commit,
             suspend_millis=context.suspend_current_queue_time_millis,
-            now_s=self._answered_s,
+            now_s=turn.answered_s,
         )
         if outcome.problem is not None:
             self._last_error = report_problem(outcome.problem, self._describe(messages))
-        self._count(outcome, len(messages), self._answered_s - began_s)
+        self._count(outcome, len(messages), turn.answered_s - began_s)
         if seen is not None:
             # Under the guard: hooks run before anything is committed, so no cut may come before them.
             status = status_of(answer)
@@ -358,6 +394,12 @@ class OrderlyRun(RangeRun):
 class RangeConsumer:
     """Consumes one range after the other; pickled to the executors with the listener."""
 
+    pace, open_pace = QUEUE_PACE, OPEN_PACE
+    """When another worker begins, in a task of ranges that end, and of open ones."""
+    is_shared = False
+    """Whether several workers may have a turn with one range."""
+    _run = OrderlyRun
+
     def __init__(
         self,
         listener: object,
@@ -398,7 +440,7 @@ class RangeConsumer:
 
     @property
     def most_calls(self) -> int:
-        """Maximum number of listener calls at the same time, each for another queue."""
+        """Maximum number of listener calls at the same time, each for another queue or key."""
         return self._settings.consume_thread_max
 
     def borrow(self) -> AbstractContextManager[Call]:
@@ -421,7 +463,7 @@ class RangeConsumer:
         if planned.has_open_end:
             # It lasts, and its queue takes turns with the others.
             settings = replace(settings, max_time_consume_continuously_s=inf)
-        return OrderlyRun(
+        return self._run(
             planned,
             (),
             listener=no_listener,

@@ -1,0 +1,376 @@
+"""An orderly run by sharding key: several workers call the listener for messages of different keys.
+
+:mod:`pyspark_rocketmq.consume.keyed` decides what is delivered. Each worker has a turn of its own; the run's
+guard, which is free while the listener is called, owns the machine and all other state.
+
+Rows leave only below the lowest unfinished message, which is the offset of the run's acks and the sink's
+watermark. Rows of messages finished above it are held: in memory, beyond 8 MiB in the range's file. If the
+run ends with the gap open, they are dropped, and their messages are delivered again. So a row reaches the
+sink from exactly the run that passes its message, and rows are in the order of the queue, across keys too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import chain
+from math import inf
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_rocketmq.consume.keyed import DueLetters, Key, KeyedConsumption, KeyedDelivery
+from pyspark_rocketmq.consume.orderly import Effect, OrderlySettings, Outcome
+from pyspark_rocketmq.consume.turns import KEY_PACE
+from pyspark_rocketmq.consumer.engine.orderly import GIVEN_BACK, OrderlyRun, RangeConsumer, no_listener
+from pyspark_rocketmq.errors import ListenerError
+from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext, MessageListenerOrderly
+from pyspark_rocketmq.listeners.row_buffer import (
+    IN_MEMORY_BYTES,
+    Emitted,
+    SpilledRows,
+    SpillFile,
+    size_of,
+    spill,
+)
+from pyspark_rocketmq.listeners.row_validation import OutputColumns, RowColumns
+from pyspark_rocketmq.model import MessageExt, QueueRange
+from pyspark_rocketmq.source.schema import Arrival
+from pyspark_rocketmq.wire.properties import SHARDING_KEY
+
+_Held = tuple[int, int, list[Emitted]]
+"""A message's index, and the memory and the rows that it takes."""
+
+
+class HeldRows:
+    """Rows that may not leave yet: not committed, or above the lowest unfinished message; bounded memory."""
+
+    def __init__(self, columns: RowColumns, file: SpillFile) -> None:
+        self._columns = columns
+        self._file = file
+        self._nbytes = 0
+        self._above: list[_Held] = []
+        """Heap of the rows of finished messages."""
+        self._pending: dict[Key, list[_Held]] = {}
+        """Rows of messages that wait for a COMMIT, by key."""
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether there are rows of finished messages."""
+        return bool(self._above)
+
+    def finish(self, index: int, rows: list[Emitted]) -> None:
+        """Add the rows of a finished message."""
+        for held in self._measured([(index, rows)]):
+            heappush(self._above, held)
+        self._spill_if_large()
+
+    def accumulate(self, key: Key, rows: Iterable[tuple[int, list[Emitted]]]) -> None:
+        """Add rows of messages of ``key`` that wait for a COMMIT."""
+        self._pending.setdefault(key, []).extend(self._measured(rows))
+        self._spill_if_large()
+
+    def commit(self, key: Key) -> None:
+        """Note that what ``key`` has accumulated is finished."""
+        for held in self._pending.pop(key, ()):
+            heappush(self._above, held)
+
+    def roll_back(self, key: Key) -> None:
+        """Drop what ``key`` has accumulated."""
+        for _, nbytes, rows in reversed(self._pending.pop(key, ())):
+            self._nbytes -= nbytes
+            self._file.drop(rows)
+
+    def spill_to(self, file: SpillFile) -> None:
+        """Write further rows to another file."""
+        self._file = file
+
+    def below(self, index: int) -> Iterator[list[Emitted]]:
+        """Take the rows of finished messages below ``index``, in order."""
+        while self._above and self._above[0][0] < index:
+            _, nbytes, rows = heappop(self._above)
+            self._nbytes -= nbytes
+            yield rows
+
+    def _measured(self, rows: Iterable[tuple[int, list[Emitted]]]) -> Iterator[_Held]:
+        for index, emitted in rows:
+            nbytes = size_of(emitted)
+            self._nbytes += nbytes
+            yield index, nbytes, emitted
+
+    def _spill_if_large(self) -> None:
+        if self._nbytes > IN_MEMORY_BYTES:
+            self._above = list(self._spilled(self._above))
+            heapify(self._above)
+            self._pending = {key: list(self._spilled(held)) for key, held in self._pending.items()}
+            self._nbytes = 0
+
+    def _spilled(self, held: Iterable[_Held]) -> Iterator[_Held]:
+        for index, _, rows in held:
+            yield index, 0, spill(rows, self._columns, self._file)
+
+
+class _KeyedContext(ConsumeOrderlyContext):
+    """The context of a delivery between whose messages are those of other keys."""
+
+    __slots__ = ("_offsets",)
+
+    def __init__(
+        self,
+        messages: Sequence[MessageExt],
+        output: OutputColumns,
+        accumulated: int,
+        file: SpillFile,
+        offsets: Collection[int],
+    ) -> None:
+        super().__init__(messages, output, accumulated, file)
+        self._offsets = offsets
+
+    def _check_delivered(self, message: MessageExt) -> None:
+        super()._check_delivered(message)
+        if message.queue_offset not in self._offsets:
+            raise ListenerError(
+                f"emit() was given the message at {self.message_queue} queueOffset={message.queue_offset}, "
+                "which is not one of this delivery, whose messages have one sharding key; a row can only "
+                "belong to a message that is acknowledged with it."
+            )
+
+
+class KeyedTurn:
+    """One worker's deliveries of a range; see ``RangeTurn``."""
+
+    def __init__(self, run: KeyedRun, now_s: Callable[[], float]) -> None:
+        self._run = run
+        self._now_s = now_s
+        self.listener: MessageListenerOrderly = no_listener
+        self.ends_turn = False
+        self.call_began_s = self.answered_s = now_s()
+
+    def consume(self, for_s: float = inf) -> None:
+        """Deliver until there is nothing to deliver for this worker, or ``for_s`` is over."""
+        self._run.work(self, for_s)
+
+    def call_lasts_s(self) -> float:
+        """Return how long the running call has lasted; called by another thread."""
+        return self._now_s() - self.call_began_s
+
+
+class KeyedRun(OrderlyRun):
+    """The consumption of one planned range in order of its sharding keys."""
+
+    _machine: KeyedConsumption  # type: ignore[assignment]  # the base uses what both machines have
+
+    def __init__(
+        self,
+        planned: QueueRange,
+        messages: Sequence[MessageExt],
+        *,
+        settings: OrderlySettings,
+        arrivals: deque[Arrival] | None = None,
+        **more: Any,
+    ) -> None:
+        """Begin nothing yet; see :class:`OrderlyRun`. A call has messages that have arrived until then."""
+        super().__init__(planned, messages, settings=settings, arrivals=arrivals, **more)
+        self.offer: Callable[[float], None] = lambda _: None
+        """Called, without the guard, when there is a delivery for one more worker from that time on."""
+        self._offered_s = inf
+        """Time of the last offer that no worker has taken."""
+        self._held = HeldRows(self._output.rows, self._file)
+        self._machine = KeyedConsumption(
+            keys=self._messages.property_values(SHARDING_KEY),
+            settings=settings,
+            started_s=self._started_s,
+            retry_counts=self._earlier_retries(),
+            stored_times=lambda index: self._messages.objects_at([index])[0].reconsume_times,
+            is_whole=arrivals is None,
+        )
+
+    def turn(self) -> KeyedTurn:
+        """See :class:`OrderlyRun`."""
+        with self._guard:
+            self._offered_s = inf
+        return KeyedTurn(self, self._now_s)
+
+    def consume(self, for_s: float = inf) -> list[Emitted]:
+        """See :class:`OrderlyRun`."""
+        turn = self.turn()
+        turn.listener = self.listener
+        turn.consume(for_s)
+        return self._rows.rows
+
+    @property
+    def leads(self) -> bool:  # type: ignore[override]  # a constant in the base
+        """See :class:`OrderlyRun`."""
+        return self._machine.leads(self._now_s())
+
+    def due_s(self) -> float:
+        """See :class:`OrderlyRun`."""
+        with self._guard:
+            return self._now_s() if self._arrivals else self._machine.due_s(self._now_s())
+
+    def _extend_machine(self, count: int, now_s: float, retried: dict[int, int], *, is_last: bool) -> None:
+        keys = self._messages.property_values(SHARDING_KEY, len(self._messages) - count)
+        self._machine.extend(keys, now_s, retry_counts=retried, is_last=is_last)
+
+    def _spill_to(self, file: SpillFile) -> None:
+        super()._spill_to(file)
+        self._held.spill_to(file)
+
+    def pause_s(self) -> float:
+        """Return how long the queue stays suspended, or is worth waiting for."""
+        machine, now_s = self._machine, self._now_s()
+        wakes_at_s = machine.wakes_at_s or now_s
+        ends_s = min(wakes_at_s, machine.lead_ends_s) if machine.leads(now_s) else wakes_at_s
+        return max(0.0, ends_s - now_s)
+
+    def work(self, turn: KeyedTurn, for_s: float) -> None:
+        """Deliver on behalf of a turn; called by several workers at the same time.
+
+        Raises:
+            SchemaError: If the listener emitted a row that breaks the output schema.
+        """
+        with self._guard:
+            self._work(turn, for_s)
+            self._forget()
+
+    def _work(self, turn: KeyedTurn, for_s: float) -> None:
+        machine, now_s = self._machine, self._now_s
+        is_given_up, queue = self._instructions.is_given_up, self._planned.queue
+        arrived, arrivals = self._messages, self._arrivals
+        pick = arrived.arrow_at if isinstance(turn.listener, ArrowListener) else arrived.objects_at
+        turn.call_began_s = began_s = now_s()
+        if not is_given_up(queue):
+            machine.go_on(began_s)
+        while not turn.ends_turn:
+            if arrivals or is_given_up(queue):
+                self._take_in_changes()
+            if (work := machine.next_work(now_s())) is None:
+                break
+            self._offer_more()
+            if isinstance(work, DueLetters):
+                self._send_due(work)
+            else:
+                self._call(turn, work, pick(work.indexes, work.retry_counts))
+            if turn.answered_s - began_s >= for_s:
+                break
+
+    def _offer_more(self) -> None:
+        due_s = self._machine.due_s(self._now_s())
+        if due_s >= self._offered_s:
+            return
+        self._offered_s = due_s
+        self._guard.release()
+        try:
+            self.offer(due_s)
+        finally:
+            self._guard.acquire()
+
+    def _call(self, turn: KeyedTurn, work: KeyedDelivery, messages: Sequence[MessageExt]) -> None:
+        key, indexes = work.key, work.indexes
+        context = self._context_of(work, messages)
+        outcome = self._deliver(turn, messages, context, partial(self._machine.answered, key))
+        emitted = context.take_emitted()
+        if outcome.effect in GIVEN_BACK:
+            self._failed += 1
+            self._file.drop(emitted)
+            emitted = []
+            if outcome.dead_letters:
+                places = {index: place for place, index in enumerate(indexes)}
+                letters = [(index, messages[places[index]]) for index in outcome.dead_letters]
+                outcome = self._send(key, letters)
+        self._apply(key, outcome.effect, self._by_message(indexes, emitted))
+
+    def _context_of(self, work: KeyedDelivery, messages: Sequence[MessageExt]) -> ConsumeOrderlyContext:
+        if len(work.indexes) == 1:
+            return ConsumeOrderlyContext(messages, self._output, work.accumulated, self._file)
+        offsets = set(map(self._offset_at, work.indexes))
+        return _KeyedContext(messages, self._output, work.accumulated, self._file, offsets)
+
+    def _apply(self, key: Key, effect: Effect, rows: Sequence[tuple[int, list[Emitted]]]) -> None:
+        """Apply the outcome of a delivery."""
+        held = self._held
+        if effect is Effect.COMMIT:
+            held.commit(key)
+            self._finish(rows)
+        elif effect is Effect.ACCUMULATE:
+            held.accumulate(key, rows)
+        elif effect is Effect.ROLL_BACK:
+            held.roll_back(key)
+        for emitted in held.below(self._machine.committed):
+            self._rows.add(emitted)
+        if not self._is_reported:
+            self._report_settled()
+
+    def _finish(self, rows: Sequence[tuple[int, list[Emitted]]]) -> None:
+        above, committed = self._held.has_finished, self._machine.committed
+        for index, emitted in rows:
+            if above or index >= committed:
+                self._held.finish(index, emitted)
+            else:
+                # Nearly every delivery of a listener whose calls last equally long.
+                self._rows.add(emitted)
+
+    def _by_message(self, indexes: Sequence[int], emitted: list[Emitted]) -> list[tuple[int, list[Emitted]]]:
+        """Return the rows of each message that has emitted some."""
+        if not emitted:
+            return []
+        if len(indexes) == 1:
+            return [(indexes[0], emitted)]
+        found = _by_offset(emitted, self._file)
+        of_message = ((index, found.get(self._offset_at(index))) for index in indexes)
+        return [(index, rows) for index, rows in of_message if rows]
+
+    # --- dead letters ---------------------------------------------------------------------------------------
+
+    def _send_due(self, work: DueLetters) -> None:
+        messages = self._messages.objects_at(work.indexes, work.retry_counts)
+        outcome = self._send(work.key, list(zip(work.indexes, messages, strict=True)))
+        self._apply(work.key, outcome.effect, [])
+
+    def _send(self, key: Key, letters: Sequence[tuple[int, MessageExt]]) -> Outcome:
+        self._guard.release()
+        try:
+            stored = [index for index, message in letters if self._is_dead_letter(message)]
+        finally:
+            self._guard.acquire()
+        self._sent_back += len(stored)
+        return self._machine.sent_back(key, stored, self._now_s())
+
+
+class KeyedRangeConsumer(RangeConsumer):
+    """A consumer of ranges in order of their sharding keys."""
+
+    pace = open_pace = KEY_PACE
+    is_shared = True
+    _run = KeyedRun
+
+
+def _by_offset(emitted: Iterable[Emitted], file: SpillFile) -> dict[int, list[Emitted]]:
+    """Return the rows of each queue offset, in order; those from the file are written there again."""
+    found: dict[int, list[Emitted]] = defaultdict(list)
+    for rows in emitted:
+        if isinstance(rows, tuple):
+            row: Any = rows
+            found[row[0]].append(rows)
+        elif isinstance(rows, SpilledRows):
+            for offset, some in _slices(rows.read()):
+                found[offset].append(file.write(some))
+        else:
+            for offset, some in _slices(rows):
+                found[offset].append(some)
+    return found
+
+
+def _slices(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of each queue offset."""
+    offsets = rows.column(0).to_numpy()
+    # Arrow's sort is not used, because it is not stable.
+    order = np.argsort(offsets, kind="stable")
+    ordered, offsets = rows.take(pa.array(order)), offsets[order]
+    starts = np.flatnonzero(np.diff(offsets, prepend=offsets[0] - 1)).tolist()
+    for start, stop in zip(starts, chain(starts[1:], [len(offsets)]), strict=True):
+        yield int(offsets[start]), ordered.slice(start, stop - start)
