@@ -102,6 +102,7 @@ _HOME_OF = {
     "OffsetRow": "offsets.store",
     "OffsetStore": "offsets.store",
     "OpensAgain": "offsets.store",
+    "OrderlyBy": "model",
     "OrderlyEngineKind": "model",
     "OrderlySettings": "consume.orderly",
     "PandasListener": "listeners.arrow_listener",

@@ -100,6 +100,15 @@ class OrderlyEngineKind(StrEnum):
     """In the task that reads a queue's range, without shuffle or state."""
 
 
+class OrderlyBy(StrEnum):
+    """Messages that an orderly listener gets one after the other."""
+
+    QUEUE = "queue"
+    """One order for all messages of a queue."""
+    SHARDING_KEY = "sharding_key"
+    """One order for each sharding key in a queue; messages of different keys come at the same time."""
+
+
 class ConsumeOrderlyStatus(StrEnum):
     """Answers of an orderly listener (``ConsumeOrderlyStatus`` of the Java client)."""
 

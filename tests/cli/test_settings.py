@@ -220,6 +220,7 @@ def test_the_example_file_of_consume_is_complete_and_valid() -> None:
             "commitInterval=often",
             "option commitInterval='often' is not a duration such as 15m; units are ms, s, m, min, h, d",
         ),
+        ("orderlyBy=key", "option orderlyBy='key' is none of queue, sharding_key"),
         ("orderlyEngine=fast", "option orderlyEngine='fast' is none of state, direct"),
         (
             "consumeFromWhere=FIRST",
@@ -343,6 +344,7 @@ def test_a_consumer_gets_each_of_its_settings_from_the_command() -> None:
         "maxOffsetsPerTrigger": "1000",
         "commitInterval": "200 milliseconds",
         "mirrorOffsets": "false",
+        "orderlyBy": "sharding_key",
         "orderlyEngine": "state",
     }
     of_source = {

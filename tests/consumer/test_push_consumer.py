@@ -21,6 +21,8 @@ from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.consumer.engine import state
+from pyspark_rocketmq.consumer.engine.direct import DirectEngine
+from pyspark_rocketmq.consumer.engine.keyed import KeyedRangeConsumer
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.message_table import json_body
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer, _StartRequest
@@ -28,7 +30,7 @@ from pyspark_rocketmq.consumer.settings import warn_of_long_name
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel, OrderlyBy
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetStore
@@ -164,6 +166,59 @@ def test_an_engine_that_is_none_is_refused_naming_those_there_are() -> None:
     [problem] = problems_of(orderly_engine="fast")
 
     assert problem == "orderly_engine='fast' is none of state, direct"
+
+
+def test_an_order_that_is_none_is_refused_naming_those_there_are() -> None:
+    """D14"""
+    [problem] = problems_of(orderly_by="key")
+
+    assert problem == "orderly_by='key' is none of queue, sharding_key"
+    assert problems_of(orderly_by=OrderlyBy.SHARDING_KEY) == problems_of(orderly_by="sharding_key") == ()
+
+
+@pytest.mark.parametrize(
+    ("order", "is_by_key"), [("queue", False), ("sharding_key", True), (OrderlyBy.SHARDING_KEY, True)]
+)
+def test_a_listener_gets_its_messages_in_the_order_that_is_asked_for(order: str, is_by_key: bool) -> None:
+    """D14"""
+    consumer = PushConsumer(
+        consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"), orderly_by=order
+    )
+    consumer.subscribe("orders")
+    consumer.register_message_listener(lambda messages, context: None, output_schema="step string")
+    options = ReadOptions.parse(consumer._source_options())
+    _, engine = consumer._engine(None, StructType().add("step", "string"), options)  # type: ignore[arg-type]
+
+    assert isinstance(engine, DirectEngine)
+    assert isinstance(engine._consumer, KeyedRangeConsumer) == is_by_key
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("concurrent", "needs an orderly listener: a concurrent one gets its messages in any order"),
+        ("state", "needs orderly_engine 'direct': with 'state' Spark passes each queue to one call"),
+        ("table", "needs a listener: a table of messages is made by Spark's own expressions"),
+    ],
+)
+def test_an_order_by_key_is_refused_where_it_makes_no_sense(case: str, says: str) -> None:
+    """D14"""
+    consumer = PushConsumer(
+        consumer_group="g",
+        name_servers="a:1",
+        offset_store=DeltaOffsetStore("unused"),
+        orderly_by="sharding_key",
+        orderly_engine="state" if case == "state" else "direct",
+    )
+    consumer.subscribe("orders")
+    if case == "table":
+        consumer.register_message_table(json_body("order_id string"))
+    else:
+        consumer.register_message_listener(
+            lambda messages, context: None, orderly=case != "concurrent", output_schema="order_id string"
+        )
+    with pytest.raises(OptionError, match=f"orderly_by='sharding_key' {says}"):
+        consumer.start(None, checkpoint="unused")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

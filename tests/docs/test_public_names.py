@@ -43,7 +43,8 @@ def test_what_users_implement_or_pass_is_public() -> None:
         *("Sink", "SinkBatch", "RowWriter", "Writing", "Written", "OffsetStore", "ConsumeMessageHook"),
         *("CountsRows", "OpensAgain", "RemembersMessages", "RenewsStorage", "UsesSession", "WritesFolders"),
         *("BatchReport", "LocalTransactionState", "SendStatus", "ListenerRun"),
-        *("OrderlySettings", "SendBackSettings", "ConsumeHooks", "OrderlyEngineKind"),
+        *("OrderlySettings", "SendBackSettings", "ConsumeHooks"),
+        *("OrderlyBy", "OrderlyEngineKind"),
     } <= set(rmq.__all__)
 
 

@@ -19,7 +19,13 @@ from pyspark_rocketmq.cli.settings import (
 )
 from pyspark_rocketmq.consumer.settings import REAL_TIME, SET_BY
 from pyspark_rocketmq.delta.paths import TableName
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
+from pyspark_rocketmq.model import (
+    ConsumeFromWhere,
+    MessageModel,
+    OrderlyBy,
+    OrderlyEngineKind,
+    UndecodableMessages,
+)
 from pyspark_rocketmq.options.consumer import real_time_ms
 from pyspark_rocketmq.options.declare import OptionSet, option
 from pyspark_rocketmq.options.parsers import (
@@ -311,6 +317,7 @@ class ConsumeSettings(ClusterAccess):
     instance_name: str | None = like_source("instance_name")
     commit_interval: str | None = like_consumer("commit_interval")
     mirror_offsets: bool = like_consumer("mirror_offsets")
+    orderly_by: OrderlyBy = like_consumer("orderly_by")
     orderly_engine: OrderlyEngineKind = like_consumer("orderly_engine")
     metrics_port: int | None = option("metricsPort", int_between(1, 65_535), None).doc(
         "Serve the figures of the query as Prometheus metrics at http://metricsHost:metricsPort/metrics."

@@ -33,6 +33,7 @@ from pyspark_rocketmq.consumer.batch_function import (
 from pyspark_rocketmq.consumer.engine import state
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
+from pyspark_rocketmq.consumer.engine.keyed import KeyedRangeConsumer
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema, spark_can_parse
 from pyspark_rocketmq.consumer.engine.pickling import PickledOnce, why_not_picklable
@@ -64,6 +65,7 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import (
     ConsumeFromWhere,
     MessageModel,
+    OrderlyBy,
     OrderlyEngineKind,
     UndecodableMessages,
 )
@@ -129,7 +131,8 @@ class PushConsumer:
             dead letters (``%DLQ%GROUP``); -1 means no limit, or 16 with a concurrent listener.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
         consume_thread_max: Maximum number of calls of the listener at the same time in one task, 1..1000;
-            an orderly listener is called for different queues at the same time only if calls are slow.
+            an orderly listener is called for different queues, or keys (``orderly_by``), and only if calls
+            are slow.
         consume_timeout_s: Duration from which on a listener's call counts as TIME_OUT; a concurrent
             listener's messages are then sent back.
         max_offsets_per_trigger: Maximum number of messages of one micro-batch.
@@ -140,6 +143,9 @@ class PushConsumer:
             ``"1 second"``, 50 ms or more; None: once, at its end, and in real time every 500 ms.
         mirror_offsets: Send each committed offset to the brokers too, for mqadmin, dashboards and Java
             members of the group. CLUSTERING only.
+        orderly_by: Order of an orderly listener's messages. ``queue``: all messages of a queue one after the
+            other. ``sharding_key``: only those of a queue with the same sharding key (property
+            ``__SHARDINGKEY``), with calls for different keys at the same time.
         orderly_engine: How Spark runs an orderly listener; ``direct`` or ``state``. Both keep the same
             promises, and ``direct`` is several times as fast. A query whose engine changes needs a new
             checkpoint.
@@ -171,6 +177,7 @@ class PushConsumer:
         instance_name: str | None = READ_DEFAULTS.instance_name,
         commit_interval: str | None = CONSUMER_DEFAULTS.commit_interval,
         mirror_offsets: bool = CONSUMER_DEFAULTS.mirror_offsets,
+        orderly_by: OrderlyBy | str = CONSUMER_DEFAULTS.orderly_by,
         orderly_engine: OrderlyEngineKind | str = CONSUMER_DEFAULTS.orderly_engine,
         undecodable_messages: UndecodableMessages | str = READ_DEFAULTS.undecodable_messages,
         options: Mapping[str, str] | None = None,
@@ -450,7 +457,8 @@ class PushConsumer:
             )
         orderly = self._settings.orderly()
         if self._settings.reads_in_engine(orderly=True):
-            consumer = RangeConsumer(listener, OutputColumns.of(schema), orderly, send_back, hooks)
+            make = KeyedRangeConsumer if self._settings.is_by_key else RangeConsumer
+            consumer = make(listener, OutputColumns.of(schema), orderly, send_back, hooks)
             return messages, DirectEngine(consumer)
         return state.consume_orderly(
             messages, listener, schema, orderly, send_back=send_back, hooks=hooks
@@ -545,6 +553,8 @@ class PushConsumer:
             problems.append(problem)
         if self._settings.own.commit_interval is not None:
             problems += self._commit_interval_problems()
+        if self._settings.is_by_key:
+            problems += self._sharding_key_problems()
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(
                 "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly "
@@ -578,6 +588,27 @@ class PushConsumer:
             problems.append(
                 "commit_interval needs a listener: a table of messages is made by Spark's own expressions, "
                 "which bring the rows of a micro-batch at its end; use a shorter trigger"
+            )
+        return problems
+
+    def _sharding_key_problems(self) -> list[str]:
+        """Return why messages cannot be consumed in order of their sharding keys."""
+        needs = "orderly_by='sharding_key' needs"
+        problems = []
+        if self._table is not None:
+            problems.append(
+                f"{needs} a listener: a table of messages is made by Spark's own expressions, without calls "
+                "that could overlap"
+            )
+        elif not self._is_orderly:
+            problems.append(
+                f"{needs} an orderly listener: a concurrent one gets its messages in any order; register it "
+                "with orderly=True, or leave orderly_by out"
+            )
+        elif self._settings.own.orderly_engine == OrderlyEngineKind.STATE:
+            problems.append(
+                f"{needs} orderly_engine 'direct': with 'state' Spark passes each queue to one call after "
+                "the other"
             )
         return problems
 

@@ -23,7 +23,13 @@ from pyspark_rocketmq.consume.allocation import allocation_strategy
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
+from pyspark_rocketmq.model import (
+    ConsumeFromWhere,
+    MessageModel,
+    OrderlyBy,
+    OrderlyEngineKind,
+    UndecodableMessages,
+)
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.consumer import (
     DEFAULT_MAX_RECONSUME_TIMES,
@@ -364,6 +370,11 @@ class ConsumerSettings:
     def reads_in_engine(self, *, orderly: bool) -> bool:
         """Return whether the engine reads the planned ranges itself, without a shuffle of their messages."""
         return not orderly or self.own.orderly_engine == OrderlyEngineKind.DIRECT
+
+    @property
+    def is_by_key(self) -> bool:
+        """Whether an orderly listener's messages are in order with those of the same sharding key only."""
+        return self.own.orderly_by == OrderlyBy.SHARDING_KEY
 
     def gives_up(self, *, orderly: bool) -> bool:
         """Return whether a message that always fails becomes a dead letter."""

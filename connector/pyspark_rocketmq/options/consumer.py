@@ -9,7 +9,7 @@ from datetime import datetime
 from numbers import Integral, Real
 from typing import Final
 
-from pyspark_rocketmq.model import ConsumeFromWhere, OrderlyEngineKind
+from pyspark_rocketmq.model import ConsumeFromWhere, OrderlyBy, OrderlyEngineKind
 from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option
 from pyspark_rocketmq.options.parsers import (
     ArgumentRule,
@@ -139,8 +139,8 @@ class ConsumerOptions(OptionSet):
         argument=ArgumentRule((Integral,)),
     ).doc("Pause of a queue after the listener gave its messages back.")
     consume_thread_max: int = option("consumeThreadMax", int_between(1, 1000), 20, unit="calls").doc(
-        "Maximum number of calls of the listener at the same time in one task; for different queues if it is "
-        "orderly."
+        "Maximum number of calls of the listener at the same time in one task; for different queues, or with "
+        "`orderlyBy=sharding_key` different keys, if it is orderly."
     )
     consume_timeout_s: float = option(
         "consumeTimeoutS",
@@ -161,6 +161,18 @@ class ConsumerOptions(OptionSet):
         # The option of the source checks its bounds.
         argument=ArgumentRule((Integral,)),
     ).doc("Maximum number of messages in a micro-batch; see [memory](how-to/tuning.md#memory).")
+    orderly_by: OrderlyBy = option(
+        "orderlyBy",
+        one_of(OrderlyBy),
+        OrderlyBy.QUEUE,
+        argument=ArgumentRule(
+            (str,), lambda kind: kind in tuple(OrderlyBy), f"is none of {', '.join(OrderlyBy)}"
+        ),
+    ).doc(
+        "Order of an orderly listener: that of each queue, or only that of each sharding key in a queue, "
+        "with calls for different keys at the same time "
+        "([tuning](how-to/tuning.md#order-by-sharding-key))."
+    )
     commit_interval: str | None = option("commitInterval", parse_commit_interval, None).doc(
         "How often a batch commits what it has consumed so far, such as `500ms` or `1 second`; none: once, "
         "at its end, or every 500 ms in real time. A sink that Spark writes needs a free task slot for it. "
