@@ -22,6 +22,7 @@ from bench import (
     object_store,
     offset_commit,
     old_sinks,
+    order_by_key,
     planner,
     pull,
     rate_source,
@@ -43,6 +44,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "consume": consume.run,
     "consume_concurrent": consume_concurrent.run,
     "suspended": suspended.run,
+    "order_by_key": order_by_key.run,
     "latency": latency.run,
     "rate_source": rate_source.run,
     "memory": memory.run,
@@ -93,14 +95,15 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
     "--rounds",
     type=int,
     help=(
-        "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, rate_source, delta_sink, "
-        "old_sinks, compaction, object_store, growth, groups, simulator: rounds that count."
+        "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, order_by_key, latency, "
+        "rate_source, delta_sink, old_sinks, compaction, object_store, growth, groups, simulator: rounds "
+        "that count."
     ),
 )
 @click.option(
     "--per-trigger",
     type=int,
-    help="micro_batch, consume, consume_concurrent, suspended: messages per micro-batch.",
+    help="micro_batch, consume, consume_concurrent, suspended, order_by_key: messages per micro-batch.",
 )
 @click.option(
     "--batches", type=int, help="micro_batch, consume, consume_concurrent, suspended: micro-batches per run."

@@ -91,6 +91,9 @@ _SECTIONS: Final = {
         "One queue of eight suspends every message. The cost is what the other seven lose against a run "
         "without that queue."
     ),
+    "order_by_key": _Section(
+        "An orderly listener that waits 20 ms per message; one queue, 50 sharding keys, 20 calls at a time."
+    ),
     "latency": _Section(
         "Milliseconds from store at the broker to the listener and to the committed row, orderly, 1 KiB, "
         "four queues: in real time, in micro-batches, and with Java's `DefaultMQPushConsumer`, which writes "

@@ -90,14 +90,14 @@ class Backlog:
 
 @contextmanager
 def real_backlog(
-    topic: str, message: Callable[[int], Message], *, per_trigger: int, batches: int
+    topic: str, message: Callable[[int], Message], *, per_trigger: int, batches: int, queues: int = QUEUES
 ) -> Iterator[Backlog]:
     """A real broker with ``message(n)`` for n = 0, 1 … in all queues of ``topic``, and a session."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
         work = Path(folder)
-        cluster.create_topic(topic, QUEUES)
-        per_queue = per_trigger * batches // QUEUES
-        fill(cluster.name_servers, topic, queues=QUEUES, per_queue=per_queue, message=message)
+        cluster.create_topic(topic, queues)
+        per_queue = per_trigger * batches // queues
+        fill(cluster.name_servers, topic, queues=queues, per_queue=per_queue, message=message)
         with bench_session(work) as spark:
             yield Backlog(
                 spark=spark,
