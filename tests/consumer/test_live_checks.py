@@ -74,7 +74,7 @@ def test_a_query_that_can_run_is_taken(changes: dict[str, Any]) -> None:
             },
             r"two task slots, one .* adds rows to S, T, .* has one:",
         ),
-        ({"can_listen": False}, r"can accept none, .*; correct spark.driver.bindAddress$"),
+        ({"can_listen": False}, r"can accept none, .*; correct spark.driver.bindAddress, or install OpenSSL"),
         (
             {"unreached": {"h2": "refused", "h1": "timed out"}},
             r"from h1 \(timed out\), h2 \(refused\); let exe",

@@ -468,7 +468,7 @@ def test_results_are_committed_every_half_second_in_real_time_unless_set(
 def test_in_real_time_every_task_asks_the_driver_and_has_a_slot(
     orderly: bool, is_live: bool, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D1, I7: on a cluster, where a micro-batch also runs if tasks cannot connect."""
+    """D1, I7: on a cluster, where a micro-batch also runs if tasks cannot connect. A5: encrypted as Spark is."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(push_consumer, "driver_address", lambda spark: ("driver", "0.0.0.0", False))
     monkeypatch.setattr(push_consumer, "calls_end_s", lambda spark: 5.0)
@@ -478,11 +478,12 @@ def test_in_real_time_every_task_asks_the_driver_and_has_a_slot(
         lambda messages, context: None, orderly=orderly, output_schema="step string"
     )
     options = ReadOptions.parse(consumer._source_options() | ({"realTime": "5m"} if is_live else {}))
-    spark: Any = SimpleNamespace()
+    spark: Any = SimpleNamespace(conf={"spark.network.crypto.enabled": str(is_live).lower()})
 
     consumer._hub(spark, options, consumer._store(options), lambda: Slots(4, 3))
 
     assert given["must_ask"] is is_live
+    assert given["is_encrypted"] is is_live
     assert given["slots"]() == (Slots(4, 3) if orderly or is_live else Slots())
     assert given["commit_interval_s"] == (0.5 if is_live else None)
 

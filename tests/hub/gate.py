@@ -1,6 +1,7 @@
 """A gate between a task and the hub: it breaks connections, or falls silent, at a message of a type.
 
-Messages are lines of JSON behind a code, so a gate can read them, and could change none unnoticed.
+Messages are lines of JSON behind a code, so a gate can read them, and could change none unnoticed. Where they
+are encrypted, a gate has a certificate of its own, whose fingerprint a test gives to tasks.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import re
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple, Self
 
 from pyspark_rocketmq.client.transport import Closing
+from pyspark_rocketmq.hub.encryption import Encryption, HubCertificate
+from pyspark_rocketmq.hub.session import HubAddress
 
 _CHUNK = 1 << 16
 _BODY = re.compile(rb"\{.*\}")
@@ -37,29 +40,63 @@ class At(NamedTuple):
     fault: Fault
 
 
+class _End:
+    """The gate's end of a connection, with the task or with the hub."""
+
+    def __init__(self, sock: socket.socket, encryption: Encryption | None) -> None:
+        self._sock = sock
+        self._encryption = encryption
+        self._guard = threading.Lock()
+        # A client's handshake.
+        self.send(b"")
+
+    def lines(self) -> Iterator[bytes]:
+        rest = b""
+        while data := self._sock.recv(_CHUNK):
+            *lines, rest = (rest + self._decrypted(data)).split(b"\n")
+            for line in lines:
+                yield line + b"\n"
+
+    def send(self, data: bytes) -> None:
+        with self._guard:
+            self._sock.sendall(self._encryption.encrypt(data) if self._encryption else data)
+
+    def end(self, *, is_reset: bool = False) -> None:
+        with suppress(OSError):
+            if is_reset:
+                # Linger for no time: the other side gets RST.
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            else:
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _decrypted(self, data: bytes) -> bytes:
+        if self._encryption is None:
+            return data
+        with self._guard:
+            data = self._encryption.decrypt(data)
+            self._sock.sendall(self._encryption.encrypt(b""))
+        return data
+
+
 class _Way:
     """One connection through the gate."""
 
-    def __init__(self, task: socket.socket, hub: socket.socket) -> None:
+    def __init__(self, task: _End, hub: _End) -> None:
         self.task, self.hub = task, hub
         self.is_silent = False
 
     def end(self, *, is_reset: bool = False) -> None:
         for each in (self.task, self.hub):
-            with suppress(OSError):
-                if is_reset:
-                    # Linger for no time: the other side gets RST.
-                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                else:
-                    each.shutdown(socket.SHUT_RDWR)
-            each.close()
+            each.end(is_reset=is_reset)
 
 
 class HubGate(Closing):
-    """A way to the hub at ``port``, with faults that come one after the other; open inside ``with``."""
+    """A way to the hub, with faults that come one after the other; open inside ``with``."""
 
-    def __init__(self, port: int, faults: Iterable[At] = ()) -> None:
-        self._hub_port = port
+    def __init__(self, hub: HubAddress, faults: Iterable[At] = ()) -> None:
+        self._hub = hub
+        self._certificate = HubCertificate.new() if hub.fingerprint else None
         self._guard = threading.Lock()
         self.faults = deque(faults)
         """Faults that are still to come."""
@@ -67,7 +104,9 @@ class HubGate(Closing):
         """Connections made so far."""
         self._ways: list[_Way] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
+        fingerprint = b"" if self._certificate is None else self._certificate.fingerprint
+        self.address = HubAddress("127.0.0.1", self._listener.getsockname()[1], hub.key, fingerprint)
+        """Address with which tasks connect."""
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, name="hub-gate", daemon=True).start()
@@ -85,8 +124,7 @@ class HubGate(Closing):
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
-                task, _ = self._listener.accept()
-                way = _Way(task, socket.create_connection(("127.0.0.1", self._hub_port)))
+                way = self._way(self._listener.accept()[0])
                 with self._guard:
                     self._ways.append(way)
                     self.connections += 1
@@ -96,18 +134,24 @@ class HubGate(Closing):
                         target=self._pass_on, args=arguments, name="hub-gate", daemon=True
                     ).start()
 
-    def _pass_on(self, way: _Way, source: socket.socket, target: socket.socket) -> None:
-        rest = b""
+    def _way(self, task: socket.socket) -> _Way:
+        hub = socket.create_connection((self._hub.host, self._hub.port))
+        if self._certificate is None:
+            return _Way(_End(task, None), _End(hub, None))
+        return _Way(
+            _End(task, Encryption.of_hub("task", self._certificate)),
+            _End(hub, Encryption.of_client("hub", self._hub.fingerprint)),
+        )
+
+    def _pass_on(self, way: _Way, source: _End, target: _End) -> None:
         with suppress(OSError):
-            while data := source.recv(_CHUNK):
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    if not self._pass_line(way, line + b"\n", target):
-                        return
+            for line in source.lines():
+                if not self._pass_line(way, line, target):
+                    return
         if not way.is_silent:
             way.end()
 
-    def _pass_line(self, way: _Way, line: bytes, target: socket.socket) -> bool:
+    def _pass_line(self, way: _Way, line: bytes, target: _End) -> bool:
         """Pass a line on; return False once the connection is ended."""
         fault = self._fault_at(line)
         if fault is Fault.STALL:
@@ -115,7 +159,7 @@ class HubGate(Closing):
         if way.is_silent:
             return True
         if fault in {None, Fault.CUT}:
-            target.sendall(line)
+            target.send(line)
         if fault is not None:
             way.end(is_reset=fault is Fault.RESET)
         return fault is None

@@ -41,7 +41,7 @@ _PAUSE_S = 0.002
 class Query:
     """A hub, the planner that has planned three queues, and what was committed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_encrypted: bool) -> None:
         self.committed: dict[MessageQueue, int] = dict.fromkeys((A, B, C), 0)
         """Where each queue has been committed to."""
         self.groups = 0
@@ -56,6 +56,7 @@ class Query:
             look_every_s=0.05,
             calls_end_s=0.1,
             interval_s=0.01,
+            is_encrypted=is_encrypted,
         )
         self.address = HubAddress.parse(self.hub.secret)
         self.planner = HubClient[ToPlanner](
@@ -178,13 +179,17 @@ class Engine:
         return Part(id=f"{self._control.id}.{self._parts}", acks=acks)
 
 
+both_ways = pytest.mark.parametrize("query", [False, True], ids=["plain", "encrypted"], indirect=True)
+"""Has a test run with and without encryption."""
+
+
 @pytest.fixture
-def query(monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
+def query(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
     monkeypatch.setattr(task_end, "_connections", {})
     monkeypatch.setattr(task_end, "_failed_s", {})
     # A reset may be noticed with the next ping only.
     monkeypatch.setattr(connections, "PING_EVERY_S", 0.1)
-    running = Query()
+    running = Query(is_encrypted=getattr(request, "param", False))
     yield running
     running.close()
 
@@ -193,7 +198,7 @@ def begin(query: Query, gate: HubGate) -> tuple[Engine, Engine]:
     """Begin a batch of two tasks, of which the second has nothing to deliver."""
     terms = query.hub.begin(_BATCH, query.commit)
     assert terms is not None
-    terms = terms._replace(address=HubAddress("127.0.0.1", gate.port, query.address.key))
+    terms = terms._replace(address=gate.address)
     controls = []
     for partition, queues in enumerate(((A, B), (C,))):
         places = dict.fromkeys(queues, Place(1, 0))
@@ -228,27 +233,30 @@ _FIRST = At("cut", Fault.LOSE)
 """The fault before those at messages that come only after one."""
 
 
+@both_ways
 @pytest.mark.parametrize("fault", [Fault.LOSE, Fault.CUT, Fault.RESET])
 @pytest.mark.parametrize("kind", [*TO_DRIVER, *TO_TASK])
 def test_a_connection_may_break_at_every_message(query: Query, kind: str, fault: Fault) -> None:
     """D1, H1, B5"""
-    with HubGate(query.address.port, [At(kind, fault)]) as gate:
+    with HubGate(query.address, [At(kind, fault)]) as gate:
         run_batch(query, gate)
         assert not gate.faults
         # After its last word a task needs no other connection.
         assert gate.connections > 1 or kind == "done"
 
 
+@both_ways
 @pytest.mark.parametrize("fault", [Fault.LOSE, Fault.CUT, Fault.RESET])
 @pytest.mark.parametrize("kind", ["resume", "go_on"])
 def test_the_connection_that_is_made_again_may_break_too(query: Query, kind: str, fault: Fault) -> None:
     """D1, H1"""
-    with HubGate(query.address.port, [_FIRST, At(kind, fault)]) as gate:
+    with HubGate(query.address, [_FIRST, At(kind, fault)]) as gate:
         run_batch(query, gate)
         assert not gate.faults
         assert gate.connections > 2
 
 
+@both_ways
 @pytest.mark.parametrize("kind", ["begin", "handed", "cut", "taken", "resume", "go_on"])
 def test_a_connection_may_fall_silent_at_a_message(
     query: Query, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -256,14 +264,14 @@ def test_a_connection_may_fall_silent_at_a_message(
     """D1, H1: nothing closes it, so both ends notice by their own clocks."""
     monkeypatch.setattr(connections, "SILENT_FOR_S", 1.0)
     first = [_FIRST] if kind in {"resume", "go_on"} else []
-    with HubGate(query.address.port, [*first, At(kind, Fault.STALL)]) as gate:
+    with HubGate(query.address, [*first, At(kind, Fault.STALL)]) as gate:
         run_batch(query, gate)
         assert not gate.faults
 
 
 def test_a_task_delivers_nothing_while_its_connection_is_broken(query: Query) -> None:
     """D1: nobody renews its locks."""
-    with HubGate(query.address.port) as gate:
+    with HubGate(query.address) as gate:
         busy, idle = begin(query, gate)
         wait_until(lambda: query.committed[A] > 0)
         gate.faults.append(At("go_on", Fault.STALL))
@@ -281,10 +289,11 @@ def test_a_task_delivers_nothing_while_its_connection_is_broken(query: Query) ->
         assert idle.delivered == {C: 0}
 
 
+@both_ways
 def test_a_task_whose_driver_is_gone_fails(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     """D1"""
     monkeypatch.setattr(connections, "RECONNECT_S", 0.5)
-    with HubGate(query.address.port) as gate:
+    with HubGate(query.address) as gate:
         busy, idle = begin(query, gate)
         wait_until(lambda: query.committed[A] > 0)
         gate.close()

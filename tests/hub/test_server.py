@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 
 import pytest
 
@@ -46,7 +48,7 @@ PART = part_of("part", A)
 class Driver:
     """A hub whose parts are committed when a test says so."""
 
-    def __init__(self, interval_s: float | None = None) -> None:
+    def __init__(self, interval_s: float | None = None, *, is_encrypted: bool = False) -> None:
         self.parts: list[Part] = []
         """Parts of the groups that were to be committed."""
         self.looks = 0
@@ -58,6 +60,7 @@ class Driver:
             commit=lambda group, leaving: self.parts.extend(group.parts),
             look=self._look,
             interval_s=interval_s,
+            is_encrypted=is_encrypted,
             clock=SystemClock(),
         )
         self.terms = ControlEndpoint(
@@ -99,11 +102,15 @@ class Planner:
         wait_until(lambda: freed() >= set(queues), PATIENCE_S, reason=f"{queues} free")
 
 
+both_ways = pytest.mark.parametrize("driver", [False, True], ids=["plain", "encrypted"], indirect=True)
+"""Has a test run with and without encryption."""
+
+
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(task_end, "_connections", {})
     monkeypatch.setattr(task_end, "_failed_s", {})
-    running = Driver()
+    running = Driver(is_encrypted=getattr(request, "param", False))
     yield running
     running.hub.close()
 
@@ -120,6 +127,7 @@ def await_given_up(instructions: TaskControl, queue: MessageQueue) -> None:
     wait_until(lambda: instructions.is_given_up(queue), PATIENCE_S, reason=f"{queue} given up")
 
 
+@both_ways
 def test_a_queue_that_the_planner_must_give_away_is_given_up_handed_over_committed_and_free(
     driver: Driver, planner: Planner
 ) -> None:
@@ -239,6 +247,7 @@ def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: 
     assert planner.received == [SlotsKnown(0, 5.0), PlanOver(1)]
 
 
+@both_ways
 def test_a_task_whose_driver_is_gone_makes_no_further_delivery(driver: Driver) -> None:
     """I5: and what it has said that it hands over is in doubt."""
     instructions = driver.ask(A)
@@ -271,11 +280,12 @@ def test_a_stopped_query_stops_its_tasks(driver: Driver) -> None:
     assert instructions.fate(A) is Fate.KEPT
 
 
+@both_ways
 def test_a_listener_on_the_port_without_the_key_is_not_taken_for_the_driver(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """H9: the task goes on as if there were none, and says so once."""
-    address = HubAddress.new("127.0.0.1", driver.hub.address.port)
+    address = HubAddress.new("127.0.0.1", driver.hub.address.port, driver.hub.address.fingerprint)
     terms = ControlEndpoint(address, BATCH, must_ask=False)
 
     assert ask_driver(terms, 0, {A: Place(1, 0)}) is None
@@ -288,7 +298,8 @@ def test_a_listener_on_the_port_without_the_key_is_not_taken_for_the_driver(
 
 def strangers_socket(driver: Driver) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", driver.hub.address.port), PATIENCE_S)
-    assert sock.recv(4096)
+    if not driver.hub.address.fingerprint:
+        assert sock.recv(4096)
     return sock
 
 
@@ -319,17 +330,22 @@ def test_a_stranger_who_says_anything_is_hung_up_on(driver: Driver, said: bytes)
     assert driver.ask(A).begins(A)
 
 
+@both_ways
 def test_a_stranger_who_says_nothing_is_hung_up_on(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """H9"""
-    monkeypatch.setattr(connections, "PROVE_WITHIN_S", 0.0)
     with strangers_socket(driver) as sock:
+        monkeypatch.setattr(driver.hub, "_prove_within_s", 0.0)
         assert is_closed(sock)
 
 
+@both_ways
 def test_strangers_cannot_keep_others_out(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """H9: the oldest of too many goes."""
     monkeypatch.setattr(connections, "_MOST_STRANGERS", 4)
     crowd = [strangers_socket(driver) for _ in range(12)]
+    for sock in crowd[8:]:
+        # A part of a handshake holds nobody up.
+        sock.sendall(b"\x16\x03\x01\x00\xdc\x01" if driver.hub.address.fingerprint else b"{")
 
     assert driver.ask(A).begins(A)
     assert [is_closed(sock) for sock in crowd[:8]] == [True] * 8
@@ -337,6 +353,7 @@ def test_strangers_cannot_keep_others_out(driver: Driver, monkeypatch: pytest.Mo
         sock.close()
 
 
+@both_ways
 @pytest.mark.parametrize(
     "message",
     [
@@ -368,6 +385,7 @@ def test_a_peer_with_the_key_that_sends_nonsense_is_disconnected_and_harms_no_ot
     assert driver.ask(A).begins(A)
 
 
+@both_ways
 def test_a_missing_driver_is_reported_with_its_address(driver: Driver) -> None:
     driver.hub.close()
 
@@ -389,12 +407,68 @@ def test_a_missing_driver_is_reported_with_its_address(driver: Driver) -> None:
     assert str(driver.hub.address.port) in said
 
 
+@both_ways
 def test_a_silent_peer_is_taken_for_dead(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """I5: a machine without power closes nothing."""
     instructions = driver.ask(A)
     monkeypatch.setattr(connections, "SILENT_FOR_S", -1.0)
 
     await_given_up(instructions, A)
+
+
+def why_refused(address: HubAddress, *, timeout_s: float = PATIENCE_S) -> str:
+    with pytest.raises(ConnectFailed) as refused:
+        HubClient[ToPlanner](
+            address,
+            decode=decode_to_planner,
+            received=lambda _: None,
+            lost=lambda: None,
+            clock=SystemClock(),
+            timeout_s=timeout_s,
+        )
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("driver", [True], indirect=True)
+def test_a_process_that_does_not_encrypt_gets_a_reason(driver: Driver) -> None:
+    """A5: it waits for a greeting, as the driver waits for a handshake."""
+    address = replace(driver.hub.address, fingerprint=b"")
+
+    assert "A driver that encrypts waits like this" in why_refused(address, timeout_s=0.2)
+
+
+def test_a_process_that_encrypts_gets_a_reason_where_the_driver_does_not(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A5: on either side."""
+    caplog.set_level(logging.INFO, connections.__name__)
+    address = replace(driver.hub.address, fingerprint=b"\0" * 32)
+
+    place = f"127.0.0.1:{address.port}"
+    assert why_refused(address) == (
+        f"No secure connection to {place}: it does not encrypt, but the query's driver does, so it is not the "
+        "query's hub. Another process may listen at the driver's port by now"
+    )
+
+
+@pytest.mark.parametrize("driver", [True], indirect=True)
+def test_another_certificate_is_not_taken_for_the_driver_s(driver: Driver) -> None:
+    """A5: whoever has the key, too."""
+    address = replace(driver.hub.address, fingerprint=b"\0" * 32)
+
+    assert "it has another certificate than the query's driver" in why_refused(address)
+    assert driver.ask(A).begins(A)
+
+
+@pytest.mark.parametrize("driver", [True], indirect=True)
+def test_a_long_message_arrives_whole(driver: Driver, planner: Planner) -> None:
+    """A5: longer than a record of TLS and than what one read takes."""
+    queues = [MessageQueue("T" * 100, "broker-a", number) for number in range(10_000)]
+    instructions = driver.ask(*queues)
+    planner.must_leave(*queues[1:])
+
+    planner.await_freed(*queues[1:])
+    assert [queue for queue in queues if not instructions.is_given_up(queue)] == queues[:1]
 
 
 def test_tasks_of_one_process_share_a_connection(driver: Driver) -> None:

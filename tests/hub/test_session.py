@@ -107,6 +107,15 @@ def test_a_line_without_an_end_is_refused_before_it_is_long() -> None:
         buffer.lines(b"x")
 
 
+def test_a_peer_that_encrypts_is_refused_with_the_reason() -> None:
+    """A5: its first bytes have no line's end."""
+    hub, _ = sessions()
+    with pytest.raises(
+        RemoteProtocolError, match="it encrypts, but this query's connections are not encrypted"
+    ):
+        hub.lines(b"\x16\x03\x01\x00\xdc\x01\x00")
+
+
 def test_an_address_is_what_was_written_and_shows_no_key() -> None:
     """A5"""
     address = HubAddress.new("::1", 4711)
@@ -114,6 +123,16 @@ def test_an_address_is_what_was_written_and_shows_no_key() -> None:
     assert HubAddress.parse(address.to_text()) == address
     assert address.key.hex() not in repr(address)
     assert repr(address.key) not in repr(address)
+    encrypted = HubAddress.new("::1", 4711, b"f" * 32)
+    assert HubAddress.parse(encrypted.to_text()) == encrypted
     with pytest.raises(LocalProtocolError) as told:
         HubAddress.parse("host:port/secret")
     assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 64])
+def test_an_address_that_was_cut_off_does_not_turn_encryption_off(lost: int) -> None:
+    """A5"""
+    address = HubAddress.new("::1", 4711, b"f" * 32)
+    with pytest.raises(LocalProtocolError, match="is not HOST:PORT/KEY"):
+        HubAddress.parse(address.to_text()[:-lost])

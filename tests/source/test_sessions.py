@@ -19,7 +19,13 @@ from pyspark_rocketmq.format import register
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.publish.keys import by_sharding_key
 from pyspark_rocketmq.source.checkpoint import foreign_offset
-from pyspark_rocketmq.spark.session import check_classic, check_delta, is_speculative, task_slots
+from pyspark_rocketmq.spark.session import (
+    check_classic,
+    check_delta,
+    encrypts_network,
+    is_speculative,
+    task_slots,
+)
 
 
 def session(*, with_copies: bool) -> Any:
@@ -36,6 +42,29 @@ def test_settings_of_the_context_s_start_count_and_not_later_ones(with_copies: b
     classic.conf = {"spark.speculation": str(not with_copies).lower()}
 
     assert is_speculative(classic) == with_copies
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_encrypted"),
+    [
+        ({}, False),
+        ({"spark.network.crypto.enabled": "true"}, True),
+        ({"spark.ssl.enabled": " True"}, True),
+        ({"spark.ssl.rpc.enabled": "true"}, True),
+        ({"spark.authenticate": "true", "spark.authenticate.enableSaslEncryption": "true"}, True),
+        ({"spark.authenticate": "true"}, False),
+        ({"spark.io.encryption.enabled": "true", "spark.network.crypto.enabled": "false"}, False),
+    ],
+)
+def test_connections_within_a_query_are_encrypted_where_spark_s_are(
+    settings: dict[str, str], is_encrypted: bool
+) -> None:
+    """A5: of a classic session the context's settings count."""
+    classic = create_autospec(SparkSession, instance=True)
+    classic.sparkContext.getConf.return_value = settings
+
+    assert encrypts_network(classic) == is_encrypted
+    assert encrypts_network(SimpleNamespace(conf=settings)) == is_encrypted  # type: ignore[arg-type]
 
 
 def test_rows_are_not_arranged_by_key_where_two_copies_of_a_task_would_send_them() -> None:

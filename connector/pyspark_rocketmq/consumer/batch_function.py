@@ -39,7 +39,7 @@ from pyspark_rocketmq.offsets.store import OffsetStore, RenewsStorage, is_at_bro
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.shared_storage import Look
-from pyspark_rocketmq.spark.session import driver_address
+from pyspark_rocketmq.spark.session import driver_address, encrypts_network
 from pyspark_rocketmq.spark.version import SPARK_PASSES_TRIGGER
 
 _LOOKS: Final = 8
@@ -116,11 +116,12 @@ def driver_control(
     ends_tasks: bool = False,
     calls_end_s: float = CALLS_END_S,
     commit_interval_s: float | None = None,
+    is_encrypted: bool = False,
 ) -> DriverControl:
     """Start the server for a query's planner and tasks; see ``DriverControl``.
 
     Raises:
-        OSError: If it cannot listen there.
+        OSError: If it cannot listen there, or is to encrypt and cannot.
     """
     return DriverControl(
         host,
@@ -133,6 +134,7 @@ def driver_control(
         ends_tasks=ends_tasks,
         calls_end_s=calls_end_s,
         interval_s=commit_interval_s,
+        is_encrypted=is_encrypted,
     )
 
 
@@ -180,6 +182,7 @@ class ServerFunction:
                 must_ask=True,
                 ends_tasks=True,
                 commit_interval_s=self._parts.commit_interval_s,
+                is_encrypted=encrypts_network(spark),
             )
         return self._parts.committer(store, lambda: ids[self._query_name], hub)
 

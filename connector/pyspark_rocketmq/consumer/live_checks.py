@@ -90,7 +90,7 @@ def live_problems(context: LiveContext) -> list[str]:
     if not context.can_listen:
         problems.append(
             "trigger realTime needs connections of the tasks to the driver, which can accept none, as its "
-            "log shows; correct spark.driver.bindAddress"
+            "log shows; correct spark.driver.bindAddress, or install OpenSSL if Spark encrypts its network"
         )
     if context.unreached:
         shown = [f"{host} ({reason})" for host, reason in sorted(context.unreached.items())]

@@ -83,6 +83,7 @@ from pyspark_rocketmq.spark.session import (
     check_session,
     check_speculation,
     driver_address,
+    encrypts_network,
     is_active,
     is_classic,
     stoppable,
@@ -499,7 +500,7 @@ class PushConsumer:
     def _hub(
         self, spark: SparkSession, options: ReadOptions, store: OffsetStore, slots: Callable[[], Slots]
     ) -> DriverControl | None:
-        """Start the server for planner and tasks; return None if it cannot listen."""
+        """Start the server for planner and tasks; return None if it cannot listen, or cannot encrypt."""
         host, bind_host, is_local = driver_address(spark)
         has_engine = options.hand_over_ranges and self._table is None
         is_live = options.real_time_ms is not None
@@ -514,11 +515,12 @@ class PushConsumer:
                 slots=slots if has_engine and (self._is_orderly or is_live) else Slots,
                 calls_end_s=calls_end_s(spark),
                 commit_interval_s=self._settings.commit_interval_s(in_real_time=is_live),
+                is_encrypted=encrypts_network(spark),
             )
         except OSError as error:
             logger.warning(
-                "nothing can listen at %s (spark.driver.bindAddress), so queues change hands and offsets are "
-                "committed between two batches only group=%s: %s",
+                "planner and tasks cannot connect to this process at %s (spark.driver.bindAddress), so "
+                "queues change hands and offsets are committed between two batches only group=%s: %s",
                 bind_host,
                 offset_key(options),
                 error,
@@ -630,8 +632,9 @@ def _drained_by(
     if hub is None:
         raise RocketMQError(
             "Spark before 4.2 does not pass the trigger to Python sources, so for availableNow the driver "
-            "must listen for the planner, and it cannot listen at its address (spark.driver.bindAddress). "
-            "Correct that, start the query with a processingTime trigger, or use Spark 4.2 or newer."
+            "must listen for the planner, and it cannot, as its log shows (spark.driver.bindAddress, or no "
+            "OpenSSL where Spark encrypts its network). Correct that, start the query with a processingTime "
+            "trigger, or use Spark 4.2 or newer."
         )
     return {**options, "drains": "true"}, {"processingTime": "100 milliseconds"}
 

@@ -23,7 +23,8 @@ from typing import Final, Generic, TypeVar
 
 from pyspark_rocketmq.client.transport import renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
-from pyspark_rocketmq.errors import ConnectFailed, RemoteProtocolError
+from pyspark_rocketmq.errors import ConnectFailed, RemoteProtocolError, TlsFailed
+from pyspark_rocketmq.hub.encryption import Encryption, HubCertificate
 from pyspark_rocketmq.hub.messages import (
     JsonObject,
     Message,
@@ -58,14 +59,47 @@ _TICK_S: Final = 0.5
 class Connection:
     """Connection to one peer; only the loop's thread touches it."""
 
-    def __init__(self, sock: socket.socket, session: Session, peer: str, now_s: float) -> None:
+    def __init__(
+        self, sock: socket.socket, session: Session, encryption: Encryption | None, peer: str, now_s: float
+    ) -> None:
         self.sock = sock
         self.session = session
+        self.encryption = encryption
+        """Encrypts what is sent, and decrypts what is received; None if Spark does not encrypt, either."""
         self.peer = peer
         self.unsent = bytearray()
         self.began_s = self.heard_s = self.pinged_s = now_s
         self.is_closed_by_peer = False
         """Whether the other side has ended the connection, so that it does not have to notice that."""
+        self.has_received = False
+        self.end_reason = ""
+        """Reason why the connection has ended; empty until then."""
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether all that is to be encrypted is encrypted by now."""
+        return self.encryption is None or self.encryption.is_ready
+
+    @property
+    def why_not_open(self) -> str:
+        """Reason why a connection in which nothing went wrong is not open."""
+        if not self.is_secured:
+            return "it has not finished the TLS handshake in time"
+        if self.has_received:
+            return "it has proved nothing in time"
+        return (
+            "it has sent nothing in time. A driver that encrypts waits like this for a process that does "
+            "not: if Spark encrypts its network, run the same release of pyspark-rocketmq everywhere"
+        )
+
+    @property
+    def events(self) -> int:
+        """Events of the socket that the connection waits for."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
+
+    def put(self, data: bytes) -> None:
+        """Have bytes sent after all before them, encrypted if the connection is."""
+        self.unsent += data if self.encryption is None else self.encryption.encrypt(data)
 
 
 class ConnectionLoop(ABC):
@@ -86,6 +120,7 @@ class ConnectionLoop(ABC):
         self._selector.register(self._wakes, selectors.EVENT_READ)
         self._listening: socket.socket | None = None
         self._key = b""
+        self._certificate: HubCertificate | None = None
         self._is_closing = False
         self._prove_within_s = PROVE_WITHIN_S
         # A daemon, so that a process can end without waiting for it.
@@ -130,20 +165,26 @@ class ConnectionLoop(ABC):
 
     # --- the thread, or before it was started ---------------------------------------------------------------
 
-    def _listen(self, listening: socket.socket, key: bytes) -> None:
+    def _listen(self, listening: socket.socket, key: bytes, certificate: HubCertificate | None) -> None:
+        """Accept connections, which are encrypted if there is a certificate."""
         listening.setblocking(False)
-        self._listening, self._key = listening, key
+        self._listening, self._key, self._certificate = listening, key, certificate
         self._selector.register(listening, selectors.EVENT_READ)
 
-    def _add(self, sock: socket.socket, peer: str, key: bytes, *, is_hub: bool) -> None:
+    def _add(
+        self, sock: socket.socket, peer: str, key: bytes, encryption: Encryption | None, *, is_hub: bool
+    ) -> Connection:
         sock.setblocking(False)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         session = Session(peer, key, is_hub=is_hub)
-        connection = self._connections[sock] = Connection(sock, session, peer, self._clock.monotonic_s())
-        self._selector.register(sock, selectors.EVENT_READ)
-        if is_hub:
-            self._write(connection, session.greeting())
+        connection = Connection(sock, session, encryption, peer, self._clock.monotonic_s())
+        self._connections[sock] = connection
+        # A client that encrypts begins the handshake. It may still be connecting, so its socket becomes ready
+        # for these bytes later.
+        connection.put(session.greeting() if is_hub else b"")
+        self._selector.register(sock, connection.events)
+        return connection
 
     def _send(self, connection: Connection, message: Message) -> None:
         """Send a message as soon as the other side takes it; does nothing if the connection is not open."""
@@ -153,6 +194,7 @@ class ConnectionLoop(ABC):
     def _drop(self, connection: Connection, why: str) -> None:
         if self._connections.pop(connection.sock, None) is None:
             return
+        connection.end_reason = why = why.removeprefix(f"{connection.peer}: ")
         logger.info("connection within the query ended peer=%s: %s", connection.peer, why)
         self._selector.unregister(connection.sock)
         connection.sock.close()
@@ -206,7 +248,9 @@ class ConnectionLoop(ABC):
         strangers = [each for each in self._connections.values() if not each.session.is_open]
         if len(strangers) >= _MOST_STRANGERS:
             self._drop(min(strangers, key=lambda each: each.began_s), "too many that prove nothing")
-        self._add(sock, f"{address[0]}:{address[1]}", self._key, is_hub=True)
+        peer = f"{address[0]}:{address[1]}"
+        encryption = None if self._certificate is None else Encryption.of_hub(peer, self._certificate)
+        self._add(sock, peer, self._key, encryption, is_hub=True)
 
     def _serve(self, connection: Connection, events: int) -> None:
         try:
@@ -221,14 +265,8 @@ class ConnectionLoop(ABC):
             self._drop(connection, str(error))
 
     def _read(self, connection: Connection) -> None:
-        data = connection.sock.recv(_RECEIVE_BYTES)
-        if not data:
-            connection.is_closed_by_peer = True
-            self._drop(connection, "the other side has closed it")
-            return
-        connection.heard_s = self._clock.monotonic_s()
         session = connection.session
-        for line in session.lines(data):
+        for line in session.lines(self._received_bytes(connection)):
             answer, facts = session.receive(line)
             if facts is None:
                 self._write(connection, answer)
@@ -239,8 +277,24 @@ class ConnectionLoop(ABC):
             if connection.sock not in self._connections:
                 return
 
+    def _received_bytes(self, connection: Connection) -> bytes:
+        """Return the next bytes, decrypted; none if there are none yet, or if the connection ends."""
+        data = connection.sock.recv(_RECEIVE_BYTES)
+        if not data:
+            connection.is_closed_by_peer = True
+            self._drop(connection, "the other side has closed it")
+            return b""
+        connection.heard_s = self._clock.monotonic_s()
+        connection.has_received = True
+        if connection.encryption is None:
+            return data
+        data = connection.encryption.decrypt(data)
+        # The handshake's next bytes, if they are due.
+        self._write(connection, b"")
+        return data if connection.sock in self._connections else b""
+
     def _write(self, connection: Connection, data: bytes) -> None:
-        connection.unsent += data
+        connection.put(data)
         try:
             while connection.unsent:
                 sent = connection.sock.send(connection.unsent[:_RECEIVE_BYTES])
@@ -253,14 +307,13 @@ class ConnectionLoop(ABC):
         if len(connection.unsent) > _MOST_UNSENT:
             self._drop(connection, "the other side does not read its messages")
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
-        if self._selector.get_key(connection.sock).events != wanted:
-            self._selector.modify(connection.sock, wanted)
+        if self._selector.get_key(connection.sock).events != connection.events:
+            self._selector.modify(connection.sock, connection.events)
 
     def _check(self, connection: Connection, now_s: float) -> None:
         if not connection.session.is_open:
             if now_s - connection.began_s > self._prove_within_s:
-                self._drop(connection, "it has proved nothing in time")
+                self._drop(connection, connection.why_not_open)
         elif now_s - connection.heard_s > SILENT_FOR_S:
             self._drop(connection, f"nothing was heard for {SILENT_FOR_S:g} s")
         elif now_s - connection.pinged_s >= PING_EVERY_S:
@@ -327,7 +380,7 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
             opened_again: Called by the same thread when there is another connection.
 
         Raises:
-            ConnectFailed: If there is no connection in time.
+            ConnectFailed: If there is no connection in time, or the other side is not the query's hub.
         """
         self._decode = decode
         self._on_message = received
@@ -343,21 +396,20 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         self._is_decided = threading.Event()
         deadline = Deadline.after(clock, timeout_s)
         self._place = f"{address.host}:{address.port}"
-        self._address_key = address.key
+        self._address = address
         try:
             sock = socket.create_connection((address.host, address.port), timeout_s)
         except OSError as error:
             raise ConnectFailed(self._place, str(error)) from error
         self._family, self._hub_address = sock.family, sock.getpeername()
         super().__init__("rocketmq-hub-client", clock)
-        self._add(sock, self._place, address.key, is_hub=False)
+        connecting = self._add(sock, self._place, address.key, self._encryption(), is_hub=False)
         self._thread.start()
         self._is_decided.wait(deadline.remaining_s())
         if not self.is_open:
             self.close()
-            raise ConnectFailed(
-                self._place, "whoever listens there did not prove to be the query's driver in time"
-            )
+            reason = connecting.end_reason or connecting.why_not_open
+            raise (ConnectFailed if connecting.is_secured else TlsFailed)(self._place, reason.rstrip("."))
 
     @property
     def is_open(self) -> bool:
@@ -416,12 +468,17 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
     def _next_tick_s(self) -> float | None:
         return None if self._reconnecting is None else self._reconnecting.next_tick_s
 
+    def _encryption(self) -> Encryption | None:
+        """Return the client's end for the next connection, if this hub encrypts."""
+        fingerprint = self._address.fingerprint
+        return Encryption.of_client(self._place, fingerprint) if fingerprint else None
+
     def _try_again(self, reconnecting: Reconnecting, now_s: float) -> None:
         sock = socket.socket(self._family, socket.SOCK_STREAM)
         sock.setblocking(False)
         # The hub greets first, so the connection's thread need not wait for this.
         if sock.connect_ex(self._hub_address) in {0, errno.EINPROGRESS}:
-            self._add(sock, self._place, self._address_key, is_hub=False)
+            self._add(sock, self._place, self._address.key, self._encryption(), is_hub=False)
         else:
             sock.close()
             reconnecting.failed(now_s)

@@ -69,6 +69,7 @@ class DriverControl:
         ends_tasks: bool = False,
         calls_end_s: float = CALLS_END_S,
         interval_s: float | None = None,
+        is_encrypted: bool = False,
     ) -> None:
         """Listen at ``bind_host``, which planner and tasks reach as ``host``, and start the threads.
 
@@ -77,9 +78,10 @@ class DriverControl:
         reaches it. ``ends_tasks``: nothing else ends tasks when this process ends, so they must be connected.
         ``calls_end_s``: how long Spark lets a Python worker go on once its job has ended. ``interval_s``:
         shortest time between two commits while a job runs; None to commit only what is given up.
+        ``is_encrypted``: encrypt the connections.
 
         Raises:
-            OSError: If it cannot listen there.
+            OSError: If it cannot listen there, or is to encrypt and cannot.
         """
         self._clock = clock
         self._slots = slots
@@ -118,6 +120,7 @@ class DriverControl:
             drained=self._drained,
             calls_end_s=calls_end_s,
             interval_s=interval_s,
+            is_encrypted=is_encrypted,
             clock=clock,
         )
         for name, run in (

@@ -15,6 +15,7 @@ from typing import Final, TypeVar, assert_never
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.part import Group
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
+from pyspark_rocketmq.hub.encryption import HubCertificate
 from pyspark_rocketmq.hub.messages import (
     JsonObject,
     NothingToCut,
@@ -78,6 +79,7 @@ class HubServer(ConnectionLoop):
         drained: Callable[[], None] = lambda: None,
         calls_end_s: float = CALLS_END_S,
         interval_s: float | None = None,
+        is_encrypted: bool = False,
         clock: Clock,
     ) -> None:
         """Listen.
@@ -96,16 +98,19 @@ class HubServer(ConnectionLoop):
             drained: Has the query stopped soon, because nothing is left to consume; returns immediately.
             calls_end_s: See :class:`HubState`.
             interval_s: See :class:`HubState`.
+            is_encrypted: Whether to encrypt all connections.
             clock: The system's clock, except in tests.
 
         Raises:
-            OSError: If it cannot listen there.
+            OSError: If it cannot listen there, or is to encrypt and cannot.
         """
+        certificate = HubCertificate.new() if is_encrypted else None
         family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
         listening = socket.create_server((bind_host, 0), family=family, backlog=_BACKLOG)
         super().__init__("rocketmq-hub", clock)
-        self.address = HubAddress.new(host, listening.getsockname()[1])
-        """Address and key with which planner and tasks connect."""
+        fingerprint = b"" if certificate is None else certificate.fingerprint
+        self.address = HubAddress.new(host, listening.getsockname()[1], fingerprint)
+        """Address, key and certificate with which planner and tasks connect."""
         self._state = HubState(must_ask=must_ask, slots=slots, calls_end_s=calls_end_s, interval_s=interval_s)
         self._flushed: Future[BaseException | None] = Future()
         """Set once nothing of the batch that ends waits for its commit."""
@@ -113,7 +118,7 @@ class HubServer(ConnectionLoop):
         self._look = look
         self._storage_options = storage_options
         self._drained = drained
-        self._listen(listening, self.address.key)
+        self._listen(listening, self.address.key, certificate)
         self._thread.start()
 
     # --- the driver, from any of its threads ----------------------------------------------------------------

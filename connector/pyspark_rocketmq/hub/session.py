@@ -3,7 +3,8 @@
 The key itself never travels. The hub greets with a random number. The connecting side answers with its own
 random number and with a proof computed from both; the hub proves itself in the same way. From then on every
 line begins with a code computed from the line's number and a key for this connection and direction, so that
-nobody can add, repeat or reorder lines. Nothing is encrypted.
+nobody can add, repeat or reorder lines. Nothing is encrypted here: where Spark encrypts its network,
+``encryption`` does so with the bytes of these lines.
 
 No I/O here: bytes in, JSON objects out, which ``messages`` reads.
 """
@@ -26,22 +27,27 @@ LONGEST_LINE: Final = 8 << 20
 """Maximum length of a line, in bytes, after that."""
 _VERSION: Final = 1
 _KEY_BYTES: Final = 32
+_FINGERPRINT_BYTES: Final = 32
 _CODE_CHARS: Final = 32
 _NONCE_BYTES: Final = 16
+_TLS_HANDSHAKE: Final = b"\x16\x03"
+"""First bytes of a client that encrypts."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """Host, port and key; its repr leaves the key out."""
+    """Host, port, key and certificate; its repr leaves the key out."""
 
     host: str
     port: int
     key: bytes = field(repr=False)
+    fingerprint: bytes = field(default=b"", repr=False)
+    """SHA-256 of the hub's certificate; empty if the connections are not encrypted."""
 
     @classmethod
-    def new(cls, host: str, port: int) -> HubAddress:
+    def new(cls, host: str, port: int, fingerprint: bytes = b"") -> HubAddress:
         """Return an address with a random key."""
-        return cls(host, port, secrets.token_bytes(_KEY_BYTES))
+        return cls(host, port, secrets.token_bytes(_KEY_BYTES), fingerprint)
 
     @classmethod
     def parse(cls, text: str) -> HubAddress:
@@ -50,16 +56,25 @@ class HubAddress:
         Raises:
             LocalProtocolError: If it is not such a string, which is not shown.
         """
-        place, _, key = text.rpartition("/")
+        place, _, rest = text.partition("/")
         host, _, port = place.rpartition(":")
+        key, separator, fingerprint = rest.partition("/")
         try:
-            return cls(host, int(port), bytes.fromhex(key))
+            found: HubAddress | None = cls(host, int(port), bytes.fromhex(key), bytes.fromhex(fingerprint))
         except ValueError:
-            raise LocalProtocolError("The address of a query's hub is not HOST:PORT/KEY.") from None
+            found = None
+        # A string that was cut off must not turn encryption off.
+        wanted = _FINGERPRINT_BYTES if separator else 0
+        if found is None or len(found.fingerprint) != wanted:
+            raise LocalProtocolError(
+                "The address of a query's hub is not HOST:PORT/KEY or HOST:PORT/KEY/FINGERPRINT."
+            )
+        return found
 
     def to_text(self) -> str:
         """Return the address as text for an option; it is a secret."""
-        return f"{self.host}:{self.port}/{self.key.hex()}"
+        fingerprint = f"/{self.fingerprint.hex()}" if self.fingerprint else ""
+        return f"{self.host}:{self.port}/{self.key.hex()}{fingerprint}"
 
 
 class Session:
@@ -84,6 +99,11 @@ class Session:
 
     def lines(self, data: bytes) -> list[bytes]:
         """Return the lines that end in the next bytes received, without their newlines."""
+        if not self.is_open and data.startswith(_TLS_HANDSHAKE):
+            raise RemoteProtocolError(
+                f"{self._peer}: it encrypts, but this query's connections are not encrypted, like Spark's. "
+                "It may have the address of another query, which has ended."
+            )
         longest = LONGEST_LINE + 2 * _CODE_CHARS if self.is_open else LONGEST_GREETING
         end = data.rfind(b"\n") + 1
         lines = bytes(self._rest + data[:end]).split(b"\n")[:-1] if end else []

@@ -50,6 +50,13 @@ _GROWS_WITH_TASKS: Final = {
     "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
 }
 """Settings of clusters that add executors while tasks wait for one; with fewer tasks none would be added."""
+_ENCRYPTIONS: Final = (
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.network.crypto.enabled",
+    # Spark's encryption before the one above; both need spark.authenticate.
+    "spark.authenticate.enableSaslEncryption",
+)
 _MANY: Final = 10_000
 """Number of rows that is enough for every task to get some."""
 _PROBE: Final = """\
@@ -326,6 +333,12 @@ def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
     settings = _settings(spark)
     host = settings.get("spark.driver.host", None) or "127.0.0.1"
     return host, settings.get("spark.driver.bindAddress", None) or host, False
+
+
+def encrypts_network(spark: SparkSession) -> bool:
+    """Whether Spark is set to encrypt any connection between its processes."""
+    settings = _settings(spark)
+    return any(str(settings.get(key, "false")).strip().lower() == "true" for key in _ENCRYPTIONS)
 
 
 def task_slots(spark: SparkSession) -> Slots:
