@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.commit.pipeline import BatchReport
+from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
@@ -115,13 +116,25 @@ class SlowQuery:
 
 
 @pytest.fixture(
-    params=[(True, None), (False, None), (True, _INTERVAL), (False, _INTERVAL)],
-    ids=["orderly", "concurrent", "orderly-with-commits", "concurrent-with-commits"],
+    params=[
+        (True, None, False),
+        (False, None, False),
+        (True, _INTERVAL, False),
+        (False, _INTERVAL, False),
+        (True, _INTERVAL, True),
+    ],
+    ids=["orderly", "concurrent", "orderly-with-commits", "concurrent-with-commits", "encrypted"],
 )
 def slow(
-    request: pytest.FixtureRequest, spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    cluster: ClusterUnderTest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[SlowQuery]:
-    orderly, commit_interval = request.param
+    orderly, commit_interval, is_encrypted = request.param
+    # The session of the tests' run has its settings from its start.
+    monkeypatch.setattr(push_consumer, "encrypts_network", lambda _: is_encrypted)
     running = SlowQuery(spark, cluster, tmp_path, orderly=orderly, commit_interval=commit_interval)
     yield running
     running.query.stop()
