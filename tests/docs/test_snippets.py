@@ -173,6 +173,7 @@ GIVEN: dict[str, Callable[[Shop], dict[str, Any]]] = {
     "docs/listeners.md": lambda shop: with_listener(shop) | {"psycopg": MagicMock(), "write": print},
     "docs/how-to/monitoring.md": with_listener,
     "docs/how-to/offsets.md": with_past,
+    "docs/how-to/real-time.md": with_listener,
     "docs/how-to/sending.md": lambda _: {"database": MagicMock()},
     "docs/how-to/writing.md": with_events,
     "docs/sinks.md": with_listener,
