@@ -276,7 +276,7 @@ def open_task(task: Task, source: OpenSource, **more: Any) -> Iterator[list[Any]
 
 
 def test_messages_that_arrive_during_a_slow_call_are_delivered_beside_it() -> None:
-    """D14, I8: those of its key are not."""
+    """D14, D14: those of its key are not."""
     has_begun, others = threading.Event(), threading.Event()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:

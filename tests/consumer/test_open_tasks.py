@@ -39,8 +39,9 @@ from pyspark_rocketmq.model import (
     QueueRange,
 )
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
-from tests.consumer.test_arrivals import OTHER, OpenSource, piece
+from tests.consumer.test_arrivals import OTHER, piece
 from tests.helpers.messages import QUEUE
+from tests.helpers.open_source import OpenSource
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 _SLICE_S = 0.02

@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.hub.driver_end import CommitGroup, DriverControl
-from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.task_end import ControlEndpoint
 from tests.end_to_end.test_real_time import LiveQuery
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -44,9 +43,8 @@ class Gated:
             if terms is None:
                 return None
             if not self._gates:
-                self._gates.append(self._open.enter_context(HubGate(terms.address.port)))
-            address = HubAddress("127.0.0.1", self._gates[0].port, terms.address.key)
-            return terms._replace(address=address)
+                self._gates.append(self._open.enter_context(HubGate(terms.address)))
+            return terms._replace(address=self._gates[0].address)
 
         monkeypatch.setattr(DriverControl, "begin", through_gate)
         self.live = start()

@@ -158,7 +158,7 @@ def deaths_of(victim: str) -> list[tuple[str, str]]:
 
 
 def test_a_query_in_real_time_goes_on_after_deaths(cluster: ClusterUnderTest, tmp_path: Path) -> None:
-    """H1, H2, I1: of the workers with a part on its way, and of everything between data and offsets."""
+    """H1, H2, I1: with a part on its way, and between the commits of sink and store."""
     kill_and_check(cluster, tmp_path, [("part_received", "worker"), ("after_data_commit", "group")])
 
 

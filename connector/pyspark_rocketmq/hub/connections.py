@@ -407,8 +407,9 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         self._thread.start()
         self._is_decided.wait(deadline.remaining_s())
         if not self.is_open:
-            self.close()
+            # Closing gives a reason of its own.
             reason = connecting.end_reason or connecting.why_not_open
+            self.close()
             raise (ConnectFailed if connecting.is_secured else TlsFailed)(self._place, reason.rstrip("."))
 
     @property
