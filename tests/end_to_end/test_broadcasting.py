@@ -3,7 +3,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -25,13 +24,13 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
+from tests.helpers.modes import BOTH_MODES, TIMEOUT_S, Mode
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
 
 ANSWER_S = 10.0
-TIMEOUT_S = 240
 
 
 def emit_step(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
@@ -46,7 +45,10 @@ class Broadcast:
     all one folder of offsets.
     """
 
-    def __init__(self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path, topic: str) -> None:
+    def __init__(
+        self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path, topic: str, mode: Mode
+    ) -> None:
+        self.mode = mode
         self.spark = spark
         self.cluster = cluster
         self.folder = folder
@@ -54,7 +56,7 @@ class Broadcast:
         self.group = cluster.unique_name("group")
         self.store = FileOffsetStore(folder / "offsets")
 
-    def start(self, instance: str, *, checkpoint: str, trigger: dict[str, Any]) -> StreamingQuery:
+    def start(self, instance: str, *, checkpoint: str) -> StreamingQuery:
         consumer = PushConsumer(
             consumer_group=self.group,
             name_servers=self.cluster.name_servers,
@@ -63,6 +65,7 @@ class Broadcast:
             instance_name=instance,
             consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
             consume_message_batch_max_size=32,
+            **self.mode.settings,
         )
         consumer.subscribe(self.topic)
         consumer.register_message_listener(emit_step, output_schema=OUTPUT_SCHEMA)
@@ -70,7 +73,7 @@ class Broadcast:
             self.spark,
             sink=DeltaSink(self.sink(instance)),
             checkpoint=str(self.folder / checkpoint),
-            trigger=trigger,
+            trigger=self.mode.trigger,
         )
 
     def sink(self, instance: str) -> Path:
@@ -82,32 +85,37 @@ class Broadcast:
 
 
 @REAL_ONLY
+@BOTH_MODES
 def test_two_queries_of_a_broadcasting_group_each_have_everything_once_and_in_order(
-    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, mode: Mode
 ) -> None:
-    """B3, D9, F1, H1, H2: at the same time, in one session; one starts again without its checkpoint."""
-    broadcast = Broadcast(spark, cluster, tmp_path, cluster.create_topic(queues=2))
+    """B3, D9, F1, H1, H2: at the same time, in one session, except in real time, where the tasks of a query
+    hold all slots; one starts again without its checkpoint.
+    """
+    broadcast = Broadcast(spark, cluster, tmp_path, cluster.create_topic(queues=2), mode)
     first = produce_orders(cluster.name_servers, broadcast.topic, 20)
-    always = {"processingTime": "200 milliseconds"}
-    queries = {
-        name: broadcast.start(name, checkpoint=f"checkpoint-{name}", trigger=always)
-        for name in ("one", "two")
-    }
+    names = ["one", "two"] if mode is Mode.MICRO_BATCH else ["one"]
+    queries = {name: broadcast.start(name, checkpoint=f"checkpoint-{name}") for name in names}
     try:
         wait_until(
             lambda: all(broadcast.consumed(name) == 100 for name in queries),
             TIMEOUT_S,
-            reason="both have everything",
+            reason="they have everything",
         )
         queries["one"].stop()
+        if "two" not in queries:
+            queries["two"] = broadcast.start("two", checkpoint="checkpoint-two")
         expected = {**first, **produce_orders(cluster.name_servers, broadcast.topic, 10, first=20)}
         wait_until(lambda: broadcast.consumed("two") == 150, TIMEOUT_S, reason="the other has the rest")
         assert broadcast.consumed("one") == 100
     finally:
         for query in queries.values():
             query.stop()
-    again = broadcast.start("one", checkpoint="another checkpoint", trigger={"availableNow": True})
-    assert again.awaitTermination(TIMEOUT_S)
+    again = broadcast.start("one", checkpoint="another checkpoint")
+    try:
+        wait_until(lambda: broadcast.consumed("one") == 150, TIMEOUT_S, reason="the first has the rest too")
+    finally:
+        again.stop()
 
     for name in ("one", "two"):
         report = check_sink(broadcast.sink(name), expected)

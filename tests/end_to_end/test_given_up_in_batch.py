@@ -27,6 +27,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.modes import Mode
 from tests.helpers.wait import wait_until
 
 pytestmark = [pytest.mark.spark, SIM_ONLY]
@@ -35,7 +36,7 @@ _PATIENCE_S = 240.0
 _CALL_S = 0.4
 _INTERVAL = "200 milliseconds"
 _EACH = 60
-"""Messages of a queue: a batch takes half a minute."""
+"""Messages of a queue: a micro-batch takes half a minute."""
 
 
 class SlowQuery:
@@ -48,8 +49,10 @@ class SlowQuery:
         folder: Path,
         *,
         orderly: bool,
+        mode: Mode = Mode.MICRO_BATCH,
         commit_interval: str | None = None,
     ) -> None:
+        self.each = 30 if mode is Mode.REAL_TIME else _EACH
         topic = cluster.create_topic(queues=2, brokers=["broker-a"])
         self.queues = [MessageQueue(topic, "broker-a", number) for number in range(2)]
         self.commits_as_it_goes = commit_interval is not None
@@ -58,7 +61,7 @@ class SlowQuery:
         self.sink = folder / "sink"
         with Producer(cluster.name_servers, "P", send_timeout_s=60.0) as producer:
             for queue in self.queues:
-                producer.send_batch([Message(topic=topic, body=b"x") for _ in range(_EACH)], queue)
+                producer.send_batch([Message(topic=topic, body=b"x") for _ in range(self.each)], queue)
         self.group = cluster.unique_name("given-up")
         self.consumer = PushConsumer(
             consumer_group=self.group,
@@ -94,7 +97,7 @@ class SlowQuery:
             spark,
             sink=DeltaSink(self.sink),
             checkpoint=folder / "checkpoint",
-            trigger={"processingTime": "100 milliseconds"},
+            trigger=mode.trigger,
         )
 
     def delivered(self) -> list[tuple[int, int]]:
@@ -117,13 +120,23 @@ class SlowQuery:
 
 @pytest.fixture(
     params=[
-        (True, None, False),
-        (False, None, False),
-        (True, _INTERVAL, False),
-        (False, _INTERVAL, False),
-        (True, _INTERVAL, True),
+        (orderly, mode, interval, False)
+        for mode, interval in (
+            (Mode.MICRO_BATCH, None),
+            (Mode.MICRO_BATCH, _INTERVAL),
+            (Mode.REAL_TIME, _INTERVAL),
+        )
+        for orderly in (True, False)
+    ]
+    + [(True, Mode.MICRO_BATCH, _INTERVAL, True)],
+    ids=[
+        *(
+            f"{kind}{how}"
+            for how in ("", "-with-commits", "-in-real-time")
+            for kind in ("orderly", "concurrent")
+        ),
+        "encrypted",
     ],
-    ids=["orderly", "concurrent", "orderly-with-commits", "concurrent-with-commits", "encrypted"],
 )
 def slow(
     request: pytest.FixtureRequest,
@@ -132,10 +145,10 @@ def slow(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[SlowQuery]:
-    orderly, commit_interval, is_encrypted = request.param
+    orderly, mode, interval, is_encrypted = request.param
     # The session of the tests' run has its settings from its start.
     monkeypatch.setattr(push_consumer, "encrypts_network", lambda _: is_encrypted)
-    running = SlowQuery(spark, cluster, tmp_path, orderly=orderly, commit_interval=commit_interval)
+    running = SlowQuery(spark, cluster, tmp_path, orderly=orderly, mode=mode, commit_interval=interval)
     yield running
     running.query.stop()
 
@@ -147,8 +160,12 @@ def test_a_queue_that_is_reset_is_given_up_at_once_and_the_others_are_not(slow: 
     """
     slow.await_begun()
     first = min(slow.delivered())[0]
-    slow.store.reset(slow.group, {slow.queues[first]: _EACH - 2})
-    expected = {(first, _EACH - 2), (first, _EACH - 1), *((1 - first, offset) for offset in range(_EACH))}
+    slow.store.reset(slow.group, {slow.queues[first]: slow.each - 2})
+    expected = {
+        (first, slow.each - 2),
+        (first, slow.each - 1),
+        *((1 - first, offset) for offset in range(slow.each)),
+    }
 
     wait_until(
         lambda: DeltaTable.is_deltatable(str(slow.sink)) and set(slow.rows()) >= expected,
@@ -156,7 +173,7 @@ def test_a_queue_that_is_reset_is_given_up_at_once_and_the_others_are_not(slow: 
         reason="The rest of the messages",
     )
     delivered = slow.delivered()
-    assert (first, _EACH - 3) not in delivered
+    assert (first, slow.each - 3) not in delivered
     rows = slow.rows()
     assert len(rows) == len(set(rows))
     before = sorted(set(rows) - expected)
@@ -171,7 +188,7 @@ def test_a_query_that_is_stopped_in_good_order_keeps_what_its_batch_has_done(slo
     assert slow.consumer.stop(slow.query, _PATIENCE_S)
 
     delivered = slow.delivered()
-    assert len(delivered) < 2 * _EACH
+    assert len(delivered) < 2 * slow.each
     assert slow.rows() == sorted(delivered)
     assert slow.query.exception() is None
     done = slow.offsets()

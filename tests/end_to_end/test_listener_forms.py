@@ -28,6 +28,7 @@ from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.driver_process import run_driver
 from tests.helpers.dying_listener_driver import CUT_DEATHS, CUTTING, DEATHS
+from tests.helpers.modes import BOTH_MODES, Mode
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
@@ -36,8 +37,8 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> Consumption:
-    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=2), "direct")
+def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, mode: Mode) -> Consumption:
+    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=2), "direct", mode=mode)
 
 
 def note(folder: str, line: str) -> None:
@@ -115,6 +116,7 @@ class Tracing:
 
 
 @SIM_ONLY
+@BOTH_MODES
 @pytest.mark.parametrize(
     "form",
     [
@@ -139,7 +141,7 @@ def test_every_form_of_a_listener_fills_the_sink(
 
     report = check_sink(consumption.sink, expected)
     assert (report.messages, report.rows) == (150, 150)
-    assert len(consumption.reports) > 2
+    assert len(consumption.reports) > (2 if consumption.mode is Mode.MICRO_BATCH else 0)
     if form is Connected:
         assert noted(opened)
         assert all(lines == [f"open {consumption.group}"] for lines in noted(opened).values())

@@ -40,8 +40,9 @@ from pyspark_rocketmq.spark.version import SPARK_PASSES_TRIGGER
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.docs.pages import blocks
 from tests.helpers.administrator import Administrator
-from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.modes import BOTH_MODES, TIMEOUT_S, Mode, all_consumed
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.retries import rows_but_retries
 from tests.helpers.spark_session import SPILL_THRESHOLD
@@ -51,7 +52,6 @@ pytestmark = pytest.mark.spark
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
-TIMEOUT_S = 240
 INSTANCE_NAME = "tests"
 """Of all queries of a group, one after the other:
 as long as the process that planned the last one has not left, a member of
@@ -69,8 +69,16 @@ class Consumption:
     """Drains a topic into a sink, as one consumer group, as often as a test asks."""
 
     def __init__(
-        self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path, topic: str, engine: str
+        self,
+        spark: SparkSession,
+        cluster: ClusterUnderTest,
+        folder: Path,
+        topic: str,
+        engine: str,
+        *,
+        mode: Mode = Mode.MICRO_BATCH,
     ) -> None:
+        self.mode = mode
         self.spark = spark
         self.cluster = cluster
         self.folder = folder
@@ -83,6 +91,7 @@ class Consumption:
 
     def drain(self, listener: object = emit_step, *, checkpoint: str = "checkpoint", **settings: Any) -> None:
         subscription = settings.pop("subscription", "*")
+        sql = settings.pop("sql", None)
         hooks = settings.pop("hooks", ())
         monitor = settings.pop("monitor", None)
         after_batch = settings.pop("after_batch", None)
@@ -96,9 +105,10 @@ class Consumption:
                 "consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
                 "instance_name": INSTANCE_NAME,
             }
+            | self.mode.settings
             | settings,
         )
-        consumer.subscribe(self.topic, subscription)
+        consumer.subscribe(self.topic, subscription, sql=sql)
         consumer.register_message_listener(listener, output_schema=OUTPUT_SCHEMA)
         consumer.register_batch_listener(self.reports.append)
         if after_batch is not None:
@@ -107,13 +117,13 @@ class Consumption:
             consumer.register_consume_message_hook(hook)
         if monitor is not None:
             monitor.watch(self.spark, consumer)
-        query = consumer.start(
+        self.mode.drain(
+            consumer,
             self.spark,
+            all_consumed(self.cluster, self.topic, self.store, self.group),
             sink=sink,
             checkpoint=str(self.folder / checkpoint),
-            trigger={"availableNow": True},
         )
-        assert query.awaitTermination(TIMEOUT_S), "the query did not drain"
 
     def await_departure(self) -> None:
         """Wait until no broker lists a member of the group:
@@ -145,13 +155,17 @@ _ENGINES = {"sim": "direct", "real": "state"}
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest, cluster: ClusterUnderTest) -> str:
+def engine(request: pytest.FixtureRequest, cluster: ClusterUnderTest, mode: Mode) -> str:
+    if mode is Mode.REAL_TIME:
+        return "direct"
     return str(getattr(request, "param", _ENGINES[cluster.kind]))
 
 
 @pytest.fixture
-def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, engine: str) -> Consumption:
-    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=4), engine)
+def consumption(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, engine: str, mode: Mode
+) -> Consumption:
+    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=4), engine, mode=mode)
 
 
 @pytest.mark.every_spark
@@ -271,6 +285,7 @@ def count_late_rows(
     yield pd.DataFrame({"late": [int((offsets < offsets.cummax()).sum())]})
 
 
+@BOTH_MODES
 @LONG_ON_REAL
 def test_a_group_that_may_not_consume_for_a_while_goes_on_when_it_may(consumption: Consumption) -> None:
     """D3: ``mqadmin updateSubGroup -s false``; the query waits, says why, and needs no restart."""
@@ -294,8 +309,7 @@ def test_a_group_that_may_not_consume_for_a_while_goes_on_when_it_may(consumptio
         allow(allowed=False)
         query = Thread(target=drain, daemon=True)
         query.start()
-        # Every queue was asked for twice.
-        wait_until(lambda: len(consumption.reports) >= 2 or not query.is_alive(), TIMEOUT_S)
+        wait_until(lambda: is_second_batch(consumption) or not query.is_alive(), TIMEOUT_S)
         assert query.is_alive(), errors
         assert not any(ack.consumed for report in consumption.reports for ack in report.acks)
         allow(allowed=True)
@@ -307,23 +321,34 @@ def test_a_group_that_may_not_consume_for_a_while_goes_on_when_it_may(consumptio
     assert report.is_clean, str(report)
 
 
+def is_second_batch(consumption: Consumption) -> bool:
+    """Return whether every queue was asked for twice."""
+    if consumption.mode is Mode.MICRO_BATCH:
+        return len(consumption.reports) >= 2
+    # Nothing was committed there. The batch has ended because its queues stood.
+    progress = [query.lastProgress for query in consumption.spark.streams.active]
+    return any(each is not None and each["batchId"] >= 1 for each in progress)
+
+
 @SIM_ONLY
 @pytest.mark.parametrize(
-    ("request_code", "code", "remark"),
+    ("mode", "code", "remark"),
     [
-        (RequestCode.PULL_MESSAGE, 1, "store getMessage return null"),
-        (RequestCode.PULL_MESSAGE, 4711, "a code of a release to come"),
+        (Mode.MICRO_BATCH, 1, "store getMessage return null"),
+        (Mode.MICRO_BATCH, 4711, "a code of a release to come"),
+        (Mode.REAL_TIME, 4711, "a code of a release to come"),
     ],
+    indirect=["mode"],
 )
 def test_a_group_that_has_consumed_outlives_answers_that_mean_not_now(
-    consumption: Consumption, request_code: int, code: int, remark: str
+    consumption: Consumption, code: int, remark: str
 ) -> None:
     """A8: at its next start, at its claims' looks and in its tasks; nothing is lost or doubled."""
     first = produce_orders(consumption.cluster.name_servers, consumption.topic, 20)
     consumption.drain()
     again = produce_orders(consumption.cluster.name_servers, consumption.topic, 20, first=20)
     faults = consumption.cluster.faults
-    faults.add("answer-code", on=int(request_code), times=2, response_code=code, remark=remark)
+    faults.add("answer-code", on=int(RequestCode.PULL_MESSAGE), times=2, response_code=code, remark=remark)
 
     consumption.drain()
 
@@ -332,6 +357,7 @@ def test_a_group_that_has_consumed_outlives_answers_that_mean_not_now(
     assert report.is_clean, str(report)
 
 
+@BOTH_MODES
 @pytest.mark.every_spark
 @LONG_ON_REAL
 def test_a_suspended_queue_holds_nothing_but_itself_up(consumption: Consumption) -> None:
@@ -355,11 +381,14 @@ def test_a_suspended_queue_holds_nothing_but_itself_up(consumption: Consumption)
     assert [each.reconsume_times for each in log.deliveries() if each.reconsume_times] == [1, 2]
     assert sum(ack.failed for ack in acks) == 2
     (held,) = {ack.queue for ack in acks if ack.failed}
+    if consumption.mode is Mode.REAL_TIME:
+        return
     assert [ack.finished for ack in acks if ack.queue != held] == ["EXHAUSTED"] * 7
     of_failure = next(report for report in consumption.reports if any(ack.failed for ack in report.acks))
     assert len(of_failure.acks) > 1, "nothing was consumed beside it"
 
 
+@BOTH_MODES
 @LONG_ON_REAL
 def test_a_failing_batch_comes_again_as_a_whole(consumption: Consumption) -> None:
     """D2: up to consumeMessageBatchMaxSize messages a call;
@@ -409,11 +438,15 @@ def test_an_exception_in_the_listener_suspends_and_the_message_comes_again(consu
     assert sum(ack.failed for batch in consumption.reports for ack in batch.acks) == 2
 
 
+@BOTH_MODES
 @LONG_ON_REAL
 def test_a_listener_that_commits_itself_loses_and_doubles_nothing(consumption: Consumption) -> None:
-    """D4: rows leave with the COMMIT; what is accumulated is delivered again in the next micro-batch."""
+    """D4: rows leave with the COMMIT; what is accumulated is delivered again in the next micro-batch, or
+    when it is rolled back.
+    """
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 30)
     log = DeliveryLog(consumption.folder / "deliveries")
+    rolled_back = consumption.folder / "rolled back"
 
     def commit_when_delivered(
         messages: Sequence[MessageExt], context: ConsumeOrderlyContext
@@ -421,6 +454,10 @@ def test_a_listener_that_commits_itself_loses_and_doubles_nothing(consumption: C
         log.note(messages)
         emit_step(messages, context)
         context.auto_commit = False
+        if messages[0].keys == "order-7" and messages[0].tags == "shipped" and not rolled_back.exists():
+            rolled_back.touch()
+            context.suspend_current_queue_time_millis = 10
+            return ConsumeOrderlyStatus.ROLLBACK
         return ConsumeOrderlyStatus.COMMIT if messages[0].tags == "delivered" else SUCCESS
 
     consumption.drain(commit_when_delivered, max_offsets_per_trigger=60)
@@ -429,7 +466,11 @@ def test_a_listener_that_commits_itself_loses_and_doubles_nothing(consumption: C
     assert report.is_clean, str(report)
     delivered = log.times_delivered()
     assert len(delivered) == 150
-    assert max(delivered.values()) > 1, "every batch ended with a COMMIT"
+    again = {place[:2] for place, times in delivered.items() if times > 1}
+    if consumption.mode is Mode.REAL_TIME:
+        assert (len(again), set(delivered.values())) == (1, {1, 2}), "only what was rolled back comes again"
+    else:
+        assert len(again) > 1, "every batch ended with a COMMIT"
 
 
 @LONG_ON_REAL
@@ -543,12 +584,26 @@ class MakesFolder:
         return os.mkdir, (str(self._folder),)
 
 
+@BOTH_MODES
 @LONG_ON_REAL
 def test_a_tag_subscription_reads_its_tags_and_acknowledges_everything(consumption: Consumption) -> None:
     """A4: offsets pass what was filtered, or lag would stay for ever."""
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 50)
 
     consumption.drain(subscription="created || paid")
+
+    report = check_sink(consumption.sink, dict.fromkeys(expected, ("created", "paid")))
+    assert report.is_clean, str(report)
+    assert sum(consumption.next_offsets().values()) == 250
+
+
+@REAL_ONLY
+@BOTH_MODES
+def test_a_condition_reads_its_messages_and_acknowledges_everything(consumption: Consumption) -> None:
+    """A4: in real time a pull waits at the broker, which wakes it for messages that it then leaves out."""
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 50)
+
+    consumption.drain(sql="TAGS IN ('created', 'paid')")
 
     report = check_sink(consumption.sink, dict.fromkeys(expected, ("created", "paid")))
     assert report.is_clean, str(report)

@@ -1,4 +1,4 @@
-"""Queues of one micro-batch, of which one is suspended and another one has a listener that takes its time."""
+"""Queues of one batch, of which one is suspended and another one has a listener that takes its time."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pyspark_rocketmq.consumer.batch import run_job
 from pyspark_rocketmq.model import Message, OrderlyEngineKind
 from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.modes import BOTH_MODES, Mode, all_consumed
 from tests.helpers.orders import produce_orders
 
 pytestmark = pytest.mark.spark
@@ -86,8 +87,9 @@ def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_s
 
 
 @SIM_ONLY
+@BOTH_MODES
 def test_a_suspended_queue_comes_again_while_another_task_is_with_a_slow_listener(
-    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, mode: Mode
 ) -> None:
     """D3: there are more queues than cores, and no task that could not begin before another one has ended."""
     topic = cluster.create_topic(queues=5, brokers=["broker-a"])
@@ -113,24 +115,23 @@ def test_a_suspended_queue_comes_again_while_another_task_is_with_a_slow_listene
             context.emit(step="in time" if again.exists() else "too late")
         return rmq.ConsumeOrderlyStatus.SUCCESS
 
+    group, store = cluster.unique_name("group"), rmq.DeltaOffsetStore(tmp_path / "offsets")
     consumer = rmq.PushConsumer(
-        consumer_group=cluster.unique_name("group"),
+        consumer_group=group,
         name_servers=cluster.name_servers,
-        offset_store=rmq.DeltaOffsetStore(tmp_path / "offsets"),
+        offset_store=store,
         consume_from_where="CONSUME_FROM_FIRST_OFFSET",
+        **mode.settings,
     )
     consumer.subscribe(topic)
     consumer.register_message_listener(listener, orderly=True, output_schema="step string")
-    query = consumer.start(
+    mode.drain(
+        consumer,
         spark,
+        all_consumed(cluster, topic, store, group),
         sink=rmq.DeltaSink(tmp_path / "sink"),
         checkpoint=tmp_path / "checkpoint",
-        trigger={"availableNow": True},
     )
-    try:
-        assert query.awaitTermination(240), "the query did not end"
-    finally:
-        query.stop()
 
     assert DeltaTable(tmp_path / "sink").to_pyarrow_table()["step"].to_pylist() == ["in time"]
     assert [each.reconsume_times for each in log.deliveries() if each.queue_id == 0] == [0, 1]
