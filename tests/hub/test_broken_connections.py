@@ -269,6 +269,19 @@ def test_a_connection_may_fall_silent_at_a_message(
         assert not gate.faults
 
 
+def test_a_task_waits_for_its_answer_until_a_silent_connection_is_replaced(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1: with the usual times in proportion; one that did not wait so long failed its batch."""
+    monkeypatch.setattr(connections, "SILENT_FOR_S", 1.0)
+    monkeypatch.setattr(task_end, "SILENT_FOR_S", 1.0)
+    monkeypatch.setattr(task_end, "RECONNECT_S", 0.4)
+    monkeypatch.setattr(task_end, "_ANSWER_S", 0.4)
+    with HubGate(query.address, [At("begin", Fault.STALL)]) as gate:
+        run_batch(query, gate)
+        assert not gate.faults
+
+
 def test_a_task_delivers_nothing_while_its_connection_is_broken(query: Query) -> None:
     """D1: nobody renews its locks."""
     with HubGate(query.address) as gate:

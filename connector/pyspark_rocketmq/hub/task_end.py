@@ -35,7 +35,7 @@ from pyspark_rocketmq.errors import (
     TransportError,
     UndecodableMessage,
 )
-from pyspark_rocketmq.hub.connections import RECONNECT_S, HubClient
+from pyspark_rocketmq.hub.connections import RECONNECT_S, SILENT_FOR_S, HubClient
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
     CutWanted,
@@ -383,8 +383,9 @@ class TaskControl(RangeInstructions):
 
     def await_answer(self) -> bool:
         """Wait for the driver's answer; return whether it has come."""
-        # Open ranges have time for another connection.
-        is_answered = self._answered.wait(_ANSWER_S + RECONNECT_S if self.is_open else _ANSWER_S)
+        # Open ranges have time to notice that the connection is silent, and for another one.
+        more_s = SILENT_FOR_S + RECONNECT_S if self.is_open else 0.0
+        is_answered = self._answered.wait(_ANSWER_S + more_s)
         return is_answered and not self.is_cut_off
 
     @property
