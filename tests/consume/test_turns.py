@@ -383,6 +383,7 @@ def test_a_queue_that_was_suspended_is_not_while_a_worker_has_it() -> None:
     turns.offered("a", 2.0)
 
     assert not turns.is_suspended("a")
+    assert not turns.is_waiting("a")
 
 
 def test_a_key_that_is_due_later_gets_a_worker_then() -> None:

@@ -212,12 +212,11 @@ class TaskTurns(Generic[QueueT]):
 
     def is_suspended(self, queue: QueueT) -> bool:
         """Return whether the queue waits, without a worker, and was suspended in this task."""
-        is_waiting = queue in self._waiting and queue not in self._in_hand
-        return is_waiting and (queue in self._suspended or queue not in self._leading)
+        return self.is_waiting(queue) and (queue in self._suspended or queue not in self._leading)
 
     def is_waiting(self, queue: QueueT) -> bool:
-        """Return whether the queue waits for a worker, or for the end of its suspension."""
-        return queue in self._waiting
+        """Return whether the queue has no worker, and waits for one or for the end of its suspension."""
+        return queue in self._waiting and queue not in self._in_hand
 
     def is_dry(self, queue: QueueT) -> bool:
         """Return whether the queue waits for messages."""
