@@ -211,19 +211,19 @@ class PushConsumer:
     def register_message_listener(
         self, listener: object, *, orderly: bool = True, output_schema: str | StructType
     ) -> None:
-        """Set the listener. It is pickled to the executors; one that holds connections needs an ``open``.
+        """Set the listener. It is pickled to the executors; one with connections needs a method ``open``.
 
         Args:
             listener: Called with messages of one queue and a context: a function, a generator function, a
-                ``ArrowListener`` or ``PandasListener``, a class with ``consume_message``, or the
-                ``module:name`` of any of these; a concurrent one may also be an ``async def``.
+                ``ArrowListener`` or ``PandasListener``, a class or an object with ``consume_message``, or
+                the ``module:name`` of any of these; a concurrent one may also be an ``async def``.
             orderly: True: in order, one call at a time per queue. False: in any order, many calls at the same
                 time; failed messages come again through the group's retry topic.
             output_schema: Columns of the rows it emits, such as ``"order_id string, step string"``.
 
         Raises:
             OptionError: If the listener has none of these forms.
-            SchemaError: If the schema cannot be used.
+            SchemaError: If the schema cannot be used; for one given as a string perhaps only at ``start``.
         """
         # A schema given as text can be parsed only with a session; start() has one.
         can_check = spark_can_parse() or isinstance(output_schema, StructType)

@@ -111,7 +111,10 @@ def _min_max(column: pa.Array) -> tuple[Any, Any]:
 
 
 def _bound_values(type_: pa.DataType, low: Any, high: Any) -> tuple[Any, Any]:
-    """Return both bounds as JSON values; None for a bound that cannot be written."""
+    """Return both bounds as JSON values; None for a bound that cannot be written.
+
+    Strings are shortened and times rounded to milliseconds, always outwards.
+    """
     if pa.types.is_string(type_):
         return low[:_TEXT_LENGTH], _text_above(high)
     if pa.types.is_timestamp(type_):

@@ -116,7 +116,7 @@ class Partition(NamedTuple):
             note: The information of the commit.
 
         Returns:
-            Its files after the commit, if no other commit came between; None if they are not known.
+            Its files after the commit; None if delta-rs made the commit, which does not report them.
 
         Raises:
             FileExistsError: If another commit came first.  On a mount that sends requests twice, it may be

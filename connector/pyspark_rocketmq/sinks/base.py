@@ -7,8 +7,8 @@ have. A micro-batch goes through a sink in three steps:
 
 1. ``begin`` reads the watermarks;
 2. tasks write the rows at or above their queue's watermark, since an earlier attempt wrote those below;
-3. ``commit`` makes the rows and the watermarks that grow visible together, or neither: neither if somebody
-   else has moved one of these watermarks since ``begin``.
+3. ``commit`` makes the rows visible and moves the watermarks that grow, in one transaction. If somebody else
+   has moved one of these watermarks since ``begin``, it does neither.
 
 The sink then holds the rows of exactly the messages below its watermarks, whatever was killed, replayed or
 run twice in between. Offsets are committed after that, so the offset store is never ahead of the sink.
@@ -399,9 +399,9 @@ class Sink(Protocol):
         ...
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Sequence[SinkStanding]:
-        """Return the progress of each sink within this one, in these generations of the queues.
+        """Return the progress of this sink, or of each one that it combines (``MultiSink``).
 
-        May be called before ``prepare``.
+        ``queues`` has the generation of each queue. May be called before ``prepare``.
         """
         ...
 

@@ -491,7 +491,7 @@ class RangeReader:
         )
 
     def stopped(self) -> RangeEnd:
-        """Return the end of a range that is not read on."""
+        """End the range before its planned end, because its task is over; call it once."""
         self.is_done = True
         self._count_pulls()
         return self._range_end(self.reached, EndReason.STOPPED)

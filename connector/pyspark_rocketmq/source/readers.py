@@ -1,7 +1,8 @@
-"""The batch and the stream reader that Spark calls: they plan in the source runner and read on executors.
+"""The batch and the stream reader that Spark calls; it pickles both for the executors, where they read.
 
-Spark pickles them for the executors, so objects that cannot be pickled are created only by the first call in
-the source runner.
+The stream reader plans in the source runner, the batch reader in a Python worker that Spark starts for it.
+The stream reader creates what cannot be pickled at its first call in the source runner, and leaves it out of
+its pickle; the batch reader keeps only its options.
 """
 
 from __future__ import annotations

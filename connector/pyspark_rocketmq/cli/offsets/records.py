@@ -187,9 +187,10 @@ def totals(views: Iterable[LagView]) -> list[LagTotal]:
 
 
 def holder_of(name: OffsetKey, row: OffsetRow, members: Members) -> Holder | None:
-    """Return the member that has the row's queue; if several report it, the one with the youngest lock.
+    """Return the member that reports the row's queue as its own; None if none does.
 
-    Every instance of a broadcasting group has all queues for itself, without locks.
+    If several do, it is the one with the youngest lock. In a broadcasting group all members report all
+    queues, without locks: there it is the row's owner.
     """
     found = [
         Holder(client_id=client_id, locked_at_s=info.last_lock_timestamp / 1000 if info.locked else None)

@@ -169,7 +169,7 @@ class TransactionProducer(Closing):
         half = replace(message, properties={**properties, **own})
         sent = self._producer.send(half)
         # Read this before the transaction: without it the outcome could not be sent.
-        _, commit_log_offset = decode_offset_message_id(sent.offset_msg_id)
+        commit_log_offset = _place_of(sent)
         self._be_known_at(sent.queue)
         state = LocalTransactionState.ROLLBACK_MESSAGE
         if sent.status is SendStatus.SEND_OK:
@@ -326,3 +326,19 @@ class TransactionProducer(Closing):
         except Exception:
             logger.exception("transaction check failed msgId=%s; the broker will ask again", message.msg_id)
             return LocalTransactionState.UNKNOW
+
+
+def _place_of(sent: SendResult) -> int:
+    """Return where the broker has stored a half message, as an offset in its log.
+
+    Raises:
+        RemoteProtocolError: If the broker's answer does not contain it.
+    """
+    try:
+        return decode_offset_message_id(sent.offset_msg_id)[1]
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(
+            f"{sent.queue}: the broker has stored a half message, but its answer does not contain where: "
+            f"{error} The local transaction was not run, and the broker may ask for its outcome. "
+            "Transactions need servers whose answers contain offsetMsgId."
+        ) from error

@@ -321,7 +321,7 @@ class RangesAtOnce:
             self._arrivals.resume()
 
     def _hold_if_full(self, one: PooledRange) -> None:
-        """Hold the queue of an open range, or let it go on (D13)."""
+        """Read no more of an open range's queue while too many of its messages wait; then read on (D13)."""
         is_full = one.held >= self._most_held or one.held_bytes >= _HELD_BYTES
         if one.is_held != is_full:
             one.is_held = is_full

@@ -216,7 +216,10 @@ class OrderlyTask:
             self._changed.notify_all()
 
     def _hold_if_full(self, one: _Range) -> None:
-        """Hold the queue of an open range, or let it go on (D13); called with the guard held."""
+        """Read no more of an open range's queue while too many of its messages wait; then read on (D13).
+
+        Called with the guard held.
+        """
         is_full = one.held >= self._most_held or one.held_bytes >= SHORT_OF_MEMORY_BYTES
         if self._is_open and one.is_held != is_full:
             one.is_held = is_full

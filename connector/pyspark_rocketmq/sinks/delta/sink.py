@@ -299,8 +299,9 @@ class DeltaSink:
         the query first. If this is killed halfway, the table is still refused, and this may be called again.
 
         Raises:
-            OffsetError: If no RESTORE came after the group's last commit, or if the log does not show which
-                version was restored, or no longer has it.
+            OffsetError: If no RESTORE came after the group's last commit, if the group has added rows after
+                it, or if the log does not show which version was restored, or no longer has it.
+            SinkConflict: If the log no longer has the group's progress.
             OffsetStoreUnavailable, OffsetCommitConflict: If the offsets could not be moved.
             DeltaError: If the table could not be written.
         """

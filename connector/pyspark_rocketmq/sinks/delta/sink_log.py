@@ -156,10 +156,11 @@ class SinkLog:
             commit_after = log.commit_after_restore(consumer_group)
             if commit_after is not None:
                 raise OffsetError(
-                    f"While {self.log.table_uri} was restored at version {restored_at}, rows of group "
-                    f"{consumer_group} were added in version {commit_after}. Their messages are consumed "
-                    f"again, too, so the rows would be there twice. Restore version {commit_after - 1} "
-                    "first, and call follow_restore again."
+                    f"Group {consumer_group} added rows to {self.log.table_uri} in version {commit_after}, "
+                    f"and had not seen the RESTORE in version {restored_at}. If it went back now, their "
+                    "messages would be consumed again, and the rows would be there twice. Nothing was "
+                    f"changed. Restore version {commit_after - 1} first, which also removes what others have "
+                    "added after it; then call follow_restore again."
                 )
             entry = log.log.commit_info(restored_at)
             if entry is None:

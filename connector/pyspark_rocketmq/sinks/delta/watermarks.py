@@ -10,14 +10,16 @@ commit.  Each place may lack some of them, so both are read:
 * delta-rs may put a commit of files after one of another member that its writer had not seen; then the ids
   are newer than the record.
 
-A catalog shows only the commits of a table, so those record the progress of the whole group, and ids are read
-only for rows that came by the table's path.
+For a table that is named by a catalog only the commits can be read, not the ids. So each of its commits
+records the progress of the whole group. Ids are read there, by the table's path, only if the group's newest
+commit lacks that, since it was made while the table was named by its path.
 
-If neither place has them any more, that is an error: if they were taken for 0, rows would be doubled.
+A watermark that neither place has any more is an error: if it was taken for 0, rows would be doubled.
 
 A commit records the last generation of each queue, since nothing is written to earlier ones any more. If very
-many queues are idle (deleted topics), most commits record only what has changed since a commit that has
-all of them, and name that commit. It is at most 15 minutes older, so no log loses it long before them.
+many queues are idle (deleted topics), most commits of files record only what has changed since an earlier
+commit that has all queues, and name that one. It is at most 15 minutes older, and logs are cleaned up by age,
+so it stays almost as long.
 
 The newest message of a queue in the record is valid if the record's watermark is the queue's watermark. If it
 is not, the queue was moved since by a member that stores no messages, or by one whose commit the record's
