@@ -42,7 +42,7 @@ from pyspark_rocketmq.consume.membership import (
     Unlock,
     Unregister,
 )
-from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.display import counted, peer_text
 from pyspark_rocketmq.errors import BrokerError, RequestTimeout, RocketMQError, TransportError
 from pyspark_rocketmq.hub.state import CALLS_END_S
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
@@ -418,7 +418,7 @@ class RunningMember:
         plan, queues = self._query(gained)
         if queues and plan != self._outgrown:
             self._outgrown = plan
-            watcher.replan(plan, f"{len(queues)} queues more, such as {min(queues)}")
+            watcher.replan(plan, f"{counted(len(queues), 'queue')} more, such as {min(queues)}")
 
     def _do_what_is_due(self) -> bool:
         """Perform the due actions once; return whether there were any, since they may have made more due."""
