@@ -173,6 +173,21 @@ def test_a_batch_whose_tasks_find_no_slot_is_ended_and_the_next_plan_has_fewer()
     assert sent(driver.state.slots_are(Slots(6, 6)), SlotsKnown) == [SlotsKnown(6, 5.0)]
 
 
+def test_all_slots_are_tried_again_after_a_batch_whose_tasks_have_begun() -> None:
+    """D3: one late start must not leave a query with one task for good."""
+    driver = Driver(begins=False)
+    driver.begins("one", A)
+    driver.state.tick(105.0)
+    driver.is_done("one")
+    driver.job_is_over()
+    driver.state.plan_made(2, BOTH)
+    driver.state.batch_begins(7)
+    driver.begins("two", A, now_s=110.0)
+    driver.begins("three", B, partition=1, now_s=110.0)
+
+    assert sent(driver.state.tick(110.0 + FOR_S), SlotsKnown) == [SlotsKnown(4, 5.0)]
+
+
 def test_a_queue_that_cannot_go_on_ends_the_batch() -> None:
     """F5"""
     driver = Driver()

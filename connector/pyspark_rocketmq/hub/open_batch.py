@@ -4,7 +4,8 @@ Its tasks consume until they are ended. Whatever changes the plan ends the batch
 to a running task:
 
 Rule 1 (time): it is over once it has lasted as long as its plan allows.
-Rule 2 (slots): all tasks begin within five seconds, or the next plan has as many tasks as have begun.
+Rule 2 (slots): all tasks begin within five seconds, or the next plan has as many tasks as have begun. The
+plan after it has all slots again.
 Rule 3 (plan): the planner wants another plan, or a queue cannot go on. Both end the batch immediately, but
 queues that cannot go on do so every five seconds at most, unless they were reset: what holds them up may hold
 them up in the next batch too.

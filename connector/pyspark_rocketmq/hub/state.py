@@ -624,8 +624,10 @@ class HubState:
         if ending is None or self._cuts.is_ending:
             return []
         actions: list[Action] = [Ended(ending)]
-        if ending.slots is not None:
-            self._most_planned = ending.slots
+        # A shortage may be over by the end of the batch after it.
+        most_planned = self._slots.most_planned if ending.slots is None else ending.slots
+        if most_planned != self._most_planned:
+            self._most_planned = most_planned
             actions += self._slots_report()
         return actions + self._carry_out(self._cuts.end(ending.reason, now_s), now_s)
 
