@@ -259,10 +259,31 @@ def test_a_fatal_error_in_one_of_several_calls_ends_the_task() -> None:
         Task(listener).run(range_of("ab"))
 
 
+class Pauses(GivesUp):
+    """Has a task pause, too, and counts how often other threads than that of a call check it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses = False
+        self.changed: Callable[[], None] = lambda: None
+        self.calls_in: threading.Thread | None = None
+        self.checks = 0
+
+    def is_paused(self) -> bool:
+        self.checks += threading.current_thread() is not self.calls_in
+        return self.pauses
+
+    def notifies(self, changed: Callable[[], None]) -> None:
+        self.changed = changed
+
+
 @contextmanager
-def open_task(task: Task, source: OpenSource, **more: Any) -> Iterator[list[Any]]:
+def open_task(
+    task: Task, source: OpenSource, instructions: GivesUp | None = None, **more: Any
+) -> Iterator[list[Any]]:
     """Run a task of an open range, which is given up at the end; yield the list of its results then."""
-    instructions, results = GivesUp(), list[Any]()
+    instructions = instructions or GivesUp()
+    results = instructions.taken
     thread = threading.Thread(
         target=lambda: results.extend(task.consume(source, instructions, **more).values()), daemon=True
     )
@@ -276,7 +297,7 @@ def open_task(task: Task, source: OpenSource, **more: Any) -> Iterator[list[Any]
 
 
 def test_messages_that_arrive_during_a_slow_call_are_delivered_beside_it() -> None:
-    """D14, D14: those of its key are not."""
+    """D14: those of its key are not."""
     has_begun, others = threading.Event(), threading.Event()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
@@ -334,6 +355,29 @@ def test_a_queue_that_is_full_is_read_on_during_a_slow_call() -> None:
         source.send(open_piece("bcba"))
         wait_until(lambda: task.calls == 4 and source.was_held and not source.held)
         may_end.set()
+
+
+def test_a_queue_that_is_given_up_in_a_pause_leaves_after_its_running_call() -> None:
+    """D7, D14, I1: though another key waits for a worker."""
+    instructions, source = Pauses(), OpenSource()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        instructions.calls_in = threading.current_thread()
+        instructions.gives_up = instructions.pauses = True
+        instructions.checks = 0
+        instructions.changed()
+        wait_until(lambda: instructions.checks > 3)
+        return SUCCESS
+
+    # Time stands still, so that the call is not slow, and no other one begins.
+    task = Task(listener, clock=FakeClock())
+    source.send(open_piece("ab"))
+    with open_task(task, source, instructions) as results:
+        wait_until(lambda: results)
+
+    [consumed] = results
+    assert task.calls == 1
+    assert consumed.ack.state.next_offset == 1
 
 
 class Cutting(RangeInstructions):
