@@ -123,7 +123,7 @@ def test_a_sink_restored_to_an_earlier_version_is_refused_until_it_is_followed(
     DeltaTable(consumption.sink).restore(version)
     expected |= produce(consumption, first=40)
 
-    with pytest.raises(StreamingQueryException, match=r"stop every query .*follow_restore"):
+    with pytest.raises(StreamingQueryException, match=r"Stop every query .*follow_restore"):
         consumption.drain()
     DeltaSink(consumption.sink).follow_restore(consumption.group, consumption.store)
     consumption.drain()
