@@ -15,6 +15,8 @@ from pyspark_rocketmq.cli.output import records_table
 from pyspark_rocketmq.model import POSITION_COLUMNS
 
 _MOST_EXAMPLES = 5
+PLACE_COLUMNS = POSITION_COLUMNS[1:]
+"""Columns of a message's position within its topic."""
 
 Position = tuple[str, str, int, int]
 """Topic, broker name, queue id, queue offset: the only unique key of a message."""
@@ -193,7 +195,7 @@ def latencies_of(rows: pa.Table, stored_ms: Mapping[tuple[str, int, int], int]) 
         rows: Rows of the demo's table.
         stored_ms: Store time by broker name, queue id and queue offset.
     """
-    names = ("brokerName", "queueId", "queueOffset", "delivered_ns")
+    names = (*PLACE_COLUMNS, "delivered_ns")
     delivered = list(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
     first_ms = min((at_ns // 1_000_000 for *_, at_ns in delivered), default=0)
     took = sorted(

@@ -34,6 +34,7 @@ from pyspark_rocketmq.cli.demo.orders import (
     send_events,
 )
 from pyspark_rocketmq.cli.demo.report import (
+    PLACE_COLUMNS,
     Latencies,
     check_orders,
     latencies_of,
@@ -387,11 +388,9 @@ def _consume_in_real_time(
         rows = spark.read.format("rocketmq").options(
             nameServers=";".join(name_servers),
             topic=names.topic,
-            includeColumns="brokerName,queueId,queueOffset,storeTimestamp",
+            includeColumns=",".join((*PLACE_COLUMNS, "storeTimestamp")),
         )
-        places = rows.load().selectExpr(
-            "brokerName", "queueId", "queueOffset", "unix_millis(storeTimestamp) stored"
-        )
+        places = rows.load().selectExpr(*PLACE_COLUMNS, "unix_millis(storeTimestamp) stored")
         stored = {(row[0], row[1], row[2]): row[3] for row in places.collect()}
     return sent, latencies_of(read_orders(names.orders), stored)
 
