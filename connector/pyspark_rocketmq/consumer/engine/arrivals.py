@@ -14,20 +14,24 @@ The thread is a daemon: a broker that does not answer must not keep a worker pro
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd, ReadPiece
 
 PULL_THRESHOLD_FOR_QUEUE: Final = 1000
 """Number of messages not passed at which a queue is held
 (``DefaultMQPushConsumer.pullThresholdForQueue``)."""
+_HELD_BYTES: Final = 64 << 20
+"""Memory of messages not released at which a queue is held."""
 _CHECK_S: Final = 0.5
 """How often a paused thread checks whether the engine has ended."""
 _STOP_S: Final = 10.0
@@ -95,6 +99,61 @@ class ClosedSource:
         """Do nothing: no pull waits for messages."""
 
 
+class TakesArrivals(Protocol):
+    """The run of a range; both properties are for any thread."""
+
+    @property
+    def passed(self) -> int:
+        """Number of messages passed, of all that have arrived."""
+        ...
+
+    @property
+    def freed_bytes(self) -> int:
+        """Memory of messages that is released, of all that has arrived."""
+        ...
+
+
+RunT = TypeVar("RunT", bound=TakesArrivals)
+
+
+@dataclass(slots=True, eq=False)
+class ArrivingRange(Generic[RunT]):
+    """One range in an engine's hands."""
+
+    planned: QueueRange
+    run: RunT | None = None
+    """Its run, once it has begun."""
+    arrivals: deque[Arrival] = field(default_factory=deque)
+    """Pieces that the run has not taken in."""
+    end: RangeEnd | None = None
+    """Its end, once that has arrived."""
+    is_whole: bool = False
+    """Whether its end has arrived, perhaps after the range has ended here."""
+    is_held: bool = False
+    """Whether no more is read of its queue for now."""
+    arrived: int = 0
+    """Number of messages that have arrived."""
+    arrived_bytes: int = 0
+    """Memory of all pieces that have arrived."""
+
+    def add(self, arrival: Arrival) -> None:
+        """Add a piece."""
+        self.arrived += sum(map(len, arrival.messages))
+        self.arrived_bytes += arrival.nbytes
+        self.end, self.is_whole = arrival.end, arrival.is_end
+        self.arrivals.append(arrival)
+
+    @property
+    def held(self) -> int:
+        """Number of messages that have arrived and are not passed."""
+        return self.arrived - (0 if self.run is None else self.run.passed)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the messages that have arrived and are not released."""
+        return self.arrived_bytes - (0 if self.run is None else self.run.freed_bytes)
+
+
 class Arrivals:
     """Reads a task's ranges, in a thread or piece by piece; used once."""
 
@@ -109,8 +168,6 @@ class Arrivals:
         """The pieces, if the engine reads them itself."""
         self._reads = threading.Lock()
         """Held by the thread that reads a piece."""
-        self.hold = source.hold
-        self.go_on = source.go_on
         self.leave = source.leave
 
     def begin(
@@ -140,6 +197,16 @@ class Arrivals:
             if self._made is None:
                 self._made = self._source.arrivals()
             return next(self._made, None)
+
+    def hold_if_full(self, one: ArrivingRange[Any], most_held: int) -> None:
+        """Read no more of an open range's queue while too many of its messages wait; then read on (D13).
+
+        ``most_held`` is the number of messages not passed at which no more are read.
+        """
+        is_full = one.held >= most_held or one.held_bytes >= _HELD_BYTES
+        if one.is_held != is_full:
+            one.is_held = is_full
+            (self._source.hold if is_full else self._source.go_on)(one.planned.queue)
 
     def pause(self) -> None:
         """Have the thread read no more after its current call of ``arrived``; from any thread."""

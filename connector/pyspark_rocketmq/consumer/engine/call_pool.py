@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, Protocol
 
@@ -22,15 +22,17 @@ from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import (
     PULL_THRESHOLD_FOR_QUEUE,
     Arrivals,
+    ArrivingRange,
     Source,
+    TakesArrivals,
     end_did_not_come,
     report_stand,
     two_ranges,
 )
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.listeners.calls import DaemonThreads
-from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import Arrival, RangeEnd
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source.schema import Arrival
 
 _OUT_OF_MEMORY_BYTES: Final = 128 << 20
 """Memory of what has arrived at which the task reads no more; a single range may take any amount."""
@@ -40,8 +42,6 @@ pause."""
 _LOOK_EVERY_S: Final = 0.05
 """How often the task checks for slow calls and memory while a range is to begin, reading pauses or a queue is
 held."""
-_HELD_BYTES: Final = 64 << 20
-"""Memory of the messages of an open range at which its queue is held."""
 
 
 class PooledRun(Hashable, Protocol):
@@ -154,52 +154,7 @@ class CallPool:
             self.threads.close()
 
 
-@dataclass(slots=True, eq=False)
-class PooledRange:
-    """One range in the task's hands."""
-
-    planned: QueueRange
-    arrivals: deque[Arrival] = field(default_factory=deque)
-    """Pieces that its run has not taken in."""
-    run: ConsumingRun | None = None
-    """Its run, once it has begun."""
-    is_begun: bool = False
-    end: RangeEnd | None = None
-    """Its end, once that has arrived."""
-    is_whole: bool = False
-    """Whether its end has arrived, perhaps after the range has ended here."""
-    is_held: bool = False
-    """Whether no more is read of its queue for now."""
-    arrived: int = 0
-    """Messages that have arrived."""
-    arrived_bytes: int = 0
-
-    def add(self, arrival: Arrival) -> None:
-        """Add a piece."""
-        self.arrived += sum(map(len, arrival.messages))
-        self.arrived_bytes += arrival.nbytes
-        self.end, self.is_whole = arrival.end, arrival.is_end
-        self.arrivals.append(arrival)
-        if self.run is not None:
-            self.run.look_again()
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory of the messages that have arrived and are not released."""
-        return self.arrived_bytes - (0 if self.run is None else self.run.freed_bytes)
-
-    @property
-    def held(self) -> int:
-        """Number of messages that have arrived and are not passed."""
-        return self.arrived - (0 if self.run is None else self.run.passed)
-
-    @property
-    def needs_more(self) -> bool:
-        """Whether only messages that have not arrived can bring it further."""
-        return self.run is not None and self.run.is_dry and not self.is_whole
-
-
-class ConsumingRun(PooledRun, Protocol):
+class ConsumingRun(PooledRun, TakesArrivals, Protocol):
     """The run of a range."""
 
     @property
@@ -207,15 +162,17 @@ class ConsumingRun(PooledRun, Protocol):
         """Whether there is nothing to do until more arrives; for any thread."""
         ...
 
-    @property
-    def freed_bytes(self) -> int:
-        """Memory of messages that is released, of all that has arrived; for any thread."""
-        ...
+
+@dataclass(slots=True, eq=False)
+class PooledRange(ArrivingRange[ConsumingRun]):
+    """One range in the task's hands."""
+
+    is_begun: bool = False
 
     @property
-    def passed(self) -> int:
-        """Number of messages passed, of all that have arrived; for any thread."""
-        ...
+    def needs_more(self) -> bool:
+        """Whether only messages that have not arrived can bring it further."""
+        return self.run is not None and self.run.is_dry and not self.is_whole
 
 
 class _Over(NamedTuple):
@@ -312,20 +269,13 @@ class RangesAtOnce:
             self._begin(one)
         if self._is_open:
             for one in self._ranges.values():
-                self._hold_if_full(one)
+                self._arrivals.hold_if_full(one, self._most_held)
         else:
             held_bytes = sum(one.held_bytes for one in self._ranges.values())
             self._is_full = held_bytes >= _OUT_OF_MEMORY_BYTES and not self._can_only_read
         if self._is_paused and not self._is_full:
             self._is_paused = False
             self._arrivals.resume()
-
-    def _hold_if_full(self, one: PooledRange) -> None:
-        """Read no more of an open range's queue while too many of its messages wait; then read on (D13)."""
-        is_full = one.held >= self._most_held or one.held_bytes >= _HELD_BYTES
-        if one.is_held != is_full:
-            one.is_held = is_full
-            (self._arrivals.hold if is_full else self._arrivals.go_on)(one.planned.queue)
 
     def _may_begin(self) -> bool:
         if self._is_open or not self._at_hand:
@@ -406,5 +356,7 @@ class RangesAtOnce:
                 raise two_ranges(queue)
             if queue in self._ranges:
                 one.add(arrival)
+                if one.run is not None:
+                    one.run.look_again()
             else:
                 one.is_whole = arrival.is_end

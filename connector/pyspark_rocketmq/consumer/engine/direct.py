@@ -18,12 +18,10 @@ batch are at work.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Final
+from typing import Final, TypeAlias
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.orderly import OrderlyFinish
@@ -38,6 +36,7 @@ from pyspark_rocketmq.consume.turns import (
 from pyspark_rocketmq.consumer.engine.arrivals import (
     PULL_THRESHOLD_FOR_QUEUE,
     Arrivals,
+    ArrivingRange,
     Source,
     end_did_not_come,
     report_stand,
@@ -47,13 +46,14 @@ from pyspark_rocketmq.consumer.engine.keyed import KeyedRun
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer, RangeTurn
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
-from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import Arrival, RangeEnd
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source.schema import Arrival
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
 OUT_OF_MEMORY_BYTES: Final = 256 << 20
 """Memory of messages that have arrived, at which it is short, or used up; a single range may take any amount.
 """
+_Range: TypeAlias = ArrivingRange[OrderlyRun]
 _LOOK_EVERY_S: Final = 0.5
 _GOING_ON = (None, OrderlyFinish.SUSPENDED)
 
@@ -216,14 +216,8 @@ class OrderlyTask:
             self._changed.notify_all()
 
     def _hold_if_full(self, one: _Range) -> None:
-        """Read no more of an open range's queue while too many of its messages wait; then read on (D13).
-
-        Called with the guard held.
-        """
-        is_full = one.held >= self._most_held or one.held_bytes >= SHORT_OF_MEMORY_BYTES
-        if self._is_open and one.is_held != is_full:
-            one.is_held = is_full
-            (self._arrivals.hold if one.is_held else self._arrivals.go_on)(one.planned.queue)
+        if self._is_open:
+            self._arrivals.hold_if_full(one, self._most_held)
 
     # --- workers --------------------------------------------------------------------------------------------
 
@@ -463,43 +457,6 @@ class OrderlyTask:
             self._turns.dry(queue)
         else:
             self._turns.yielded(queue, now_s)
-
-
-@dataclass(slots=True)
-class _Range:
-    """One range in the task's hands."""
-
-    planned: QueueRange
-    run: OrderlyRun | None = None
-    """Its run, from the first turn on."""
-    arrivals: deque[Arrival] = field(default_factory=deque)
-    """Pieces that the run has not taken in."""
-    end: RangeEnd | None = None
-    """Its end, once that has arrived."""
-    is_whole: bool = False
-    """Whether its end has arrived, perhaps after the range has ended here."""
-    is_held: bool = False
-    """Whether no more is read of its queue for now."""
-    arrived: int = 0
-    """Messages that have arrived."""
-    arrived_bytes: int = 0
-
-    def add(self, arrival: Arrival) -> None:
-        """Add a piece."""
-        self.arrived += sum(map(len, arrival.messages))
-        self.arrived_bytes += arrival.nbytes
-        self.end, self.is_whole = arrival.end, arrival.is_end
-        self.arrivals.append(arrival)
-
-    @property
-    def held(self) -> int:
-        """Messages that have arrived and are not passed."""
-        return self.arrived - (0 if self.run is None else self.run.passed)
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory of the messages that have arrived and are not released."""
-        return self.arrived_bytes - (0 if self.run is None else self.run.freed_bytes)
 
 
 class _Worker:
