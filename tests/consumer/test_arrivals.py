@@ -42,7 +42,7 @@ def piece(planned: QueueRange, *offsets: int, end: bool = False, nbytes: int = 0
 
 
 class Reading:
-    """What a thread has handed over."""
+    """Everything that a thread has handed over."""
 
     def __init__(self, source: Source) -> None:
         self.arrivals = Arrivals(source)

@@ -121,7 +121,7 @@ def test_all_problems_are_reported_at_once() -> None:
         (Slots(4, 4), 1, Slots(4, 3)),
         (Slots(4, 4), 0, Slots(4, 4)),
         (Slots(1, 1), 1, Slots(1, 1)),
-        # Of a cluster that grows, or that shows nothing.
+        # The cluster grows, or shows nothing.
         (Slots(4, 0), 1, Slots(4, 0)),
         (Slots(), 1, Slots()),
     ],

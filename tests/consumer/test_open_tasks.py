@@ -204,7 +204,7 @@ class Running:
 def task(request: pytest.FixtureRequest) -> Iterator[Running]:
     running = Running(is_orderly=request.param)
     yield running
-    # What a failed test has left.
+    # A failed test may have left it paused.
     running.driver.paused = False
     running.driver.stop()
     running.source.end()
@@ -428,7 +428,7 @@ def test_a_queue_is_held_at_a_thousand_messages_and_goes_on(task: Running) -> No
     wait_until(lambda: not task.source.held)
     task.source.send(piece(MINE, PULL_THRESHOLD_FOR_QUEUE))
     wait_until(lambda: (3, PULL_THRESHOLD_FOR_QUEUE) in task.calls)
-    # Of a concurrent task another call may be out.
+    # A concurrent task may have another call under way.
     wait_until(lambda: len(task.calls) == PULL_THRESHOLD_FOR_QUEUE + 3)
     task.end()
 

@@ -244,7 +244,7 @@ def test_spark_gets_as_many_tasks_as_can_run(monkeypatch: pytest.MonkeyPatch) ->
     assert [[each.planned.queue for each in ticket.partitions] for ticket in tickets] == [[A0, A1], [B0]]
     assert {(ticket.tasks, ticket.open_for_s) for ticket in tickets} == {(2, 300.0)}
     assert [sum(batch.num_rows for batch in reader.read(task)) for task in tasks] == [1, 1]
-    # As a query that starts again on this checkpoint.
+    # A query starts again on this checkpoint.
     planning.restart()
     monkeypatch.setattr(reader, "_planner", planning.planner)
     assert reader.partitions(start, end) == []

@@ -80,7 +80,7 @@ _ATTRIBUTES_S: Final = 10.0
 _OBJECT_BYTES: Final = 2048
 """Memory of a message as an object, without its body: what one with a few properties takes."""
 FEW: Final = 32
-"""So many messages are decoded in columns."""
+"""Number of messages of a range from which on they are decoded in columns."""
 _STOP_S: Final = 10.0
 """How long a caller that leaves waits for the prefetching thread to end."""
 

@@ -257,11 +257,13 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     console.print(f"Work directory: {names.work_dir}", markup=False, soft_wrap=True)
     with _terminable(), _cluster(settings) as name_servers:
         console.print(f"Name servers: {';'.join(name_servers)}", markup=False)
+        queues = DemoTopic(names.topic, name_servers).ensure()
+        console.print(f"Topic: {names.topic}, {len(queues)} queues", markup=False)
         latencies = None
         if settings.real_time:
-            sent, latencies = _consume_in_real_time(settings, names, name_servers, console)
+            sent, latencies = _consume_in_real_time(settings, names, name_servers, queues, console)
         else:
-            sent = _produce(settings, names, name_servers, console)
+            sent = _produce(settings, names, name_servers, queues, console)
             _consume(settings, names, name_servers, sent, console)
         _show(names, name_servers, console)
     _check(settings, names, sent, console)
@@ -296,14 +298,13 @@ def _produce(
     settings: DemoSettings,
     names: RunNames,
     name_servers: Sequence[str],
+    queues: Sequence[MessageQueue],
     console: Console,
     *,
     per_second: float = inf,
     first_sent: Callable[[], None] | None = None,
 ) -> int:
     """Send the messages; return their number. ``first_sent`` is called after the first one, and may wait."""
-    queues = DemoTopic(names.topic, name_servers).ensure()
-    console.print(f"Topic: {names.topic}, {len(queues)} queues", markup=False)
     events = order_events(settings.orders, settings.seed)
     started_s = time.monotonic()
     with (
@@ -354,11 +355,14 @@ def _consumer(
 
 
 def _consume_in_real_time(
-    settings: DemoSettings, names: RunNames, name_servers: Sequence[str], console: Console
+    settings: DemoSettings,
+    names: RunNames,
+    name_servers: Sequence[str],
+    queues: Sequence[MessageQueue],
+    console: Console,
 ) -> tuple[int, Latencies | None]:
     """Consume while the messages are sent; return their number, and how long they took to the listener."""
     counter = RowCounter()
-    DemoTopic(names.topic, name_servers).ensure()
     with spark_session("demo") as spark:
         consumer = _consumer(settings, names, name_servers, counter, console)
         query = consumer.start(
@@ -377,6 +381,7 @@ def _consume_in_real_time(
             settings,
             names,
             name_servers,
+            queues,
             console,
             per_second=_LIVE_PER_SECOND,
             first_sent=await_first,
