@@ -1,0 +1,190 @@
+"""A change of a row, as every envelope gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final, Protocol, TypeAlias
+
+_MOST_DIGITS: Final = 38
+"""Maximum precision of Spark's decimals."""
+
+
+class Operation(StrEnum):
+    """Effect of a change on its row."""
+
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+    TRUNCATE = "truncate"
+    """Deletes all rows of the table that have a lower position. It has no key."""
+    SNAPSHOT = "snapshot"
+    """The row as a snapshot has read it. It never replaces a change with a higher position."""
+
+
+class Kind(StrEnum):
+    """The kind of a column's values, with Spark's name of its type where there is one."""
+
+    BOOLEAN = "boolean"
+    BYTE = "tinyint"
+    SHORT = "smallint"
+    INT = "int"
+    LONG = "bigint"
+    FLOAT = "float"
+    DOUBLE = "double"
+    DECIMAL = "decimal"
+    STRING = "string"
+    """A ``str``: also the times of day, intervals, JSON and all types that Spark lacks."""
+    BINARY = "binary"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+    """A ``datetime`` with a zone."""
+    TIMESTAMP_NTZ = "timestamp_ntz"
+    """A ``datetime`` without a zone."""
+    ARRAY = "array"
+    """A ``tuple``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """The table of the source database that a change is of."""
+
+    database: str
+    schema: str | None
+    """None where databases have no schemas (MySQL)."""
+    name: str
+
+    def __str__(self) -> str:
+        return ".".join(part for part in (self.database, self.schema, self.name) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceType:
+    """The type of a column in the source, from its text there, never from one message's value."""
+
+    text: str
+    """The type as the source names it: ``bigint(20) unsigned``, ``io.debezium.time.MicroTimestamp``."""
+    kind: Kind
+    precision: int | None = None
+    """Number of digits of a decimal; None: not bounded."""
+    scale: int | None = None
+    element: SourceType | None = None
+    """Type of an array's elements."""
+
+    @property
+    def spark(self) -> str:
+        """Return the type of a column that holds every value, as Spark's DDL names it.
+
+        A decimal that no Spark type can hold (more than 38 digits, or any number of them) is a string.
+        """
+        if self.kind is Kind.DECIMAL:
+            if self.precision is None or self.scale is None or self.precision > _MOST_DIGITS:
+                return "string"
+            return f"decimal({self.precision},{self.scale})"
+        if self.kind is Kind.ARRAY and self.element is not None:
+            return f"array<{self.element.spark}>"
+        return self.kind.value
+
+
+Position: TypeAlias = tuple[int, ...]
+"""Place of a change in the change log of its source.
+
+Two positions of one table compare as tuples do; the envelope's module documents their parts, and they have
+as many in every message. Two changes with equal positions are in the order of the queue: of their messages,
+and within a message of the values that it gives.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of one row, or a truncation.
+
+    Values are exact: ``int``, ``Decimal``, ``float``, ``str``, ``bytes``, ``bool``, ``date``, ``datetime``
+    (with a zone: a moment; without: what the clock showed), a ``tuple`` for an array, None for SQL's NULL.
+
+    An update that changes the key is two changes with one position: the delete of the old key, then an insert
+    of the new one with the whole row. Either may reach a reader first, so their order is that of positions.
+    """
+
+    table: SourceTable
+    operation: Operation
+    key: Mapping[str, Any] = field(default_factory=dict)
+    """The columns of the key; empty for a truncation, and if the envelope names no key."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The row after the change, with the columns that are known; empty for a delete and a truncation."""
+    before: Mapping[str, Any] | None = None
+    """The row before it, with the columns that the source logs; None if it logs none."""
+    position: Position | None = None
+    """None if the envelope has none: then the order is that of the queue."""
+    absent: frozenset[str] = frozenset()
+    """Columns of the table that the source has left out of ``row``: they keep their stored values.
+
+    A source may leave out columns without naming them. A column of the target that is neither in ``row`` nor
+    here keeps its stored value too.
+    """
+    types: Mapping[str, SourceType] = field(default_factory=dict)
+    """Types of the columns, where the envelope has them."""
+    source_time: datetime | None = None
+    """Time of the change in the source, in UTC: for people. Its resolution may be a second."""
+
+    def __post_init__(self) -> None:
+        if self.operation is Operation.TRUNCATE and (self.key or self.row):
+            raise ValueError(f"a truncation of {self.table} has no key and no row")
+        if self.operation is Operation.DELETE and self.row:
+            raise ValueError(f"a delete in {self.table} has no row after it; use before")
+        both = self.absent & self.row.keys()
+        if both:
+            raise ValueError(f"column(s) {', '.join(sorted(both))} of {self.table} are in the row and absent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaChange:
+    """A statement of the source that changes a schema. It has no order to the rows of other queues."""
+
+    table: SourceTable | None
+    """None if the envelope names none: a statement on a database."""
+    statement: str
+    """The statement's text; empty if the envelope has none."""
+    kind: str = ""
+    """The envelope's name of the kind of statement, in lower case: ``alter``, ``rename``, ``create`` …"""
+    position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A message that is known and changes nothing: a heartbeat, a tombstone, the mark of a transaction."""
+
+    reason: str
+    """A short constant text, which counters use as a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadChange:
+    """A message, or a row of one, that cannot be applied."""
+
+    reason: str
+    """The fault and its remedy; whoever has the message adds its topic, queue and offset."""
+    table: SourceTable | None = None
+
+
+Decoded: TypeAlias = Change | SchemaChange | PassedOver | BadChange
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMessage:
+    """The parts of a RocketMQ message that envelopes read."""
+
+    body: bytes
+    keys: str = ""
+    """The message's KEYS: Debezium Server writes the row's key there."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class Envelope(Protocol):
+    """Reads the messages of one program. It has no state: equal messages give equal changes."""
+
+    def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
+        """Return what the message holds, in its order; never empty, and never an exception for its bytes."""
+        ...
