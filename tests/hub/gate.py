@@ -117,6 +117,10 @@ class HubGate(Closing):
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.break_connections()
+
+    def break_connections(self) -> None:
+        """End all connections that are open."""
         with self._guard:
             for way in self._ways:
                 way.end()
