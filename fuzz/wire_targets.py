@@ -15,6 +15,7 @@ from broker_sim.bodies import encode_route, encode_topic_stats
 from broker_sim.sql92 import Sql92Error
 from broker_sim.sql92_parser import compile_expression
 from fuzz import seeds
+from fuzz.frame_target import registry_frames, run_registry_frames
 from fuzz.message_target import run_messages
 from fuzz.target import MAX_MEMORY_BYTES, Target, with_frame_lengths, with_total_sizes
 from pyspark_rocketmq import wire
@@ -219,5 +220,6 @@ WIRE_TARGETS: Final = (
     Target(name="bodies", run=_run_bodies, seeds=seeds.json_bodies),
     Target(name="topic-stats", run=_run_topic_stats, seeds=seeds.json_bodies),
     Target(name="expression", run=_run_expression, seeds=lambda: _EXPRESSIONS),
+    Target(name="registry-frames", run=run_registry_frames, seeds=registry_frames),
     Target(name="message-id", run=_run_message_id, seeds=lambda: _MESSAGE_IDS),
 )

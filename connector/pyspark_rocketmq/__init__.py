@@ -13,6 +13,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _ERRORS = (
+    "BadRecord",
     "BatchRefused",
     "BrokerError",
     "BrokerOffsetUnavailable",
@@ -24,6 +25,7 @@ _ERRORS = (
     "DataLoss",
     "DeadLetterRefused",
     "ExpressionInvalid",
+    "FrameDamaged",
     "GoAway",
     "GroupNotFound",
     "KeysOutOfOrder",

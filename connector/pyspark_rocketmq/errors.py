@@ -550,6 +550,34 @@ class KeysOutOfOrder(RocketMQError):
         )
 
 
+class BadRecord(RocketMQError):
+    """A message's body cannot be decoded by its schema, now or later.
+
+    Do: Keep the body elsewhere and go on ([bad records](how-to/decoding.md)).
+    """
+
+
+class FrameDamaged(BadRecord):
+    """A body does not begin with a schema's id as the framing has it.
+
+    Do: Correct the framing, if the error names another; a single damaged body is a bad record.
+    """
+
+    def __init__(self, framing: str, found: str, looks_like: str = "") -> None:
+        super().__init__(framing, found, looks_like)
+        self.framing = framing
+        self.found = found
+        self.looks_like = looks_like
+        """Framing that the body seems to have; empty if nothing fits."""
+
+    def __str__(self) -> str:
+        other = f" It looks like {self.looks_like}." if self.looks_like else ""
+        return peer_text(
+            f"The message is not in framing {self.framing}: {self.found}.{other} Correct the framing, or "
+            "keep the body as a bad record."
+        )
+
+
 class OffsetError(RocketMQError):
     """Offsets that cannot be used as they are."""
 
