@@ -1,0 +1,167 @@
+"""The effect of changes on a row, in whatever order they come.
+
+Rule 1: order is the source's. Each change has a place in one order (:func:`order_of`): its position in the
+source's log, then its place in the queue. A change never undoes one that comes after it in this order.
+Rule 2: nothing depends on how changes arrive. The state of a key is the highest deletion, and per column the
+value with the highest place. Combining states is associative, commutative and idempotent: any order of
+arrival, any repetition and any batches give the same state.
+Rule 3: values are elsewhere. A :class:`Fact` names the row that has its values, so they are never copied, and
+no type is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.errors import OffsetError
+
+Order = str
+"""A place in the order of a table's changes, as text: the comparison of texts is that of the places.
+
+Tables store it as text: Delta has statistics for texts, and all engines compare those in the same way.
+"""
+LOWEST: Final[Order] = ""
+"""The place below all others: that of a value which nobody has sent yet."""
+OTHERS: Final = "*"
+"""Key in :attr:`Fact.older` for all columns that it does not name."""
+NONE_OLDER: Final[Mapping[str, Order]] = MappingProxyType({})
+_PARTS, _RANKS = ".", " "
+"""Separators within and between tuples. The second one sorts lower, so a shorter tuple is the lower one."""
+_MOST_DIGITS: Final = 26
+
+
+def order_of(
+    position: Sequence[int] | None, queue_offset: int, number: int, *, is_snapshot: bool = False
+) -> Order:
+    """Return a change's place in the order of its table.
+
+    Of equal positions, a snapshot's row is the lowest, then the queue decides.
+
+    Args:
+        position: Position in the log of the source; None if only the queue has an order.
+        queue_offset: Offset of the change's message.
+        number: Number of the change in its message.
+        is_snapshot: Whether a snapshot read the row, perhaps while others changed it.
+    """
+    place = [int(not is_snapshot or position is None), queue_offset, number]
+    return f"{_text_of(position or ())}{_RANKS}{_text_of(place)}"
+
+
+def _text_of(parts: Iterable[int]) -> str:
+    return _PARTS.join(map(_digits, parts))
+
+
+def _digits(number: int) -> str:
+    """Return a number's digits after a letter for how many there are: ``7`` is ``a7``, ``12`` is ``b12``."""
+    digits = str(number)
+    if number < 0 or len(digits) > _MOST_DIGITS:
+        raise OffsetError(
+            f"A position has the part {number}, which is negative or longer than {_MOST_DIGITS} digits. "
+            "The envelope must give positions of plain numbers."
+        )
+    return f"{chr(ord('a') + len(digits) - 1)}{digits}"
+
+
+class Fact(NamedTuple):
+    """Something that is known of one key: a change, or the row that the table has."""
+
+    row: int
+    """Number of the row that has the values; it means nothing for a deletion."""
+    at: Order
+    """Place of the values; ``LOWEST`` for a deletion."""
+    deleted_at: Order = LOWEST
+    """Place of the highest deletion that is known with it."""
+    older: Mapping[str, Order] = NONE_OLDER
+    """Places of columns whose values are older than ``at``; ``LOWEST`` for a value that is missing."""
+
+
+class RowState(NamedTuple):
+    """All that is known of one key: the row of the table, or a deletion."""
+
+    at: Order
+    """Place of the newest value, or of the deletion if the row is deleted."""
+    is_deleted: bool
+    row: int | None
+    """Number of the row with the values of most columns; None if there is none."""
+    elsewhere: Mapping[str, int | None]
+    """Numbers of the rows with the values of other columns; None for a value that is missing."""
+    older: Mapping[str, Order]
+    """See :attr:`Fact.older`."""
+    deleted_at: Order
+    """Place of the highest deletion; ``LOWEST`` if none is known."""
+
+
+def combine(
+    facts: Iterable[Fact], columns: Sequence[str], *, floor: Order = LOWEST, keeps_deleted: bool = False
+) -> RowState:
+    """Return what facts of one key amount to.
+
+    Args:
+        facts: Facts in any order; any of them may come several times.
+        columns: Columns of the table, without those of the key.
+        floor: Place of a deletion that is known from elsewhere, such as a truncation.
+        keeps_deleted: Whether a deleted row keeps the values that it had.
+    """
+    found = list(facts)
+    deleted_at = max((fact.deleted_at for fact in found), default=LOWEST)
+    deleted_at = max(deleted_at, floor)
+    living = [fact for fact in found if fact.at > deleted_at]
+    if living:
+        return _row_of(living, columns, deleted_at)
+    if not keeps_deleted:
+        return RowState(deleted_at, True, None, {}, NONE_OLDER, deleted_at)
+    valued = [fact for fact in found if fact.at]
+    if not valued:
+        return RowState(deleted_at, True, None, {}, {OTHERS: LOWEST}, deleted_at)
+    row = _row_of(valued, columns, LOWEST)
+    places = {name: _place_in(row.older, name, row.at) for name in columns}
+    older = compressed(places, deleted_at)
+    return row._replace(at=deleted_at, is_deleted=True, older=older, deleted_at=deleted_at)
+
+
+def _place_in(older: Mapping[str, Order], column: str, at: Order) -> Order:
+    return older.get(column, older.get(OTHERS, at)) if older else at
+
+
+def _row_of(facts: Sequence[Fact], columns: Sequence[str], deleted_at: Order) -> RowState:
+    """Return the row with, in each column, the newest value after the deletion."""
+    # A stored row with the same place as a change contains it.
+    newest = max(facts, key=lambda fact: (fact.at, not fact.older))
+    if not newest.older:
+        return RowState(newest.at, False, newest.row, {}, NONE_OLDER, deleted_at)
+    elsewhere: dict[str, int | None] = {}
+    places: dict[str, Order] = {}
+    for name in columns:
+        place, row = max((_place_in(fact.older, name, fact.at), fact.row) for fact in facts)
+        if place <= deleted_at:
+            place = LOWEST
+            if _place_in(newest.older, name, newest.at):
+                elsewhere[name] = None
+        elif row != newest.row:
+            elsewhere[name] = row
+        places[name] = place
+    return RowState(newest.at, False, newest.row, elsewhere, compressed(places, newest.at), deleted_at)
+
+
+def compressed(places: Mapping[str, Order], at: Order) -> Mapping[str, Order]:
+    """Return the places that differ from ``at``; the commonest is under ``OTHERS`` where that is shorter."""
+    older = {name: place for name, place in places.items() if place != at}
+    if len(older) < 2:
+        return older
+    [(commonest, count)] = Counter(older.values()).most_common(1)
+    others = {name: place for name, place in places.items() if place != commonest}
+    return {**others, OTHERS: commonest} if len(others) + 1 < len(older) and count > 1 else older
+
+
+def older_text(older: Mapping[str, Order]) -> str | None:
+    """Return :attr:`Fact.older` as a table stores it; None if no value is older."""
+    return json.dumps(older, ensure_ascii=False, sort_keys=True, separators=(",", ":")) if older else None
+
+
+def older_of(text: str | None) -> Mapping[str, Order]:
+    """Return :attr:`Fact.older` from what a table stores."""
+    return NONE_OLDER if text is None else json.loads(text)

@@ -1,0 +1,214 @@
+"""A batch's changes, compacted to one row per key, as the source of a MERGE.
+
+Values stay in Arrow: :mod:`pyspark_rocketmq.change_data.effects` decides which row has the value of a column,
+and the values are taken from there.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pyspark_rocketmq.change_data.change import Operation
+from pyspark_rocketmq.change_data.effects import (
+    LOWEST,
+    Fact,
+    Order,
+    RowState,
+    combine,
+    older_of,
+    older_text,
+)
+
+POSITION: Final = "__position"
+"""Column with the place of a change, and of the row that a table has."""
+OLDER: Final = "__older"
+"""Column with the places of those values of a row that are older than the row (``effects.older_text``)."""
+DELETED: Final = "__deleted"
+"""Column that marks deleted rows, in a table that keeps them."""
+OPERATION: Final = "__operation"
+"""Column of a change with its ``Operation``."""
+ABSENT: Final = "__absent"
+"""Column of a change with the names of the columns whose values it lacks; null if it has all."""
+EFFECT: Final = "__effect"
+"""Column of the source of a MERGE with an :class:`Effect`."""
+
+Key = tuple[Any, ...]
+"""Values of the key's columns, as Arrow gives them."""
+
+
+class Effect(StrEnum):
+    """The use that a MERGE makes of a row of its source."""
+
+    ROW = "row"
+    """Replace a row that is older, or insert the row."""
+    FINAL = "final"
+    """Replace the row that there is: it has been read, and is part of this one."""
+    DELETE = "delete"
+    """Delete a row that is older."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableColumns:
+    """Columns of the target table."""
+
+    keys: tuple[str, ...]
+    others: tuple[str, ...]
+    """All other columns of the source's table."""
+    keeps_deleted: bool = False
+    """Whether deleted rows stay, marked."""
+
+    @property
+    def hidden(self) -> tuple[pa.Field, ...]:
+        """The columns that the source's table lacks."""
+        deleted = (pa.field(DELETED, pa.bool_()),) if self.keeps_deleted else ()
+        return (pa.field(POSITION, pa.string()), pa.field(OLDER, pa.string()), *deleted)
+
+
+@dataclass(slots=True)
+class KeyedChanges:
+    """Changes of a batch with their keys; truncations are apart."""
+
+    columns: TableColumns
+    rows: pa.Table
+    """Changes with a key."""
+    facts: dict[Key, list[Fact]] = field(init=False)
+    """The facts of each key, numbered by ``rows``."""
+    deletions: dict[Key, Order] = field(init=False, default_factory=dict)
+    """The highest deletion of each key that has one."""
+
+    def __post_init__(self) -> None:
+        self.facts = {}
+        places, operations, absent = (self.rows[name].to_pylist() for name in (POSITION, OPERATION, ABSENT))
+        for number, key in enumerate(keys_of(self.rows, self.columns.keys)):
+            at = places[number]
+            if operations[number] == Operation.DELETE:
+                fact = Fact(number, LOWEST, at)
+                self.deletions[key] = max(at, self.deletions.get(key, LOWEST))
+            else:
+                fact = Fact(number, at, LOWEST, dict.fromkeys(absent[number] or (), LOWEST))
+            self.facts.setdefault(key, []).append(fact)
+
+    @property
+    def unfinished(self) -> list[Key]:
+        """The keys whose rows must be read before a MERGE, since their state cannot be decided without.
+
+        Rows of the table that have older values must be read too.
+        """
+        return [
+            key
+            for key, facts in self.facts.items()
+            if (self.columns.keeps_deleted and key in self.deletions) or any(fact.older for fact in facts)
+        ]
+
+
+def keys_of(rows: pa.Table, names: Sequence[str]) -> Iterator[Key]:
+    """Yield the key of each row."""
+    return zip(*(rows[name].to_pylist() for name in names), strict=True)
+
+
+def share_of(key: Key, shares: int) -> int:
+    """Return in which of so many shares a key is: the same in every process."""
+    return zlib.crc32(repr(key).encode()) % shares
+
+
+def merge_source(
+    changes: KeyedChanges,
+    stored: pa.Table,
+    deletions: Mapping[Key, Order],
+    truncated_at: Order = LOWEST,
+) -> pa.Table:
+    """Return a row per key for a MERGE: its values, place and effect.
+
+    Args:
+        changes: Changes of the batch.
+        stored: Rows of the table that were read (:attr:`KeyedChanges.unfinished`), without duplicates.
+        deletions: The highest deletion of each key that earlier batches have recorded.
+        truncated_at: The highest truncation that is known; ``LOWEST`` without one.
+    """
+    columns = changes.columns
+    facts = {key: list(found) for key, found in changes.facts.items()}
+    read = set()
+    for fact, key in zip(stored_facts(stored, len(changes.rows)), keys_of(stored, columns.keys), strict=True):
+        facts.setdefault(key, []).append(fact)
+        read.add(key)
+    states = _Source(columns, pa.concat_tables(_with_hidden(columns, [changes.rows, stored])))
+    for key, found in facts.items():
+        floor = max(deletions.get(key, LOWEST), truncated_at)
+        state = combine(found, columns.others, floor=floor, keeps_deleted=columns.keeps_deleted)
+        states.add(state, found, is_read=key in read)
+    return states.table()
+
+
+def stored_facts(stored: pa.Table, first: int) -> Iterator[Fact]:
+    """Yield what the rows of the table are, numbered from ``first`` on."""
+    deleted = stored[DELETED].to_pylist() if DELETED in stored.column_names else [False] * len(stored)
+    rows = zip(stored[POSITION].to_pylist(), stored[OLDER].to_pylist(), deleted, strict=True)
+    for number, (at, older, is_deleted) in enumerate(rows, first):
+        yield Fact(number, at, at if is_deleted else LOWEST, older_of(older))
+
+
+def _with_hidden(columns: TableColumns, tables: Iterable[pa.Table]) -> list[pa.Table]:
+    return [table.select([*columns.keys, *columns.others]) for table in tables]
+
+
+class _Source:
+    """The source of a MERGE, as rows to take from others."""
+
+    def __init__(self, columns: TableColumns, rows: pa.Table) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._keys: list[int] = []
+        self._newest: list[int | None] = []
+        self._elsewhere: dict[str, dict[int, int | None]] = {}
+        self._hidden: dict[str, list[Any]] = {name: [] for name in (POSITION, OLDER, DELETED, EFFECT)}
+
+    def add(self, state: RowState, facts: Sequence[Fact], *, is_read: bool) -> None:
+        """Add a key's state, unless it is that of the row that was read."""
+        if is_read and _is_as_stored(state, facts[-1]):
+            return
+        number = len(self._keys)
+        self._keys.append(facts[0].row)
+        self._newest.append(state.row)
+        for name, row in state.elsewhere.items():
+            self._elsewhere.setdefault(name, {})[number] = row
+        kept = self._columns.keeps_deleted
+        effect = Effect.DELETE if state.is_deleted and not kept else Effect.FINAL if is_read else Effect.ROW
+        hidden = (state.at, older_text(state.older), state.is_deleted, effect)
+        for values, value in zip(self._hidden.values(), hidden, strict=True):
+            values.append(value)
+
+    def table(self) -> pa.Table:
+        """Return the source."""
+        newest = pa.array(self._newest, pa.int64())
+        taken = {name: self._rows[name].take(pa.array(self._keys, pa.int64())) for name in self._columns.keys}
+        for name in self._columns.others:
+            changed = self._elsewhere.get(name)
+            taken[name] = self._rows[name].take(newest if changed is None else self._moved(changed))
+        types = {POSITION: pa.string(), OLDER: pa.string(), DELETED: pa.bool_(), EFFECT: pa.string()}
+        hidden = {name: pa.array(values, types[name]) for name, values in self._hidden.items()}
+        if not self._columns.keeps_deleted:
+            del hidden[DELETED]
+        return pa.table(taken | hidden)
+
+    def _moved(self, changed: Mapping[int, int | None]) -> pa.Array:
+        rows = list(self._newest)
+        for number, row in changed.items():
+            rows[number] = row
+        return pa.array(rows, pa.int64())
+
+
+def _is_as_stored(state: RowState, stored: Fact) -> bool:
+    """Return whether a state is that of the row of the table."""
+    return (
+        state.row == stored.row
+        and state.at == stored.at
+        and not state.elsewhere
+        and state.older == stored.older
+        and state.is_deleted == bool(stored.deleted_at)
+    )
