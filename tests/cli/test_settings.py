@@ -197,15 +197,16 @@ def test_the_example_file_of_consume_is_complete_and_valid() -> None:
         (
             "trigger=often",
             (
-                "option trigger='often' is neither availableNow nor an interval such as '1 second' nor realTime, "
-                "perhaps with the length of a batch as in 'realTime 5 minutes'"
+                "option trigger='often' is not a trigger; write availableNow, an interval such as '1 second', or "
+                "realTime, which may be followed by the length of a batch ('realTime 5 minutes')"
             ),
         ),
         (
             "trigger=realTime 1 second",
             (
-                "option trigger='realTime 1 second' is shorter than 5 s: so long lasts a batch, and between two "
-                "of them nothing is consumed for a moment; how often results are committed says commit_interval"
+                "option trigger='realTime 1 second' is shorter than 5 s; this is the length of a batch, and between "
+                "two batches nothing is consumed for a moment. Results are committed within a batch, at every "
+                "commit_interval"
             ),
         ),
         ("listener=on_order", "option listener='on_order' is not module:function"),

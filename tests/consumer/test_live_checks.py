@@ -63,7 +63,7 @@ def test_a_query_that_can_run_is_taken(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"one_commit": ("OneCommit()",)}, r"as DeltaSink and DatabaseSink do, and OneCommit\(\) makes one:"),
+        ({"one_commit": ("OneCommit()",)}, r"with OneCommit\(\), which makes only one commit in a batch:"),
         (
             {
                 "slots": 1,
@@ -72,20 +72,23 @@ def test_a_query_that_can_run_is_taken(changes: dict[str, Any]) -> None:
                     "T",
                 ),
             },
-            r"two task slots, one .* adds rows to S, T, .* has one:",
+            r"two task slots here, and the session has one\. .* add rows to S, T\.",
         ),
-        ({"can_listen": False}, r"can accept none, .*; correct spark.driver.bindAddress, or install OpenSSL"),
+        (
+            {"can_listen": False},
+            r"could not open a port .*\. Correct spark.driver.bindAddress, or install OpenSSL",
+        ),
         (
             {"unreached": {"h2": "refused", "h1": "timed out"}},
-            r"from h1 \(timed out\), h2 \(refused\); let exe",
+            r": h1 \(timed out\), h2 \(refused\)\. Let exe",
         ),
         (
             {"unreached": dict.fromkeys("abcde", "no")},
-            r"from a \(no\), b \(no\), c \(no\) and 2 more hosts; let",
+            r": a \(no\), b \(no\), c \(no\) and 2 more hosts\. Let",
         ),
         (
             {"idle_kill": KILL},
-            r"nothing for 300 s, .*after idleTimeoutSeconds=60; set killOnIdleTimeout=false",
+            r"no rows for 300 s, .*after idleTimeoutSeconds=60 seconds\. Set killOnIdleTimeout=false",
         ),
     ],
 )

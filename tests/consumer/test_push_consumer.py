@@ -196,9 +196,9 @@ def test_a_listener_gets_its_messages_in_the_order_that_is_asked_for(order: str,
 @pytest.mark.parametrize(
     ("case", "says"),
     [
-        ("concurrent", "needs an orderly listener: a concurrent one gets its messages in any order"),
-        ("state", "needs orderly_engine 'direct': with 'state' Spark passes each queue to one call"),
-        ("table", "needs a listener: a table of messages is made by Spark's own expressions"),
+        ("concurrent", "needs an orderly listener, and this one is concurrent"),
+        ("state", "needs orderly_engine 'direct': with 'state' the calls for one queue never overlap"),
+        ("table", "needs a listener, and register_message_table\\(\\) has none"),
     ],
 )
 def test_an_order_by_key_is_refused_where_it_makes_no_sense(case: str, says: str) -> None:
@@ -246,8 +246,8 @@ def test_a_commit_interval_is_refused_with_the_state_engine() -> None:
     [problem] = problems_of(commit_interval="1 second", orderly_engine="state")
 
     assert problem == (
-        "commit_interval needs orderly_engine 'direct': with 'state' the rows of a micro-batch reach the "
-        "sink's writer at its end"
+        "commit_interval cannot be used with orderly_engine 'state': there rows reach the sink only at the end "
+        "of a micro-batch. Leave out one of the two"
     )
 
 
@@ -260,7 +260,7 @@ def test_a_commit_interval_is_refused_with_a_table_of_messages() -> None:
     )
     consumer.subscribe("orders")
     consumer.register_message_table(json_body("order_id string"))
-    with pytest.raises(OptionError, match="commit_interval needs a listener: a table of messages"):
+    with pytest.raises(OptionError, match=r"commit_interval cannot be used with register_message_table\(\)"):
         consumer.start(None, checkpoint="unused")  # type: ignore[arg-type]
 
 
@@ -373,7 +373,10 @@ def test_an_enum_member_may_be_given_by_name_and_a_wrong_name_is_refused() -> No
         ({"trigger": {"continuous": "1 second"}}, "takes no Python data source"),
         ({"trigger": {"realTime": 300}}, "must be a duration such as '5 minutes', not 300"),
         ({"trigger": {"realTime": "long"}}, "trigger {'realTime': 'long'} is not a duration such as 15m"),
-        ({"trigger": {"realTime": "4999ms"}}, "trigger {'realTime': '4999ms'} is shorter than 5 s: so long"),
+        (
+            {"trigger": {"realTime": "4999ms"}},
+            "trigger {'realTime': '4999ms'} is shorter than 5 s; this is the length",
+        ),
         ({"trigger": {"realtime": "5m"}}, "unknown key 'realtime'; did you mean 'realTime'?"),
         (
             {"trigger": {"realTime": "5m", "availableNow": True}},
@@ -424,10 +427,12 @@ def test_real_time_is_refused_where_rows_come_at_the_end_of_a_batch() -> None:
     with pytest.raises(OptionError) as caught:
         consumer.start(not_classic, checkpoint="unused", trigger={"realTime": "5 minutes"})
 
-    of_real_time = [each for each in caught.value.problems if each.startswith("trigger realTime needs ")]
-    wanted = ("a listener", "orderly_engine 'direct'", "a classic session")
-    assert [each.removeprefix("trigger realTime needs ").partition(":")[0] for each in of_real_time] == [
-        *wanted
+    begin = "trigger realTime cannot be used "
+    of_real_time = [each for each in caught.value.problems if each.startswith(begin)]
+    assert [each.removeprefix(begin).partition(":")[0] for each in of_real_time] == [
+        "with register_message_table()",
+        "with orderly_engine 'state'",
+        "over Spark Connect",
     ]
 
 

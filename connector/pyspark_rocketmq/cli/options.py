@@ -42,7 +42,7 @@ from pyspark_rocketmq.options.subscription import Subscription, subscriptions_of
 from pyspark_rocketmq.options.write import BodyCompression, WriteOptions
 
 _REAL_TIME: Final = "5 minutes"
-"""How long a batch lasts in real time by default."""
+"""Default length of a batch in real time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -199,17 +199,19 @@ class Trigger:
     interval: str | None = None
     """Time between two micro-batches."""
     real_time: str | None = None
-    """How long a batch lasts in real time. Without both, the query ends when all messages of its start are
-    consumed."""
+    """Length of a batch in real time.
+
+    If neither is given, the query ends when it has consumed all messages that were there at its start.
+    """
 
     def keywords(self) -> dict[str, Any]:
-        """Argument ``trigger`` of ``PushConsumer.start``."""
+        """Return the argument ``trigger`` of ``PushConsumer.start``."""
         if self.real_time is not None:
             return {REAL_TIME: self.real_time}
         return {"availableNow": True} if self.interval is None else {"processingTime": self.interval}
 
 
-@parses("`availableNow`, interval, or `realTime`, perhaps with the length of a batch")
+@parses("`availableNow`, interval, or `realTime`, which the length of a batch may follow")
 def parse_trigger(text: str) -> Trigger:
     """Parser of ``availableNow``, an interval, and ``realTime`` as in ``realTime 5 minutes``."""
     value = text.strip()
@@ -223,8 +225,8 @@ def parse_trigger(text: str) -> Trigger:
     if re.fullmatch(r"\d+ (millisecond|second|minute|hour)s?", value):
         return Trigger(value)
     raise ValueError(
-        "is neither availableNow nor an interval such as '1 second' nor realTime, perhaps with the length of "
-        "a batch as in 'realTime 5 minutes'"
+        "is not a trigger; write availableNow, an interval such as '1 second', or realTime, which may be "
+        "followed by the length of a batch ('realTime 5 minutes')"
     )
 
 
@@ -294,8 +296,9 @@ class ConsumeSettings(ClusterAccess):
     storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
     checkpoint: str = option("checkpoint", parse_location).doc("Folder of Spark's own checkpoint.")
     trigger: Trigger = option("trigger", parse_trigger, Trigger("1 second"), default_text="1 second").doc(
-        "availableNow: drain and end; an interval such as '5 seconds': run until stopped; realTime: consume "
-        "each message when it arrives ([real time](how-to/real-time.md))."
+        "availableNow: consume what is there, and end. An interval such as '5 seconds': run until stopped, "
+        "with a micro-batch in each interval. realTime: run until stopped, and consume each message when it "
+        "arrives ([real time](how-to/real-time.md))."
     )
     py_files: tuple[str, ...] = option("pyFiles", parse_locations, ()).doc(
         "Python files and zip archives the listener needs, separated by commas."

@@ -1,8 +1,9 @@
-"""Checks before a query starts in real time, whose tasks run until their batch is over.
+"""Checks, before a query starts in real time, that it can run so; one error has every reason if it cannot.
 
-Such tasks hold their slots, yield no rows to Spark, and hand over what they have done on their connection to
-the driver. Where one of these is impossible, the query would stand still or lose its workers, perhaps hours
-later. So it is refused, with all the reasons together.
+In real time the tasks of a batch run for minutes. They need three things that a micro-batch does not need: a
+task slot each for all this time, a connection to the driver over which they report their results, and workers
+that Spark does not kill although they yield no rows. A query that lacks one of these would start, and stop
+consuming later, perhaps after hours.
 """
 
 from __future__ import annotations
@@ -35,69 +36,72 @@ _MOST_SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveContext:
-    """The facts that decide if a query can run in real time, apart from its own arguments."""
+    """Facts about session, executors and sinks that decide whether a query can run in real time."""
 
     lasts_s: float
-    """How long a batch lasts."""
+    """Length of a batch in seconds."""
     slots: int
-    """How many tasks can run at the same time; 0 if unknown."""
+    """Number of tasks that can run at the same time; 0 if unknown."""
     can_listen: bool = True
-    """Whether the driver listens for planner and tasks."""
+    """Whether the driver has opened a port to which planner and tasks connect."""
     unreached: Mapping[str, str] = field(default_factory=dict)
-    """Why executors cannot reach the driver, by host."""
+    """Hosts whose executors cannot connect to the driver, with the reason for each."""
     one_commit: tuple[str, ...] = ()
-    """Sinks that make one commit in a batch."""
+    """Sinks that can make only one commit in a batch."""
     by_spark: tuple[str, ...] = ()
-    """Sinks whose rows Spark writes, in a job of its own."""
+    """Sinks whose rows Spark writes in a separate job."""
     idle_kill: IdleKill | None = None
 
 
 def argument_problems(*, has_listener: bool, is_engine_state: bool, is_classic: bool) -> list[str]:
-    """Return the problems of a consumer's arguments, which need no session to be found."""
+    """Return the problems that a consumer's arguments show without a look at the Spark session."""
     problems = []
     if not has_listener:
         problems.append(
-            "trigger realTime needs a listener: a table of messages is made by Spark's own expressions, "
-            "which bring the rows of a batch at its end; use {'processingTime': '1 second'}"
+            "trigger realTime cannot be used with register_message_table(): Spark computes such a table, and "
+            "its rows reach the sink only at the end of a batch. Use {'processingTime': '1 second'}, or "
+            "register a listener"
         )
     if is_engine_state:
         problems.append(
-            "trigger realTime needs orderly_engine 'direct': with 'state' messages reach the listener by "
-            "Spark's shuffle, which waits until all of the batch are read"
+            "trigger realTime cannot be used with orderly_engine 'state': there messages reach the listener "
+            "through a shuffle, which ends only when the whole batch has been read. Leave out orderly_engine"
         )
     if not is_classic:
         problems.append(
-            "trigger realTime needs a classic session: over Spark Connect the planner has no connection to "
-            "the process that commits, so a new queue would wait for the end of a batch; use "
-            "{'processingTime': '1 second'}"
+            "trigger realTime cannot be used over Spark Connect: there the planner has no connection to the "
+            "process that commits, so a new queue would wait for the end of a batch. Start the query in a "
+            "classic session, or use {'processingTime': '1 second'}"
         )
     return problems
 
 
 def live_problems(context: LiveContext) -> list[str]:
-    """Return why a query cannot run in real time; empty if it can."""
+    """Return each reason why a query cannot run in real time; empty if it can."""
     problems = [
-        "trigger realTime needs sinks that make several commits in a batch, as DeltaSink and DatabaseSink "
-        f"do, and {name} makes one: its batches have no commit_group"
+        f"trigger realTime cannot be used with {name}, which makes only one commit in a batch: its batches "
+        "have no method commit_group. Use DeltaSink or DatabaseSink"
         for name in context.one_commit
     ]
     if context.by_spark and context.slots == 1:
         problems.append(
-            "trigger realTime needs two task slots, one of them for the jobs with which Spark adds rows "
-            f"to {', '.join(context.by_spark)}, and the session has one: tasks hold their slots "
-            "until the batch is over; start it with more cores (spark.executor.cores, or local[2])"
+            "trigger realTime needs two task slots here, and the session has one. Consuming tasks hold "
+            "their slots during the whole batch, and Spark needs another one to add rows to "
+            f"{', '.join(context.by_spark)}. Start the session with more cores (spark.executor.cores, or "
+            "local[2])"
         )
     if not context.can_listen:
         problems.append(
-            "trigger realTime needs connections of the tasks to the driver, which can accept none, as its "
-            "log shows; correct spark.driver.bindAddress, or install OpenSSL if Spark encrypts its network"
+            "trigger realTime needs a connection from each task to the driver, and the driver could not open "
+            "a port for them; its log has the reason. Correct spark.driver.bindAddress, or install OpenSSL "
+            "if Spark encrypts its network"
         )
     if context.unreached:
         shown = [f"{host} ({reason})" for host, reason in sorted(context.unreached.items())]
         more = f" and {len(shown) - _MOST_SHOWN} more hosts" if len(shown) > _MOST_SHOWN else ""
         problems.append(
-            "trigger realTime needs connections of the tasks to the driver, and there is none from "
-            f"{', '.join(shown[:_MOST_SHOWN])}{more}; let executors reach spark.driver.host, or use "
+            "trigger realTime needs a connection from each task to the driver, and these hosts cannot make "
+            f"one: {', '.join(shown[:_MOST_SHOWN])}{more}. Let executors reach spark.driver.host, or use "
             "{'processingTime': '1 second'}"
         )
     return problems + _idle_problems(context)
@@ -109,8 +113,9 @@ def _idle_problems(context: LiveContext) -> list[str]:
         return []
     time, end = kill.settings
     problem = (
-        f"trigger realTime runs tasks that yield nothing for {context.lasts_s:g} s, and {end}=true ends "
-        f"their workers after {time}={kill.after_s:g}; set {end}=false, or more seconds than a batch lasts"
+        f"trigger realTime runs tasks that yield no rows for {context.lasts_s:g} s, the length of a batch, "
+        f"but {end}=true ends such workers after {time}={kill.after_s:g} seconds. Set {end}=false, or set "
+        f"{time} to more than {context.lasts_s:g}"
     )
     return [problem]
 
@@ -118,7 +123,10 @@ def _idle_problems(context: LiveContext) -> list[str]:
 def live_context(
     spark: SparkSession, sink: Sink | None, consumer_group: str, hub: HubAddress | None, lasts_s: float
 ) -> LiveContext:
-    """Look at session and executors, and at the prepared ``sink``; ``hub`` is None if nobody listens."""
+    """Find the facts in a session, its executors and the prepared ``sink``.
+
+    ``hub`` is the address at which the driver accepts connections; None if it could not open a port.
+    """
     begun: dict[str, Any] = {}
     if sink is not None:
         begun = {repr(each): each.begin(consumer_group, {}) for each in single_sinks(sink)}
@@ -136,17 +144,18 @@ def live_context(
 def check_live(
     spark: SparkSession, sink: Sink | None, consumer_group: str, hub_secret: str | None, lasts_s: float
 ) -> int:
-    """Check that a query can run in real time; return how many slots it must leave free.
+    """Check that a query can run in real time; return the number of task slots it must leave free.
 
     Args:
         spark: A classic session.
-        sink: Its sinks, as one, and prepared.
-        consumer_group: The key of its progress.
-        hub_secret: Address and key of the query's hub; None if the driver cannot listen.
-        lasts_s: How long a batch lasts.
+        sink: The query's sinks, joined into one, after ``prepare``.
+        consumer_group: The key of the group's progress.
+        hub_secret: Address at which the driver accepts connections, with its key; None if it could not open
+            a port.
+        lasts_s: Length of a batch in seconds.
 
     Raises:
-        OptionError: With all reasons why it cannot.
+        OptionError: With every reason why the query cannot run in real time.
     """
     hub = None if hub_secret is None else HubAddress.parse(hub_secret)
     context = live_context(spark, sink, consumer_group, hub, lasts_s)
@@ -156,12 +165,12 @@ def check_live(
 
 
 class FreeSlots:
-    """How many tasks a batch may have now, if some slots are left to other jobs."""
+    """The number of tasks that a batch may have now, if it leaves some task slots to other jobs."""
 
     def __init__(self, spark: SparkSession, left: int) -> None:
         self._spark = spark
         self.left = left
-        """Number of slots to leave."""
+        """Number of slots to leave free."""
 
     def __call__(self) -> Slots:
         """Count the session's slots."""
@@ -174,7 +183,7 @@ def spared(slots: Slots, count: int) -> Slots:
 
 
 def _unreached(spark: SparkSession, hub: HubAddress) -> dict[str, str]:
-    """Let tasks connect to the driver; return why they cannot, by host."""
+    """Have tasks connect to the driver; return the hosts where that fails, with the reason for each."""
     if is_on_one_machine(spark):
         return {}
     rows = ask_executors(
@@ -182,21 +191,21 @@ def _unreached(spark: SparkSession, hub: HubAddress) -> dict[str, str]:
     )
     if rows is None:
         logger.warning(
-            "could not check in time whether executors can connect to the driver, because none was running; "
-            "the first batch will show it"
+            "no executor was running in time to check that it can connect to the driver; if one cannot, the "
+            "first batch fails"
         )
         return {}
     return {row["host"]: row["problem"] for row in rows}
 
 
 class Connect:
-    """Function for tasks that yields a row if the driver cannot be reached."""
+    """Function for tasks that connects to the driver, and yields a row with host and reason if that fails."""
 
     def __init__(self, hub: HubAddress) -> None:
         self._hub = hub
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """See the class."""
+        """Connect once for the whole task."""
         for _ in batches:
             pass
         problems = []

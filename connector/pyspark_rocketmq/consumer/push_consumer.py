@@ -500,7 +500,7 @@ class PushConsumer:
     def _hub(
         self, spark: SparkSession, options: ReadOptions, store: OffsetStore, slots: Callable[[], Slots]
     ) -> DriverControl | None:
-        """Start the server for planner and tasks; return None if it cannot listen, or cannot encrypt."""
+        """Start the server to which planner and tasks connect; None if it has no port or cannot encrypt."""
         host, bind_host, is_local = driver_address(spark)
         has_engine = options.hand_over_ranges and self._table is None
         is_live = options.real_time_ms is not None
@@ -519,8 +519,8 @@ class PushConsumer:
             )
         except OSError as error:
             logger.warning(
-                "planner and tasks cannot connect to this process at %s (spark.driver.bindAddress), so "
-                "queues change hands and offsets are committed between two batches only group=%s: %s",
+                "the driver cannot accept connections of planner and tasks at %s (spark.driver.bindAddress), "
+                "so queues change hands and offsets are committed only between two batches group=%s: %s",
                 bind_host,
                 offset_key(options),
                 error,
@@ -574,7 +574,7 @@ class PushConsumer:
         return argument_problems(
             has_listener=self._table is None,
             is_engine_state=self._settings.own.orderly_engine == OrderlyEngineKind.STATE,
-            # A session that is none has an error of its own.
+            # An object that is no session is reported elsewhere.
             is_classic=spark is None or is_classic(spark),
         )
 
@@ -583,13 +583,13 @@ class PushConsumer:
         problems = []
         if self._settings.own.orderly_engine == OrderlyEngineKind.STATE:
             problems.append(
-                "commit_interval needs orderly_engine 'direct': with 'state' the rows of a micro-batch reach "
-                "the sink's writer at its end"
+                "commit_interval cannot be used with orderly_engine 'state': there rows reach the sink only "
+                "at the end of a micro-batch. Leave out one of the two"
             )
         if self._table is not None:
             problems.append(
-                "commit_interval needs a listener: a table of messages is made by Spark's own expressions, "
-                "which bring the rows of a micro-batch at its end; use a shorter trigger"
+                "commit_interval cannot be used with register_message_table(): Spark computes such a table, "
+                "and its rows reach the sink only at the end of a micro-batch. Use a shorter trigger"
             )
         return problems
 
@@ -599,18 +599,18 @@ class PushConsumer:
         problems = []
         if self._table is not None:
             problems.append(
-                f"{needs} a listener: a table of messages is made by Spark's own expressions, without calls "
-                "that could overlap"
+                f"{needs} a listener, and register_message_table() has none: Spark computes the table. Leave "
+                "out orderly_by"
             )
         elif not self._is_orderly:
             problems.append(
-                f"{needs} an orderly listener: a concurrent one gets its messages in any order; register it "
-                "with orderly=True, or leave orderly_by out"
+                f"{needs} an orderly listener, and this one is concurrent: it gets messages in any order. "
+                "Register it with orderly=True, or leave out orderly_by"
             )
         elif self._settings.own.orderly_engine == OrderlyEngineKind.STATE:
             problems.append(
-                f"{needs} orderly_engine 'direct': with 'state' Spark passes each queue to one call after "
-                "the other"
+                f"{needs} orderly_engine 'direct': with 'state' the calls for one queue never overlap. Leave "
+                "out orderly_engine"
             )
         return problems
 
@@ -631,10 +631,10 @@ def _drained_by(
     """
     if hub is None:
         raise RocketMQError(
-            "Spark before 4.2 does not pass the trigger to Python sources, so for availableNow the driver "
-            "must listen for the planner, and it cannot, as its log shows (spark.driver.bindAddress, or no "
-            "OpenSSL where Spark encrypts its network). Correct that, start the query with a processingTime "
-            "trigger, or use Spark 4.2 or newer."
+            "The trigger availableNow cannot be used: with Spark before 4.2 it needs a connection from the "
+            "planner to the driver, and the driver could not open a port. The driver's log has the reason. "
+            "Correct spark.driver.bindAddress, or install OpenSSL if Spark encrypts its network; or use a "
+            "processingTime trigger, or Spark 4.2 or newer."
         )
     return {**options, "drains": "true"}, {"processingTime": "100 milliseconds"}
 

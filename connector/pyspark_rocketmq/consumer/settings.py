@@ -59,7 +59,7 @@ _WORDS: Final[Mapping[type, str]] = {
 }
 REAL_TIME: Final = "realTime"
 _TRIGGERS: Final = ("processingTime", "availableNow", REAL_TIME)
-"""Triggers that a consumer accepts: two of ``DataStreamWriter.trigger``, and its own real time."""
+"""Triggers that a consumer accepts: two of ``DataStreamWriter.trigger``, and this package's real time."""
 _REFUSED_TRIGGERS: Final = {
     "once": "runs a single micro-batch and would leave suspended messages and those of further batches; use "
     "{'availableNow': True}, which consumes all present messages and ends",
@@ -73,7 +73,7 @@ _INTERVAL: Final = re.compile(
 """A Spark interval such as ``5 minutes``, not negative. Spark checks the parts after the first."""
 
 _REAL_TIME_COMMIT_INTERVAL_S: Final = 0.5
-"""Time between two commits in real time by default."""
+"""Default time between two commits of a batch in real time."""
 _SAFE_NAME: Final = 120
 """Longest name of a group, in characters, that allows sending to all its topics: brokers accept 127."""
 _EPOCH_YEAR: Final = 1970
@@ -373,7 +373,7 @@ class ConsumerSettings:
 
     @property
     def is_by_key(self) -> bool:
-        """Whether an orderly listener's messages are in order with those of the same sharding key only."""
+        """Whether an orderly listener gets only messages with the same sharding key in order."""
         return self.own.orderly_by == OrderlyBy.SHARDING_KEY
 
     def gives_up(self, *, orderly: bool) -> bool:
@@ -381,7 +381,7 @@ class ConsumerSettings:
         return not orderly or self.own.max_reconsume_times != UNLIMITED
 
     def commit_interval_s(self, *, in_real_time: bool) -> float | None:
-        """Return the shortest time between two commits of a batch, in seconds; None to commit at its end."""
+        """Return the shortest time between two commits of a batch, in seconds; None: only at its end."""
         text = self.own.commit_interval
         if text is None:
             return _REAL_TIME_COMMIT_INTERVAL_S if in_real_time else None

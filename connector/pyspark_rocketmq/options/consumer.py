@@ -80,16 +80,17 @@ def commit_interval_ms(text: str) -> int:
 
 
 def real_time_ms(text: str) -> int:
-    """Parse how long a batch lasts in real time.
+    """Parse the length of a batch in real time; return it in milliseconds.
 
     Raises:
-        ValueError: With the end of a sentence.
+        ValueError: If it is not a duration, or is too short; the message is the end of a sentence.
     """
     lasts_ms = duration_ms(text)
     if lasts_ms < _SHORTEST_REAL_TIME_MS:
         raise ValueError(
-            f"is shorter than {_SHORTEST_REAL_TIME_MS // 1000} s: so long lasts a batch, and between two of "
-            "them nothing is consumed for a moment; how often results are committed says commit_interval"
+            f"is shorter than {_SHORTEST_REAL_TIME_MS // 1000} s; this is the length of a batch, and between "
+            "two batches nothing is consumed for a moment. Results are committed within a batch, at every "
+            "commit_interval"
         )
     return lasts_ms
 
@@ -139,8 +140,8 @@ class ConsumerOptions(OptionSet):
         argument=ArgumentRule((Integral,)),
     ).doc("Pause of a queue after the listener gave its messages back.")
     consume_thread_max: int = option("consumeThreadMax", int_between(1, 1000), 20, unit="calls").doc(
-        "Maximum number of calls of the listener at the same time in one task; for different queues, or with "
-        "`orderlyBy=sharding_key` different keys, if it is orderly."
+        "Maximum number of listener calls at the same time in one task. Calls of an orderly listener overlap "
+        "only for different queues, or for different keys with `orderlyBy=sharding_key`."
     )
     consume_timeout_s: float = option(
         "consumeTimeoutS",
@@ -149,8 +150,8 @@ class ConsumerOptions(OptionSet):
         unit="s",
         argument=ArgumentRule((Real,), lambda seconds: bool(seconds > 0), "must be more than 0"),
     ).doc(
-        "From this duration on a listener's call counts as TIME_OUT for hooks; a concurrent one's "
-        "messages are sent back then."
+        "A listener call that has lasted this long counts as TIME_OUT for hooks. If the listener is "
+        "concurrent, the messages of the call are then sent back to the broker, to be consumed again."
     )
     # The default bounds the memory of a task, which holds a queue's share of the micro-batch.
     max_offsets_per_trigger: int = option(
@@ -169,13 +170,14 @@ class ConsumerOptions(OptionSet):
             (str,), lambda kind: kind in tuple(OrderlyBy), f"is none of {', '.join(OrderlyBy)}"
         ),
     ).doc(
-        "Order of an orderly listener: that of each queue, or only that of each sharding key in a queue, "
-        "with calls for different keys at the same time "
-        "([tuning](how-to/tuning.md#order-by-sharding-key))."
+        "Order in which an orderly listener gets messages. `queue`: all messages of a queue one after the "
+        "other. `sharding_key`: only messages of a queue that have the same sharding key; calls for "
+        "different keys overlap ([tuning](how-to/tuning.md#order-by-sharding-key))."
     )
     commit_interval: str | None = option("commitInterval", parse_commit_interval, None).doc(
-        "How often a batch commits what it has consumed so far, such as `500ms` or `1 second`; none: once, "
-        "at its end, or every 500 ms in real time. A sink that Spark writes needs a free task slot for it. "
+        "How often a running batch commits what it has consumed so far, such as `500ms` or `1 second`. By "
+        "default a micro-batch commits once, at its end, and a batch in real time every 500 ms. If Spark "
+        "writes the sink's table, each commit needs a free task slot. "
         "See [tuning](how-to/tuning.md#commits-within-a-micro-batch)."
     )
     mirror_offsets: bool = option("mirrorOffsets", boolean, True).doc(
