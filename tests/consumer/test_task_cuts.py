@@ -296,7 +296,7 @@ def test_a_part_whose_arrival_is_not_known_fails_the_task(monkeypatch: pytest.Mo
     task.connection.confirms = False
     task.settles(going_on=[consumed(A, 0, 2)])
     assert task.cut(1) is not None
-    with pytest.raises(RocketMQError, match="1 parts of this task's result were on their way"):
+    with pytest.raises(RocketMQError, match="has not confirmed 1 parts of this task's result"):
         task.parts.finish()
 
 

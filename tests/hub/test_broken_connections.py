@@ -312,7 +312,7 @@ def test_a_task_whose_driver_is_gone_fails(query: Query, monkeypatch: pytest.Mon
         gate.close()
         for engine in (busy, idle):
             engine.join()
-            with pytest.raises(RocketMQError, match="there was no other one within"):
+            with pytest.raises(RocketMQError, match="a new one could not be made within"):
                 raise engine.failure or AssertionError
 
 

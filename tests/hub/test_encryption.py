@@ -86,7 +86,9 @@ def test_a_hub_with_another_certificate_is_refused_before_anything_is_sent(
     hub, client = ends(certificate, b"\0" * 32)
     hub.decrypt(client.encrypt(b"secret"))
 
-    with pytest.raises(RemoteProtocolError, match="hub: it has another certificate than the query's driver"):
+    with pytest.raises(
+        RemoteProtocolError, match="hub: the certificate there is not that of the query's driver"
+    ):
         client.decrypt(hub.encrypt(b""))
     assert not client.is_ready
 
@@ -99,9 +101,13 @@ def test_a_peer_that_does_not_encrypt_is_refused_with_the_reason(
     hub, client = ends(certificate)
     client.encrypt(b"")
 
-    with pytest.raises(RemoteProtocolError, match="task: it does not encrypt, but this query's driver does"):
+    with pytest.raises(
+        RemoteProtocolError, match="task: the process there does not encrypt, but this query's driver does"
+    ):
         hub.decrypt(said)
-    with pytest.raises(RemoteProtocolError, match="hub: it does not encrypt, but the query's driver does"):
+    with pytest.raises(
+        RemoteProtocolError, match="hub: the process there does not encrypt, but the query's driver does"
+    ):
         client.decrypt(said)
 
 
@@ -112,7 +118,7 @@ def test_altered_bytes_end_the_connection(certificate: HubCertificate) -> None:
     altered = bytearray(client.encrypt(b"orders"))
     altered[-1] ^= 1
 
-    with pytest.raises(RemoteProtocolError, match="task: its bytes cannot be decrypted"):
+    with pytest.raises(RemoteProtocolError, match="task: bytes cannot be decrypted"):
         hub.decrypt(bytes(altered))
 
 
@@ -142,7 +148,7 @@ def test_the_private_key_is_in_no_file_and_no_command_line(
 def test_without_openssl_the_reason_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A5"""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(OSError, match="install OpenSSL on the driver's machine"):
+    with pytest.raises(OSError, match="openssl is missing on the driver's machine"):
         HubCertificate.new()
 
     (tmp_path / "openssl").write_text("#!/bin/sh\necho such trouble >&2\nexit 3\n")

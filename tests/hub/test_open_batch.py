@@ -56,7 +56,7 @@ def test_a_batch_of_which_no_task_has_begun_is_not_known_to_be_open() -> None:
 
 def test_a_batch_is_ended_if_not_all_tasks_begin_in_time_and_the_next_plan_has_fewer() -> None:
     """D3: executors have gone."""
-    too_few = Ending(EndReason.PLAN, "2 of 3 tasks have begun within 5 s", slots=2)
+    too_few = Ending(EndReason.PLAN, "only 2 of 3 tasks have begun within 5 s", slots=2)
     batch = run((100.0, begins(0, 3), None), (104.0, begins(2, 3), None), (104.9, passes, None))
     assert batch.next_tick_s == 105.0
     run((105.0, passes, too_few), (106.0, begins(1, 3), None), batch=batch)

@@ -1,36 +1,43 @@
 """Orderly consumption of one range by sharding key: messages of different keys at the same time (D14).
 
+A queue's progress is stored as one offset, but with several keys messages finish in another order than they
+have in the queue. So a message may be finished while an earlier one is not. The earlier one is then a *gap*.
+
 1. The messages of one key are a *lane*. A lane is consumed by the rules of
-   :mod:`~pyspark_rocketmq.consume.orderly` as if it were a queue: its deliveries have only its messages,
-   ascending, one delivery at a time, and suspension, attempts and commits are its own. Messages without a key
-   are one lane.
+   :mod:`~pyspark_rocketmq.consume.orderly` as if it were a queue: a delivery has only messages of the lane,
+   in ascending order; deliveries of a lane do not overlap; and each lane has its own suspension, attempts and
+   commits. All messages without a key are one lane.
 2. ``committed`` is the lowest unfinished message, and never goes back. Only messages below it are
-   acknowledged. Those finished above it wait until the gap is closed; if the run ends before, they are
+   acknowledged. Messages finished above it wait until the gap is closed. If the run ends before, they are
    delivered again.
-3. The lowest message comes first. Messages are admitted up to 2,000 above ``committed`` (Java's
-   ``consumeConcurrentlyMaxSpan``), further ones only if the first lane, that of ``committed``, has messages
-   consumed without a commit and needs more.
-4. Dead letters are sent only by the first lane; another lane waits until it is the first. A dead letter sent
-   above the gap is sent again if the run ends before the gap is closed. That is possible only if it was
-   delivered or accumulated together with others.
-5. If the range's first message was put back before, nothing but its lane is delivered until a message is
-   committed. Otherwise a message that always fails would have all others delivered again with each range.
-6. A run that has lasted 60 s makes no new delivery, except for the first lane while it has messages consumed
-   without a commit.
-7. A run whose first lane is suspended and that has finished messages above it is worth waiting for
-   (``leads``), until 60 s after its beginning.
-8. A suspended run goes on when its first suspended lane is due. If it ends before, the queue waits as long as
-   the first lane: the next range begins with it. The pauses of other lanes end with the run.
-9. A range may arrive piece by piece. A run that has nothing left to deliver, while more is to arrive, is
-   *dry*; the next messages begin its 60 s again. A delivery has what has arrived of its key until then.
+3. The lowest message comes first. A message is *admitted*, that is, may be delivered, if it is at most 2,000
+   above ``committed`` (Java's ``consumeConcurrentlyMaxSpan``). The *first lane* is the lane of ``committed``.
+   If the listener has had all its messages without a commit, further messages are admitted until the lane
+   gets one.
+4. Only the first lane sends dead letters; another lane waits until it is the first. A listener call may have
+   several messages of a lane, with a gap between them. A dead letter above that gap is sent again if the run
+   ends before the gap is closed.
+5. If the range's first message was given back by the listener in an earlier run, only its lane is delivered
+   until a message is committed. Otherwise a message that always fails would have all other messages delivered
+   again with each range.
+6. A run that has lasted 60 s makes no new delivery. The first lane is an exception while the listener has had
+   messages of it without a commit.
+7. If the first lane is suspended and messages above it are finished, the task waits for the run (``leads``),
+   until 60 s after the run's beginning.
+8. A suspended run goes on when the suspension of any lane is over. If the run ends before, the queue stays
+   suspended for as long as its first lane, with which the next range begins. Suspensions of other lanes end
+   with the run.
+9. A range may arrive piece by piece. A run is *dry* when it has delivered all that has arrived and more is to
+   arrive; the next messages begin its 60 s again. A delivery has only messages that have arrived by then.
 
-Messages are indexes ``0 … count-1`` in queue order, also when more arrive. The machine keeps an object for
-each lane with admitted messages, so memory depends on rule 3.
+A message is named by its index in the range, ``0 … count-1``, in queue order; indexes stay the same when more
+messages arrive. The machine keeps an object for each lane with admitted messages, so rule 3 bounds its
+memory.
 
-Source: rocketmq-clients da8271b (Java) ``FifoConsumeService.consume`` with ``enableFifoConsumeAccelerator``:
-it groups messages by ``getMessageGroup().orElse(null)`` and consumes the groups side by side, each message by
-message. By ``ProcessQueueImpl.eraseFifoMessage`` a message that failed holds up only its group. Java
-acknowledges each message by itself; here the offset of a queue is all that is stored.
+Source: rocketmq-clients da8271b (Java) ``FifoConsumeService.consume`` with ``enableFifoConsumeAccelerator``.
+Java groups messages by ``getMessageGroup().orElse(null)`` and consumes the groups at the same time, one
+message after the other in each. By ``ProcessQueueImpl.eraseFifoMessage`` a failed message delays only its
+group. Java acknowledges each message separately; here only one offset is stored for a queue.
 """
 
 from __future__ import annotations
@@ -51,10 +58,10 @@ from pyspark_rocketmq.consume.orderly import (
 )
 
 MOST_AHEAD: Final = 2_000
-"""How far above the lowest unfinished message a message is admitted, in messages of the range."""
+"""Maximum distance of an admitted message from the lowest unfinished one, in messages of the range."""
 
 Key = str | None
-"""A message's sharding key; None without one."""
+"""A message's sharding key; None for a message without one."""
 
 
 class KeyedDelivery(NamedTuple):
@@ -62,24 +69,27 @@ class KeyedDelivery(NamedTuple):
 
     key: Key
     indexes: Sequence[int]
-    """Ascending indexes of the messages."""
+    """Indexes of the messages in the range, ascending."""
     retry_counts: tuple[int, ...] = ()
-    """How often each of them was put back before; empty if none was."""
+    """For each message, how often the listener gave it back before; empty if all counts are 0."""
     accumulated: int = 0
-    """Number of the key's messages right before them that were consumed and wait for a COMMIT."""
+    """Number of the key's messages directly before these that the listener has had and not committed."""
 
 
 class DueLetters(NamedTuple):
-    """Dead letters that had to wait until their lane was the first one; report them with ``sent_back``."""
+    """Messages to send as dead letters now, because their lane has become the first one.
+
+    Report the result with ``sent_back``.
+    """
 
     key: Key
     indexes: Sequence[int]
     retry_counts: tuple[int, ...] = ()
-    """How often each of them was put back before; empty if none was."""
+    """For each message, how often the listener gave it back before; empty if all counts are 0."""
 
 
 class _Lane(OrderlyConsumption):
-    """The admitted messages of one key, by their place in the lane: 0, 1, …."""
+    """The admitted messages of one key, numbered 0, 1, … within the lane; such a number is a *place*."""
 
     def __init__(self, settings: OrderlySettings, stored_times: Callable[[int], int]) -> None:
         super().__init__(
@@ -90,13 +100,13 @@ class _Lane(OrderlyConsumption):
         )
         self._indexes: list[int] = []
         self._dropped = 0
-        """Number of places at the front that are not in ``_indexes`` any more."""
+        """Number of places at the front that were removed from ``_indexes``."""
         self.letters: tuple[int, ...] | None = None
-        """Dead letters that wait until the lane is the first one, as indexes."""
+        """Indexes of dead letters that wait until this lane is the first one; None if none wait."""
 
     @property
     def next_index(self) -> int:
-        """First message not consumed, if it may be delivered now; else -1."""
+        """Index of the lane's next message, if it may be delivered now; otherwise -1."""
         is_free = self._next < self._count and not self._stop and self.finished is None
         return self._indexes[self._next - self._dropped] if is_free else -1
 
@@ -107,46 +117,46 @@ class _Lane(OrderlyConsumption):
 
     @property
     def has_had_all(self) -> bool:
-        """Whether the listener has had all admitted messages and has not committed them."""
+        """Whether the listener has had all admitted messages of the lane, and has not committed the last."""
         return self.accumulated > 0 and self._next == self._count and not self._stop
 
     @property
     def retry_counts(self) -> Mapping[int, int]:
-        """How often messages were put back, by index."""
+        """How often the listener gave messages back, by index."""
         return {self.index_at(place): times for place, times in self._retry_counts.items()}
 
     def admit(self, index: int, retries: int) -> None:
-        """Add the key's next message, which was put back so often."""
+        """Add the key's next message; ``retries`` is how often the listener gave it back before."""
         if retries:
             self._retry_counts[self._count] = retries
         self._indexes.append(index)
         self._count += 1
 
     def indexes(self, start: int, stop: int) -> Sequence[int]:
-        """Return the messages at these places."""
+        """Return the indexes of the messages at these places."""
         return self._indexes[start - self._dropped : stop - self._dropped]
 
     def index_at(self, place: int) -> int:
-        """Return the message at a place."""
+        """Return the index of the message at a place."""
         return self._indexes[place - self._dropped]
 
     def stored_letters(self, stored: Collection[int], now_s: float) -> Outcome:
-        """Apply ``sent_back`` to indexes."""
+        """Note that a broker has stored the dead letters with these indexes; see ``sent_back``."""
         places = range(self._next, self._stop)
         return self.sent_back([place for place in places if self.index_at(place) in stored], now_s)
 
     def drop_committed(self) -> None:
-        """Release what is committed, now and then."""
+        """Free the memory of committed messages when there are many."""
         if self.committed - self._dropped > MOST_AHEAD:
             del self._indexes[: self.committed - self._dropped]
             self._dropped = self.committed
 
 
 class KeyedConsumption:
-    """One run over the messages of one planned queue range, several deliveries at a time.
+    """One run over the messages of one planned queue range, with deliveries of several keys at the same time.
 
-    Guarantee: deliveries of one key are ascending, one at a time; every message below ``committed`` is
-    finished, and a message is finished once. Not thread-safe; no method blocks.
+    Guarantee: deliveries of one key ascend and do not overlap. Every message below ``committed`` is finished,
+    and each message is finished only once. Not thread-safe; no method blocks.
     """
 
     def __init__(
@@ -162,73 +172,74 @@ class KeyedConsumption:
         """Begin a run.
 
         Args:
-            keys: Keys of the messages that have arrived.
+            keys: The key of each message that has arrived, in queue order.
             settings: The consumer's settings.
             started_s: Now, by the clock that also gives every ``now_s``, in seconds.
-            retry_counts: How often messages were put back before, by index; 0 for missing ones.
-            stored_times: Returns the reconsumptions that the broker has stored with a message.
+            retry_counts: How often the listener gave messages back before, by index; 0 for missing ones.
+            stored_times: Returns, for an index, the number of reconsumptions that the broker has stored with
+                the message.
             is_whole: Whether these are all messages of the range; if not, ``extend`` adds the others.
         """
         self._keys = list(keys)
-        """Keys from the lowest unfinished message on, or from some before it."""
+        """Keys of messages; the first entry belongs to the message with index ``_dropped``."""
         self._dropped = 0
-        """Number of messages before ``_keys``."""
+        """Number of messages whose keys were removed from the front of ``_keys``."""
         self._count = len(keys)
         self._is_whole = is_whole
         self._was_dry = not keys and not is_whole
-        """Whether the run has had nothing to deliver since the last messages arrived."""
+        """Whether the run is dry: all messages that have arrived are consumed, and more are to arrive."""
         self._slice_s = settings.max_time_consume_continuously_s
-        # The slice is the run's.
+        # The run has a time slice (rule 6), so its lanes have none.
         self._settings = replace(settings, max_time_consume_continuously_s=inf)
         self._stored_times = stored_times
         self._earlier = dict(retry_counts)
-        """How often messages that are not admitted were put back."""
+        """How often the listener gave messages back that are not admitted yet, by index."""
         self._lanes: dict[Key, _Lane] = {}
-        """Lanes with admitted messages that are not committed."""
+        """Lanes that have admitted messages which are not committed."""
         self._admitted = 0
-        """Number of messages admitted, from the first on."""
+        """Number of messages admitted so far; all below this index are."""
         self.committed = 0
-        """Number of messages done for good, from the first on: the index of the lowest unfinished one."""
+        """Number of messages finished without a gap from the first on; also the lowest unfinished index."""
         self._above: set[int] = set()
-        """Messages finished above ``committed``."""
+        """Indexes of finished messages above ``committed``."""
         self._out: set[Key] = set()
-        """Keys whose messages are with the listener, or on their way as dead letters."""
+        """Keys whose messages are with the listener now, or are being sent as dead letters."""
         self._ready: list[int] = []
-        """Heap of next messages of lanes; entries that are outdated are skipped."""
+        """Heap with the next index of each lane that may be delivered; outdated entries are skipped."""
         self._suspended: list[tuple[float, int, Key]] = []
-        """Heap of the suspended lanes: when they go on, a number, and their key."""
+        """Heap of suspended lanes: the end of the pause, a number that breaks ties, and the key."""
         self._suspensions = 0
         self._is_probing = self._earlier.get(0, 0) > 0
         self.lead_ends_s = self._slice_ends_s = started_s + self._slice_s
-        """When this run, suspended, is no longer worth waiting for."""
+        """Time from which the task does not wait for this run any more if it is suspended (rule 7)."""
         self._has_begun = False
-        """Whether a delivery was made in the time slice."""
+        """Whether a delivery was made in the current time slice."""
         self._is_given_up = False
         self.goes_on_at_s: float | None = None
-        """When the next range may begin with the first lane; None unless this run ended with it suspended."""
+        """End of the first lane's suspension if the run has stopped during it; otherwise None."""
         self.wakes_at_s: float | None = None
-        """When this run may go on if it is suspended."""
+        """Time at which a suspended run may go on: the earliest end of a lane's suspension, or now."""
         self.finished: OrderlyFinish | None = None
-        """Why the run makes no more deliveries, for now if it is suspended; None while it goes on."""
+        """Reason why the run makes no more deliveries; None while it does. A suspended run may go on."""
 
-    # --- what an ack is made of -----------------------------------------------------------------------------
+    # --- facts for an ack -----------------------------------------------------------------------------------
 
     @property
     def accumulated(self) -> int:
-        """Number of messages of the first lane that were consumed without a commit."""
+        """Number of messages of the first lane that the listener has had and not committed."""
         first = self._first_lane()
         return 0 if first is None else first.accumulated
 
     @property
     def has_had_all(self) -> bool:
-        """Whether the listener has had all messages of the first key, and waits for more to commit."""
+        """Whether the listener has had all messages of the first lane's key and has not committed them."""
         first = self._first_lane()
         is_all_there = self._is_whole and self._admitted >= self._count
         return is_all_there and first is not None and first.has_had_all
 
     @property
     def retry_counts(self) -> Mapping[int, int]:
-        """How often unfinished messages were put back, by ascending index; 0 for missing ones."""
+        """How often the listener gave unfinished messages back, by ascending index; 0 for missing ones."""
         found = dict(self._earlier)
         for lane in self._lanes.values():
             found |= lane.retry_counts
@@ -244,15 +255,15 @@ class KeyedConsumption:
         retry_counts: Mapping[int, int] = MappingProxyType({}),
         is_last: bool = False,
     ) -> None:
-        """Add the next messages, also while others are with the listener.
+        """Add the next messages; possible also while others are with the listener.
 
-        A suspended run may go on with them immediately.
+        If the run is suspended, it may go on with the new messages immediately.
 
         Args:
-            keys: Their keys; may be empty.
-            now_s: When they arrived.
-            retry_counts: How often they were put back before, by index in the range.
-            is_last: Whether the range has no others.
+            keys: The keys of the messages, in queue order; may be empty.
+            now_s: Time at which the messages arrived.
+            retry_counts: How often the listener gave them back before, by index in the range.
+            is_last: Whether no more messages of the range follow.
         """
         self._keys += keys
         self._count += len(keys)
@@ -268,7 +279,7 @@ class KeyedConsumption:
 
     @property
     def is_dry(self) -> bool:
-        """Whether the next delivery needs messages that have not arrived."""
+        """Whether there is nothing to deliver until more messages arrive."""
         return self._was_dry and self.finished is None
 
     def _key_of(self, index: int) -> Key:
@@ -277,7 +288,10 @@ class KeyedConsumption:
     # --- deliveries -----------------------------------------------------------------------------------------
 
     def next_work(self, now_s: float) -> KeyedDelivery | DueLetters | None:
-        """Return work for a worker; None if there is none, for now or for the reason in ``finished``."""
+        """Return the next work for a worker; None if there is none now.
+
+        If None is returned and ``finished`` is set, the run is over or suspended.
+        """
         if self.finished is not None:
             return None
         if not self._is_given_up:
@@ -290,7 +304,7 @@ class KeyedConsumption:
         return None
 
     def due_s(self, now_s: float) -> float:
-        """Return when ``next_work`` has work for another worker; infinite if only answers can bring some."""
+        """Return the time at which one more worker has work; infinite if only answers can bring work."""
         if self.finished is not None or self._is_given_up:
             return inf
         first = self._first_lane()
@@ -300,11 +314,11 @@ class KeyedConsumption:
         return inf if is_held or not self._suspended else self._suspended[0][0]
 
     def leads(self, now_s: float) -> bool:
-        """Return whether a suspended run is worth waiting for (rule 7)."""
+        """Return whether the run is suspended and the task should wait for it (rule 7)."""
         return self.goes_on_at_s is not None and bool(self._above) and now_s < self.lead_ends_s
 
     def go_on(self, now_s: float) -> None:
-        """Continue a run that was suspended; if its time was over, it begins again."""
+        """Continue a suspended run; if its 60 s are over, they begin again."""
         if self.finished is not OrderlyFinish.SUSPENDED:
             return
         self.finished = self.goes_on_at_s = self.wakes_at_s = None
@@ -312,14 +326,17 @@ class KeyedConsumption:
             self._begin_slice(now_s)
 
     def give_up(self) -> None:
-        """Make no further delivery; nothing changes for a run that is over or suspended."""
+        """Make no further delivery, because the queue is taken away or the query stops.
+
+        A run that is over or suspended does not change.
+        """
         if self.finished is None:
             self._is_given_up = True
             if not self._out:
                 self._finish(OrderlyFinish.EXHAUSTED if self._is_over else OrderlyFinish.GIVEN_UP)
 
     def stop(self) -> None:
-        """End like :meth:`give_up`, but report that the run's time or its range is used up.
+        """End immediately as at the end of the run's 60 s, or of its range if all messages are finished.
 
         Raises:
             RuntimeError: If messages are with the listener.
@@ -332,9 +349,9 @@ class KeyedConsumption:
     def answered(
         self, key: Key, answer: object, *, auto_commit: bool, suspend_millis: object, now_s: float
     ) -> Outcome:
-        """Apply the answer to the delivery of ``key``; see ``OrderlyConsumption.answered``.
+        """Apply the listener's answer to the delivery of ``key``; see ``OrderlyConsumption.answered``.
 
-        An outcome SEND_BACK without dead letters means that ``next_work`` returns them later (rule 4).
+        If the outcome is SEND_BACK without dead letters, ``next_work`` returns these letters later (rule 4).
         """
         lane = self._lanes[key]
         before = lane.committed
@@ -350,7 +367,7 @@ class KeyedConsumption:
         return outcome._replace(dead_letters=())
 
     def sent_back(self, key: Key, stored: Collection[int], now_s: float) -> Outcome:
-        """Apply the sending of a key's dead letters, of which a broker has ``stored`` these indexes (D6)."""
+        """Note that dead letters of a key were sent, and that a broker has ``stored`` these indexes (D6)."""
         lane = self._lanes[key]
         before = lane.committed
         outcome = lane.stored_letters(set(stored), now_s)
@@ -360,7 +377,7 @@ class KeyedConsumption:
     # --- choosing messages ----------------------------------------------------------------------------------
 
     def _next_index(self, now_s: float) -> int:
-        """Return the first message of the next delivery; -1 if there is none now."""
+        """Return the index of the first message of the next delivery; -1 if there is none now."""
         while self._suspended and self._suspended[0][0] <= now_s:
             lane = self._lanes[heappop(self._suspended)[2]]
             lane.go_on(now_s)
@@ -375,7 +392,7 @@ class KeyedConsumption:
             return -1 if first is None else first.next_index
         ready = self._ready
         while ready:
-            # The message of an outdated entry may be committed, and its key dropped.
+            # An outdated entry below ``committed`` may have no key any more, so do not look the key up.
             is_old = ready[0] < self.committed
             of_key = None if is_old else self._lanes.get(self._key_of(ready[0]))
             if of_key is not None and of_key.next_index == ready[0]:
@@ -384,7 +401,7 @@ class KeyedConsumption:
         return -1
 
     def _admit(self, stop: int) -> None:
-        """Admit the messages below ``stop``."""
+        """Admit the messages with indexes below ``stop``, each into the lane of its key."""
         stop = min(stop, self._count)
         for index in range(self._admitted, stop):
             key = self._key_of(index)
@@ -397,7 +414,7 @@ class KeyedConsumption:
         self._admitted = max(self._admitted, stop)
 
     def _admit_for(self, first: _Lane) -> None:
-        """Admit messages until the first lane, which has had all, has one more."""
+        """Admit messages until the first lane, which has no message left, gets one."""
         while first.has_had_all and self._admitted < self._count:
             self._admit(self._admitted + 1)
 
@@ -405,7 +422,7 @@ class KeyedConsumption:
         return self._has_begun and now_s > self._slice_ends_s
 
     def _first_lane(self) -> _Lane | None:
-        """Return the lane of the lowest unfinished message, if that is admitted."""
+        """Return the lane of the lowest unfinished message; None if that message is not admitted."""
         is_admitted = self.committed < self._admitted
         return self._lanes.get(self._key_of(self.committed)) if is_admitted else None
 
@@ -432,7 +449,7 @@ class KeyedConsumption:
     # --- settling messages ----------------------------------------------------------------------------------
 
     def _settle(self, key: Key, lane: _Lane, before: int) -> None:
-        """Take in the answer to a lane's delivery; ``before`` it the lane had committed so much."""
+        """Update the run after a lane's answer; ``before`` is the lane's ``committed`` before the answer."""
         self._out.discard(key)
         above, done = self._above, self.committed
         above.update(lane.indexes(before, lane.committed))
@@ -455,7 +472,7 @@ class KeyedConsumption:
             self._release(lane)
 
     def _release(self, lane: _Lane) -> None:
-        """Let a lane be delivered again."""
+        """Make a lane's next message available for a delivery."""
         if (index := lane.next_index) >= 0:
             heappush(self._ready, index)
 
@@ -467,7 +484,7 @@ class KeyedConsumption:
         return self._is_whole and self.committed >= self._count
 
     def _end(self, now_s: float) -> None:
-        """Note why there is nothing to deliver."""
+        """Set ``finished``, or note that the run is dry, when there is nothing to deliver."""
         is_slice_over, first = self._is_slice_over(now_s), self._first_lane()
         if self._is_given_up and not self._is_over:
             self._finish(OrderlyFinish.GIVEN_UP)

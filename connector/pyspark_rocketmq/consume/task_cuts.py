@@ -1,20 +1,25 @@
-"""Decides when a task reports that it is dirty, and whether it answers a cut with a part.
+"""Decides when a task reports that it has results to commit, and when it sends them.
 
-The task's side of :mod:`pyspark_rocketmq.consume.cuts`. Two machines beside each other::
+The driver's side is in :mod:`pyspark_rocketmq.consume.cuts`.
+
+A batch may commit several times while its tasks run. For each commit the driver asks all tasks for a *cut*:
+to send what is *settled*, that is, messages that are done, with their rows. What a task sends is a *part*. A
+task that has settled something since its last cut is *dirty*, and reports this, so that the driver asks only
+when there is something to commit. Two state machines::
 
     settled:    CLEAN --something is settled--> DIRTY --a cut begins--> CLEAN
     each part:  SENT --the driver has it--> TAKEN --committed or dropped--> over
 
-Rule 1 (once): a task reports once per cut that it is dirty. It is clean again before the cut takes anything,
-so that nothing which is settled meanwhile goes unreported.
-Rule 2 (two parts): while two of its parts are not committed, a task makes no cut. It reports that it is dirty
-as soon as one is. Its rows wait where they would wait for their range's end.
-Rule 3 (ends): a part that ends queues was not asked for, and is sent at any time; it counts as the others.
-Rule 4 (rows): where rows travel within the parts, the task cuts without being asked once those that are in no
-cut have a certain size, and delivers nothing more until the cut begins. So parts are bounded, and so are the
-rows that wait while two parts are not committed.
-Rule 5 (resumed): after another connection the driver has forgotten what the task has reported, and what it
-has of the parts comes with its answer.
+Rule 1 (once): a task reports once per cut that it is dirty. It becomes clean before the cut takes its rows,
+so what is settled during the cut makes the task dirty again and is reported.
+Rule 2 (two parts): while two parts of a task are not committed, the task makes no cut, and its rows wait in
+the task. When one of the two parts is committed, the task reports again if it is dirty.
+Rule 3 (ends): a part that ends queues is sent at any time, without a cut. It counts as one of the two parts.
+Rule 4 (rows): some sinks get their rows inside the parts, not in files. Then a task whose uncut rows have
+reached a limit begins a cut by itself, and delivers no message until that cut begins. This bounds the size of
+a part, and the memory of rows that wait while two parts are not committed.
+Rule 5 (resumed): when a task connects to the driver again, the driver has forgotten that it is dirty, so it
+reports this again. The driver's answer shows which parts have arrived.
 
 No I/O, no clock. Not thread-safe; no method waits.
 """
@@ -26,7 +31,7 @@ from math import inf
 from typing import Final
 
 _MOST_OPEN: Final = 2
-"""Number of parts that are not committed from which on a task makes no cut."""
+"""Number of uncommitted parts with which a task makes no further cut."""
 
 
 class TaskCuts:
@@ -38,53 +43,53 @@ class TaskCuts:
         """True if the task has reported since the last cut that it is dirty."""
         self._most_row_bytes = inf
         self._row_bytes = 0
-        """Size of the rows that are in no cut."""
+        """Size of the rows that no cut has taken yet, in bytes."""
         self._is_own_cut_wanted = False
-        """Whether the task is about to begin a cut of its own."""
+        """Whether the task was to begin a cut by itself (rule 4) and has not begun it yet."""
         self._open: set[str] = set()
         """Ids of parts that are neither committed nor dropped."""
         self._in_doubt: dict[str, None] = {}
-        """Ids of parts that may not have arrived, in order."""
+        """Ids of parts that were sent and may not have arrived, in order of sending."""
 
     @property
     def in_doubt(self) -> Collection[str]:
-        """Ids of the parts of which it is not known whether the driver has them, in order."""
+        """Ids of parts that were sent and are not confirmed by the driver, in order of sending."""
         return self._in_doubt.keys()
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing may be delivered before the next cut begins."""
+        """Whether no message may be delivered before the next cut begins (rule 4)."""
         return self._row_bytes >= self._most_row_bytes
 
     def limit_rows(self, nbytes: int) -> None:
-        """Bound the rows that are in no cut."""
+        """Set the size of uncut rows, in bytes, at which the task begins a cut by itself (rule 4)."""
         self._most_row_bytes = nbytes
 
     def rows_grew(self, nbytes: int) -> None:
-        """Note rows that the next cut takes."""
+        """Add the size of new rows, in bytes, which the next cut will take."""
         self._row_bytes += nbytes
 
     def cuts_itself(self) -> bool:
-        """Return whether to begin a cut of the task's own; to be asked after rows and commits."""
+        """Return whether to begin a cut by itself now (rule 4); call after each new row and each commit."""
         is_due = self.is_held and not self._is_full and not self._is_own_cut_wanted
         self._is_own_cut_wanted |= is_due
         return is_due
 
     def settled(self) -> bool:
-        """Note that the task has something to commit that is in no cut, so that it is dirty.
-
-        Return whether to report that to the driver now.
-        """
+        """Note that messages were settled; return whether to report now that the task is dirty."""
         self._is_dirty = True
         return self._reports()
 
     def cut_wanted(self) -> bool:
-        """Return whether to begin a cut; if not, there is nothing, or too much is under way."""
+        """Return whether to begin a cut that the driver asks for.
+
+        False if nothing is settled, or if two parts are not committed.
+        """
         self._is_reported = False
         return self._is_dirty and not self._is_full
 
     def cut_begins(self) -> bool:
-        """Begin to take what is settled; return False if too many parts were sent meanwhile."""
+        """Begin a cut, which takes what is settled; return False if two parts are not committed by now."""
         self._is_own_cut_wanted = False
         if self._is_full:
             return False
@@ -102,15 +107,16 @@ class TaskCuts:
         self._in_doubt.pop(part_id, None)
 
     def over(self, part_ids: Collection[str]) -> bool:
-        """Note that parts are committed or dropped; return whether to report now that the task is dirty."""
+        """Note that parts were committed or dropped; return whether to report now that the task is dirty."""
         self._open.difference_update(part_ids)
         return self._reports()
 
     def resumed(self, known: Collection[str], uncommitted: Collection[str]) -> bool:
-        """Note the driver's answer on another connection; return whether to report that the task is dirty.
+        """Take the driver's answer to a task that is connected again; return whether to report as dirty.
 
-        ``known`` are the parts in doubt that it has; the others are sent again. ``uncommitted`` are all that
-        it has and that are neither committed nor dropped.
+        Args:
+            known: Ids of unconfirmed parts that have arrived at the driver; the others are sent again.
+            uncommitted: Ids of all parts that have arrived and are neither committed nor dropped yet.
         """
         for part_id in known:
             self.taken(part_id)

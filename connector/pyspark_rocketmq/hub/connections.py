@@ -1,11 +1,12 @@
-"""Connections to a hub: one thread that serves many, and the side that connects.
+"""Connections between a query's driver, whose server is called the *hub*, and its planner and tasks.
 
-Only the thread touches its connections; other threads pass calls to it. It never waits for a single socket,
-and ends a connection whose peer does not prove itself within seconds, does not read, or is silent for long.
+Each process has one thread for all its connections here. Only this thread touches the connections; other
+threads pass calls to it. The thread never waits for a single socket. It ends a connection whose other side
+does not prove itself within seconds, does not read, or is silent for long.
 
-The side that connects makes another connection after a break, if its owner wants one: it tries again after
-0.1 s, 0.2 s and so on, later every two seconds, for ten seconds. Whatever was on its way when a connection
-broke is lost, and so is what is sent before there is another one.
+After a break, planner or task may connect again. The thread tries this after 0.1 s, 0.2 s and so on, later
+every two seconds, for ten seconds. Messages that were on their way at the break are lost, and so are messages
+that are sent before there is a new connection.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ PING_EVERY_S: Final = 3.0
 SILENT_FOR_S: Final = 20.0
 """Silence after which the other side counts as dead."""
 RECONNECT_S: Final = 10.0
-"""How long another connection is tried after a break."""
+"""Time after a break in which a new connection is tried, in seconds."""
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
-"""Pauses between two tries, and how long a try may take."""
+"""Longest pause between two tries to connect again, and longest duration of a try, in seconds."""
 _MOST_STRANGERS: Final = 32
-"""Maximum number of connections that have proved nothing yet; the oldest is dropped for a new one."""
+"""Maximum number of connections whose other side has not proved itself; a new one replaces the oldest."""
 _MOST_UNSENT: Final = 4 * LONGEST_LINE
 """Maximum number of bytes that the other side may leave unread."""
 _RECEIVE_BYTES: Final = 1 << 18
@@ -65,31 +66,31 @@ class Connection:
         self.sock = sock
         self.session = session
         self.encryption = encryption
-        """Encrypts what is sent, and decrypts what is received; None if Spark does not encrypt, either."""
+        """Encrypts sent bytes and decrypts received ones; None if the connection is not encrypted."""
         self.peer = peer
         self.unsent = bytearray()
         self.began_s = self.heard_s = self.pinged_s = now_s
         self.is_closed_by_peer = False
-        """Whether the other side has ended the connection, so that it does not have to notice that."""
+        """Whether the other side has ended the connection, and so already acts as not connected."""
         self.has_received = False
         self.end_reason = ""
-        """Reason why the connection has ended; empty until then."""
+        """Reason why the connection has ended; empty while it is open."""
 
     @property
     def is_secured(self) -> bool:
-        """Whether all that is to be encrypted is encrypted by now."""
+        """Whether the TLS handshake is over, or none is needed."""
         return self.encryption is None or self.encryption.is_ready
 
     @property
     def why_not_open(self) -> str:
-        """Reason why a connection in which nothing went wrong is not open."""
+        """Reason why a connection is not open when its time is up, although no error occurred."""
         if not self.is_secured:
-            return "it has not finished the TLS handshake in time"
+            return "the other side has not finished the TLS handshake in time"
         if self.has_received:
-            return "it has proved nothing in time"
+            return "the other side has not proved in time that it has the query's key"
         return (
-            "it has sent nothing in time. A driver that encrypts waits like this for a process that does "
-            "not: if Spark encrypts its network, run the same release of pyspark-rocketmq everywhere"
+            "the other side has sent nothing in time. If Spark encrypts its network, driver and executors "
+            "may have different releases of pyspark-rocketmq: install the same one on all machines"
         )
 
     @property
@@ -98,7 +99,7 @@ class Connection:
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
 
     def put(self, data: bytes) -> None:
-        """Have bytes sent after all before them, encrypted if the connection is."""
+        """Add bytes to those that are to be sent; they are encrypted if the connection is."""
         self.unsent += data if self.encryption is None else self.encryption.encrypt(data)
 
 
@@ -166,7 +167,7 @@ class ConnectionLoop(ABC):
     # --- the thread, or before it was started ---------------------------------------------------------------
 
     def _listen(self, listening: socket.socket, key: bytes, certificate: HubCertificate | None) -> None:
-        """Accept connections, which are encrypted if there is a certificate."""
+        """Accept connections from now on; they are encrypted if there is a certificate."""
         listening.setblocking(False)
         self._listening, self._key, self._certificate = listening, key, certificate
         self._selector.register(listening, selectors.EVENT_READ)
@@ -180,8 +181,8 @@ class ConnectionLoop(ABC):
         session = Session(peer, key, is_hub=is_hub)
         connection = Connection(sock, session, encryption, peer, self._clock.monotonic_s())
         self._connections[sock] = connection
-        # A client that encrypts begins the handshake. It may still be connecting, so its socket becomes ready
-        # for these bytes later.
+        # The hub begins with its greeting. A client begins with the TLS handshake if it encrypts; its socket
+        # may still be connecting, so the bytes are sent when it is ready.
         connection.put(session.greeting() if is_hub else b"")
         self._selector.register(sock, connection.events)
         return connection
@@ -247,7 +248,10 @@ class ConnectionLoop(ABC):
             return
         strangers = [each for each in self._connections.values() if not each.session.is_open]
         if len(strangers) >= _MOST_STRANGERS:
-            self._drop(min(strangers, key=lambda each: each.began_s), "too many that prove nothing")
+            self._drop(
+                min(strangers, key=lambda each: each.began_s),
+                "too many processes connect without the query's key, and this was the oldest connection",
+            )
         peer = f"{address[0]}:{address[1]}"
         encryption = None if self._certificate is None else Encryption.of_hub(peer, self._certificate)
         self._add(sock, peer, self._key, encryption, is_hub=True)
@@ -278,18 +282,18 @@ class ConnectionLoop(ABC):
                 return
 
     def _received_bytes(self, connection: Connection) -> bytes:
-        """Return the next bytes, decrypted; none if there are none yet, or if the connection ends."""
+        """Return the next received bytes, decrypted; empty if more are needed or the connection has ended."""
         data = connection.sock.recv(_RECEIVE_BYTES)
         if not data:
             connection.is_closed_by_peer = True
-            self._drop(connection, "the other side has closed it")
+            self._drop(connection, "the other side has closed the connection")
             return b""
         connection.heard_s = self._clock.monotonic_s()
         connection.has_received = True
         if connection.encryption is None:
             return data
         data = connection.encryption.decrypt(data)
-        # The handshake's next bytes, if they are due.
+        # Send the handshake's next bytes, if there are any.
         self._write(connection, b"")
         return data if connection.sock in self._connections else b""
 
@@ -315,45 +319,48 @@ class ConnectionLoop(ABC):
             if now_s - connection.began_s > self._prove_within_s:
                 self._drop(connection, connection.why_not_open)
         elif now_s - connection.heard_s > SILENT_FOR_S:
-            self._drop(connection, f"nothing was heard for {SILENT_FOR_S:g} s")
+            self._drop(connection, f"nothing has arrived for {SILENT_FOR_S:g} s")
         elif now_s - connection.pinged_s >= PING_EVERY_S:
             connection.pinged_s = now_s
             self._send(connection, Ping())
 
 
 class Reconnecting:
-    """Decides when another connection is tried after a break; no I/O, no clock."""
+    """Decides when to try to connect again after a break; no I/O, no clock."""
 
     def __init__(self, now_s: float) -> None:
         self._until_s = now_s + RECONNECT_S
         self._pause_s = _FIRST_PAUSE_S
         self._next_s: float | None = now_s + _FIRST_PAUSE_S
-        """When to try again; None while a try is under way."""
+        """Time of the next try; None while a try is under way."""
 
     @property
     def next_tick_s(self) -> float:
-        """When :meth:`tries` or :meth:`is_over` changes."""
+        """Time at which :meth:`tries` or :meth:`is_over` may return something else."""
         return self._until_s if self._next_s is None else min(self._next_s, self._until_s)
 
     def is_over(self, now_s: float) -> bool:
-        """Return whether to try no more."""
+        """Return whether the time for tries is over."""
         return now_s >= self._until_s
 
     def tries(self, now_s: float) -> bool:
-        """Return whether to try now; :meth:`failed` follows unless there is a connection."""
+        """Return whether to try now; the caller then connects, and calls :meth:`failed` if that fails."""
         is_due = self._next_s is not None and now_s >= self._next_s
         if is_due:
             self._next_s = None
         return is_due
 
     def failed(self, now_s: float) -> None:
-        """Note that a try has failed."""
+        """Note that a try has failed; the pause before the next one is twice as long."""
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         self._next_s = now_s + self._pause_s
 
 
 class HubClient(ConnectionLoop, Generic[ReceivedT]):
-    """The planner's or a worker's connection to the driver; when it is lost, make another client."""
+    """The planner's or a worker's connection to the driver, the same one after a short break.
+
+    When ``lost`` was called, this object makes no further connection; make another client.
+    """
 
     def __init__(
         self,
@@ -371,13 +378,13 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
 
         Args:
             address: Address of the hub.
-            decode: Reads a message from its JSON and the peer's name; returns None for one to ignore.
+            decode: Reads a message from its JSON and the hub's name; returns None for a message to ignore.
             received: Called with each message, by the connection's thread; must not wait.
-            lost: Called by the same thread once the connection has ended, and no other one is made.
+            lost: Called once by the connection's thread, when the connection has ended for good.
             clock: The system's clock, except in tests.
-            timeout_s: How long all of this may take.
-            broken: Called by the same thread when the connection breaks; returns whether to make another one.
-            opened_again: Called by the same thread when there is another connection.
+            timeout_s: Time for connecting, with both proofs, in seconds.
+            broken: Called by the connection's thread at a break; returns whether to connect again.
+            opened_again: Called by the connection's thread when it is connected again.
 
         Raises:
             ConnectFailed: If there is no connection in time, or the other side is not the query's hub.
@@ -389,10 +396,10 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         self._on_reopening = opened_again
         self._connection: Connection | None = None
         self._reconnecting: Reconnecting | None = None
-        """Set from a break on until there is another connection."""
+        """Present from a break until the client is connected again or gives up."""
         self._is_loss_reported = False
         self.number = 0
-        """Number of the newest connection, from 1."""
+        """Number of connections so far, each after a break; the first one has number 1."""
         self._is_decided = threading.Event()
         deadline = Deadline.after(clock, timeout_s)
         self._place = f"{address.host}:{address.port}"
@@ -407,18 +414,18 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         self._thread.start()
         self._is_decided.wait(deadline.remaining_s())
         if not self.is_open:
-            # Closing gives a reason of its own.
+            # Read the reason before close(), which sets another one.
             reason = connecting.end_reason or connecting.why_not_open
             self.close()
             raise (ConnectFailed if connecting.is_secured else TlsFailed)(self._place, reason.rstrip("."))
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open, and not known to be broken."""
+        """Whether there is a connection now, as far as known."""
         return self._connection is not None
 
     def send(self, message: ToDriver) -> None:
-        """Send a message on the connection that is open now, if there is one.
+        """Send a message on the open connection; without one the message is dropped.
 
         Returns immediately; callable from any thread.
         """
@@ -470,14 +477,14 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         return None if self._reconnecting is None else self._reconnecting.next_tick_s
 
     def _encryption(self) -> Encryption | None:
-        """Return the client's end for the next connection, if this hub encrypts."""
+        """Return the client's end of encryption for a new connection; None if this hub does not encrypt."""
         fingerprint = self._address.fingerprint
         return Encryption.of_client(self._place, fingerprint) if fingerprint else None
 
     def _try_again(self, reconnecting: Reconnecting, now_s: float) -> None:
         sock = socket.socket(self._family, socket.SOCK_STREAM)
         sock.setblocking(False)
-        # The hub greets first, so the connection's thread need not wait for this.
+        # Do not wait here: the thread wakes up when the connection is there and bytes come or can be sent.
         if sock.connect_ex(self._hub_address) in {0, errno.EINPROGRESS}:
             self._add(sock, self._place, self._address.key, self._encryption(), is_hub=False)
         else:

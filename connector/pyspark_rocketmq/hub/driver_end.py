@@ -71,17 +71,26 @@ class DriverControl:
         interval_s: float | None = None,
         is_encrypted: bool = False,
     ) -> None:
-        """Listen at ``bind_host``, which planner and tasks reach as ``host``, and start the threads.
+        """Open a port for planner and tasks, and start the threads.
 
-        ``must_ask``: every task can certainly reach this process. ``slots`` returns how many tasks can run at
-        the same time now, ``read_epochs`` the epochs in the offset store, ``storage_options`` how the planner
-        reaches it. ``ends_tasks``: nothing else ends tasks when this process ends, so they must be connected.
-        ``calls_end_s``: how long Spark lets a Python worker go on once its job has ended. ``interval_s``:
-        shortest time between two commits while a job runs; None to commit only what is given up.
-        ``is_encrypted``: encrypt the connections.
+        Args:
+            host: Host name under which planner and tasks reach this process.
+            bind_host: Host name on which this process opens the port.
+            must_ask: Whether every task can reach this process, so that none begins without its answer.
+            slots: Returns how many tasks can run at the same time now.
+            read_epochs: Returns the epochs in the offset store.
+            clock: The system's clock, except in tests.
+            storage_options: Returns the options with which the planner reaches the offset store.
+            look_every_s: Pause between two comparisons of the batch with the offset store, in seconds.
+            ends_tasks: Whether tasks end only by their connection when this process ends, since Spark does
+                not end them; then they must be connected.
+            calls_end_s: Time for which Spark lets a Python worker go on after its job has ended, in seconds.
+            interval_s: Shortest time between two commits while a job runs, in seconds; None to commit then
+                only the queues that are given up.
+            is_encrypted: Whether to encrypt the connections.
 
         Raises:
-            OSError: If it cannot listen there, or is to encrypt and cannot.
+            OSError: If the port cannot be opened, or the connections cannot be encrypted.
         """
         self._clock = clock
         self._slots = slots
@@ -141,7 +150,7 @@ class DriverControl:
         self._stop = stop
 
     def when_ended(self, ended: Callable[[], None]) -> None:
-        """Call ``ended`` once nothing more of the query is committed; it must not wait."""
+        """Set the function to call when the query has ended and its last commit is over; it must not wait."""
         self._on_end = ended
 
     def close(self) -> None:

@@ -1,13 +1,14 @@
-"""TLS between a query's own processes, with a certificate that is made for one start of the query.
+"""TLS on the connections from a query's planner and tasks to its driver, whose server is called the *hub*.
 
-No authority vouches for the certificate and it names no host. Its fingerprint travels with the hub's key, so
-a client accepts this certificate and no other; the client proves itself with the key, as without encryption.
+The driver makes a new certificate at each start of a query. No authority has signed the certificate, and it
+names no host. Spark brings its fingerprint to planner and tasks together with the hub's secret key, and they
+accept only a certificate with this fingerprint. They prove themselves with the key, as without encryption.
 
-The command ``openssl`` makes key and certificate: Python's ``ssl`` cannot, its pre-shared keys need Python
-3.13 and end with TLS 1.2, and a library would be a dependency for two calls. The private key goes through
-pipes only, so it is on no disk and in no command line.
+The command ``openssl`` makes private key and certificate, because Python's ``ssl`` cannot make certificates.
+Pre-shared keys in ``ssl`` need Python 3.13 and work only up to TLS 1.2, and a library would be a dependency
+for two calls. The private key passes only through pipes, so it is on no disk and in no command line.
 
-An :class:`Encryption` does no I/O: bytes in, bytes out.
+An :class:`Encryption` does no I/O: it takes bytes and returns bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _COMMAND_S: Final = 10.0
 _NEW_KEY: Final = ("ecparam", "-name", "prime256v1", "-genkey", "-noout")
 _NEW_CERTIFICATE: Final = (
     *("req", "-x509", "-new", "-key", "/dev/stdin"),
-    # Nobody looks at either.
+    # Name and end are required, but clients check neither.
     *("-subj", "/CN=pyspark-rocketmq", "-days", "3650"),
 )
 _PIECE_BYTES: Final = 1 << 18
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
-"""Reasons of errors if the other side sends something other than a handshake."""
+"""OpenSSL's error reasons that show that the other side does not use TLS."""
 
 
 class HubCertificate(NamedTuple):
@@ -45,16 +46,16 @@ class HubCertificate(NamedTuple):
 
     @classmethod
     def new(cls) -> HubCertificate:
-        """Make a certificate.
+        """Make a key and a certificate.
 
         Raises:
-            OSError: If the command ``openssl`` is not there, or fails.
+            OSError: If the command ``openssl`` is missing or fails.
         """
         key = _openssl(_NEW_KEY, b"")
         certificate = _openssl(_NEW_CERTIFICATE, key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # Sessions are not resumed.
+        # A ticket serves to resume a TLS session, which no client does.
         context.num_tickets = 0
         with _readable(certificate) as certificate_file, _readable(key) as key_file:
             context.load_cert_chain(certificate_file, key_file)
@@ -62,37 +63,43 @@ class HubCertificate(NamedTuple):
 
 
 class Encryption:
-    """One end of an encrypted connection. Its methods may raise ``RemoteProtocolError``, which ends it."""
+    """One end of an encrypted connection.
+
+    Its methods raise ``RemoteProtocolError`` if the connection must be closed.
+    """
 
     def __init__(self, peer: str, context: ssl.SSLContext, fingerprint: bytes, *, is_hub: bool) -> None:
-        """Begin; :meth:`of_hub` and :meth:`of_client` call this."""
+        """Prepare the handshake; call :meth:`of_hub` or :meth:`of_client` instead."""
         self._peer = peer
         self._fingerprint = fingerprint
         self._is_hub = is_hub
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_hub)
         self._waiting = bytearray()
-        """Bytes to encrypt after the handshake."""
+        """Bytes to send that are encrypted when the handshake is over."""
         self.is_ready = False
-        """Whether the handshake is over, and the hub is the right one."""
+        """Whether the handshake is over and, at a client's end, the hub has shown the right certificate."""
 
     @classmethod
     def of_hub(cls, peer: str, certificate: HubCertificate) -> Encryption:
-        """Return the hub's end of a connection."""
+        """Return the hub's end of a new connection."""
         return cls(peer, certificate.context, certificate.fingerprint, is_hub=True)
 
     @classmethod
     def of_client(cls, peer: str, fingerprint: bytes) -> Encryption:
-        """Return the end of a process that connects to the hub with this certificate."""
+        """Return the connecting end of a new connection; the hub's certificate must have this fingerprint."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # The fingerprint is compared instead.
+        # _shake_hands compares the certificate's fingerprint instead.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         return cls(peer, context, fingerprint, is_hub=False)
 
     def encrypt(self, data: bytes | bytearray) -> bytes:
-        """Return the bytes to send for ``data``, with those of the handshake that are due before them."""
+        """Encrypt ``data``; return the bytes to send now, those of the handshake first.
+
+        Before the handshake is over, ``data`` is kept until a later call returns it encrypted.
+        """
         self._waiting += data
         if not self._is_hub and not self.is_ready:
             self._shake_hands()
@@ -102,9 +109,10 @@ class Encryption:
         return self._outgoing.read()
 
     def decrypt(self, data: bytes) -> bytes:
-        """Take the next bytes received; return those that the other side encrypted.
+        """Decrypt the next received bytes; return the other side's data, which may be empty.
 
-        Call :meth:`encrypt` after it, also without data: an answer of the handshake may be due.
+        Then call :meth:`encrypt`, with empty data if there is nothing to send: the handshake may have bytes
+        to send.
         """
         self._incoming.write(data)
         if not self.is_ready:
@@ -118,7 +126,7 @@ class Encryption:
         except ssl.SSLWantReadError:
             return
         except ssl.SSLError as error:
-            raise RemoteProtocolError(f"{self._peer}: its bytes cannot be decrypted: {error}.") from error
+            raise RemoteProtocolError(f"{self._peer}: bytes cannot be decrypted: {error}.") from error
 
     def _shake_hands(self) -> None:
         try:
@@ -131,8 +139,8 @@ class Encryption:
             found = sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
             if not hmac.compare_digest(found, self._fingerprint):
                 raise RemoteProtocolError(
-                    f"{self._peer}: it has another certificate than the query's driver, so it is not the "
-                    "query's hub."
+                    f"{self._peer}: the certificate there is not that of the query's driver, so another "
+                    "process uses this address now. Look at the driver's log: the query may have ended."
                 )
         self.is_ready = True
 
@@ -141,22 +149,22 @@ class Encryption:
             return RemoteProtocolError(f"{self._peer}: the TLS handshake failed: {error}.")
         if self._is_hub:
             return RemoteProtocolError(
-                f"{self._peer}: it does not encrypt, but this query's driver does, because Spark encrypts "
-                "its network. Run the same release of pyspark-rocketmq everywhere."
+                f"{self._peer}: the process there does not encrypt, but this query's driver does, because "
+                "Spark encrypts its network. Install the same release of pyspark-rocketmq on all machines."
             )
         return RemoteProtocolError(
-            f"{self._peer}: it does not encrypt, but the query's driver does, so it is not the query's hub. "
-            "Another process may listen at the driver's port by now."
+            f"{self._peer}: the process there does not encrypt, but the query's driver does, so another "
+            "process uses the driver's port now. Look at the driver's log: the query may have ended."
         )
 
 
 def _openssl(arguments: Sequence[str], given: bytes) -> bytes:
-    """Return the output of the command for ``given`` as its input."""
+    """Run the command ``openssl`` with ``given`` as its input; return its output."""
     program = shutil.which("openssl")
     if program is None:
         raise OSError(
-            "Spark encrypts its network, and no command openssl makes the certificate with which this query "
-            "does so, too; install OpenSSL on the driver's machine"
+            "the command openssl is missing on the driver's machine; Spark encrypts its network, and the "
+            "query needs the command to make a certificate for its own connections. Install OpenSSL there"
         )
     try:
         ended = subprocess.run(  # noqa: S603 - constant arguments
@@ -172,7 +180,10 @@ def _openssl(arguments: Sequence[str], given: bytes) -> bytes:
 
 @contextmanager
 def _readable(content: bytes) -> Iterator[str]:
-    """Return a path where ``content``, smaller than a pipe's buffer, can be read once; it is on no disk."""
+    """Yield a path from which ``content`` can be read once, through a pipe and not from a disk.
+
+    ``content`` must be smaller than a pipe's buffer.
+    """
     reading, writing = os.pipe()
     try:
         with os.fdopen(writing, "wb") as pipe:

@@ -1,7 +1,11 @@
 """The messages between a query's driver, its planner and its tasks, and their form as JSON.
 
-A message is a frozen value; its class has the attribute ``kind``, which the JSON object has as ``type``. The
-other fields have their attribute's name there, except where an annotation gives another one.
+A message is a frozen value. Its class has the attribute ``kind``, which is ``type`` in the JSON object. Each
+other field has the same name in JSON as its attribute, except where an annotation gives another name.
+
+Words of these messages: a *part* is a piece of a task's result that is committed or dropped as a whole. A
+*cut* is the moment at which the driver asks all tasks for a part. Ranges are *open* in real time: they have
+no end, so tasks run until the driver ends them.
 
 | from | to | messages |
 |---|---|---|
@@ -10,7 +14,7 @@ other fields have their attribute's name there, except where an annotation gives
 | driver | planner | :data:`ToPlanner` |
 | driver | task | :data:`ToTask` |
 
-No I/O, and no decision: ``state`` decides what is sent.
+No I/O, and no decision: :mod:`~pyspark_rocketmq.hub.state` decides what the driver sends.
 """
 
 from __future__ import annotations
@@ -104,7 +108,7 @@ def _part_object(part: Part | None) -> JsonObject | None:
 
 
 def _part(facts: Any, _: str) -> Part:
-    # Id and queues are given beside it once more.
+    # The result contains id and queues as well.
     return Part.from_facts(facts["result"])
 
 
@@ -114,7 +118,7 @@ def _part_if_any(facts: Any, peer: str) -> Part | None:
 
 @dataclass(frozen=True, slots=True)
 class FatalError:
-    """An error of a task that another attempt of it would meet again."""
+    """An error of a task that would occur again in another attempt, so that the batch must fail."""
 
     kind: str
     """Name of its class, one of this package's errors."""
@@ -122,7 +126,7 @@ class FatalError:
 
     @classmethod
     def of(cls, error: RocketMQError) -> FatalError:
-        """Return the facts of an error."""
+        """Return class and text of an error."""
         return cls(type(error).__name__, str(error))
 
     def to_error(self) -> RocketMQError:
@@ -171,7 +175,7 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class QueuesLeaving:
-    """All queues of a plan that are to be given up, as of now; replaces the message before."""
+    """All queues of a plan that must be given up by now; replaces the previous message of this class."""
 
     kind: ClassVar[str] = "leaving"
     plan: int
@@ -180,12 +184,15 @@ class QueuesLeaving:
 
 @dataclass(frozen=True, slots=True)
 class ReplanWanted:
-    """The plan is another one by now, as when a queue was gained; ends its batch if its ranges are open."""
+    """The planner wants to replace a plan, for example because it has gained a queue.
+
+    If the plan's ranges are open, its batch is ended. Otherwise nothing happens: the batch ends soon anyway.
+    """
 
     kind: ClassVar[str] = "replan"
     plan: int
     reason: str
-    """For the log."""
+    """The reason in words, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +229,9 @@ class QueryDrained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskBegins:
-    """A task's report about itself before it delivers anything; answered by :class:`TaskMayBegin`.
+    """A task's report of its queues, before it delivers anything; answered by :class:`TaskMayBegin`.
 
-    Sent again if the connection broke before the answer.
+    A task sends it again if the connection breaks before the answer.
     """
 
     kind: ClassVar[str] = "begin"
@@ -240,43 +247,43 @@ class TaskBegins:
     tasks: int
     """Number of tasks of the batch."""
     open_for_s: Annotated[Seconds, _Key("for_s")] = None
-    """How long the batch may last whose ranges are open, so that its driver ends it; None for closed ones."""
+    """Length of the batch in seconds if its ranges are open; None for closed ranges."""
     connection: int = 1
-    """Number of the connection among those of its process to this driver."""
+    """Number of this connection, counted by the task's process: the driver ignores older connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResumes:
-    """A task with open ranges is connected again; answered by :class:`TaskMayGoOn`."""
+    """A task with open ranges is connected again after a break; answered by :class:`TaskMayGoOn`."""
 
     kind: ClassVar[str] = "resume"
     task: str
     batch_id: Annotated[int, _Key("batch")]
     in_doubt: PartIds
-    """Ids of parts of which the task does not know whether the driver has them."""
+    """Ids of parts that the task has sent and that the driver has not confirmed."""
     connection: int
-    """Number of the connection among those of its process to this driver."""
+    """Number of this connection, as in :class:`TaskBegins`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartHandedOver:
-    """A part of the task's result for the driver to commit early; answered by :class:`PartTaken`.
+    """A part of the task's result, for a commit before the batch ends; answered by :class:`PartTaken`.
 
-    A part that the driver has already is confirmed again, and not counted again.
+    If the driver has the part already, it confirms the part again and ignores this copy.
     """
 
     kind: ClassVar[str] = "handed"
     task: str
     part: SentPart
     cut: CutNumber
-    """Number of the cut that it answers; None if it was not asked for."""
+    """Number of the cut that the part answers; None if the task sends it without being asked."""
     ends: Queues
     """Queues from which the task delivers nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDirty:
-    """The task has settled something since its last cut; sent once per cut."""
+    """The task has results that no cut has taken yet; sent at most once between two cuts."""
 
     kind: ClassVar[str] = "dirty"
     task: str
@@ -284,7 +291,7 @@ class TaskDirty:
 
 @dataclass(frozen=True, slots=True)
 class NothingToCut:
-    """The task has no part for a cut: nothing is settled, or too many of its parts are not committed."""
+    """The task has no part for a cut: it has no new results, or too many of its parts are not committed."""
 
     kind: ClassVar[str] = "nothing"
     task: str
@@ -293,7 +300,7 @@ class NothingToCut:
 
 @dataclass(frozen=True, slots=True)
 class QueuesReleased:
-    """The task has delivered nothing that counts from these queues, and will not."""
+    """The task has no results from these queues that may be committed, and will deliver nothing more."""
 
     kind: ClassVar[str] = "released"
     task: str
@@ -302,15 +309,15 @@ class QueuesReleased:
 
 @dataclass(frozen=True, slots=True)
 class QueueStands:
-    """An open range cannot go on, so that its queue must be planned again."""
+    """An open range cannot go on, for example after a reset: only another plan can continue its queue."""
 
     kind: ClassVar[str] = "stands"
     task: str
     queue: Queue
     is_reset: Annotated[bool, _Key("reset")]
-    """Whether the queue was reset; then the batch ends without delay."""
+    """Whether the queue was reset; then the driver ends the batch without delay."""
     reason: str
-    """For the log."""
+    """The reason in words, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +335,7 @@ class TaskFailed:
     kind: ClassVar[str] = "failed"
     task: str
     fatal: Fatal = None
-    """Error with which the driver is to fail the batch; None if another attempt may do better."""
+    """Error with which the driver must fail the batch; None if another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +345,7 @@ class TaskDone:
     kind: ClassVar[str] = "done"
     task: str
     part: PartCopy
-    """Copy of the last part of its result; None if there is none, or it is too large."""
+    """Copy of the last part of the task's result; None if there is no such part, or it is too large."""
 
 
 # --- driver to planner ----------------------------------------------------------------------------------
@@ -352,16 +359,16 @@ class SlotsKnown:
     slots: int
     """Maximum number of tasks that a batch should have; 0 for any number."""
     calls_end_s: float
-    """How long a listener may be called after its query's end."""
+    """Time in seconds for which listener calls may go on after the query's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuesHeldUp:
-    """Queues are held up, or no longer."""
+    """Whether something keeps queues from being consumed."""
 
     kind: ClassVar[str] = "held_up"
     reason: str
-    """Reason; empty if no queue is held up."""
+    """The reason in words; empty if nothing keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +381,7 @@ class PlanOver:
 
 @dataclass(frozen=True, slots=True)
 class QueuesFree:
-    """Nobody delivers these queues, and all that was delivered is committed or never will be."""
+    """Queues that another member may have: no task delivers them, and no result of them is uncommitted."""
 
     kind: ClassVar[str] = "free"
     plan: int
@@ -387,7 +394,7 @@ class StorageRenewed:
 
     kind: ClassVar[str] = "storage"
     options: Options = field(repr=False)
-    """May be secrets."""
+    """Names and values; they may be secrets."""
 
 
 # --- driver to task -------------------------------------------------------------------------------------
@@ -395,57 +402,57 @@ class StorageRenewed:
 
 @dataclass(frozen=True, slots=True)
 class TaskMayBegin:
-    """The task may begin with its queues, except some."""
+    """The task may begin with its queues, except those that are ``left_out``."""
 
     kind: ClassVar[str] = "go"
     task: str
     left_out: Annotated[Queues, _Key("give_up")]
     is_stopped: Annotated[bool, _Key("stop")]
-    """Whether the task must deliver nothing at all."""
+    """Whether the task must deliver nothing, and end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskMayGoOn:
-    """A task with open ranges may deliver again; it first sends the parts in doubt that are not known."""
+    """A task with open ranges may deliver again; it first sends again the parts that have not arrived."""
 
     kind: ClassVar[str] = "go_on"
     task: str
     is_stopped: Annotated[bool, _Key("stop")]
-    """Whether the task must deliver nothing more, and nothing of it counts any more."""
+    """Whether the task must deliver nothing more; none of its further results will be committed."""
     known: PartIds = frozenset()
-    """Ids of parts in doubt that the driver has."""
+    """Ids of unconfirmed parts that have arrived at the driver."""
     uncommitted: PartIds = frozenset()
-    """Ids of parts that the driver has, and that are neither committed nor dropped."""
+    """Ids of parts that have arrived at the driver and are neither committed nor dropped yet."""
     given_up: Annotated[Queues, _Key("give_up")] = frozenset()
-    """All queues that the task was instructed to give up."""
+    """All queues that the task must have given up by now."""
     dropped: Annotated[Queues, _Key("drop")] = frozenset()
-    """All queues that it was instructed to drop."""
+    """All queues that the task must have dropped by now."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUpQueues:
-    """Deliver nothing more from these queues, and hand over their finished messages."""
+    """Instruction to deliver nothing more from these queues, and to send their results so far."""
 
     kind: ClassVar[str] = "give_up"
     task: str
     queues: Queues
     is_dropped: Annotated[bool, _Key("drop")]
-    """Whether to drop it instead: the queues were claimed or reset."""
+    """Whether to drop the results instead, because the queues were claimed by another member, or reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAtWork:
-    """Whether an idle task is to wait for its suspended queues."""
+    """Whether a task that has only suspended queues left is to wait for them."""
 
     kind: ClassVar[str] = "batch"
     task: str
     is_at_work: Annotated[bool, _Key("at_work")]
-    """Once False, the task must end."""
+    """True while other tasks of the batch have work; after False the task ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartTaken:
-    """The driver has a part that the task has handed over."""
+    """Confirmation that a part has arrived at the driver."""
 
     kind: ClassVar[str] = "taken"
     task: str
@@ -454,9 +461,9 @@ class PartTaken:
 
 @dataclass(frozen=True, slots=True)
 class CutWanted:
-    """Hand over what is settled; answered by :class:`PartHandedOver` or :class:`NothingToCut`.
+    """Request for a part of the results so far; answered by :class:`PartHandedOver` or :class:`NothingToCut`.
 
-    A task that settles something from then on is dirty again.
+    From then on the task sends :class:`TaskDirty` again when it has new results.
     """
 
     kind: ClassVar[str] = "cut"
@@ -466,7 +473,7 @@ class CutWanted:
 
 @dataclass(frozen=True, slots=True)
 class PartsCommitted:
-    """Parts of the task are committed, or never will be; it may hand over others."""
+    """Parts of the task were committed or dropped, so the task may send others."""
 
     kind: ClassVar[str] = "committed"
     task: str
@@ -475,7 +482,7 @@ class PartsCommitted:
 
 @dataclass(frozen=True, slots=True)
 class EndTask:
-    """End after the running call; messages delivered so far remain in the task's result, or its last part."""
+    """Instruction to end after the running call; results so far become the task's result or last part."""
 
     kind: ClassVar[str] = "end"
     task: str

@@ -1,14 +1,15 @@
-"""Decides when a batch whose ranges are open is ended; no I/O, no clock.
+"""Decides when a batch in real time ends; no I/O, no clock.
 
-Its tasks consume until they are ended. Whatever changes the plan ends the batch, as no message gives a queue
-to a running task:
+In real time the ranges of a batch are *open*: they have no end, and tasks consume them until the driver ends
+the tasks. A running task cannot be given another queue. So the batch also ends when its plan is outdated, and
+the next plan has the new queues.
 
-Rule 1 (time): it is over once it has lasted as long as its plan allows.
-Rule 2 (slots): all tasks begin within five seconds, or the next plan has as many tasks as have begun. The
-plan after it has all slots again.
-Rule 3 (plan): the planner wants another plan, or a queue cannot go on. Both end the batch immediately, but
-queues that cannot go on do so every five seconds at most, unless they were reset: what holds them up may hold
-them up in the next batch too.
+Rule 1 (time): the batch ends when it has lasted as long as its plan allows.
+Rule 2 (slots): the batch ends if not all tasks have begun within five seconds, because task slots are
+missing. The next plan has only as many tasks as have begun; the plan after that uses all slots again.
+Rule 3 (plan): the batch ends immediately if the planner wants another plan, or if a queue was reset. It also
+ends if a queue cannot go on for another reason, but at most every five seconds, because the reason may still
+be there in the next batch.
 """
 
 from __future__ import annotations
@@ -19,52 +20,52 @@ from typing import Final, NamedTuple
 from pyspark_rocketmq.consume.cuts import EndReason
 
 _BEGIN_WITHIN_S: Final = 5.0
-"""How long a batch waits for all of its tasks."""
+"""Time within which all tasks of a batch must begin, in seconds."""
 _REPLAN_EVERY_S: Final = 5.0
-"""Shortest time between two batches that are ended because of queues that cannot go on."""
+"""Shortest time, in seconds, between two ends of batches that queues have caused which cannot go on."""
 
 
 class Ending(NamedTuple):
-    """End a batch."""
+    """The decision that a batch ends."""
 
     reason: EndReason
     why: str
-    """For the log."""
+    """The cause in words, for the log."""
     slots: int | None = None
-    """How many tasks have begun, if not all have."""
+    """Number of tasks that have begun, if some have not; otherwise None."""
 
 
 class OpenBatch:
-    """The open batch under way, if there is one."""
+    """The running batch, if its ranges are open: when it began, and whether it must end."""
 
     def __init__(self) -> None:
         self._last_s = -inf
-        """When a queue that could not go on has ended a batch, this one or one before."""
+        """When a batch was last ended because of a queue that could not go on."""
         self.begin_batch()
 
     def begin_batch(self, why: str = "") -> None:
-        """Begin a batch; it is open once a task with open ranges begins.
+        """Begin a batch. It counts as open when the first task with open ranges begins.
 
-        ``why``: why the planner wants another plan already.
+        ``why`` is not empty if the planner wants another plan already; it is the reason.
         """
         self.is_open = False
-        """Whether the ranges of the batch under way are open."""
+        """Whether the ranges of the running batch are open."""
         self._begun: set[int] = set()
         self._tasks = 0
         self._began_s = self._ends_s = inf
         self._replan_s = -inf if why else inf
         self._why = why
         self._is_by_queue = False
-        """Whether a queue that cannot go on is why another plan is needed."""
+        """Whether another plan is needed because a queue cannot go on."""
 
     @property
     def next_tick_s(self) -> float | None:
-        """When :meth:`tick` has something to do; None if only another event can change anything."""
+        """Time at which :meth:`tick` must be called; None if there is nothing to wait for."""
         at_s = min(self._ends_s, self._replan_s, self._begins_until_s) if self.is_open else inf
         return None if at_s == inf else at_s
 
     def begins(self, partition: int, *, tasks: int, lasts_s: float, now_s: float) -> None:
-        """Note that a task begins, one of ``tasks``; the batch may last for ``lasts_s``."""
+        """Note that a task begins, in a batch of ``tasks`` tasks that may last for ``lasts_s`` seconds."""
         if not self.is_open:
             self.is_open, self._tasks = True, tasks
             self._began_s, self._ends_s = now_s, now_s + lasts_s
@@ -75,12 +76,12 @@ class OpenBatch:
         self._replans_at(now_s, why, is_by_queue=False)
 
     def stands(self, why: str, now_s: float, *, at_once: bool) -> None:
-        """Note that a queue cannot go on in this batch, ``at_once`` if it can in the next one."""
+        """Note that a queue cannot go on in this batch; ``at_once``: it was reset, so end the batch now."""
         at_s = now_s if at_once else max(now_s, self._last_s + _REPLAN_EVERY_S)
         self._replans_at(at_s, why, is_by_queue=True)
 
     def tick(self, now_s: float) -> Ending | None:
-        """Return how to end the batch; None if it goes on. Once it is ended, nothing changes any more."""
+        """Return how to end the batch; None if it goes on. After the end was returned, return None."""
         if not self.is_open:
             return None
         found: Ending | None = None
@@ -89,7 +90,7 @@ class OpenBatch:
             self._last_s = now_s if self._is_by_queue else self._last_s
         elif now_s >= self._begins_until_s:
             begun = len(self._begun)
-            why = f"{begun} of {self._tasks} tasks have begun within {_BEGIN_WITHIN_S:g} s"
+            why = f"only {begun} of {self._tasks} tasks have begun within {_BEGIN_WITHIN_S:g} s"
             found = Ending(EndReason.PLAN, why, slots=begun)
         elif now_s >= self._ends_s:
             found = Ending(EndReason.TIME, "its time is over")

@@ -100,7 +100,7 @@ class PlannerControl:
         self._send(self._leaving)
 
     def replan(self, plan: int, reason: str) -> None:
-        """Report that ``plan`` should be another one by now, which ends its batch if its ranges are open."""
+        """Report that the planner wants to replace ``plan``; this ends its batch if the ranges are open."""
         self._replan = ReplanWanted(plan, reason)
         self._send(self._replan)
 

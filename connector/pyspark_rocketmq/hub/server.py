@@ -82,27 +82,27 @@ class HubServer(ConnectionLoop):
         is_encrypted: bool = False,
         clock: Clock,
     ) -> None:
-        """Listen.
+        """Open a port and start to serve planner and tasks.
 
         Args:
             host: Host name under which planner and tasks reach this process.
-            bind_host: Host name at which it listens.
+            bind_host: Host name on which this process opens the port.
             must_ask: See :class:`HubState`.
             slots: See :class:`HubState`.
-            commit: Begins to commit a group, and later reports ``HubState.committed`` or
-                ``HubState.commit_failed``; returns immediately. It also gets the queues that another
-                member may have after it.
-            look: Has the offset store compared with the batch soon, and the query checked; returns
+            commit: Begins to commit a group of parts, and returns immediately; ``HubState.committed`` or
+                ``HubState.commit_failed`` reports the outcome later. Its second argument has the queues that
+                another member may have after this commit.
+            look: Begins to compare the batch with the offset store, and to check the query; returns
                 immediately.
-            storage_options: Returns renewed options for the offset store; may take a while.
-            drained: Has the query stopped soon, because nothing is left to consume; returns immediately.
+            storage_options: Returns renewed storage options for the offset store; may take a while.
+            drained: Begins to stop the query, because nothing is left to consume; returns immediately.
             calls_end_s: See :class:`HubState`.
             interval_s: See :class:`HubState`.
             is_encrypted: Whether to encrypt all connections.
             clock: The system's clock, except in tests.
 
         Raises:
-            OSError: If it cannot listen there, or is to encrypt and cannot.
+            OSError: If the port cannot be opened, or the connections cannot be encrypted.
         """
         certificate = HubCertificate.new() if is_encrypted else None
         family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
@@ -110,7 +110,7 @@ class HubServer(ConnectionLoop):
         super().__init__("rocketmq-hub", clock)
         fingerprint = b"" if certificate is None else certificate.fingerprint
         self.address = HubAddress.new(host, listening.getsockname()[1], fingerprint)
-        """Address, key and certificate with which planner and tasks connect."""
+        """Address, key and fingerprint of the certificate that planner and tasks need to connect."""
         self._state = HubState(must_ask=must_ask, slots=slots, calls_end_s=calls_end_s, interval_s=interval_s)
         self._flushed: Future[BaseException | None] = Future()
         """Set once nothing of the batch that ends waits for its commit."""
@@ -284,9 +284,11 @@ class HubServer(ConnectionLoop):
                     self._look()
                 case Ended(ending):
                     level = logging.INFO if ending.slots is None else logging.WARNING
-                    logger.log(level, "the batch is ended reason=%s: %s", ending.reason.value, ending.why)
+                    logger.log(
+                        level, "batch in real time ends reason=%s: %s", ending.reason.value, ending.why
+                    )
                 case StillDelivered():
                     logger.warning(
-                        "a task that Spark has run again may still be in a call of the listener, and its "
-                        "queues go on without it"
+                        "a task was lost and may still be in a listener call; its queues are planned again "
+                        "now, so the listener may get some messages twice at the same time"
                     )

@@ -1,12 +1,13 @@
 """The protocol between driver, planner and tasks: lines of JSON between two ends that share a key.
 
-The key itself never travels. The hub greets with a random number. The connecting side answers with its own
-random number and with a proof computed from both; the hub proves itself in the same way. From then on every
-line begins with a code computed from the line's number and a key for this connection and direction, so that
-nobody can add, repeat or reorder lines. Nothing is encrypted here: where Spark encrypts its network,
-``encryption`` does so with the bytes of these lines.
+The key itself is never sent. The hub, which is the driver's server, greets with a random number. The
+connecting side answers with its own random number and with a proof that it has the key, computed from both
+numbers; then the hub proves itself in the same way. From then on every line begins with a code, computed from
+the line's number and from a key for this connection and direction. So nobody can add, repeat or reorder
+lines. This module encrypts nothing: if Spark encrypts its network, :mod:`~pyspark_rocketmq.hub.encryption`
+encrypts the bytes of these lines.
 
-No I/O here: bytes in, JSON objects out, which ``messages`` reads.
+No I/O: it takes bytes and returns JSON objects, which :mod:`~pyspark_rocketmq.hub.messages` reads.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _FINGERPRINT_BYTES: Final = 32
 _CODE_CHARS: Final = 32
 _NONCE_BYTES: Final = 16
 _TLS_HANDSHAKE: Final = b"\x16\x03"
-"""First bytes of a client that encrypts."""
+"""First bytes that a client sends if it encrypts."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """Host, port, key and certificate; its repr leaves the key out."""
+    """Address at which the driver accepts planner and tasks; its repr contains no secret."""
 
     host: str
     port: int
@@ -63,7 +64,7 @@ class HubAddress:
             found: HubAddress | None = cls(host, int(port), bytes.fromhex(key), bytes.fromhex(fingerprint))
         except ValueError:
             found = None
-        # A string that was cut off must not turn encryption off.
+        # A string whose end is missing must not lead to a connection without encryption.
         wanted = _FINGERPRINT_BYTES if separator else 0
         if found is None or len(found.fingerprint) != wanted:
             raise LocalProtocolError(

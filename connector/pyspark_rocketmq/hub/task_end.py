@@ -1,13 +1,14 @@
-"""A task's end of the connection to its driver: it receives instructions and hands parts of its result over.
+"""A task's end of the connection to its driver: it receives instructions and sends parts of the result.
 
-One connection serves all tasks of a process. The data that the connection's thread writes and a task's thread
-reads is sets and flags that only grow, so neither thread waits for the other.
+One connection serves all tasks of a process. The connection's thread writes only sets and flags that grow and
+never shrink, and a task's thread reads them; so neither thread waits for the other.
 
-When the connection breaks, a task with closed ranges ends after the running call. A task with open ranges
-*pauses*: no delivery begins. If there is another connection within seconds, it resumes; if not, it fails. It
-keeps what it has handed over until the driver has confirmed it. On another connection it sends nothing before
-the driver's answer, and then in this order: the parts that the driver does not have, the queues that it has
-released or that stand, and whether it is dirty.
+If the connection breaks, a task with closed ranges (a micro-batch) ends after the running call. A task with
+open ranges (real time) *pauses*: it begins no delivery. If the process connects again within ten seconds, the
+task resumes; otherwise the task fails. Such a task keeps each part until the driver has confirmed it. After
+it is connected again, it sends nothing before the driver's answer. Then it sends, in this order: the parts
+that have not arrived, the queues that cannot go on, the queues that it has released, and whether it has new
+results.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ logger = logging.getLogger(__name__)
 _CONNECT_S: Final = 3.0
 _ANSWER_S: Final = 10.0
 _IDLE_ANSWER_S: Final = 2.0
-"""How long an idle task waits for the answer whether its batch is at work."""
+"""Time for which a task with only suspended queues waits for the driver's answer, in seconds."""
 _TAKEN_S: Final = 30.0
-"""How long a driver may take to confirm a part."""
+"""Time within which a driver must confirm a part, in seconds."""
 _AGAIN_AFTER_S: Final = 60.0
 """Pause before a driver that could not be reached is tried again."""
 _CALLS_END_S: Final = 2.0
@@ -78,35 +79,35 @@ _CALLS_END_S: Final = 2.0
 _LARGEST_COPY: Final = 256 << 10
 """Longest result, in characters, of which the driver gets a copy."""
 _FATAL: Final = (SchemaError, DataLoss, UndecodableMessage, ListenerError)
-"""Errors that another attempt of a task would meet again."""
+"""Errors that would occur again in another attempt of the task."""
 
 
 class ControlEndpoint(NamedTuple):
-    """How the tasks of one batch reach their driver; pickled and sent to them."""
+    """Address and rules with which the tasks of a batch connect to their driver; pickled with the tasks."""
 
     address: HubAddress
     batch_id: int
     must_ask: bool
     """Whether a task that cannot reach the driver must leave its ranges as they are."""
     ends_tasks: bool = False
-    """Whether a task must end when the driver does, even within a call: Spark does not end it."""
+    """Whether a task must end together with the driver, even within a call, because Spark does not end it."""
     wants_cuts: bool = False
-    """Whether the driver asks for cuts, so that tasks report when they are dirty."""
+    """Whether the batch commits while it runs, so that tasks report when they have new results."""
 
 
 class Fate(Enum):
     """Destination of a range that a task has finished."""
 
     KEPT = "KEPT"
-    """It is part of the task's result."""
+    """The range belongs to the task's result."""
     HANDED_OVER = "HANDED_OVER"
-    """It goes to the driver immediately, separately from all others."""
+    """The range is sent to the driver immediately, because another member is to have its queue."""
     DROPPED = "DROPPED"
-    """Nothing of it is committed: its queue was claimed or reset meanwhile."""
+    """Nothing of the range is committed: its queue was claimed or reset meanwhile."""
 
 
 class TaskControl(RangeInstructions):
-    """Instructions to one attempt of a task."""
+    """The driver's instructions to one attempt of a task, and the attempt's reports to the driver."""
 
     def __init__(
         self, connection: _DriverConnection, places: Mapping[MessageQueue, Place], *, is_cut: bool
@@ -114,7 +115,7 @@ class TaskControl(RangeInstructions):
         self.id = uuid.uuid4().hex
         """Unique id of the attempt."""
         self.is_cut: Final = is_cut
-        """Whether the driver asks for cuts."""
+        """Whether the driver asks for parts while the batch runs."""
         self._connection = connection
         self._places = places
         self._given_up: set[MessageQueue] = set()
@@ -127,37 +128,37 @@ class TaskControl(RangeInstructions):
         self._on_work_end: Callable[[], None] = lambda: None
         self._idle_s: float | None = None
         self._is_batch_at_work = False
-        """Whether the batch is at work, according to the driver's last report."""
+        """Whether other tasks of the batch have work, according to the driver's last report."""
         self._is_last = False
-        """Whether the task must not wait for other tasks any more."""
+        """Whether the task must no longer wait for other tasks."""
         self._taker: Callable[[Any], bool] = lambda _: False
         self._answered = threading.Event()
         self._is_certain = threading.Event()
-        """Set while no part is in doubt."""
+        """Set while every part that was sent is confirmed."""
         self._is_certain.set()
         self._is_lost = False
-        """Whether no message reaches the driver any more."""
+        """Whether the connection is lost for good."""
         self._is_paused = False
         self._on_change: Callable[[], None] = lambda: None
         self._counts_rows = False
         self._is_held = False
-        """Whether nothing is delivered because of the rows that are in no cut."""
+        """Whether no message may be delivered, because too many rows are uncut (``TaskCuts.is_held``)."""
         self._on_full: Callable[[], bool] = lambda: False
         self._guard = threading.Lock()
-        """Guards everything below, so that what is recorded to be sent and what is sent have one order."""
+        """Guards everything below: messages are recorded and sent in the same order."""
         self._cuts = TaskCuts()
         self._begin: TaskBegins | None = None
         self._is_online = True
-        """Whether the driver has answered on this connection."""
+        """Whether messages may be sent; after a new connection only when the driver has answered."""
         self._handed: dict[str, PartHandedOver] = {}
-        """Parts in doubt of a task with open ranges, by id."""
+        """Unconfirmed parts of a task with open ranges, by id; sent again after a new connection."""
         self._released: set[MessageQueue] = set()
         self._stands: dict[MessageQueue, QueueStands] = {}
-        """Reports that such a task repeats on another connection."""
+        """Reports of queues that cannot go on; sent again after a new connection, as is ``_released``."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the task consumes its queues until the driver ends it."""
+        """Whether the task's ranges are open, so that it consumes them until the driver ends the task."""
         return self._begin is not None and self._begin.open_for_s is not None
 
     # --- the task's threads ---------------------------------------------------------------------------------
@@ -192,7 +193,8 @@ class TaskControl(RangeInstructions):
 
     def begins(self, queue: MessageQueue) -> bool:
         """Report that the range of a queue begins; return whether it may."""
-        # Before _given_up is read: _give_up uses the two in the opposite order.
+        # Write _begun, then read _given_up: _give_up writes _given_up, then reads _begun. So at least one of
+        # the two notices a queue that begins and is given up at the same time.
         self._begun.add(queue)
         if not self.is_given_up(queue):
             return True
@@ -207,15 +209,15 @@ class TaskControl(RangeInstructions):
         return Fate.HANDED_OVER if queue in self._given_up else Fate.KEPT
 
     def kept(self, queues: Collection[MessageQueue]) -> bool:
-        """Note that ranges are in the task's result so far; return whether to hand that over now."""
+        """Note that the task's result contains these ranges; return whether to hand the result over now."""
         self._kept.update(queues)
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
 
     def when_cut(self, cut: Callable[[int | None], bool]) -> None:
-        """Set ``cut``, which begins to hand the result so far over; called on another thread, must not wait.
+        """Set the function that begins a cut; it is called on another thread and must not wait.
 
-        Its argument is the number of a cut; without one, only ranges that have ended are to be handed over.
-        It returns whether it has begun, so that :meth:`hand_over` or :meth:`nothing_to_cut` follows.
+        Its argument is the number of the driver's cut. Without a number it hands over only ranges that have
+        ended. It returns whether a cut has begun; :meth:`hand_over` or :meth:`nothing_to_cut` then follows.
         """
         self._on_cut = cut
 
@@ -231,9 +233,10 @@ class TaskControl(RangeInstructions):
         self._cutter = cut
 
     def limit_rows(self, nbytes: int, cut: Callable[[], bool]) -> None:
-        """Bound the rows of open ranges that are in no cut, because they travel within the parts.
+        """Bound the uncut rows of open ranges; call this if rows reach the driver inside parts, not in files.
 
-        ``cut`` begins a cut that was not asked for; called on any thread, must not wait.
+        When the rows take ``nbytes``, ``cut`` is called; it begins a cut that the driver has not asked for.
+        It is called on any thread and must not wait.
         """
         if self.is_open:
             self._counts_rows, self._on_full = True, cut
@@ -260,18 +263,18 @@ class TaskControl(RangeInstructions):
             self._on_full()
 
     def cut_begins(self) -> bool:
-        """Begin the cut that was wanted; return False if too many parts are under way by now."""
+        """Begin a cut; return False if too many parts are uncommitted by now."""
         with self._guard:
             begins = self._cuts.cut_begins()
         self._hold_or_cut()
         return begins
 
     def cut_ranges(self) -> Any:
-        """Call ``cut_with``'s function."""
+        """Call the function that was given to :meth:`cut_with`."""
         return self._cutter()
 
     def nothing_to_cut(self, number: int) -> None:
-        """Answer a cut without a part."""
+        """Report that there is no part for the driver's cut ``number``."""
         self._send(NothingToCut(self.id, number))
 
     def taken_by(self, taker: Callable[[Any], bool]) -> None:
@@ -283,13 +286,13 @@ class TaskControl(RangeInstructions):
         return self._taker(brought)
 
     def released(self, queue: MessageQueue) -> None:
-        """Report that nothing that counts was delivered from a queue, and nothing will be."""
+        """Report that the task has no results of a queue to commit, and delivers nothing more from it."""
         with self._guard:
             self._released.add(queue)
             self._send_now(QueuesReleased(self.id, frozenset({queue})))
 
     def stands(self, queue: MessageQueue, reason: str, *, is_reset: bool = False) -> None:
-        """Report that an open range cannot go on, so that its queue must be planned again."""
+        """Report that an open range cannot go on: only another plan can continue its queue."""
         with self._guard:
             message = self._stands[queue] = QueueStands(self.id, queue, is_reset, reason)
             self._send_now(message)
@@ -297,10 +300,12 @@ class TaskControl(RangeInstructions):
     def hand_over(
         self, part: Part, *, ends: frozenset[MessageQueue] | None = None, cut: int | None = None
     ) -> bool:
-        """Send a part to the driver; return whether it will arrive, unless the task fails.
+        """Send a part to the driver; return False if the part is too large or the driver is lost.
 
-        ``ends`` are queues from which nothing more is delivered, by default all of the part; ``cut`` is the
-        number of the cut that the part answers.
+        Args:
+            part: The part.
+            ends: Queues from which nothing more is delivered; by default all queues of the part.
+            cut: Number of the driver's cut that the part answers; None if the driver has not asked for it.
         """
         if len(str(part.facts)) > LONGEST_LINE // 2:
             return False
@@ -319,24 +324,23 @@ class TaskControl(RangeInstructions):
         """Wait until the driver has confirmed every part.
 
         Raises:
-            RocketMQError: If a part is not confirmed, or the driver of open ranges is lost; another attempt
-                of the task asks it.
+            RocketMQError: If a part is not confirmed in time, or the ranges are open and the connection is
+                lost. Another attempt of the task then asks the driver what has arrived.
         """
         self._is_certain.wait(_TAKEN_S)
         with self._guard:
             in_doubt = len(self._cuts.in_doubt)
         if self.is_open and self._is_lost:
             raise RocketMQError(
-                f"The connection to the driver at {self._connection.place} broke, and there was no other one "
-                f"within {RECONNECT_S:g} s. What was not committed is consumed again. If the driver still "
-                "runs, look at the network between it and its executors."
+                f"The connection to the driver at {self._connection.place} broke, and a new one could not be "
+                f"made within {RECONNECT_S:g} s. Messages that were not committed are consumed again. If the "
+                "driver still runs, check the network between driver and executors."
             )
         if in_doubt:
             raise RocketMQError(
-                f"The connection to the driver at {self._connection.place} ended while "
-                f"{in_doubt} parts of this task's result were on their way to it, so whether it "
-                "has them is not known. The "
-                "task is run again and asks; look at the driver's log if this goes on."
+                f"The driver at {self._connection.place} has not confirmed {in_doubt} parts of this task's "
+                "result, so they may not have arrived. Spark runs the task again, which asks the driver for "
+                "them. If this happens again and again, look at the driver's log."
             )
 
     def done(self, last: Part | None) -> None:
@@ -348,12 +352,13 @@ class TaskControl(RangeInstructions):
     def forget(self, error: BaseException | None = None) -> None:
         """Report that the task has failed, or that it does not begin.
 
-        With open ranges the driver fails the batch with an ``error`` that another attempt would meet again:
-        that attempt consumes nothing, so that Spark takes the task for done.
+        If the ranges are open and ``error`` would occur again in another attempt, the driver fails the batch
+        with this error. It must: another attempt of an open task consumes nothing, so Spark would count the
+        task as done.
         """
         fatal = FatalError.of(error) if self.is_open and isinstance(error, _FATAL) else None
         self._connection.forget(self)
-        # Also without the driver's answer: nothing follows.
+        # Send this even before the driver has answered on a new connection: no other message follows it.
         self._connection.send(TaskFailed(self.id, fatal))
 
     def ask(
@@ -365,7 +370,7 @@ class TaskControl(RangeInstructions):
         tasks: int,
         open_for_s: float | None = None,
     ) -> None:
-        """Report the queues that the task is going to begin with; :meth:`await_answer` follows."""
+        """Ask the driver with which of its queues the task may begin; then call :meth:`await_answer`."""
         with self._guard:
             self._begin = TaskBegins(
                 task=self.id,
@@ -383,14 +388,14 @@ class TaskControl(RangeInstructions):
 
     def await_answer(self) -> bool:
         """Wait for the driver's answer; return whether it has come."""
-        # Open ranges have time to notice that the connection is silent, and for another one.
+        # With open ranges, leave time to notice that the connection is dead and to make another one.
         more_s = SILENT_FOR_S + RECONNECT_S if self.is_open else 0.0
         is_answered = self._answered.wait(_ANSWER_S + more_s)
         return is_answered and not self.is_cut_off
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether nothing reaches the driver, and nothing will."""
+        """Whether no further message of this task can reach the driver."""
         return self._is_lost or (self._connection.is_lost and not self.is_open)
 
     def _send(self, message: FromTask) -> None:
@@ -398,14 +403,17 @@ class TaskControl(RangeInstructions):
             self._send_now(message)
 
     def _send_now(self, message: FromTask) -> None:
-        """Send a message, or leave it to the answer on the next connection; called with the guard held."""
+        """Send a message if that is possible now; call with the guard held.
+
+        Without a connection the message is dropped; what the driver needs is sent again by :meth:`_goes_on`.
+        """
         if self._is_online:
             self._connection.send(message)
 
     # --- the connection's thread ----------------------------------------------------------------------------
 
     def receive(self, message: ToTask) -> None:
-        """Handle a message of the driver to this task."""
+        """Handle a message from the driver to this task."""
         match message:
             case TaskMayBegin(_, left_out, is_stopped):
                 self._given_up |= left_out
@@ -446,7 +454,7 @@ class TaskControl(RangeInstructions):
                 assert_never(message)
 
     def _taken(self, part_ids: Collection[str]) -> None:
-        """Note that the driver has parts; called with the guard held."""
+        """Note that parts have arrived at the driver; call with the guard held."""
         for part_id in part_ids:
             self._cuts.taken(part_id)
             self._handed.pop(part_id, None)
@@ -466,7 +474,7 @@ class TaskControl(RangeInstructions):
         self._on_change()
 
     def broke(self) -> None:
-        """Pause, as the connection has broken and another one is tried; with closed ranges end."""
+        """Note that the connection broke: pause if the ranges are open, else end after the running call."""
         if not self.is_open:
             self.lost()
             return
@@ -475,7 +483,7 @@ class TaskControl(RangeInstructions):
         self._pauses(is_paused=True)
 
     def opened_again(self) -> None:
-        """Ask, on another connection, whether to go on."""
+        """Ask the driver, on a new connection, whether to go on."""
         with self._guard:
             if not self.is_open or self._begin is None:
                 return
@@ -494,11 +502,11 @@ class TaskControl(RangeInstructions):
             )
 
     def _goes_on(self, answer: TaskMayGoOn) -> None:
-        """Send what the driver does not have, and go on."""
+        """Send again what the driver lacks, and go on."""
         with self._guard:
             self._is_online = True
             if answer.is_stopped:
-                # Nothing of it counts any more.
+                # None of these parts will be committed, so do not send them again.
                 self._taken(list(self._cuts.in_doubt))
             is_due = self._cuts.resumed(answer.known, answer.uncommitted)
             self._taken(answer.known)
@@ -571,7 +579,7 @@ class _DriverConnection:
 
     @property
     def number(self) -> int:
-        """Number of the newest connection, from 1."""
+        """Number of the process's newest connection to this driver, from 1."""
         return self._client.number
 
     def begin(self, places: Mapping[MessageQueue, Place], *, is_cut: bool) -> TaskControl:
@@ -587,7 +595,7 @@ class _DriverConnection:
             task.receive(message)
 
     def _broken(self) -> bool:
-        # A task that begins from now on makes another connection.
+        # A task that begins from now on must not use this connection, and makes another one.
         self.is_lost = True
         for instructions in list(self._tasks.values()):
             instructions.broke()
@@ -609,7 +617,7 @@ class _DriverConnection:
 
     def _end_calls(self) -> None:
         if self._tasks:
-            logger.warning("this worker ends within the listener's call: its query has ended")
+            logger.warning("this worker process ends during a listener call, because its query has ended")
             # Nothing else can end a call; Spark starts another worker.
             os._exit(1)
 
@@ -618,7 +626,7 @@ _connections: dict[HubAddress, _DriverConnection] = {}
 """Connections of this process, one to each driver."""
 _failed_s: dict[HubAddress, float] = {}
 _guard = threading.Lock()
-"""Guards both; no connection is made under it."""
+"""Guards the two dictionaries above; no connection is made while it is held."""
 
 
 def _renew() -> None:
@@ -641,15 +649,15 @@ def ask_driver(
     tasks: int = 1,
     open_for_s: float | None = None,
 ) -> TaskControl | None:
-    """Ask the driver which of a task's ranges to leave out; return None if it cannot be reached.
+    """Ask the driver which of a task's ranges to leave out; return None if the driver cannot be reached.
 
     Args:
-        terms: Terms of the batch.
+        terms: Address and rules of the batch.
         partition: The task's number; the same for all its attempts.
         places: Epoch and first offset of its ranges, by queue.
         attempt: Number of the attempt, from 0.
         tasks: Number of tasks of the batch.
-        open_for_s: How long the batch may last, in seconds, if its ranges are open; None for closed ones.
+        open_for_s: Length of the batch in seconds if its ranges are open; None for closed ranges.
     """
     connection = _connected(terms)
     if connection is None:
@@ -674,15 +682,15 @@ def _connected(terms: ControlEndpoint) -> _DriverConnection | None:
         made = _DriverConnection(address, ends_tasks=terms.ends_tasks)
     except TransportError as error:
         logger.warning(
-            "the driver cannot be reached from this worker, so its queues change hands between two batches "
-            "only: %s",
+            "the driver cannot be reached from this worker, so its queues can go to other members only "
+            "between two batches: %s",
             error,
         )
         with _guard:
             _failed_s[address] = time.monotonic()
         return None
     with _guard:
-        # Lost connections of other queries, and earlier ones of this query.
+        # Forget lost connections, of other queries and of this one.
         for lost in [each for each, connection in _connections.items() if connection.is_lost]:
             del _connections[lost]
         _connections[address] = made

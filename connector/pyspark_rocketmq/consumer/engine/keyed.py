@@ -1,7 +1,8 @@
-"""An orderly run by sharding key: several workers call the listener for messages of different keys.
+"""Consumes one range in order of sharding keys: several threads call the listener, each for another key.
 
-:mod:`pyspark_rocketmq.consume.keyed` decides what is delivered. Each worker has a turn of its own; the run's
-guard, which is free while the listener is called, owns the machine and all other state.
+:mod:`pyspark_rocketmq.consume.keyed` decides what is delivered. Several workers (threads of the task) take
+part in a run at the same time. They share its state under the run's guard, a lock that no worker holds while
+it calls the listener.
 
 Rows leave only below the lowest unfinished message, which is the offset of the run's acks and the sink's
 watermark. Rows of messages finished above it are held: in memory, beyond 8 MiB in the range's file. If the
