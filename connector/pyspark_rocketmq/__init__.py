@@ -93,6 +93,7 @@ _HOME_OF = {
     "DeltaOffsetStore": "offsets.delta",
     "DeltaSink": "sinks.delta.sink",
     "FileOffsetStore": "offsets.file",
+    "LatencyHistogram": "consume.latencies",
     "LeavesOutQueues": "sinks.base",
     "ListenerContext": "listeners.forms",
     "ListenerRun": "consumer.listener_trial",

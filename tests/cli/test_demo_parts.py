@@ -22,9 +22,7 @@ from rich.console import Console
 
 from pyspark_rocketmq.cli.demo.orders import STEPS
 from pyspark_rocketmq.cli.demo.report import (
-    Latencies,
     check_orders,
-    latencies_of,
     print_head,
     read_orders,
     verdict_line,
@@ -133,23 +131,6 @@ def test_the_head_of_the_table_leaves_out_what_is_not_for_reading() -> None:
     assert "queueOffset   order_id" in shown
     assert "paid" in shown
     assert not any(word in shown for word in ("delivered_ns", "topic", "packed"))
-
-
-def test_latencies_are_of_messages_that_were_stored_while_the_query_ran() -> None:
-    """I1"""
-    table = orders_table([("order-00000000", step) for step in STEPS])
-    delivered = [10_000_000, 12_000_000, 25_000_000, 26_000_000, 131_000_000]
-    rows = table.append_column("delivered_ns", pa.array(delivered))
-    places = zip(
-        *(rows.column(name).to_pylist() for name in ("brokerName", "queueId", "queueOffset")), strict=True
-    )
-    stored = dict(zip(places, [5, 6, 21, 24, 31], strict=True))
-
-    found = latencies_of(rows, stored)
-
-    assert found == Latencies(messages=3, p50=4, p99=100, p999=100, longest=100)
-    assert str(found).startswith("store to listener: p50 4 ms · p99 100 ms")
-    assert latencies_of(rows, dict.fromkeys(stored, 1)) is None
 
 
 @pytest.mark.spark

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from pyspark_rocketmq.commit.pipeline import BatchReport
+from pyspark_rocketmq.consume.latencies import LatencyHistogram, StoreLatencies
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
 from pyspark_rocketmq.consumer import batch as module
 from pyspark_rocketmq.consumer.batch import BatchRunner, Job
@@ -38,6 +40,7 @@ class Played:
     """Plays hub, job and mirror."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = FakeClock()
         self.done: list[str] = []
         self.awaited: list[dict[MessageQueue, int]] = []
         self.reports: list[BatchReport] = []
@@ -54,7 +57,7 @@ class Played:
             listeners=[self.reports.append],
             mirror=self,
             hub=self,  # type: ignore[arg-type]
-            clock=FakeClock(),
+            clock=self.clock,
         )
 
     def run(self, job: Callable[[CommitGroup], Sequence[Part]]) -> None:
@@ -170,3 +173,32 @@ def test_a_job_that_fails_fails_the_batch_and_keeps_what_was_committed(
 
     assert played.offsets == {A: 3, B: 0}
     assert played.done == ["show", "cut short", "failed"]
+
+
+def test_each_commit_reports_how_long_ago_its_messages_were_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D11: to the begin of their deliveries, and until the commit, which comes after the task's cut."""
+    played = Played(monkeypatch)
+
+    def passed(queue: MessageQueue, start: int, stop: int, *ages_ms: int) -> Part:
+        at_ms = int(played.clock.now_s() * 1000)
+        ages = LatencyHistogram.of(ages_ms)
+        latencies = StoreLatencies(LatencyHistogram.of(age // 2 for age in ages_ms), ages, at_ms)
+        given = part(queue, start, stop)
+        return Part.from_facts(replace(given, acks=(replace(given.acks[0], latencies=latencies),)).facts)
+
+    def job(commit: CommitGroup) -> list[Part]:
+        parts = passed(A, 0, 2, 4, 6), passed(B, 0, 1, 10)
+        played.clock.advance(0.25)
+        commit(Group(parts), NONE)
+        return [passed(A, 2, 3, 500)]
+
+    played.run(job)
+
+    ahead, rest = played.reports
+    assert (ahead.is_ahead, rest.is_ahead) == (True, False)
+    assert ahead.store_to_listener == LatencyHistogram.of([2, 3, 5])
+    assert ahead.store_to_commit.percentiles() == (3, 260, 260, 260, 260, 260)
+    assert (rest.store_to_listener, rest.store_to_commit.longest_ms) == (LatencyHistogram.of([250]), 500)
+    both = ahead.with_later(rest)
+    assert (both.store_to_listener.messages, both.store_to_commit.longest_ms) == (4, 500)
+    assert not both.is_ahead

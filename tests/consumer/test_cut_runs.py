@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consume.latencies import LatencyHistogram
 from pyspark_rocketmq.consume.orderly import OrderlyFinish, OrderlySettings
 from pyspark_rocketmq.consume.part import QueueAck, joined
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool
@@ -58,6 +59,7 @@ class Result(NamedTuple):
     dead: list[int]
     rows: list[dict[str, Any]]
     ack: QueueAck
+    to_listener: LatencyHistogram
 
 
 class Schedule:
@@ -87,14 +89,15 @@ class Schedule:
         self.ended = self.draw.choice([EndReason.WHOLE, EndReason.FULL])
         self.batch = self.draw.randint(1, 4)
         self.given_up_at = self.draw.choice([1_000, 1_000, self.draw.randint(0, 30)])
-        self.coming = [message_at(offset) for offset in offsets] if pieces is not None else []
+        self.messages = [message_at(offset)._replace(store_timestamp=1_000_000) for offset in offsets]
+        self.coming = self.messages if pieces is not None else []
         self.arrived, self.needed = 0, self.batch
         """Numbers of messages that have arrived, and that must have for the running and the next delivery."""
         self.arrivals: deque[Arrival] | None = None if pieces is None else deque()
         self.has_ended = pieces is None
         self.run = OrderlyRun(
             self.planned,
-            [] if pieces is not None else [message_at(offset) for offset in offsets],
+            [] if pieces is not None else self.messages,
             listener=self.listener,
             output=OUTPUT,
             settings=OrderlySettings(
@@ -189,7 +192,9 @@ class Schedule:
         self.cut()
         last = run.last(None if self.pieces else RangeEnd(planned=self.planned, rows=0))
         assert run.cut() is None, "a cut after the end"
-        return Result(self.calls, self.dead, rows_of([*self.taken, last]), joined_ack([*self.taken, last]))
+        ack = joined_ack([*self.taken, last])
+        assert ack.latencies.ages.messages == ack.latencies.to_listener.messages <= ack.consumed
+        return Result(self.calls, self.dead, rows_of([*self.taken, last]), ack, ack.latencies.to_listener)
 
 
 def rows_of(taken: Sequence[Consumed]) -> list[dict[str, Any]]:

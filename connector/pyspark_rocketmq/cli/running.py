@@ -32,6 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import pyspark_rocketmq
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.commit.pipeline import BatchReport
+from pyspark_rocketmq.consume.latencies import NONE_COUNTED, LatencyHistogram
 from pyspark_rocketmq.delta.hadoop_settings import storage_options_of_spark
 from pyspark_rocketmq.delta.paths import local_path, table_uri
 from pyspark_rocketmq.delta.storage_options import is_reached_by_environment
@@ -232,6 +233,7 @@ class RowCounter:
         self._batch_id = -1
         self._given_back = 0
         self._last_error = ""
+        self._to_listener = NONE_COUNTED
 
     def __call__(self, report: BatchReport) -> None:
         """Count the rows of a committed batch (``BatchListener``)."""
@@ -239,6 +241,7 @@ class RowCounter:
             self._rows += report.rows
             self._batch_id = report.batch_id
             self._given_back += sum(ack.failed for ack in report.acks)
+            self._to_listener = self._to_listener.plus(report.store_to_listener)
             self._last_error = next(
                 (ack.last_error for ack in report.acks if ack.last_error), self._last_error
             )
@@ -254,6 +257,17 @@ class RowCounter:
         """Id of the micro-batch with the newest rows; -1 before the first."""
         with self._lock:
             return self._batch_id
+
+    @property
+    def to_listener(self) -> LatencyHistogram:
+        """Times from the brokers' stores to the listener's calls since :meth:`count_latencies_anew`."""
+        with self._lock:
+            return self._to_listener
+
+    def count_latencies_anew(self) -> None:
+        """Forget the latencies counted so far."""
+        with self._lock:
+            self._to_listener = NONE_COUNTED
 
     @property
     def given_back(self) -> int:

@@ -17,9 +17,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.latencies import NO_LATENCIES, NONE_COUNTED, LatencyHistogram, StoreLatencies
 from pyspark_rocketmq.consume.metrics import MetricsSnapshot, RecentMetrics
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains, joined, parts_without
 from pyspark_rocketmq.errors import RocketMQError, SinkMoved
@@ -62,6 +64,12 @@ class BatchReport:
     """Queues that now belong to another consumer, or were reset while the batch ran."""
     offsets: tuple[OffsetRow, ...] = ()
     """Positions of all this consumer's queues after the batch, even those without a part in it; by queue."""
+    is_ahead: bool = False
+    """Whether the commit was made while the batch's job was running."""
+    store_to_listener: LatencyHistogram = NONE_COUNTED
+    """Times from a message's store to the begin of its delivery, of the messages passed."""
+    store_to_commit: LatencyHistogram = NONE_COUNTED
+    """Times from a message's store to this commit, of the messages passed."""
 
     def with_later(self, later: BatchReport) -> BatchReport:
         """Return the results of this commit and a later one of the same batch together."""
@@ -78,6 +86,9 @@ class BatchReport:
             sink_version=self.sink_version if later.sink_version is None else later.sink_version,
             refused=(*self.refused, *later.refused),
             offsets=later.offsets or self.offsets,
+            is_ahead=later.is_ahead,
+            store_to_listener=self.store_to_listener.plus(later.store_to_listener),
+            store_to_commit=self.store_to_commit.plus(later.store_to_commit),
         )
 
 
@@ -205,11 +216,11 @@ class PartCommitter:
                 len(shown),
             )
 
-    def commit_group(self, group: Group, batch: OpenBatch) -> GroupResult:
+    def commit_group(self, group: Group, batch: OpenBatch, *, is_ahead: bool = False) -> GroupResult:
         """Commit the parts of a group as far as their queues have not moved.
 
         A group that failed may be committed again, also without some queues; if its data is committed, only
-        the offsets follow.
+        the offsets follow. ``is_ahead`` is for the report.
 
         Raises:
             RocketMQError: If data or offsets could not be committed.
@@ -217,7 +228,7 @@ class PartCommitter:
         if not group.queues:
             return GroupResult()
         try:
-            return self._commit_group(group, batch)
+            return self._commit_group(group, batch, is_ahead=is_ahead)
         except BaseException:
             # If the batch is read again, it lacks the resets: the broker reports each only once.
             for ack in group.acks:
@@ -246,7 +257,7 @@ class PartCommitter:
         check_has_all(self._group, rows, begun.standings, store=self._store.spec)
         return begun
 
-    def _commit_group(self, group: Group, batch: OpenBatch) -> GroupResult:
+    def _commit_group(self, group: Group, batch: OpenBatch, *, is_ahead: bool) -> GroupResult:
         check_chains(group.parts)
         version = None
         kept, refused = group, frozenset[MessageQueue]()
@@ -265,6 +276,7 @@ class PartCommitter:
         self._follow_resets(acks, lost=lost)
         self._have_looked_at(acks, lost=lost)
         self._show([commit for commit in result.accepted if commit.is_shown])
+        latencies = reduce(StoreLatencies.plus, (ack.latencies for ack in acks), NO_LATENCIES)
         report = BatchReport(
             query_id=batch.query_id,
             batch_id=batch.batch_id,
@@ -274,6 +286,9 @@ class PartCommitter:
             sink_version=version,
             refused=result.refused,
             offsets=self._own_rows(acks, result),
+            is_ahead=is_ahead,
+            store_to_listener=latencies.to_listener,
+            store_to_commit=latencies.until(int(self._clock.now_s() * 1000)),
         )
         self._log(report, result)
         self._notify(report)

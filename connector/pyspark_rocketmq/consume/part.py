@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
+from pyspark_rocketmq.consume.latencies import NO_LATENCIES, StoreLatencies
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueState
@@ -53,6 +54,8 @@ class QueueAck:
     """Why no broker took a message that the listener gave up, which holds the queue up; else empty."""
     metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
     """Metrics of reading and consuming the range (row D11)."""
+    latencies: StoreLatencies = field(default=NO_LATENCIES, compare=False)
+    """How long ago the messages passed in this batch were stored, when they were delivered and now."""
 
     @property
     def counts(self) -> bool:
@@ -74,7 +77,8 @@ class QueueAck:
     @property
     def facts(self) -> dict[str, Any]:
         """The ack in a form that JSON can hold."""
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"state": self.state.facts}
+        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return facts | {"state": self.state.facts, "latencies": self.latencies.facts}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
@@ -83,6 +87,7 @@ class QueueAck:
             "queue": MessageQueue(*facts["queue"]),
             "state": QueueState.from_facts(facts["state"]),
             "metrics": ConsumeMetrics(*facts["metrics"]),
+            "latencies": StoreLatencies.from_facts(facts["latencies"]),
         }
         return cls(**{**facts, **values})
 
@@ -238,4 +243,5 @@ def joined(earlier: QueueAck, later: QueueAck) -> QueueAck:
         sent_back=earlier.sent_back + later.sent_back,
         last_error=later.last_error or earlier.last_error,
         metrics=earlier.metrics.plus(later.metrics),
+        latencies=earlier.latencies.plus(later.latencies),
     )

@@ -151,12 +151,12 @@ class BatchRunner:
                 open_batch.batch_id,
                 ", ".join(map(str, sorted(leaving))),
             )
-        refused = self._commit(group, open_batch)
+        refused = self._commit(group, open_batch, is_ahead=True)
         self._parts.await_shown([commit for queue, commit in self._committed.items() if queue in leaving])
         return refused
 
-    def _commit(self, group: Group, open_batch: OpenBatch) -> Queues:
+    def _commit(self, group: Group, open_batch: OpenBatch, *, is_ahead: bool = False) -> Queues:
         """Commit a group; return its refused queues."""
-        result = self._parts.commit_group(group, open_batch)
+        result = self._parts.commit_group(group, open_batch, is_ahead=is_ahead)
         self._committed.update({commit.queue: commit for commit in result.committed})
         return result.refused

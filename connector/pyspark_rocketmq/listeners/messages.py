@@ -172,6 +172,11 @@ class ArrivedMessages(Sequence[MessageExt]):
             # Counted with the first piece only.
             nbytes = 0
 
+    @property
+    def pieces(self) -> Sequence[MessagePiece]:
+        """The pieces that are not released."""
+        return self._pieces
+
     def forget(self, before: int) -> None:
         """Release pieces whose messages are all below index ``before``; the last piece remains."""
         count = min(bisect_right(self._ends, before), len(self._ends) - 1)

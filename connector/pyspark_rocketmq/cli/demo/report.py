@@ -15,8 +15,6 @@ from pyspark_rocketmq.cli.output import records_table
 from pyspark_rocketmq.model import POSITION_COLUMNS
 
 _MOST_EXAMPLES = 5
-PLACE_COLUMNS = POSITION_COLUMNS[1:]
-"""Columns of a message's position within its topic."""
 
 Position = tuple[str, str, int, int]
 """Topic, broker name, queue id, queue offset: the only unique key of a message."""
@@ -167,46 +165,6 @@ def verdict_line(messages_sent: int, report: OrderReport) -> str:
         f"messages: {messages_sent} · rows: {report.rows} · duplicates: {report.duplicates} · "
         f"lost: {report.lost} · order violations: {report.order_violations}"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latencies:
-    """Times from the broker's store to the listener's call, in milliseconds."""
-
-    messages: int
-    p50: int
-    p99: int
-    p999: int
-    longest: int
-
-    def __str__(self) -> str:
-        return (
-            f"store to listener: p50 {self.p50} ms · p99 {self.p99} ms · p99.9 {self.p999} ms · "
-            f"longest {self.longest} ms ({self.messages} messages)"
-        )
-
-
-def latencies_of(rows: pa.Table, stored_ms: Mapping[tuple[str, int, int], int]) -> Latencies | None:
-    """Compare when messages were delivered with when they were stored; None if none came while it ran.
-
-    Messages that were stored before the first delivery waited for the query's start and do not count.
-
-    Args:
-        rows: Rows of the demo's table.
-        stored_ms: Store time by broker name, queue id and queue offset.
-    """
-    names = (*PLACE_COLUMNS, "delivered_ns")
-    delivered = list(zip(*(rows.column(name).to_pylist() for name in names), strict=True))
-    first_ms = min((at_ns // 1_000_000 for *_, at_ns in delivered), default=0)
-    took = sorted(
-        at_ns // 1_000_000 - stored_ms[broker_name, queue_id, queue_offset]
-        for broker_name, queue_id, queue_offset, at_ns in delivered
-        if stored_ms[broker_name, queue_id, queue_offset] > first_ms
-    )
-    if not took:
-        return None
-    p50, p99, p999 = (took[int(len(took) * share)] for share in (0.5, 0.99, 0.999))
-    return Latencies(messages=len(took), p50=p50, p99=p99, p999=p999, longest=took[-1])
 
 
 def print_head(rows: pa.Table, path: str, console: Console, count: int = 10) -> None:

@@ -34,10 +34,7 @@ from pyspark_rocketmq.cli.demo.orders import (
     send_events,
 )
 from pyspark_rocketmq.cli.demo.report import (
-    PLACE_COLUMNS,
-    Latencies,
     check_orders,
-    latencies_of,
     print_findings,
     print_head,
     read_orders,
@@ -53,6 +50,7 @@ from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Deadline, SystemClock
+from pyspark_rocketmq.consume.latencies import LatencyHistogram
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, TopicRoute
@@ -268,7 +266,8 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
         _show(names, name_servers, console)
     _check(settings, names, sent, console)
     if latencies is not None:
-        console.print(str(latencies), markup=False, highlight=False, soft_wrap=True)
+        line = f"store to listener: {latencies.percentiles()}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -360,7 +359,7 @@ def _consume_in_real_time(
     name_servers: Sequence[str],
     queues: Sequence[MessageQueue],
     console: Console,
-) -> tuple[int, Latencies | None]:
+) -> tuple[int, LatencyHistogram]:
     """Consume while the messages are sent; return their number, and how long they took to the listener."""
     counter = RowCounter()
     with spark_session("demo") as spark:
@@ -376,6 +375,7 @@ def _consume_in_real_time(
             """Wait until the query runs, whose start would count as latency."""
             while not counter.rows and query.isActive:
                 time.sleep(_POLL_S)
+            counter.count_latencies_anew()
 
         sent = _produce(
             settings,
@@ -390,14 +390,7 @@ def _consume_in_real_time(
         if not consumer.stop(query, _STOP_QUERY_S):
             raise JobFailed(f"The query did not end within {_STOP_QUERY_S:g} s; its log shows where it is.")
         console.print(f"Consumed {counter.rows} rows while they were sent")
-        rows = spark.read.format("rocketmq").options(
-            nameServers=";".join(name_servers),
-            topic=names.topic,
-            includeColumns=",".join((*PLACE_COLUMNS, "storeTimestamp")),
-        )
-        places = rows.load().selectExpr(*PLACE_COLUMNS, "unix_millis(storeTimestamp) stored")
-        stored = {(row[0], row[1], row[2]): row[3] for row in places.collect()}
-    return sent, latencies_of(read_orders(names.orders), stored)
+    return sent, counter.to_listener
 
 
 def _consume(

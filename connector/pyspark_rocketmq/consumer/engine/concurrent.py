@@ -44,6 +44,7 @@ from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, QUEUE_PACE, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import Source
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool, PooledRange, RangesAtOnce
+from pyspark_rocketmq.consumer.engine.delivery_times import MARK_EVERY_S
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts, RangeRun, acknowledged
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
@@ -134,6 +135,8 @@ class ConcurrentRun(RangeRun):
             self._begins_s = self._started_s + until_s - clock.now_s()
         self._wakes_s = inf
         """When ``consume`` checks the machine again, if no event comes before."""
+        self._mark_s = -inf
+        """When the moment of a delivery is to be noted again."""
         self._has_ended = False
         """Whether :meth:`consume` has ended; no call uses the machine after that."""
         self._defect: BaseException | None = None
@@ -223,6 +226,10 @@ class ConcurrentRun(RangeRun):
     def _done(self) -> int:
         return self._machine.done
 
+    @property
+    def _clocks(self) -> tuple[float, float]:
+        return self._clock.monotonic_s(), self._clock.now_s()
+
     def _ack_so_far(self) -> QueueAck:
         # Rows of messages that were passed since the last answer.
         self._pass_rows_on()
@@ -305,11 +312,12 @@ class ConcurrentRun(RangeRun):
                 break
             elif not self._takes_slot():
                 return True
-            delivery = machine.next_delivery(self._clock.monotonic_s())
+            at_s = self._clock.monotonic_s()
+            delivery = machine.next_delivery(at_s)
             if delivery is None:
                 self._free += 1
                 break
-            self._deliver(delivery)
+            self._deliver(delivery, at_s)
             if not self._free and machine.is_all_out:
                 break
         else:
@@ -346,10 +354,13 @@ class ConcurrentRun(RangeRun):
         self._pool.give(self)
         self._pool.wake()
 
-    def _deliver(self, delivery: ConcurrentDelivery) -> None:
+    def _deliver(self, delivery: ConcurrentDelivery, at_s: float) -> None:
         number, indexes = delivery
         messages: Sequence[MessageExt]
         if isinstance(indexes, range):
+            if at_s >= self._mark_s:
+                self._times.began(indexes.start, at_s)
+                self._mark_s = at_s + MARK_EVERY_S
             messages = self._take(indexes.start, indexes.stop, self._machine.failures_of(indexes))
         else:
             messages = [self._message(index) for index in indexes]

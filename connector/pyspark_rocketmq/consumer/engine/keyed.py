@@ -26,6 +26,7 @@ import pyarrow as pa
 from pyspark_rocketmq.consume.keyed import DueLetters, Key, KeyedConsumption, KeyedDelivery
 from pyspark_rocketmq.consume.orderly import Effect, OrderlySettings, Outcome
 from pyspark_rocketmq.consume.turns import KEY_PACE
+from pyspark_rocketmq.consumer.engine.delivery_times import EachDeliveryTimes
 from pyspark_rocketmq.consumer.engine.orderly import GIVEN_BACK, OrderlyRun, RangeConsumer, no_listener
 from pyspark_rocketmq.errors import ListenerError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
@@ -164,6 +165,8 @@ class KeyedRun(OrderlyRun):
     """The consumption of one planned range in order of its sharding keys."""
 
     _machine: KeyedConsumption  # type: ignore[assignment]  # the base uses what both machines have
+    _times: EachDeliveryTimes
+    _times_of = EachDeliveryTimes
 
     def __init__(
         self,
@@ -244,17 +247,18 @@ class KeyedRun(OrderlyRun):
         arrived, arrivals = self._messages, self._arrivals
         pick = arrived.arrow_at if isinstance(turn.listener, ArrowListener) else arrived.objects_at
         turn.call_began_s = began_s = now_s()
-        if not is_given_up(queue):
-            machine.go_on(began_s)
+        self._go_on(began_s)
         while not turn.ends_turn:
             if arrivals or is_given_up(queue):
                 self._take_in_changes()
-            if (work := machine.next_work(now_s())) is None:
+            at_s = now_s()
+            if (work := machine.next_work(at_s)) is None:
                 break
             self._offer_more()
             if isinstance(work, DueLetters):
                 self._send_due(work)
             else:
+                self._times.began_each(work.indexes, at_s)
                 self._call(turn, work, pick(work.indexes, work.retry_counts))
             if turn.answered_s - began_s >= for_s:
                 break

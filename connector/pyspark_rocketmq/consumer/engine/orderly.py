@@ -30,6 +30,7 @@ from pyspark_rocketmq.consume.orderly import (
 )
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, OPEN_PACE, QUEUE_PACE, RangeInstructions
+from pyspark_rocketmq.consumer.engine.delivery_times import MARK_EVERY_S
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeRun
 from pyspark_rocketmq.errors import DeadLetterRefused, OptionError, RocketMQError, UndecodableMessage
@@ -188,15 +189,18 @@ class OrderlyRun(RangeRun):
         arrived, arrivals = self._messages, self._arrivals
         take = arrived.in_arrow if isinstance(self.listener, ArrowListener) else arrived.in_objects
         began_s = self.call_began_s = now_s()
-        ends_s = began_s + for_s
-        if not is_given_up(queue):
-            machine.go_on(began_s)
+        ends_s, mark_s = began_s + for_s, -inf
+        self._go_on(began_s)
         while not self.ends_turn:
             if arrivals or is_given_up(queue):
                 self._take_in_changes()
-            if (delivery := machine.next_delivery(now_s())) is None:
+            at_s = now_s()
+            if (delivery := machine.next_delivery(at_s)) is None:
                 break
             start, stop, retry_counts = delivery
+            if at_s >= mark_s:
+                self._times.began(start, at_s)
+                mark_s = at_s + MARK_EVERY_S
             messages = take(start, stop, retry_counts)
             context = ConsumeOrderlyContext(messages, output, machine.accumulated, file)
             outcome = self._deliver(self, messages, context, answered)
@@ -209,6 +213,10 @@ class OrderlyRun(RangeRun):
                 self._settle(start, messages, outcome, emitted)
             if self.answered_s >= ends_s:
                 break
+
+    def _go_on(self, now_s: float) -> None:
+        if not self._instructions.is_given_up(self._planned.queue):
+            self._machine.go_on(now_s)
 
     def _settle(
         self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Emitted]
@@ -263,6 +271,10 @@ class OrderlyRun(RangeRun):
     @property
     def _done(self) -> int:
         return self._machine.committed
+
+    @property
+    def _clocks(self) -> tuple[float, float]:
+        return self._now_s(), self._wall_s()
 
     def ack(self) -> QueueAck:
         """Return the progress since the last cut; call after :meth:`consume`.

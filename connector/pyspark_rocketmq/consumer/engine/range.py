@@ -25,6 +25,7 @@ from pyspark_rocketmq.consume.retry_counts import (
     times_by_index,
 )
 from pyspark_rocketmq.consume.turns import RangeInstructions
+from pyspark_rocketmq.consumer.engine.delivery_times import DeliveryTimes
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer, SpillFile, size_of
@@ -75,6 +76,7 @@ class RangeRun(ABC):
         )
         self._reached = planned.end if arrivals is None else planned.start
         """Queue offset before which everything has arrived."""
+        self._times = self._times_of(self._messages.pieces)
         self._end: RangeEnd | None = None
         """The end of a range that arrives piece by piece, once it has come."""
         self._retried = planned.state.retry_spans
@@ -117,6 +119,7 @@ class RangeRun(ABC):
     def _take_in(self, arrival: Arrival, now_s: float) -> None:
         before = len(self._messages)
         self._add_messages(arrival)
+        self._times.extend(arrival.messages)
         count = len(self._messages) - before
         self._read += count
         if arrival.end is not None:
@@ -130,6 +133,13 @@ class RangeRun(ABC):
 
     def _add_messages(self, arrival: Arrival) -> None:
         self._messages.extend(arrival.messages, arrival.described_by_messages, arrival.nbytes)
+
+    _times_of: type[DeliveryTimes] = DeliveryTimes
+
+    @property
+    @abstractmethod
+    def _clocks(self) -> tuple[float, float]:
+        """The monotonic and the wall clock, at this moment."""
 
     def _forget(self) -> None:
         """Release messages that are passed, except the last of them, which acks name."""
@@ -248,6 +258,7 @@ class RangeRun(ABC):
             RetryCounts.of(spans, next_offset, times),
             self._last_passed(done),
         )
+        now_s, wall_s = self._clocks
         return QueueAck(
             queue=self._planned.queue,
             start=self._cut_offset,
@@ -263,6 +274,7 @@ class RangeRun(ABC):
             metrics=ConsumeMetrics(
                 self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000
             ),
+            latencies=self._times.take(done, now_s=now_s, wall_s=wall_s),
         )
 
     def _last_passed(self, done: int) -> RememberedMessages:

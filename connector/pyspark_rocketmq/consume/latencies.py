@@ -1,0 +1,203 @@
+"""Latencies of messages as counts in fixed buckets, which any number of tasks and commits can add up.
+
+A latency is a difference of two clocks in whole milliseconds: the broker's, which stored the message, and a
+worker's. Where the worker's is behind, it would be negative, and counts as 0.
+
+Buckets: each power of two of milliseconds is divided into eight, so that a bucket is at most an eighth as
+wide as its values, and below 16 ms each value has its own. An hour and more share the last one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Self
+
+LONGEST_MS: Final = 3_600_000
+"""Latencies from here on share a bucket."""
+BITS: Final = 3
+"""Logarithm of the number of buckets of each power of two."""
+_EACH: Final = 1 << BITS
+
+
+def bucket_of(latency_ms: int) -> int:
+    """Return the number of a latency's bucket: 0 for 0 and less; numbers grow with latencies."""
+    if latency_ms <= 0:
+        return 0
+    ms = min(latency_ms, LONGEST_MS)
+    exponent = ms.bit_length() - 1
+    return 1 + _EACH * exponent + ((ms << BITS >> exponent) - _EACH)
+
+
+def bounds_of(bucket: int) -> tuple[int, int]:
+    """Return the smallest and the largest latency of a bucket, in milliseconds; the last one has an end too.
+
+    A bucket below 8 ms that no whole number belongs to has an end before its beginning.
+    """
+    if bucket <= 0:
+        return 0, 0
+    exponent, place = divmod(bucket - 1, _EACH)
+    least = -(-((_EACH + place) << exponent) // _EACH)
+    most = -(-((_EACH + place + 1) << exponent) // _EACH) - 1
+    return least, min(most, LONGEST_MS)
+
+
+class Percentiles(NamedTuple):
+    """The usual percentiles of latencies, in milliseconds: each is at most an eighth above the exact one."""
+
+    messages: int
+    p50: int
+    p95: int
+    p99: int
+    p999: int
+    longest: int
+    """The longest latency, exactly."""
+
+    def __str__(self) -> str:
+        return (
+            f"p50 {self.p50} ms · p95 {self.p95} ms · p99 {self.p99} ms · p99.9 {self.p999} ms · "
+            f"longest {self.longest} ms ({self.messages} messages)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyHistogram:
+    """Latencies of any number of messages. Add two with :meth:`plus`; :meth:`percentiles` shows them."""
+
+    counts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Number of messages by bucket, without empty ones."""
+    total_ms: int = 0
+    """Sum of all latencies."""
+    longest_ms: int = 0
+    """The longest latency, which may be longer than an hour."""
+
+    @classmethod
+    def of(cls, latencies_ms: Iterable[int]) -> LatencyHistogram:
+        """Count some latencies."""
+        counts: dict[int, int] = {}
+        total_ms = longest_ms = 0
+        for each in latencies_ms:
+            if each > 0:
+                total_ms += each
+                longest_ms = max(longest_ms, each)
+            bucket = bucket_of(each)
+            counts[bucket] = counts.get(bucket, 0) + 1
+        return cls(counts, total_ms, longest_ms)
+
+    @property
+    def messages(self) -> int:
+        """Number of messages."""
+        return sum(self.counts.values())
+
+    def plus(self, other: LatencyHistogram) -> LatencyHistogram:
+        """Return the latencies of both."""
+        if not (self.counts and other.counts):
+            return self if self.counts else other
+        counts = dict(self.counts)
+        for bucket, count in other.counts.items():
+            counts[bucket] = counts.get(bucket, 0) + count
+        longest_ms = max(self.longest_ms, other.longest_ms)
+        return LatencyHistogram(counts, self.total_ms + other.total_ms, longest_ms)
+
+    def later_by(self, delay_ms: int) -> LatencyHistogram:
+        """Return the latencies until ``delay_ms`` later; each bucket moves as its largest latency does."""
+        if delay_ms <= 0 or not self.counts:
+            return self
+        counts: Counter[int] = Counter()
+        for bucket, count in self.counts.items():
+            counts[bucket_of(bounds_of(bucket)[1] + delay_ms)] += count
+        total_ms = self.total_ms + delay_ms * self.messages
+        return LatencyHistogram(counts, total_ms, self.longest_ms + delay_ms)
+
+    def percentile(self, percent: float) -> int:
+        """Return the latency that ``percent`` of the messages do not exceed; 0 without messages.
+
+        It is the largest one of its bucket.
+        """
+        rank = max(1, ceil(self.messages * percent / 100))
+        seen = 0
+        for bucket in sorted(self.counts):
+            seen += self.counts[bucket]
+            if seen >= rank:
+                # The last bucket has no end.
+                return min(bounds_of(bucket)[1], self.longest_ms) if bucket < _LAST else self.longest_ms
+        return 0
+
+    def percentiles(self) -> Percentiles:
+        """Return the usual percentiles."""
+        p50, p95, p99, p999 = map(self.percentile, (50, 95, 99, 99.9))
+        return Percentiles(self.messages, p50, p95, p99, p999, self.longest_ms)
+
+    def below(self, edges_ms: Sequence[int]) -> Iterator[int]:
+        """Yield how many latencies are below each of the ascending ``edges_ms``, at which buckets begin."""
+        buckets = sorted(self.counts)
+        seen = at = 0
+        for edge in edges_ms:
+            while at < len(buckets) and buckets[at] < bucket_of(edge):
+                seen += self.counts[buckets[at]]
+                at += 1
+            yield seen
+
+    @property
+    def facts(self) -> list[Any]:
+        """The histogram in a form that JSON can hold; empty without messages."""
+        if not self.counts:
+            return []
+        return [self.total_ms, self.longest_ms, *(each for pair in self.counts.items() for each in pair)]
+
+    @classmethod
+    def from_facts(cls, facts: Sequence[int]) -> Self:
+        """Build a histogram from its :attr:`facts`."""
+        if not facts:
+            return cls()
+        total_ms, longest_ms, *pairs = facts
+        return cls(dict(zip(pairs[::2], pairs[1::2], strict=True)), total_ms, longest_ms)
+
+
+_LAST: Final = bucket_of(LONGEST_MS)
+NONE_COUNTED: Final = LatencyHistogram()
+
+
+class StoreLatencies(NamedTuple):
+    """How long ago messages that have been passed were stored: at their delivery, and at a later moment.
+
+    Each message counts once, with the delivery that passed it. Without a known delivery or store time it does
+    not count.
+    """
+
+    to_listener: LatencyHistogram = NONE_COUNTED
+    """From the store to the begin of the delivery."""
+    ages: LatencyHistogram = NONE_COUNTED
+    """From the store to ``at_ms``."""
+    at_ms: int = 0
+    """Wall-clock millisecond."""
+
+    def plus(self, other: StoreLatencies) -> StoreLatencies:
+        """Return the latencies of both, with the ages at the later moment."""
+        at_ms = max(self.at_ms, other.at_ms)
+        return StoreLatencies(
+            self.to_listener.plus(other.to_listener), self.until(at_ms).plus(other.until(at_ms)), at_ms
+        )
+
+    def until(self, at_ms: int) -> LatencyHistogram:
+        """Return the times from the store to ``at_ms``, or to the moment of the ages if that is later."""
+        return self.ages.later_by(at_ms - self.at_ms)
+
+    @property
+    def facts(self) -> list[Any]:
+        """The latencies in a form that JSON can hold; empty without messages."""
+        return [self.to_listener.facts, self.ages.facts, self.at_ms] if self.ages.counts else []
+
+    @classmethod
+    def from_facts(cls, facts: Sequence[Any]) -> Self:
+        """Build latencies from their :attr:`facts`."""
+        if not facts:
+            return cls()
+        to_listener, ages, at_ms = facts
+        return cls(LatencyHistogram.from_facts(to_listener), LatencyHistogram.from_facts(ages), at_ms)
+
+
+NO_LATENCIES: Final = StoreLatencies()
