@@ -14,6 +14,7 @@ from bench import (
     consume,
     consume_concurrent,
     delta_sink,
+    endurance,
     groups,
     growth,
     latency,
@@ -48,6 +49,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "latency": latency.run,
     "rate_source": rate_source.run,
     "memory": memory.run,
+    "endurance": endurance.run,
     "planner": planner.run,
     "offset_commit": offset_commit.run,
     "delta_sink": delta_sink.run,
@@ -111,7 +113,7 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--seconds",
     type=float,
-    help="latency, rate_source, memory, compaction: length of a run; offset_commit: at most.",
+    help="latency, rate_source, memory, endurance, compaction: length of a run; offset_commit: at most.",
 )
 @click.option("--rates", type=_Listed(int), help="latency: messages a second, as 100,1000.")
 @click.option(

@@ -114,6 +114,9 @@ _SECTIONS: Final = {
     "memory": _Section(
         "2,000 messages a second for 20 minutes: the resident memory of Spark's Python workers."
     ),
+    "endurance": _Section(
+        "1,000 messages a second for an hour in real time: memory of all processes, and both latencies.",
+    ),
     "planner": _Section(
         "Planning a micro-batch of 1,024 queues; `group` reads their offsets from a Delta table."
     ),
