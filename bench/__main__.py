@@ -17,6 +17,7 @@ from bench import (
     endurance,
     groups,
     growth,
+    handover,
     latency,
     memory,
     micro_batch,
@@ -48,6 +49,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "order_by_key": order_by_key.run,
     "latency": latency.run,
     "rate_source": rate_source.run,
+    "handover": handover.run,
     "memory": memory.run,
     "endurance": endurance.run,
     "planner": planner.run,
@@ -98,7 +100,7 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
     type=int,
     help=(
         "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, order_by_key, latency, "
-        "rate_source, delta_sink, old_sinks, compaction, object_store, growth, groups, simulator: rounds "
+        "handover, rate_source, delta_sink, old_sinks, compaction, object_store, growth, groups, simulator: rounds "
         "that count."
     ),
 )

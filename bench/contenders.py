@@ -114,8 +114,8 @@ class OurConsumer:
         self._settings = settings
 
     @contextmanager
-    def running(self, name_servers: str, topic: str, folder: Path) -> Iterator[_Query]:
-        """Run a query during the block."""
+    def running(self, name_servers: str, topic: str, folder: Path) -> Iterator[OurQuery]:
+        """Run a query during the block; the group has the folder's name."""
         consumer = PushConsumer(
             consumer_group=folder.name,
             name_servers=name_servers,
@@ -135,15 +135,23 @@ class OurConsumer:
             trigger=self._trigger,
         )
         try:
-            yield _Query(self._spark, query, reports, folder / "sink")
+            yield OurQuery(self._spark, consumer, query, reports, folder / "sink")
         finally:
             query.stop()
 
 
-class _Query:
+class OurQuery:
+    """A query of a ``PushConsumer``."""
+
     def __init__(
-        self, spark: SparkSession, query: StreamingQuery, reports: Sequence[BatchReport], sink: Path
+        self,
+        spark: SparkSession,
+        consumer: PushConsumer,
+        query: StreamingQuery,
+        reports: Sequence[BatchReport],
+        sink: Path,
     ) -> None:
+        self._consumer = consumer
         self._jvm = int(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]  # noqa: SLF001
         self._query = query
         self._reports = reports
@@ -167,6 +175,15 @@ class _Query:
             elif is_worker_daemon(pid):
                 kinds["workers"].append(pid)
         return kinds
+
+    def stop(self) -> None:
+        """Stop it after the running calls, and commit what was delivered.
+
+        Raises:
+            RuntimeError: If that is not done in time.
+        """
+        if not self._consumer.stop(self._query, _STOP_S):
+            raise RuntimeError("What was delivered is not committed in time.")
 
     def end(self) -> Times:
         self._query.stop()

@@ -117,6 +117,10 @@ _SECTIONS: Final = {
     "endurance": _Section(
         "1,000 messages a second for an hour in real time: memory of all processes, and both latencies.",
     ),
+    "handover": _Section(
+        "A Java member joins the group of a query in real time and gets half of its queues; then the query stops.",
+        ("meanwhile, our queues",),
+    ),
     "planner": _Section(
         "Planning a micro-batch of 1,024 queues; `group` reads their offsets from a Delta table."
     ),
