@@ -578,6 +578,59 @@ class FrameDamaged(BadRecord):
         )
 
 
+class SchemaNotFound(BadRecord):
+    """The schema registry has no schema with the id in a body.
+
+    Do: Correct the registry's address or the framing, if there are many; one such body is a bad record.
+    """
+
+    def __init__(self, registry: str, schema: str) -> None:
+        super().__init__(registry, schema)
+        self.registry = registry
+        self.schema = schema
+
+    def __str__(self) -> str:
+        return masked(
+            f"Schema registry {self.registry} has no schema {self.schema}. If all messages end like this, "
+            "correct the registry's address or the framing; otherwise keep the body as a bad record."
+        )
+
+
+class SchemaRegistryDown(RocketMQError):
+    """The schema registry does not answer, or not with a schema; in a consumer the messages wait.
+
+    Do: Start it, or correct its address; nothing is lost meanwhile.
+    """
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, registry: str, detail: str) -> None:
+        super().__init__(registry, detail)
+        self.registry = registry
+        self.detail = peer_text(detail)
+
+    def __str__(self) -> str:
+        return masked(
+            f"Schema registry {self.registry} is not there: {self.detail.rstrip('.')}. In a consumer the "
+            "messages wait until it is. Start it, or correct its address."
+        )
+
+
+class SchemaRegistryRefused(SchemaRegistryDown):
+    """The schema registry, or what is at its address, refuses the request; in a consumer the messages wait.
+
+    Do: Correct the credentials, the authority's file, the user's rights or the address.
+    """
+
+    retryable: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return masked(
+            f"Schema registry {self.registry} refuses: {self.detail.rstrip('.')}. In a consumer the messages "
+            "wait. Correct user, password or token, the user's rights, ca_file or the address."
+        )
+
+
 class OffsetError(RocketMQError):
     """Offsets that cannot be used as they are."""
 

@@ -1,0 +1,313 @@
+"""Looks schemas up in a registry that speaks Confluent's REST form, once for each id in a process.
+
+Rule 1: an id's schema never changes, so a found schema is kept for ever; that an id is unknown is believed
+for some seconds.
+Rule 2: threads that want the same schema wait for one request; nothing waits under the lock.
+Rule 3: a schema counts as unknown only if a registry says so in its own words.  Whatever else a server or a
+proxy answers means that the registry is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+from uuid import UUID
+
+from pyspark_rocketmq.client.transport import renew_in_children
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.errors import SchemaNotFound, SchemaRegistryDown, SchemaRegistryRefused
+from pyspark_rocketmq.retry import RetryPolicy, call_with_retry
+
+logger = logging.getLogger(__name__)
+
+_RETRIES: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=2.0)
+_MOST_MISSING: Final = 10_000
+"""Maximum number of unknown ids that are remembered; ids in foreign bytes may be any number."""
+_MOST_REFERENCES: Final = 200
+_UNKNOWN: Final = range(40400, 40500)
+"""Confluent's error codes for a subject, a version or a schema that is not there."""
+_MAY_PASS: Final = frozenset({408, 425, 429})
+
+
+class Answer(NamedTuple):
+    """An HTTP answer."""
+
+    status: int
+    body: bytes
+
+
+Get = Callable[[str, float], Answer]
+"""Gets a URL within so many seconds; raises ``SchemaRegistryDown`` if there is no answer."""
+
+
+class SchemaReference(NamedTuple):
+    """Another schema that a schema uses, under the name that it has there."""
+
+    name: str
+    subject: str
+    version: int
+
+
+class RegisteredSchema(NamedTuple):
+    """A schema as a registry returns it."""
+
+    text: str
+    """The schema: JSON, or a protobuf file as base64 of its descriptor."""
+    references: tuple[SchemaReference, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaPath:
+    """The place of a schema in a registry."""
+
+    path: str
+    shown: str
+    """Name for errors."""
+
+    @classmethod
+    def of_id(cls, schema_id: int | UUID, *, serialized: bool) -> SchemaPath:
+        """Return the place of a schema by its id or GUID."""
+        kind = "guids" if isinstance(schema_id, UUID) else "ids"
+        return cls(
+            f"/schemas/{kind}/{schema_id}" + _query(serialized=serialized), f"{kind.rstrip('s')} {schema_id}"
+        )
+
+    @classmethod
+    def of_reference(cls, reference: SchemaReference, *, serialized: bool) -> SchemaPath:
+        """Return the place of a version of a subject, which may have been deleted since it was used."""
+        path = f"/subjects/{quote(reference.subject, safe='')}/versions/{reference.version}"
+        query = _query(serialized=serialized)
+        return cls(
+            f"{path}{query}{'&' if query else '?'}deleted=true",
+            f"version {reference.version} of subject {peer_text(reference.subject)}",
+        )
+
+
+def _query(*, serialized: bool) -> str:
+    return "?format=serialized" if serialized else ""
+
+
+class SchemaLookup:
+    """The schemas of one registry, in one process; used by any number of threads."""
+
+    def __init__(
+        self,
+        urls: tuple[str, ...],
+        get: Get,
+        clock: Clock,
+        sleep: Callable[[float], object],
+        *,
+        wait_s: float,
+        request_timeout_s: float,
+        not_found_s: float,
+    ) -> None:
+        """Prepare; nothing is asked yet.
+
+        Args:
+            urls: Base URLs of one registry; the one that answered last is asked first.
+            get: Sends a request.
+            clock: Clock of deadlines.
+            sleep: Waits before another try.
+            wait_s: Maximum time of one look-up, with its repetitions.
+            request_timeout_s: Maximum time of one request.
+            not_found_s: How long an unknown id is not asked for again.
+        """
+        self._urls = urls
+        self._get = get
+        self._clock = clock
+        self._sleep = sleep
+        self._wait_s = wait_s
+        self._request_timeout_s = request_timeout_s
+        self._not_found_s = not_found_s
+        self._lock = threading.Lock()
+        self._found: dict[SchemaPath, RegisteredSchema] = {}
+        self._missing: dict[SchemaPath, float] = {}
+        """Moments until which schemas count as unknown, the oldest first."""
+        self._asked: dict[SchemaPath, Future[RegisteredSchema]] = {}
+        """Requests under way."""
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: keep what was found; the parent's threads bring nothing here."""
+        self._lock = threading.Lock()
+        self._asked = {}
+
+    def schema(self, schema_id: int | UUID, *, serialized: bool = False) -> RegisteredSchema:
+        """Return a schema by its id; ``serialized`` asks for a protobuf file's descriptor.
+
+        Raises:
+            SchemaNotFound: If the registry has no such schema.
+            SchemaRegistryDown: If no answer came within the time.
+        """
+        return self._look_up(SchemaPath.of_id(schema_id, serialized=serialized), self._deadline())
+
+    def with_references(
+        self, schema: RegisteredSchema, *, serialized: bool = False
+    ) -> Mapping[str, RegisteredSchema]:
+        """Return the schemas that a schema uses, directly or through others, by name, the used ones first.
+
+        Raises:
+            SchemaNotFound: If the registry lacks one.
+            SchemaRegistryDown: If no answer came within the time.
+        """
+        found: dict[str, RegisteredSchema] = {}
+        self._add_references(schema, found, frozenset(), self._deadline(), serialized=serialized)
+        return found
+
+    def _add_references(
+        self,
+        schema: RegisteredSchema,
+        found: dict[str, RegisteredSchema],
+        users: frozenset[str],
+        deadline: Deadline,
+        *,
+        serialized: bool,
+    ) -> None:
+        for reference in schema.references:
+            if reference.name in found or reference.name in users:
+                continue
+            if len(found) + len(users) >= _MOST_REFERENCES:
+                raise SchemaRegistryRefused(self._urls[0], f"a schema has over {_MOST_REFERENCES} references")
+            used = self._look_up(SchemaPath.of_reference(reference, serialized=serialized), deadline)
+            self._add_references(used, found, users | {reference.name}, deadline, serialized=serialized)
+            found[reference.name] = used
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._clock, self._wait_s)
+
+    def _look_up(self, place: SchemaPath, deadline: Deadline) -> RegisteredSchema:
+        with self._lock:
+            if (known := self._found.get(place)) is not None:
+                return known
+            if self._clock.monotonic_s() < self._missing.get(place, 0.0):
+                raise SchemaNotFound(self._urls[0], place.shown)
+            future = self._asked.get(place)
+            is_ours = future is None
+            if future is None:
+                future = self._asked[place] = Future()
+        return self._ask(place, future, deadline) if is_ours else self._wait_for(future, place, deadline)
+
+    def _wait_for(
+        self, future: Future[RegisteredSchema], place: SchemaPath, deadline: Deadline
+    ) -> RegisteredSchema:
+        try:
+            return future.result(deadline.remaining_s())
+        except FutureTimeout:
+            raise SchemaRegistryDown(
+                self._urls[0], f"the time limit passed while another thread asked for {place.shown}"
+            ) from None
+        except (SchemaNotFound, SchemaRegistryDown) as error:
+            # Each thread raises its own, since raising changes an error.
+            raise copy(error) from error
+
+    def _ask(
+        self, place: SchemaPath, future: Future[RegisteredSchema], deadline: Deadline
+    ) -> RegisteredSchema:
+        """Ask the registry, and give the result to the threads that wait for it."""
+        try:
+            schema = call_with_retry(lambda: self._ask_all(place, deadline), _RETRIES, deadline, self._sleep)
+        except BaseException as error:
+            with self._lock:
+                self._asked.pop(place, None)
+                if isinstance(error, SchemaNotFound):
+                    self._note_missing(place)
+            future.set_exception(
+                error if isinstance(error, Exception) else SchemaRegistryDown(self._urls[0], "interrupted")
+            )
+            raise
+        with self._lock:
+            self._found[place] = schema
+            self._asked.pop(place, None)
+        future.set_result(schema)
+        return schema
+
+    def _note_missing(self, place: SchemaPath) -> None:
+        self._missing.pop(place, None)
+        self._missing[place] = self._clock.monotonic_s() + self._not_found_s
+        if len(self._missing) > _MOST_MISSING:
+            del self._missing[next(iter(self._missing))]
+
+    def _ask_all(self, place: SchemaPath, deadline: Deadline) -> RegisteredSchema:
+        """Ask one server after the other; a schema is unknown if all that answer say so."""
+        problem: SchemaNotFound | SchemaRegistryDown | None = None
+        for url in self._urls:
+            timeout_s = min(self._request_timeout_s, deadline.remaining_s())
+            if timeout_s <= 0 and problem is not None:
+                break
+            try:
+                schema = _schema_in(url, place, self._get(url + place.path, timeout_s))
+            except SchemaNotFound as unknown:
+                problem = unknown
+            except SchemaRegistryDown as down:
+                logger.debug("! schema registry url=%s error=%s", url, down)
+                problem = problem or down
+            else:
+                if url != self._urls[0]:
+                    self._urls = (url, *(each for each in self._urls if each != url))
+                return schema
+        assert problem is not None
+        raise problem
+
+
+def _schema_in(url: str, place: SchemaPath, answer: Answer) -> RegisteredSchema:
+    """Interpret an answer.
+
+    Raises:
+        SchemaNotFound: If it is a registry's word that there is no such schema.
+        SchemaRegistryRefused: If only an operator can change the answer.
+        SchemaRegistryDown: For all other answers without a schema.
+    """
+    status = answer.status
+    value = _json(answer.body)
+    if status == 200:
+        schema = _registered(value)
+        if schema is None:
+            raise SchemaRegistryDown(url, f"the answer for {place.shown} is no schema: {_shown(answer.body)}")
+        return schema
+    if status == 404 and value.get("error_code") in _UNKNOWN:
+        raise SchemaNotFound(url, place.shown)
+    detail = f"HTTP status {status} for {place.shown}: {_shown(answer.body)}"
+    if status >= 500 or status in _MAY_PASS:
+        raise SchemaRegistryDown(url, detail)
+    raise SchemaRegistryRefused(url, detail)
+
+
+def _json(body: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _registered(value: Mapping[str, Any]) -> RegisteredSchema | None:
+    """Return the schema in an answer; None if there is none."""
+    text = value.get("schema")
+    listed = value.get("references") or []
+    if not isinstance(text, str) or not isinstance(listed, list):
+        return None
+    references = [_reference(each) for each in listed]
+    if None in references:
+        return None
+    return RegisteredSchema(text, tuple(each for each in references if each is not None))
+
+
+def _reference(value: object) -> SchemaReference | None:
+    match value:
+        case {"name": str(name), "subject": str(subject), "version": int(version)}:
+            return SchemaReference(name, subject, version)
+        case _:
+            return None
+
+
+def _shown(body: bytes) -> str:
+    return peer_text(body[:200].decode("utf-8", "replace"))
