@@ -88,10 +88,10 @@ def offset_row(
     )
 
 
-def report(*, acks: list[QueueAck], rows: list[OffsetRow], batch_id: int = 3) -> BatchReport:
+def report(*, acks: list[QueueAck], rows: list[OffsetRow], batch_id: int = 3, **more: Any) -> BatchReport:
     """Of batch 3 of the query, which added 7 rows."""
     return BatchReport(
         query_id=QUERY_ID, batch_id=batch_id, acks=tuple(acks), rows=7, left_out=0, sink_version=1,
         refused=(),
-        offsets=tuple(rows),
+        offsets=tuple(rows), **more,
     )  # fmt: skip

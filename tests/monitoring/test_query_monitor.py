@@ -11,14 +11,24 @@ from typing import Never
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent, StreamingQueryProgress
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryProgress,
+)
 
+from pyspark_rocketmq.commit.pipeline import BatchReport
+from pyspark_rocketmq.consume.latencies import LatencyHistogram
+from pyspark_rocketmq.consume.metrics import QueueLag
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.monitoring import query_monitor as stored_times
 from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.prometheus import PrometheusEndpoint
-from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
+from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor, StoredTimes
+from pyspark_rocketmq.offsets.store import OffsetRow
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.ranges import plan_to_offset
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
@@ -88,6 +98,109 @@ def test_a_batch_with_several_commits_is_shown_with_all_of_them(
     assert (metrics.rows, metrics.retried, metrics.dead_letters, metrics.lag) == (14, 1, 1, 31)
     (of_q0,) = (each for each in metrics.queues if each.queue == Q0)
     assert (of_q0.read, of_q0.acknowledged, of_q0.planned) == (10, 9, 10)
+
+
+def started(name: str | None = "etl") -> QueryStartedEvent:
+    return QueryStartedEvent(uuid.UUID(QUERY_ID), uuid.UUID(RUN_ID), name, "2026-11-21T15:04:40.908Z", set())
+
+
+def ahead(stop: int, *latencies_ms: int, rows: list[OffsetRow] | None = None) -> BatchReport:
+    """A commit of four messages of a batch that goes on."""
+    return report(
+        acks=[ack(Q0, start=stop - 4, next_offset=stop, consumed=4, failed=1, read=5)],
+        rows=rows or [offset_row(Q0, stop), offset_row(Q1, 7)],
+        is_ahead=True,
+        store_to_listener=LatencyHistogram.of(latencies_ms),
+        store_to_commit=LatencyHistogram.of(latencies_ms).later_by(500),
+    )
+
+
+def test_each_commit_within_a_batch_is_shown_when_it_is_made(
+    monitor: QueryMonitor, told: list[BatchMetrics], clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B5, D11: what came after the last of them is shown with the batch's end; all is counted once."""
+    caplog.set_level(logging.INFO, "pyspark_rocketmq.monitoring")
+    monitor.onQueryStarted(started())
+    for stop in (4, 8):
+        clock.advance(0.5)
+        monitor.batch_committed(ahead(stop, 3, 5))
+        finish(monitor)
+    state = monitor.queries()[RUN_ID]
+    assert (state.batches, state.rows, state.queues[Q0].acknowledged) == (0, 14, 8)
+    assert (state.latest.has_ended, state.latest.duration_s, state.batch_s) == (False, 0.5, None)
+    assert [(each.queue, each.planned, each.read, each.acknowledged) for each in state.latest.queues] == [
+        (Q0, 5, 5, 4),
+        (Q1, 0, 0, 0),
+    ]
+    assert state.latest.queues[1].lag == QueueLag(7, None)
+    assert caplog.messages[-1] == (
+        "batch query=etl batch=3 seconds=0.500 queues=1 planned=5 read=5 acknowledged=4 rows=7 retried=1 "
+        "deadLetters=0 suspended=0 toListenerMs=3/5 toCommitMs=505/505"
+    )
+
+    rest = report(acks=[ack(Q0, start=8, next_offset=9, consumed=1, read=1)], rows=[offset_row(Q0, 9)])
+    monitor.batch_committed(rest)
+    monitor.onQueryProgress(event())
+    monitor.close()
+
+    state = monitor.queries()[RUN_ID]
+    assert (state.batches, state.rows, state.queues[Q0].acknowledged, state.batch_s) == (1, 21, 9, 1.25)
+    assert [(each.acknowledged, each.retried, each.rows) for each in told] == [
+        (4, 1, 7),
+        (4, 1, 7),
+        (1, 0, 7),
+    ]
+    assert (told[-1].lag, told[-1].has_ended) == (31, True)
+    assert state.store_to_listener == LatencyHistogram.of([3, 5, 3, 5])
+
+
+def test_a_batch_that_was_committed_before_its_end_still_shows_where_it_is(
+    monitor: QueryMonitor, told: list[BatchMetrics]
+) -> None:
+    """B5, H5: it was not dropped."""
+    monitor.onQueryStarted(started(None))
+    monitor.batch_committed(ahead(4))
+    monitor.onQueryProgress(event())
+    monitor.close()
+
+    assert [(each.query, each.acknowledged, each.read) for each in told] == [(QUERY_ID, 4, 5), ("etl", 0, 0)]
+    assert told[-1].lag == 36
+
+
+def test_commits_of_a_query_whose_start_nobody_saw_are_shown_with_the_batch(
+    monitor: QueryMonitor, told: list[BatchMetrics]
+) -> None:
+    """B5"""
+    monitor.onQueryStarted(started())
+    monitor.onQueryTerminated(QueryTerminatedEvent(uuid.UUID(QUERY_ID), uuid.UUID(RUN_ID), None, None))
+    monitor.batch_committed(ahead(4, 3))
+    monitor.batch_committed(ahead(8, 9))
+    monitor.onQueryProgress(event())
+    monitor.close()
+
+    (metrics,) = told
+    assert (metrics.acknowledged, metrics.rows, metrics.store_to_listener.messages) == (8, 14, 2)
+
+
+def test_brokers_are_asked_for_a_twentieth_of_the_time_within_a_batch(
+    cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch, told: list[BatchMetrics]
+) -> None:
+    """B5: what they answered before counts meanwhile, but no end is before what was consumed since."""
+    monkeypatch.setattr(stored_times, "_TIMEOUT_S", PATIENCE_S)
+    topic = cluster.create_topic(queues=1, brokers=["broker-a"])
+    queue = MessageQueue(topic, "broker-a", 0)
+    with patient_producer(cluster.name_servers) as producer:
+        producer.send_batch([Message(topic=topic, body=b"x")] * 3, queue)
+    times = StoredTimes(ReadOptions.parse({"nameServers": cluster.name_servers, "topic": topic}))
+    assert times.is_due
+    assert times.ends({queue: 1}, asks=True) == {queue: 3}
+    assert set(times.query({queue: 1})) == {queue}
+
+    monkeypatch.setattr(stored_times, "run_concurrently", None)
+    assert times.ends({queue: 2}, asks=False) == {queue: 3}
+    assert times.ends({queue: 5}, asks=False) == {queue: 5}
+    assert set(times.last_known({queue: 2})) == {queue}
+    assert times.last_known({}) == {}
 
 
 def test_a_report_belongs_to_its_own_batch_only(monitor: QueryMonitor, told: list[BatchMetrics]) -> None:
@@ -210,6 +323,44 @@ def test_a_broker_that_is_away_costs_the_seconds_and_nothing_else(
     assert (metrics.lag, metrics.lag_s) == (2, None)
 
 
+def scraped(monitor: QueryMonitor) -> list[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of each sample."""
+    with closing(PrometheusEndpoint(monitor, 0)) as endpoint:
+        url = f"http://127.0.0.1:{endpoint.port}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+            text = answer.read().decode()
+    return [
+        (sample.name.removeprefix("pyspark_rocketmq_"), sample.labels, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+
+
+def test_prometheus_scrapes_a_batch_while_it_runs(monitor: QueryMonitor, clock: FakeClock) -> None:
+    """B5, D11: latencies as histograms, whose buckets have exact counts."""
+    monitor.onQueryStarted(started())
+    clock.advance(2.0)
+    monitor.batch_committed(ahead(4, 0, 1, 2, 15, 16, 4_000_000))
+    monitor.batch_committed(ahead(8, 20))
+    finish(monitor)
+
+    samples = scraped(monitor)
+    plain = {name: value for name, labels, value in samples if labels == {"query": "etl"}}
+    assert plain["last_batch_timestamp_seconds"] == clock.now_s()
+    assert (plain["batches_total"], plain["rows_total"]) == (0, 14)
+    assert "batch_seconds" not in plain
+    assert plain["store_to_listener_seconds_count"] == plain["store_to_commit_seconds_count"] == 7
+    assert plain["store_to_listener_seconds_sum"] == pytest.approx(4_000.054)
+    below = {
+        labels["le"]: value for name, labels, value in samples if name == "store_to_listener_seconds_bucket"
+    }
+    assert [below[edge] for edge in ("0.001", "0.002", "0.016", "0.024", "3145.728", "+Inf")] == [
+        1, 2, 4, 6, 6, 7,
+    ]  # fmt: skip
+    acknowledged = [value for name, _, value in samples if name == "acknowledged_messages_total"]
+    assert acknowledged == [8, 0]
+
+
 def test_prometheus_scrapes_what_is_known_now(monitor: QueryMonitor, clock: FakeClock) -> None:
     """B5, D3, E4: gauges of the last batch, sums of all; the wait of a message grows between batches."""
     acks = [ack(Q0, next_offset=4, read=9, consumed=4, failed=2, dead_letters=1)]
@@ -218,16 +369,7 @@ def test_prometheus_scrapes_what_is_known_now(monitor: QueryMonitor, clock: Fake
     monitor.onQueryProgress(event())
     finish(monitor)
 
-    with closing(PrometheusEndpoint(monitor, 0)) as endpoint:
-        url = f"http://127.0.0.1:{endpoint.port}/metrics"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
-            text = answer.read().decode()
-
-    samples: dict[str, tuple[dict[str, str], float]] = {
-        sample.name.removeprefix("pyspark_rocketmq_"): (sample.labels, sample.value)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    samples = {name: (labels, value) for name, labels, value in scraped(monitor)}
     of_queue = {"query": "etl", "topic": "orders", "broker": "broker-a", "queue": "0"}
     assert samples["lag_messages"] == (of_queue, 36.0)
     assert {name: value for name, (_, value) in samples.items()} == {

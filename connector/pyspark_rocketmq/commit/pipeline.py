@@ -71,6 +71,16 @@ class BatchReport:
     store_to_commit: LatencyHistogram = NONE_COUNTED
     """Times from a message's store to this commit, of the messages passed."""
 
+    def without_counts(self) -> BatchReport:
+        """Return only the positions, for a total in which the counts are already."""
+        acks = tuple(
+            replace(ack, consumed=0, failed=0, read=0, dead_letters=0, sent_back=0) for ack in self.acks
+        )
+        nothing = NONE_COUNTED
+        return replace(
+            self, acks=acks, rows=0, left_out=0, store_to_listener=nothing, store_to_commit=nothing
+        )
+
     def with_later(self, later: BatchReport) -> BatchReport:
         """Return the results of this commit and a later one of the same batch together."""
         acks = {ack.queue: ack for ack in self.acks}

@@ -1,9 +1,11 @@
-"""Metrics of one micro-batch, and the position of each queue after it. Pure.
+"""Metrics of a micro-batch or of a commit within one, and the position of each queue after it. Pure.
 
 Rule 1: planned ranges and brokers' offsets come from Spark's progress, which every query of the source has. A
 consumer's results come from its :class:`BatchReport`. A query without a consumer has reached the end of its
 plan.
-Rule 2: :class:`QueueLag` defines lag, here and in ``pyspark-rocketmq offsets lag``.
+Rule 2: A commit that is made while its batch's job runs has metrics of its own, from its report and from the
+brokers. The metrics of the batch's end have what came after the last of them.
+Rule 3: :class:`QueueLag` defines lag, here and in ``pyspark-rocketmq offsets lag``.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pyspark_rocketmq.commit.pipeline import BatchReport
+from pyspark_rocketmq.consume.latencies import NONE_COUNTED, LatencyHistogram
 from pyspark_rocketmq.consume.metrics import QueueLag
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.source.ranges import is_plan, offset_to_plan
 
 
@@ -48,15 +52,16 @@ class QueueMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMetrics:
-    """One micro-batch of one query."""
+    """One micro-batch of one query, or one commit while it runs."""
 
     query: str
     """The query's name, or its id if it has none."""
     run_id: str
     batch_id: int
     at_s: float
-    """Wall-clock second of these metrics: a moment after the batch's end."""
+    """Wall-clock second of these metrics: a moment after the end of the batch or the commit."""
     duration_s: float
+    """Duration of the batch; of a commit within it, the time since the metrics before."""
     rows: int | None
     """Rows added to the consumer's sink; None without a consumer."""
     queues: tuple[QueueMetrics, ...]
@@ -64,6 +69,12 @@ class BatchMetrics:
     input_rows: int | None = None
     """Rows that Spark read from its RocketMQ sources; None with a consumer, where some rows are not messages.
     """
+    has_ended: bool = True
+    """False for a commit within the batch; all counts are since the commit before it."""
+    store_to_listener: LatencyHistogram = NONE_COUNTED
+    """Times from a message's store to its delivery, of the consumer's messages that were passed."""
+    store_to_commit: LatencyHistogram = NONE_COUNTED
+    """Times from a message's store to the commit that has passed it."""
 
     @property
     def planned(self) -> int:
@@ -124,6 +135,8 @@ class BatchMetrics:
             "suspended": self.suspended,
             "lag": self.lag,
             "lagSeconds": None if self.lag_s is None else f"{self.lag_s:.1f}",
+            "toListenerMs": _shown(self.store_to_listener),
+            "toCommitMs": _shown(self.store_to_commit),
         }
         return " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
 
@@ -171,12 +184,8 @@ def metrics_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: f
     }
     max_offsets = {queue: end for plan in plans for queue, end in plan.max_offsets.items()}
     for row in report.offsets if report is not None else ():
-        metrics[row.queue] = replace(
-            metrics.get(row.queue, QueueMetrics(queue=row.queue, planned=0)),
-            reconsume_times=row.state.reconsume_times,
-            suspended_until_s=row.state.suspended_until_s,
-            lag=QueueLag(row.next_offset, max_offsets.get(row.queue)),
-        )
+        known = metrics.get(row.queue, QueueMetrics(queue=row.queue, planned=0))
+        metrics[row.queue] = _at(known, row, max_offsets)
     return BatchMetrics(
         query=progress["name"] or progress["id"],
         run_id=progress["runId"],
@@ -186,20 +195,86 @@ def metrics_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: f
         rows=None if report is None else report.rows,
         queues=tuple(metrics[queue] for queue in sorted(metrics)),
         input_rows=None if has_consumer else sum(source["numInputRows"] for _, source in found),
+        store_to_listener=NONE_COUNTED if report is None else report.store_to_listener,
+        store_to_commit=NONE_COUNTED if report is None else report.store_to_commit,
     )
+
+
+def metrics_of_commit(
+    report: BatchReport,
+    *,
+    query: str,
+    run_id: str,
+    max_offsets: Mapping[MessageQueue, int],
+    since_s: float,
+    now_s: float,
+) -> BatchMetrics:
+    """Return the metrics of a commit within a batch; its ranges count as far as they were read.
+
+    Args:
+        report: Report of the commit.
+        query: The query's name, or its id if it has none.
+        run_id: Its run.
+        max_offsets: Ends of queues, as far as they are known.
+        since_s: Wall-clock second of the metrics before these.
+        now_s: Wall clock.
+    """
+    acks = {ack.queue: ack for ack in report.acks}
+    rows = {row.queue: row for row in report.offsets}
+    metrics = {}
+    for queue in sorted(acks.keys() | rows.keys()):
+        found = QueueMetrics(queue=queue, planned=0, read=0)
+        if (ack := acks.get(queue)) is not None:
+            found = _ack_metrics(ack, ack.read)
+        if (row := rows.get(queue)) is not None:
+            found = _at(found, row, max_offsets)
+        metrics[queue] = found
+    return BatchMetrics(
+        query=query,
+        run_id=run_id,
+        batch_id=report.batch_id,
+        at_s=now_s,
+        duration_s=max(0.0, now_s - since_s),
+        rows=report.rows,
+        queues=tuple(metrics.values()),
+        has_ended=False,
+        store_to_listener=report.store_to_listener,
+        store_to_commit=report.store_to_commit,
+    )
+
+
+def _at(metrics: QueueMetrics, row: OffsetRow, max_offsets: Mapping[MessageQueue, int]) -> QueueMetrics:
+    """Return the metrics with the position of the queue's row."""
+    return replace(
+        metrics,
+        reconsume_times=row.state.reconsume_times,
+        suspended_until_s=row.state.suspended_until_s,
+        lag=QueueLag(row.next_offset, max_offsets.get(row.queue)),
+    )
+
+
+def _ack_metrics(ack: QueueAck, planned: int) -> QueueMetrics:
+    return QueueMetrics(
+        queue=ack.queue,
+        planned=planned,
+        read=ack.read,
+        acknowledged=ack.consumed,
+        retried=ack.failed,
+        dead_letters=ack.dead_letters,
+    )
+
+
+def _shown(latencies: LatencyHistogram) -> str | None:
+    """Return the median and the 99th percentile."""
+    if not latencies.counts:
+        return None
+    return f"{latencies.percentile(50)}/{latencies.percentile(99)}"
 
 
 def _range_metrics(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> QueueMetrics:
     count = _planned(planned, ack) if plan.is_new else 0
     if ack is not None:
-        return QueueMetrics(
-            queue=planned.queue,
-            planned=count,
-            read=ack.read,
-            acknowledged=ack.consumed,
-            retried=ack.failed,
-            dead_letters=ack.dead_letters,
-        )
+        return _ack_metrics(ack, count)
     if planned.state.epoch:
         # A consumer group's batch without a report: nothing of it was committed.
         return QueueMetrics(queue=planned.queue, planned=count)

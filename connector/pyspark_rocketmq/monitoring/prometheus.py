@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor, QueryState
@@ -17,6 +17,8 @@ from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor, QueryState
 _QUERY: Final = ("query",)
 _QUEUE: Final = ("query", "topic", "broker", "queue")
 _PREFIX: Final = "pyspark_rocketmq_"
+_EDGES_MS: Final = sorted({1, *(n << power for n in (2, 3) for power in range(21))})
+"""Bounds of the exported buckets, at which buckets of ``LatencyHistogram`` begin."""
 
 
 class QueryCollector(Collector):
@@ -29,18 +31,24 @@ class QueryCollector(Collector):
         """Yield all metrics. Ages are computed now, so that they grow while a query hangs."""
         states = list(self._monitor.queries().values())
         yield from self._of_queries(states)
+        yield from _latencies(states)
         yield from self._queue_metrics(states)
 
     def _of_queries(self, states: list[QueryState]) -> Iterator[Metric]:
         batches = _counter("batches", "Micro-batches.", _QUERY)
         rows = _counter("rows", "Rows added to the consumer's sink.", _QUERY)
         seconds = _gauge("batch_seconds", "Duration of the last micro-batch.", _QUERY)
-        ended = _gauge("last_batch_timestamp_seconds", "Unix time of the last micro-batch's end.", _QUERY)
+        ended = _gauge(
+            "last_batch_timestamp_seconds",
+            "Unix time of the last micro-batch's end, or of a later commit.",
+            _QUERY,
+        )
         for state in states:
             labels = [state.latest.query]
             batches.add_metric(labels, state.batches)
             rows.add_metric(labels, state.rows)
-            seconds.add_metric(labels, state.latest.duration_s)
+            if state.batch_s is not None:
+                seconds.add_metric(labels, state.batch_s)
             ended.add_metric(labels, state.latest.at_s)
         yield from (batches, rows, seconds, ended)
 
@@ -52,8 +60,12 @@ class QueryCollector(Collector):
             "suspended", "1 while the queue waits because its listener gave a message back.", _QUEUE
         )
         times = _gauge("reconsume_times", "How often the queue's next message was given back.", _QUEUE)
-        planned = _gauge("planned_messages", "Offsets planned for the last micro-batch.", _QUEUE)
-        read = _gauge("read_messages", "Messages read in the last micro-batch.", _QUEUE)
+        planned = _gauge(
+            "planned_messages",
+            "Offsets planned for the last micro-batch, or read for the last commit.",
+            _QUEUE,
+        )
+        read = _gauge("read_messages", "Messages read for the last micro-batch or commit.", _QUEUE)
         passed = _counter("acknowledged_messages", "Messages passed, dead letters included.", _QUEUE)
         retried = _counter("retried_deliveries", "Deliveries given back by the listener.", _QUEUE)
         dead = _counter("dead_letters", "Messages given up.", _QUEUE)
@@ -78,6 +90,21 @@ class QueryCollector(Collector):
                 retried.add_metric(labels, sums.retried)
                 dead.add_metric(labels, sums.dead_letters)
         yield from (lag, lag_s, suspended, times, planned, read, passed, retried, dead)
+
+
+def _latencies(states: list[QueryState]) -> Iterator[Metric]:
+    to_listener = _histogram("store_to_listener_seconds", "From a message's store to its delivery.")
+    to_commit = _histogram("store_to_commit_seconds", "From a message's store to the commit that passes it.")
+    for state in states:
+        for family, found in ((to_listener, state.store_to_listener), (to_commit, state.store_to_commit)):
+            if not found.counts:
+                # As of a query without a consumer.
+                continue
+            below = zip(_EDGES_MS, found.below(_EDGES_MS), strict=True)
+            buckets = [(f"{edge / 1000}", count) for edge, count in below]
+            buckets.append(("+Inf", found.messages))
+            family.add_metric([state.latest.query], buckets, found.total_ms / 1000)
+    yield from (to_listener, to_commit)
 
 
 class PrometheusEndpoint:
@@ -117,3 +144,7 @@ def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
 
 def _counter(name: str, text: str, labels: tuple[str, ...]) -> CounterMetricFamily:
     return CounterMetricFamily(_PREFIX + name, text, labels=labels)
+
+
+def _histogram(name: str, text: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(_PREFIX + name, text, labels=_QUERY)

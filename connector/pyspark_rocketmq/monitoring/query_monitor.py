@@ -1,6 +1,7 @@
-"""``QueryMonitor``: listens to streaming queries and reports their queues' positions after each micro-batch.
+"""``QueryMonitor``: listens to streaming queries and reports their queues' positions after each commit.
 
-The consumer reports a batch on the query's thread; Spark reports it later, on its listener thread. Both only
+The consumer reports each commit on a thread of the query; Spark reports the batch's end, on its listener
+thread. A commit while the batch's job runs is shown immediately, any other with the batch's end. Both only
 pass on their data: the monitor computes metrics, queries brokers and calls listeners on its own thread, so
 that an unreachable broker delays neither Spark nor the query.
 """
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -28,10 +30,11 @@ from pyspark.sql.streaming.listener import (
 from pyspark_rocketmq.client.cluster import Cluster, run_concurrently, stored_at_s
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.commit.pipeline import BatchReport
+from pyspark_rocketmq.consume.latencies import NONE_COUNTED, LatencyHistogram
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics, metrics_of
+from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics, metrics_of, metrics_of_commit
 from pyspark_rocketmq.options.read import ReadOptions
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,8 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S: Final = 1.5
 """Time-out of one request. It is short, so that an unreachable broker does not delay metrics for long."""
 _CALLS_AT_ONCE: Final = 16
+_SHARE_OF_TIME: Final = 20
+"""How many times as long as it took to ask brokers none is asked, after a commit within a batch."""
 
 _REPORTS_KEPT: Final = 100
 """Reports kept of batches without progress: Spark drops events if its listeners are too slow."""
@@ -46,7 +51,10 @@ MetricsListener = Callable[[BatchMetrics], None]
 
 
 class StoredTimes:
-    """Queries when messages were stored, with the access configured by ``options``. For one thread."""
+    """Queries the ends of queues, and when messages were stored, with the access configured by ``options``.
+
+    For one thread.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._clock = SystemClock()
@@ -54,6 +62,49 @@ class StoredTimes:
         self._name_server, self._brokers = cluster.name_server(), cluster.brokers()
         self._known: dict[MessageQueue, tuple[int, float]] = {}
         self._silent: set[str] = set()
+        self._ends: dict[MessageQueue, int] = {}
+        self._due_s = -math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """Whether brokers may be asked again: within a batch they are for a small share of the time."""
+        return self._clock.monotonic_s() >= self._due_s
+
+    def ends(self, positions: Mapping[MessageQueue, int], *, asks: bool) -> dict[MessageQueue, int]:
+        """Return the ends of the queues whose brokers answer.
+
+        With ``asks=False`` they are those of before, but not below ``positions``, which were consumed since.
+        """
+        if not asks:
+            return {queue: max(end, positions.get(queue, end)) for queue, end in self._ends.items()}
+        began_s = self._clock.monotonic_s()
+        self._silent = set()
+        places = sorted({(queue.broker_name, queue.topic) for queue in positions})
+        found = run_concurrently([partial(self._ends_at, *each) for each in places], at_most=_CALLS_AT_ONCE)
+        self._ends = {queue: end for each in found for queue, end in each.items() if queue in positions}
+        now_s = self._clock.monotonic_s()
+        self._due_s = now_s + (now_s - began_s) * _SHARE_OF_TIME
+        return dict(self._ends)
+
+    def _ends_at(self, broker_name: str, topic: str) -> dict[MessageQueue, int]:
+        if broker_name in self._silent:
+            return {}
+        try:
+            route = self._name_server.route(topic, Deadline.after(self._clock, _TIMEOUT_S))
+            address = route.address_of(broker_name)
+            if address is None:
+                return {}
+            statistics = self._brokers.topic_stats(address, topic, broker_name=broker_name)
+        except RocketMQError as error:
+            if isinstance(error, TransportError):
+                self._silent.add(broker_name)
+            logger.warning("ends of queues not known broker=%s topic=%s: %s", broker_name, topic, error)
+            return {}
+        return {queue: bounds.max_offset for queue, bounds in statistics.items()}
+
+    def last_known(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
+        """Return when messages at or before ``positions`` were stored, without asking."""
+        return {queue: stored for queue, (_, stored) in self._known.items() if queue in positions}
 
     def query(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
         """Return when the messages at ``positions`` were stored, for the queues whose brokers answer."""
@@ -86,6 +137,16 @@ class StoredTimes:
             return None
 
 
+class _Run(NamedTuple):
+    """One run of a query."""
+
+    run_id: str
+    query: str
+    """Its name, or its id if it has none."""
+    began_s: float
+    """Wall-clock second of its start."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
     """Totals of one query and one queue since the monitor started."""
@@ -101,12 +162,18 @@ class QueryState:
 
     latest: BatchMetrics
     batches: int = 0
-    """Micro-batches since the monitor started, like the other sums."""
+    """Micro-batches that have ended since the monitor started; the other sums are from there, too."""
+    batch_s: float | None = None
+    """Duration of the last micro-batch that has ended; None before."""
     rows: int = 0
+    store_to_listener: LatencyHistogram = NONE_COUNTED
+    """See ``BatchMetrics``."""
+    store_to_commit: LatencyHistogram = NONE_COUNTED
+    """See ``BatchMetrics``."""
     queues: Mapping[MessageQueue, QueueTotals] = field(default_factory=dict)
 
     def after(self, metrics: BatchMetrics) -> QueryState:
-        """Return the state with one more batch."""
+        """Return the state after one more batch, or one more commit of a batch."""
         totals = dict(self.queues)
         for queue_metrics in metrics.queues:
             before = totals.get(queue_metrics.queue, QueueTotals())
@@ -117,8 +184,11 @@ class QueryState:
             )
         return QueryState(
             latest=metrics,
-            batches=self.batches + 1,
+            batches=self.batches + metrics.has_ended,
+            batch_s=metrics.duration_s if metrics.has_ended else self.batch_s,
             rows=self.rows + (metrics.rows or 0),
+            store_to_listener=self.store_to_listener.plus(metrics.store_to_listener),
+            store_to_commit=self.store_to_commit.plus(metrics.store_to_commit),
             queues=totals,
         )
 
@@ -126,7 +196,8 @@ class QueryState:
 class QueryMonitor(StreamingQueryListener):
     """Metrics of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
 
-    One log line for each micro-batch, at INFO; :meth:`queries` shows all; listeners get each batch.
+    One log line for each micro-batch, and for each commit while it runs, at INFO; :meth:`queries` shows all;
+    listeners get each of them.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:
@@ -147,6 +218,8 @@ class QueryMonitor(StreamingQueryListener):
         self._guard = threading.Lock()
         self._reports: dict[tuple[str, int], tuple[BatchReport, StoredTimes | None]] = {}
         self._queries: dict[str, QueryState] = {}
+        self._runs: dict[str, _Run] = {}
+        """Runs of queries, by the queries' ids."""
         self._waiting = 0
         self._thread = ThreadPoolExecutor(1, "rocketmq-monitor")
 
@@ -166,11 +239,11 @@ class QueryMonitor(StreamingQueryListener):
             spark.streams.addListener(self)
 
     def register_listener(self, listener: MetricsListener) -> None:
-        """Call ``listener`` with the metrics of each later micro-batch, on the monitor's thread."""
+        """Call ``listener`` with the metrics of each later batch or commit, on the monitor's thread."""
         self._listeners.append(listener)
 
     def queries(self) -> dict[str, QueryState]:
-        """Return the running queries by run id, in their states after the last micro-batches."""
+        """Return the running queries by run id, in their states after the last commits."""
         with self._guard:
             return dict(self._queries)
 
@@ -186,10 +259,14 @@ class QueryMonitor(StreamingQueryListener):
         self._thread.shutdown()
 
     def batch_committed(self, report: BatchReport, times: StoredTimes | None = None) -> None:
-        """Note that a consumer has committed a batch (``BatchListener``), which Spark will report too.
+        """Note that a consumer has committed (``BatchListener``); Spark will report the batch's end.
 
         A batch may have several commits, of which each has a report.
         """
+        with self._guard:
+            run = self._runs.get(report.query_id) if report.is_ahead else None
+        if run is not None and self._submit(self._take_in, partial(self._of_commit, report, times, run)):
+            report = report.without_counts()
         with self._guard:
             key = report.query_id, report.batch_id
             before, _ = self._reports.pop(key, (None, None))
@@ -200,7 +277,10 @@ class QueryMonitor(StreamingQueryListener):
     # --- Spark's listener -----------------------------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Do nothing: a query is tracked from its first micro-batch on."""
+        """Note the query's name and run; its metrics begin with its first commit."""
+        run = _Run(str(event.runId), event.name or str(event.id), self._clock.now_s())
+        with self._guard:
+            self._runs[str(event.id)] = run
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Do nothing: the metrics of the last micro-batch stay valid."""
@@ -210,38 +290,69 @@ class QueryMonitor(StreamingQueryListener):
         progress = json.loads(event.progress.json)
         with self._guard:
             found = self._reports.pop((progress["id"], progress["batchId"]), (None, self._default_times))
-            self._waiting += 1
-        if not self._submit(self._take_in, progress, *found):
-            with self._guard:
-                self._waiting -= 1
+        self._submit(self._take_in, partial(self._of_batch, progress, *found))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         """Remove a query that has ended, since its metrics no longer change."""
+        with self._guard:
+            run = self._runs.get(str(event.id))
+            if run is not None and run.run_id == str(event.runId):
+                del self._runs[str(event.id)]
         self._submit(self._forget, str(event.runId))
 
     def _submit(self, work: Callable[..., None], *arguments: Any) -> bool:
         """Submit work; return False if the monitor is closed: Spark may report a batch during ``close``."""
+        with self._guard:
+            self._waiting += 1
         try:
-            self._thread.submit(work, *arguments)
+            self._thread.submit(self._run, work, *arguments)
         except RuntimeError:
+            with self._guard:
+                self._waiting -= 1
             return False
         return True
 
-    # --- the thread -----------------------------------------------------------------------------------------
-
-    def _take_in(
-        self, progress: Mapping[str, Any], report: BatchReport | None, times: StoredTimes | None
-    ) -> None:
+    def _run(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
-            metrics = metrics_of(progress, report, self._clock.now_s())
-            if metrics is not None:
-                self._publish(metrics if times is None or self._is_behind() else _with_times(metrics, times))
+            work(*arguments)
         except Exception:
             # Nobody watches this thread; the query must not be affected.
-            logger.exception("metrics of a batch could not be computed")
+            logger.exception("metrics could not be computed")
         finally:
             with self._guard:
                 self._waiting -= 1
+
+    # --- the thread -----------------------------------------------------------------------------------------
+
+    def _take_in(self, compute: Callable[[], BatchMetrics | None]) -> None:
+        metrics = compute()
+        if metrics is not None:
+            self._publish(metrics)
+
+    def _of_batch(
+        self, progress: Mapping[str, Any], report: BatchReport | None, times: StoredTimes | None
+    ) -> BatchMetrics | None:
+        metrics = metrics_of(progress, report, self._clock.now_s())
+        if metrics is None or times is None or self._is_behind():
+            return metrics
+        return metrics.with_stored_times(times.query(_behind(metrics)))
+
+    def _of_commit(self, report: BatchReport, times: StoredTimes | None, run: _Run) -> BatchMetrics:
+        positions = {row.queue: row.next_offset for row in report.offsets}
+        asks = times is not None and times.is_due and not self._is_behind()
+        before = self._queries.get(run.run_id)
+        metrics = metrics_of_commit(
+            report,
+            query=run.query,
+            run_id=run.run_id,
+            max_offsets={} if times is None else times.ends(positions, asks=asks),
+            since_s=run.began_s if before is None else before.latest.at_s,
+            now_s=self._clock.now_s(),
+        )
+        if times is None:
+            return metrics
+        behind = _behind(metrics)
+        return metrics.with_stored_times(times.query(behind) if asks else times.last_known(behind))
 
     def _is_behind(self) -> bool:
         """Whether newer metrics are waiting; brokers are then queried only for those."""
@@ -264,6 +375,6 @@ class QueryMonitor(StreamingQueryListener):
             self._queries.pop(run_id, None)
 
 
-def _with_times(metrics: BatchMetrics, times: StoredTimes) -> BatchMetrics:
-    behind = {one.queue: one.lag.next_offset for one in metrics.queues if one.lag and one.lag.messages}
-    return metrics.with_stored_times(times.query(behind))
+def _behind(metrics: BatchMetrics) -> dict[MessageQueue, int]:
+    """Return the next offsets of the queues that are behind."""
+    return {one.queue: one.lag.next_offset for one in metrics.queues if one.lag and one.lag.messages}
