@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.model import Message
+from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.messages import (
     MessageVersion,
     StoredMessage,
+    _usual_messages,
     body_crc,
     decode_batch,
     decode_messages,
     decode_stored_messages,
     encode_batch,
+    iter_messages,
 )
 from tests.helpers.golden import golden
 from tests.helpers.stored_messages import encode_stored_message
@@ -206,6 +209,42 @@ def test_a_changed_byte_raises_or_decodes_but_never_fails_otherwise(data: st.Dat
         assert len(decode_messages(bytes(message), "b")) == 2
 
 
+@pytest.mark.parametrize("name", PULLS)
+def test_the_usual_messages_of_an_answer_are_the_same_by_the_short_way(name: str) -> None:
+    assert_same_by_both_ways(pull_body(name))
+
+
+def test_usual_messages_take_the_short_way() -> None:
+    data = b"".join(
+        encode_stored_message(stored_message(topic=topic, properties_data=properties))
+        for topic in ("T", "", "T" * 128)
+        for properties in (b"", b"KEYS\x01k", b"UNIQ_KEY\x01A\x02")
+    )
+
+    usual = _usual_messages(data, "b")
+
+    assert usual is not None
+    assert len(usual) == 9
+    assert_same_by_both_ways(data)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_changed_bytes_have_the_same_effect_by_both_ways(data: st.DataObject) -> None:
+    message = bytearray(encode_stored_message(stored_message()) * 2)
+    for _ in range(data.draw(st.integers(1, 3))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+
+    assert_same_by_both_ways(bytes(message))
+
+
+def assert_same_by_both_ways(data: bytes) -> None:
+    for end in {len(data), len(data) // 2, len(data) - 1}:
+        usual = _usual_messages(data[:end], "b")
+        if usual is not None:
+            assert usual == list(iter_messages(data[:end], "b", ExpansionBudget(end)))
+
+
 @settings(deadline=None)
 @given(
     st.builds(
@@ -235,6 +274,7 @@ def test_any_stored_message_survives_encoding_and_decoding(message: StoredMessag
     hosts = (message.born_host, 0x10), (message.store_host, 0x20)
     sys_flag = message.sys_flag | sum(bit for host, bit in hosts if host.startswith("["))
     assert decoded == dataclasses.replace(message, store_size=len(data), sys_flag=sys_flag)
+    assert_same_by_both_ways(data)
 
 
 @pytest.mark.parametrize(("length", "version"), [(127, MessageVersion.V1), (128, MessageVersion.V2)])

@@ -43,6 +43,8 @@ BATCH_MEMBER_OVERHEAD: Final = 22
 _HEAD = struct.Struct(">iiiiiqqiq")
 _STORE_TIMESTAMP = struct.Struct(">q")
 _TAIL = struct.Struct(">iqi")
+_USUAL_HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")
+"""All three, with both hosts as IPv4."""
 _BATCH_HEAD = struct.Struct(">iiiii")
 _SHORT = struct.Struct(">h")
 _ABOVE_EVERY_OFFSET = 1 << 63
@@ -52,6 +54,9 @@ _BORNHOST_V6 = int(MessageSysFlag.BORNHOST_V6)
 _STOREHOST_V6 = int(MessageSysFlag.STOREHOSTADDRESS_V6)
 INNER_BATCH_FLAGS: Final = int(MessageSysFlag.INNER_BATCH | MessageSysFlag.NEED_UNWRAP)
 """A message with both flags has an inner batch as its body."""
+_LEAST_TEXTS: Final = 3
+"""Bytes of an empty topic and empty properties in V1."""
+_UNUSUAL_FLAGS: Final = _COMPRESSED | _BORNHOST_V6 | _STOREHOST_V6 | INNER_BATCH_FLAGS
 
 
 class MessageVersion(IntEnum):
@@ -217,7 +222,63 @@ def decode_messages(data: bytes | memoryview, broker_name: str) -> list[MessageE
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decodesBatch``, ``PullAPIWrapper.processPullResult``.
     """
-    return list(iter_messages(data, broker_name, ExpansionBudget(len(data))))
+    usual = _usual_messages(bytes(data), broker_name)
+    return list(iter_messages(data, broker_name, ExpansionBudget(len(data)))) if usual is None else usual
+
+
+def _usual_messages(data: bytes, broker_name: str) -> list[MessageExt] | None:
+    """Do the work of :func:`iter_messages` in a third of the time; None unless all messages are usual.
+
+    Those are whole, uncompressed and no inner batch, and their hosts have IPv4 addresses.
+    """
+    messages: list[MessageExt] = []
+    begin, end = 0, len(data)
+    while end - begin >= MIN_STORED_BYTES:
+        (
+            total, magic, _, queue_id, flag, queue_offset, commit_log_offset, sys_flag, born_timestamp,
+            born_host, store_timestamp, store_host, reconsume_times, _, body_length,
+        ) = _USUAL_HEAD.unpack_from(data, begin)  # fmt: skip
+        stop = begin + total
+        body_at = begin + _USUAL_HEAD.size
+        length_at = body_at + body_length
+        is_whole = body_at <= length_at <= stop - _LEAST_TEXTS <= end - _LEAST_TEXTS
+        if sys_flag & _UNUSUAL_FLAGS or magic not in _TOPIC_LENGTHS or not is_whole:
+            return None
+        length = _TOPIC_LENGTHS[magic]
+        topic_at = length_at + length.size
+        properties_at = topic_at + length.unpack_from(data, length_at)[0] + _SHORT.size
+        if not topic_at + _SHORT.size <= properties_at <= stop:
+            return None
+        if properties_at + _SHORT.unpack_from(data, properties_at - _SHORT.size)[0] != stop:
+            return None
+        try:
+            properties = decode_properties(data[properties_at:stop])
+            shown_born_host, shown_store_host = decode_host(born_host), decode_host(store_host)
+        except RemoteProtocolError:
+            return None
+        messages.append(
+            MessageExt(
+                decode_text(data[topic_at : properties_at - _SHORT.size]),
+                broker_name,
+                queue_id,
+                queue_offset,
+                commit_log_offset,
+                properties.get(names.UNIQ_KEY) or offset_message_id(shown_store_host, commit_log_offset),
+                properties.get(names.KEYS),
+                properties.get(names.TAGS),
+                data[body_at:length_at],
+                properties,
+                born_timestamp,
+                shown_born_host,
+                store_timestamp,
+                shown_store_host,
+                reconsume_times,
+                sys_flag,
+                flag,
+            )
+        )
+        begin = stop
+    return messages if begin == end else None
 
 
 def iter_messages(
