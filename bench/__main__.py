@@ -33,6 +33,7 @@ from bench import (
     source,
     suspended,
     wire,
+    worker,
 )
 from bench.measure import Result
 from bench.page import PAGE, tables, write_section
@@ -61,6 +62,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "growth": growth.run,
     "groups": groups.run,
     "simulator": simulator.run,
+    "worker": worker.run,
 }
 
 
@@ -100,8 +102,8 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
     type=int,
     help=(
         "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, order_by_key, latency, "
-        "handover, rate_source, delta_sink, old_sinks, compaction, object_store, growth, groups, simulator: rounds "
-        "that count."
+        "handover, rate_source, delta_sink, old_sinks, compaction, object_store, growth, groups, simulator, "
+        "worker: rounds that count."
     ),
 )
 @click.option(
@@ -115,9 +117,12 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--seconds",
     type=float,
-    help="latency, rate_source, memory, endurance, compaction: length of a run; offset_commit: at most.",
+    help=(
+        "latency, worker, rate_source, memory, endurance, compaction: length of a run; "
+        "offset_commit: at most."
+    ),
 )
-@click.option("--rates", type=_Listed(int), help="latency: messages a second, as 100,1000.")
+@click.option("--rates", type=_Listed(int), help="latency, worker: messages a second, as 100,1000.")
 @click.option(
     "--only",
     type=_Listed(str, (*latency.CONTENDERS, *latency.WITHOUT_CONTENDER)),
