@@ -174,7 +174,6 @@ class OrderlyTask:
             if self._consumer.is_shared:
                 self._offer_arrived(arrivals, now_s)
             self._engage_another()
-            self._changed.notify_all()
 
     def _offer_arrived(self, arrivals: Sequence[Arrival], now_s: float) -> None:
         """Have one more worker look at what has arrived of queues that are busy or suspended."""
@@ -237,10 +236,15 @@ class OrderlyTask:
         return worker
 
     def _engage_another(self) -> None:
-        """Start a worker if something waits and no worker rests; called with the guard held."""
-        if not self._turns.is_somebody_waiting or any(each.is_resting for each in self._workers):
+        """If something waits, have one worker more look at it; called with the guard held.
+
+        It wakes one that rests, and otherwise starts one. One is sufficient: when it begins, it calls this.
+        """
+        if not self._turns.is_somebody_waiting:
             return
-        if len(self._workers) < self._consumer.most_calls:
+        if any(each.is_resting for each in self._workers):
+            self._changed.notify()
+        elif len(self._workers) < self._consumer.most_calls:
             name = f"rocketmq-listener-{len(self._workers)}"
             worker = self._new_worker()
             # It has no work until it has asked for a turn.
@@ -263,6 +267,8 @@ class OrderlyTask:
                 # Nothing notifies that a queue is given up.
                 self._changed.wait(min(found.until_s - now_s, _LOOK_EVERY_S))
                 worker.begin(None, self._clock.monotonic_s())
+            # The others look for what this worker does not do any more.
+            self._changed.notify_all()
             return None
 
     def _turn_or_rest(self, worker: _Worker, now_s: float) -> Turn[MessageQueue] | Rest:
@@ -281,15 +287,19 @@ class OrderlyTask:
         So do the others that wait during a pause, since no worker takes them. All suspended queues end if no
         memory is left to read on.
         """
-        turns, is_paused = self._turns, self._is_paused
+        turns, is_paused, is_given_up = self._turns, self._is_paused, self._instructions.is_given_up
         makes_room = turns.is_arriving and self._memory() is Memory.GONE
         found = [
             (queue, one)
             for queue, one in self._begun.items()
-            if (turns.is_suspended(queue) and (makes_room or self._instructions.is_given_up(queue)))
+            if (makes_room and turns.is_suspended(queue))
             or (
-                (turns.is_dry(queue) or (is_paused and turns.is_waiting(queue)))
-                and self._instructions.is_given_up(queue)
+                is_given_up(queue)
+                and (
+                    turns.is_suspended(queue)
+                    or turns.is_dry(queue)
+                    or (is_paused and turns.is_waiting(queue))
+                )
             )
         ]
         for queue, one in found:
@@ -446,7 +456,6 @@ class OrderlyTask:
             else:
                 self._end_turn(one, run, now_s)
             self._check_lead()
-            self._changed.notify_all()
 
     def _end_turn(self, one: _Range, run: OrderlyRun, now_s: float) -> None:
         queue = one.planned.queue
