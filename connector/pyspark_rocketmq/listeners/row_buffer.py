@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
@@ -231,18 +231,23 @@ def size_of(emitted: Sequence[Emitted]) -> int:
 
 def batches_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.RecordBatch]:
     """Yield the rows, which have ``columns``, in batches of a few MiB."""
-    gathered: list[pa.RecordBatch] = []
+    pieces = _in_batches(emitted, columns)
+    whole = (each if isinstance(each, pa.RecordBatch) else each.read() for each in pieces)
+    yield from gathered(chain.from_iterable(map(_slices, whole)))
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of small batches, all of one schema, in batches of a few MiB."""
+    some: list[pa.RecordBatch] = []
     count = nbytes = 0
-    for piece in _in_batches(emitted, columns):
-        rows = piece if isinstance(piece, pa.RecordBatch) else piece.read()
-        for batch in _slices(rows):
-            gathered.append(batch)
-            count, nbytes = count + batch.num_rows, nbytes + batch.nbytes
-            if count >= _WRITTEN_ROWS or nbytes >= _WRITTEN_BYTES:
-                yield _as_one(gathered)
-                gathered, count, nbytes = [], 0, 0
-    if gathered:
-        yield _as_one(gathered)
+    for batch in batches:
+        some.append(batch)
+        count, nbytes = count + batch.num_rows, nbytes + batch.nbytes
+        if count >= _WRITTEN_ROWS or nbytes >= _WRITTEN_BYTES:
+            yield _as_one(some)
+            some, count, nbytes = [], 0, 0
+    if some:
+        yield _as_one(some)
 
 
 def tuples_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[list[Row]]:

@@ -43,7 +43,9 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
     Raises:
         SchemaError: If a row's queue is not in ``watermarks``, so that it is unknown whether the sink has it.
     """
-    lowest = pa.table(batch).group_by(list(QUEUE_COLUMNS)).aggregate([(QUEUE_OFFSET, "min")])
+    # Threads would cost more than the grouping.
+    by_queue = pa.table(batch).group_by(list(QUEUE_COLUMNS), use_threads=False)
+    lowest = by_queue.aggregate([(QUEUE_OFFSET, "min")])
     for *queue_fields, lowest_offset in zip(
         *(lowest.column(name).to_pylist() for name in (*QUEUE_COLUMNS, f"{QUEUE_OFFSET}_min")), strict=True
     ):

@@ -43,6 +43,7 @@ from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.errors import ListenerError, RocketMQError, without_frames
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
+from pyspark_rocketmq.listeners.row_buffer import gathered
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, sends_rows
 from pyspark_rocketmq.source.range_arrivals import RangeArrivals
@@ -285,9 +286,10 @@ class TaskParts:
                 instructions.released(consumed.ack.queue)
             else:
                 part.add(consumed.batches(), [consumed.ack])
-        for consumed in cut.going_on:
-            if instructions.fate(consumed.ack.queue) is not Fate.DROPPED:
-                part.add(consumed.batches(), [consumed.ack], is_end=False)
+        going_on = [each for each in cut.going_on if instructions.fate(each.ack.queue) is not Fate.DROPPED]
+        # A writer's cost is that of a call, if there are few rows.
+        rows = gathered(chain.from_iterable(each.batches() for each in going_on))
+        part.add(rows, [each.ack for each in going_on], is_end=False)
 
     def _give_up(self, consumed: Consumed) -> None:
         """Hand over the result of a range that was given up."""
