@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from logging import Logger, LoggerAdapter, getLogger
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import pyarrow as pa
 
@@ -195,15 +195,10 @@ class DeliveryContext:
         except SchemaError as error:
             self.broken = self.broken or error
             raise
-        if message is not None:
+        if message is None:
+            message = self._current or _unclear()
+        elif message is not self._current:
             self._check_delivered(message)
-        else:
-            message = self._current
-            if message is None:
-                raise ListenerError(
-                    "emit() was called outside a loop 'for message in messages', in a delivery of more than "
-                    "one message; say which message the row belongs to: context.emit(message, …)."
-                )
         emitted = self._emitted
         emitted.append((message.queue_offset, *map(columns.get, output.names)))
         if len(emitted) >= self._look_at:
@@ -301,6 +296,13 @@ class DeliveryContext:
                 f"queueOffset={self._first_offset} to {self._last_offset}; a row can only belong to a "
                 "message that is acknowledged with it."
             )
+
+
+def _unclear() -> NoReturn:
+    raise ListenerError(
+        "emit() was called outside a loop 'for message in messages', in a delivery of more than one message; "
+        "say which message the row belongs to: context.emit(message, …)."
+    )
 
 
 class _PositionLogger(LoggerAdapter[Logger]):

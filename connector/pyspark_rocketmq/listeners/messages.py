@@ -132,7 +132,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         self._pieces: list[MessagePiece] = []
         self._ends: list[int] = []
         """End of each piece, as an index of messages."""
-        self._offsets: list[npt.NDArray[np.int64]] = []
+        self._offsets: list[npt.NDArray[np.int64] | list[int]] = []
         self._last_offsets: list[int] = []
         self._extras: list[Mapping[str, str]] = []
         self._sizes: list[int] = []
@@ -158,7 +158,7 @@ class ArrivedMessages(Sequence[MessageExt]):
             if not len(piece):
                 continue
             offsets = (
-                np.array([message.queue_offset for message in piece], np.int64)
+                [message.queue_offset for message in piece]
                 if isinstance(piece, list)
                 else piece.column(QUEUE_OFFSET).to_numpy()
             )
@@ -216,7 +216,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         if number == len(self._offsets):
             return len(self)
         offsets = self._offsets[number]
-        return self._ends[number] - len(offsets) + int(np.searchsorted(offsets, queue_offset))
+        return self._ends[number] - len(offsets) + bisect_left(offsets, queue_offset)
 
     def in_objects(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> list[MessageExt]:
         """Return at least one message, in order; ``retry_counts`` are added to their reconsume times."""
@@ -237,7 +237,7 @@ class ArrivedMessages(Sequence[MessageExt]):
             if (shown := self._rows(number)) is None:
                 return ArrowMessages.of(self.in_objects(start, stop, retry_counts))
             rows.append(shown.slice(at, left))
-            offsets.append(self._offsets[number][at : at + left])
+            offsets.append(np.asarray(self._offsets[number][at : at + left]))
             left -= rows[-1].num_rows
             number, at = number + 1, 0
         delivered = rows[0] if len(rows) == 1 else pa.concat_batches(rows)

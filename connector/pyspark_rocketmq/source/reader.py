@@ -13,11 +13,13 @@ import gc
 import logging
 import pickle
 import queue
+import struct
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import lt
 from typing import Final, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -56,7 +58,7 @@ from pyspark_rocketmq.source.schema import (
 from pyspark_rocketmq.spark.stored_messages import message_in
 from pyspark_rocketmq.spark.version import keep_archives
 from pyspark_rocketmq.stored_values import LastMessage
-from pyspark_rocketmq.wire.columnar.columns import has_usual_times
+from pyspark_rocketmq.wire.columnar.columns import have_usual_times
 from pyspark_rocketmq.wire.columnar.decode import (
     Undecodable,
     decode_in_turn,
@@ -81,6 +83,8 @@ _OBJECT_BYTES: Final = 2048
 """Memory of a message as an object, without its body: what one with a few properties takes."""
 FEW: Final = 32
 """Number of messages of a range from which on they are decoded in columns."""
+_TOTAL: Final = struct.Struct(">I")
+"""Total size of a message, with which it begins."""
 _STOP_S: Final = 10.0
 """How long a caller that leaves waits for the prefetching thread to end."""
 
@@ -266,6 +270,10 @@ def _memory_of(messages: Messages) -> int:
     return int(messages.nbytes)
 
 
+def _body_bytes(messages: Sequence[MessageExt]) -> int:
+    return sum([len(message.body) for message in messages])
+
+
 class DecodedChunks(NamedTuple):
     """A range's :class:`FetchedChunks`, decoded."""
 
@@ -319,8 +327,10 @@ def _few_in(bodies: Sequence[PulledBody], partition: QueuePartition) -> list[Mes
         messages = [message for body in bodies for message in decode_messages(body, broker_name)]
     except RemoteProtocolError:
         return None
-    if not all(map(has_usual_times, messages)):
+    if not have_usual_times(messages):
         return None
+    if not partition.is_filtered:
+        return messages
     tags = _decode_args(partition)["tags"]
     return messages if tags is None else [message for message in messages if message.tags in tags]
 
@@ -329,9 +339,9 @@ def _are_few(bodies: Sequence[PulledBody]) -> bool:
     """Return whether the messages' own sizes count to fewer than ``FEW``; broken sizes end the count."""
     count = 0
     for body in bodies:
-        at = 0
-        while at < len(body):
-            at += max(MIN_STORED_BYTES, int.from_bytes(body[at : at + 4], "big"))
+        at, last = 0, len(body) - _TOTAL.size
+        while at <= last:
+            at += max(MIN_STORED_BYTES, _TOTAL.unpack_from(body, at)[0])
             count += 1
             if count >= FEW:
                 return False
@@ -465,24 +475,25 @@ class RangeReader:
 
     def _is_usual(self, messages: Sequence[MessageExt]) -> bool:
         """Return whether all messages are the next ones of the range, and do not end it."""
-        expected, end = self._expected, self.partition.planned.end
-        for message in messages:
-            if not expected <= message.queue_offset < end:
-                return False
-            expected = message.queue_offset + 1
+        offsets = [self._expected - 1, *[message.queue_offset for message in messages]]
         limit = self._most_bytes
-        size = self._body_bytes + sum([len(message.body) for message in messages])
-        return self._before is None and (limit is None or size < limit)
+        return (
+            self._before is None
+            and all(map(lt, offsets, offsets[1:]))
+            and offsets[-1] < self.partition.planned.end
+            and (limit is None or self._body_bytes + _body_bytes(messages) < limit)
+        )
 
     def _as_objects(self, messages: list[MessageExt]) -> list[MessageExt]:
-        gaps = []
-        for message in messages:
-            if message.queue_offset > self._expected:
-                gaps.append((self._expected, message.queue_offset))
-            self._expected = message.queue_offset + 1
-        self._report_gaps(gaps)
+        if messages and messages[-1].queue_offset + 1 > self._expected + len(messages):
+            for message in messages:
+                self._report_gap_before(message.queue_offset)
+                self._expected = message.queue_offset + 1
+        else:
+            self._expected += len(messages)
         self._rows += len(messages)
-        self._body_bytes += sum([len(message.body) for message in messages])
+        if self._most_bytes is not None:
+            self._body_bytes += _body_bytes(messages)
         return shown_to_listener(
             messages,
             self.partition.planned.queue,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -176,17 +176,17 @@ def shown_to_listener(
 
     Columns get the same from :func:`with_origin_topics`, and when objects are made of them.
     """
-    topic, is_retry = queue.topic, is_retry_topic(queue.topic)
+    is_retry = is_retry_topic(queue.topic)
     shown = []
     for message in messages:
+        # Nobody else has the message yet.
+        cast("dict[str, str]", message.properties).update(described)
         origin = message.properties.get(RETRY_TOPIC) if is_retry else None
-        of_queue = message._replace(
-            topic=topic,
-            broker_name=queue.broker_name,
-            queue_id=queue.queue_id,
-            properties={**message.properties, **described},
-        )
-        shown.append(of_queue.restored(None if origin is None else without_namespace(namespace, origin)))
+        if message[: len(queue)] != queue:
+            message = message._replace(**queue._asdict())  # noqa: PLW2901
+        if origin is not None:
+            message = message.restored(without_namespace(namespace, origin))  # noqa: PLW2901
+        shown.append(message)
     return shown
 
 

@@ -5,7 +5,7 @@ A member has its own flag, body and properties and takes one queue offset; every
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -266,12 +266,10 @@ class ColumnBuilder:
     """How to make each column that is not a number of the stored message as it is."""
 
 
-def has_usual_times(message: MessageExt) -> bool:
-    """Return whether columns can hold both times of a message; see :func:`timestamps`."""
-    return (
-        FIRST_TIMESTAMP_MS <= message.born_timestamp < END_TIMESTAMP_MS
-        and FIRST_TIMESTAMP_MS <= message.store_timestamp < END_TIMESTAMP_MS
-    )
+def have_usual_times(messages: Sequence[MessageExt]) -> bool:
+    """Return whether columns can hold both times of each message; see :func:`timestamps`."""
+    times = [time for message in messages for time in (message.born_timestamp, message.store_timestamp)]
+    return not times or (min(times) >= FIRST_TIMESTAMP_MS and max(times) < END_TIMESTAMP_MS)
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
