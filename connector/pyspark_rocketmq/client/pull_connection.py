@@ -92,6 +92,11 @@ class ReceiveBuffer:
         """End of the room for receiving; behind it are bodies that were moved."""
         self._use(bytearray(_FIRST_BYTES))
 
+    @property
+    def used(self) -> int:
+        """Number of bytes that are decoded, from the buffer's beginning."""
+        return self._at
+
     def room(self) -> memoryview:
         """Return the part of the buffer for the next bytes; never empty."""
         if self._limit - self._filled < _LEAST_ROOM:

@@ -524,6 +524,8 @@ class FetchWindow:
         self._max_bytes = max_bytes
         self._batch_bytes = min(_BATCH_BYTES, max(1, max_bytes // 2))
         self._largest_answer = _USUAL_ANSWER_BYTES
+        self._reported: list[RangeWindow] = []
+        """Ranges of which something was reported since the last ``settle``."""
         self.in_flight = 0
         """Number of pulls not held, given out and not yet reported, those of failed ranges included."""
         for each in ranges:
@@ -549,7 +551,8 @@ class FetchWindow:
 
     def tasks(self, now_s: float) -> list[PullTask]:
         """Return the pulls to send now, in bursts: sent singly they cost broker and client twice as much."""
-        may_ask = [each for each in self._open if each.may_ask(now_s)]
+        # With a pull held for each, nearly always, there is nothing to send.
+        may_ask = [each for each in self._open if not each.has_held_pull and each.may_ask(now_s)]
         held = [task for each in may_ask if (task := each.held_task(now_s)) is not None]
         asking = [each for each in may_ask if not each.has_held_pull]
         return held + self._planned(asking, now_s) if asking else held
@@ -573,6 +576,7 @@ class FetchWindow:
             self._largest_answer = len(outcome.body)
         window = self.ranges[task.range_index]
         if not window.is_over:
+            self._reported.append(window)
             window.answered(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
@@ -580,12 +584,14 @@ class FetchWindow:
         self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]
         if not window.is_over:
+            self._reported.append(window)
             window.lost(task, error, now_s)
 
     def settle(self, now_s: float) -> None:
         """Act on the errors since the last call, once all answers that arrived together are reported."""
-        for window in self._open:
+        for window in self._reported:
             window.settle(now_s)
+        self._reported.clear()
 
     def shortest_pause_s(self, now_s: float) -> float | None:
         """Return the seconds until the first pausing range goes on; None if none pauses."""

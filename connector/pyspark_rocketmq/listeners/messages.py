@@ -179,8 +179,8 @@ class ArrivedMessages(Sequence[MessageExt]):
 
     def forget(self, before: int) -> None:
         """Release pieces whose messages are all below index ``before``; the last piece remains."""
-        count = min(bisect_right(self._ends, before), len(self._ends) - 1)
-        if count > 0:
+        if len(self._ends) > 1 and self._ends[0] <= before:
+            count = min(bisect_right(self._ends, before), len(self._ends) - 1)
             self.freed_bytes += sum(self._sizes[:count])
             for of_pieces in (
                 self._pieces, self._ends, self._offsets, self._last_offsets, self._extras, self._sizes,

@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -41,10 +42,13 @@ logger = logging.getLogger(__name__)
 
 _HELD_S: Final = 15.0
 """How long a broker may hold a pull (``DefaultMQPushConsumerImpl.BROKER_SUSPEND_MAX_TIME_MILLIS``)."""
+_MUCH_BYTES: Final = 64 << 10
+"""Size of decoded bytes from which on a connection goes on in another buffer."""
 
 
-class _Place(NamedTuple):
-    """A broker to pull from, over one connection."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A broker to pull from, over one connection; the only object of a fetcher for it."""
 
     address: BrokerAddress
     broker_name: str
@@ -123,6 +127,9 @@ class Fetcher:
         """Pulls that wait for a connection that a thread makes."""
         self._connected: deque[tuple[_Place, PullConnection[_Pull] | Exception]] = deque()
         """The outcomes of these threads."""
+        self._places: dict[tuple[BrokerAddress, str, ConnectionSettings], _Place] = {}
+        self._place_of: dict[tuple[int, int], _Place] = {}
+        """Places by range and broker id."""
         self._gone_away: set[_Place] = set()
         """Servers that sent GO_AWAY and have not answered a pull since."""
         for each in partitions:
@@ -315,9 +322,13 @@ class Fetcher:
         return bool(tasks)
 
     def _place(self, range_index: int, broker_id: int) -> _Place:
-        of = self._partitions[range_index]
-        address = of.address if broker_id == MASTER_ID else of.replicas[broker_id]
-        return _Place(address, of.planned.queue.broker_name, of.connection)
+        found = self._place_of.get((range_index, broker_id))
+        if found is None:
+            of = self._partitions[range_index]
+            address = of.address if broker_id == MASTER_ID else of.replicas[broker_id]
+            key = address, of.planned.queue.broker_name, of.connection
+            found = self._place_of[range_index, broker_id] = self._places.setdefault(key, _Place(*key))
+        return found
 
     def _send_to(self, place: _Place, pulls: list[_Pull]) -> None:
         connection = self._connections.get(place)
@@ -384,8 +395,11 @@ class Fetcher:
                     release_connection(made, self._clock, place.settings)
 
     def _swap_buffers(self) -> None:
-        for connection in self._connections.values():
-            connection.buffer.swap()
+        used = [each.buffer for each in self._connections.values() if each.buffer.used >= _MUCH_BYTES]
+        if not used:
+            return
+        for buffer in used:
+            buffer.swap()
         self._window.move(self._retained)
 
     def _retained(self, body: PulledBody) -> PulledBody:
