@@ -260,11 +260,11 @@ class RowCounter:
 
     @property
     def to_listener(self) -> LatencyHistogram:
-        """Times from the brokers' stores to the listener's calls since :meth:`count_latencies_anew`."""
+        """Times from the brokers' stores to the listener's calls since :meth:`forget_latencies`."""
         with self._lock:
             return self._to_listener
 
-    def count_latencies_anew(self) -> None:
+    def forget_latencies(self) -> None:
         """Forget the latencies counted so far."""
         with self._lock:
             self._to_listener = NONE_COUNTED

@@ -375,7 +375,7 @@ def _consume_in_real_time(
             """Wait until the query runs, whose start would count as latency."""
             while not counter.rows and query.isActive:
                 time.sleep(_POLL_S)
-            counter.count_latencies_anew()
+            counter.forget_latencies()
 
         sent = _produce(
             settings,
