@@ -80,7 +80,7 @@ def indexes(deliveries: Iterable[KeyedDelivery]) -> list[list[int]]:
 
 
 def test_messages_of_different_keys_are_out_at_the_same_time_those_of_one_key_are_not() -> None:
-    """D14"""
+    """I8"""
     run = run_of("aabca")
     out = all_of(run)
 
@@ -90,7 +90,7 @@ def test_messages_of_different_keys_are_out_at_the_same_time_those_of_one_key_ar
 
 
 def test_the_offset_passes_no_unfinished_message() -> None:
-    """D14: however many above it are finished."""
+    """I8: however many above it are finished."""
     run = run_of("abcd")
     first, *others = all_of(run)
     for each in others:
@@ -104,14 +104,14 @@ def test_the_offset_passes_no_unfinished_message() -> None:
 
 
 def test_a_batch_has_the_messages_of_one_key() -> None:
-    """D2, D14"""
+    """D2, I8"""
     run = run_of("abaabab", batch=3)
 
     assert indexes(all_of(run)) == [[0, 2, 3], [1, 4, 6]]
 
 
 def test_a_suspension_holds_up_its_key_only() -> None:
-    """D3, D14"""
+    """D3, I8"""
     run = run_of("abab")
     first = deliver(run)
     answer(run, first, SUSPEND, suspend_millis=500)
@@ -134,7 +134,7 @@ def test_a_suspension_holds_up_its_key_only() -> None:
 
 
 def test_a_run_that_would_lose_what_it_finished_is_worth_waiting_for() -> None:
-    """D14: for 60 s after its beginning."""
+    """I8: for 60 s after its beginning."""
     run = run_of("ab")
     answer(run, deliver(run), SUSPEND)
     assert not run.leads(START_S)
@@ -157,7 +157,7 @@ def test_a_run_with_nothing_finished_above_its_suspended_key_is_not_worth_waitin
 
 
 def test_a_range_that_begins_with_a_failed_message_delivers_its_key_only() -> None:
-    """D14: others would be delivered again with every range as long as it fails."""
+    """I8: others would be delivered again with every range as long as it fails."""
     run = run_of("abab", retry_counts={0: 3})
     [first] = all_of(run)
 
@@ -172,7 +172,7 @@ def test_a_range_that_begins_with_a_failed_message_delivers_its_key_only() -> No
 
 
 def test_a_failed_message_that_waits_for_a_commit_does_not_keep_its_key_from_it() -> None:
-    """D4, D14"""
+    """D4, I8"""
     run = run_of("abaa", retry_counts={0: 1})
     answer(run, deliver(run), auto_commit=False)
     second = deliver(run)
@@ -184,7 +184,7 @@ def test_a_failed_message_that_waits_for_a_commit_does_not_keep_its_key_from_it(
 
 
 def test_no_delivery_is_further_ahead_than_java_allows() -> None:
-    """D14: ``consumeConcurrentlyMaxSpan``."""
+    """I8: ``consumeConcurrentlyMaxSpan``."""
     run = run_of("a" + "b" * (MOST_AHEAD + 5), batch=1024)
     first = deliver(run)
     last = [0]
@@ -199,7 +199,7 @@ def test_no_delivery_is_further_ahead_than_java_allows() -> None:
 
 
 def test_the_first_key_gets_its_messages_however_far_above_they_are() -> None:
-    """D4, D14: it may need them to commit."""
+    """D4, I8: it may need them to commit."""
     run = run_of("a" + "b" * MOST_AHEAD + "a")
     answer(run, deliver(run), auto_commit=False)
     for _ in range(MOST_AHEAD):
@@ -213,7 +213,7 @@ def test_the_first_key_gets_its_messages_however_far_above_they_are() -> None:
 
 @pytest.mark.parametrize("status", [SUSPEND, RAISES, None, 7])
 def test_dead_letters_above_an_unfinished_message_wait_until_their_key_is_the_first(status: object) -> None:
-    """D6, D14: so that none is sent twice because the offset stayed below."""
+    """D6, I8: so that none is sent twice because the offset stayed below."""
     run = run_of("abb", max_reconsume_times=0)
     first, second = all_of(run)
     outcome = answer(run, second, status)
@@ -308,7 +308,7 @@ def test_a_suspended_run_that_goes_on_has_sixty_seconds_again() -> None:
 
 
 def test_a_run_that_is_given_up_ends_after_the_deliveries_that_are_out() -> None:
-    """D7, D14"""
+    """D7, I8"""
     run = run_of("abc")
     first, second, _ = all_of(run)
     run.give_up()
@@ -325,7 +325,7 @@ def test_a_run_that_is_given_up_ends_after_the_deliveries_that_are_out() -> None
 def test_a_run_that_ends_early_keeps_the_pause_of_its_first_key(
     end: Callable[[KeyedConsumption], None],
 ) -> None:
-    """D3, D14: the next range begins with it."""
+    """D3, I8: the next range begins with it."""
     run = run_of("abb")
     answer(run, deliver(run), SUSPEND, suspend_millis=700)
     answer(run, deliver(run))
@@ -336,7 +336,7 @@ def test_a_run_that_ends_early_keeps_the_pause_of_its_first_key(
 
 
 def test_a_run_is_stopped_only_when_nothing_is_with_the_listener() -> None:
-    """D14"""
+    """I8"""
     run = run_of("ab")
     first = deliver(run)
     with pytest.raises(RuntimeError, match="1 keys are still with the listener"):
@@ -349,7 +349,7 @@ def test_a_run_is_stopped_only_when_nothing_is_with_the_listener() -> None:
 
 
 def test_another_worker_is_wanted_when_another_key_is_due() -> None:
-    """D14"""
+    """I8"""
     run = run_of("abb")
     first = deliver(run)
     assert run.due_s(START_S) == START_S
@@ -363,7 +363,7 @@ def test_another_worker_is_wanted_when_another_key_is_due() -> None:
 
 
 def test_a_run_without_anything_left_is_dry_until_more_arrives() -> None:
-    """D14: and its 60 s begin again."""
+    """I8: and its 60 s begin again."""
     run = run_of("a", is_whole=False)
     answer(run, deliver(run))
     assert run.next_work(START_S + 30) is None
@@ -383,7 +383,7 @@ def test_a_run_without_anything_left_is_dry_until_more_arrives() -> None:
 
 
 def test_a_long_run_keeps_nothing_of_what_is_passed() -> None:
-    """D14: a range that is open has no end."""
+    """I8: a range that is open has no end."""
     run = run_of("", is_whole=False)
     for number in range(100):
         run.extend(["a", f"{number}"] * 100, START_S)
@@ -603,7 +603,7 @@ class Drawn:
 
 @pytest.mark.parametrize("count", [400, pytest.param(40_000, marks=pytest.mark.long)])
 def test_whatever_happens_each_key_is_consumed_as_a_queue_would_be(count: int) -> None:
-    """D1-D7, D14: in any interleaving, with any failures, commits and pauses, range after range."""
+    """D1-D7, I8: in any interleaving, with any failures, commits and pauses, range after range."""
     most_out = ranges = dead = 0
     for seed in range(SEED, SEED + count):
         drawn = Drawn(seed)
@@ -622,7 +622,7 @@ def test_whatever_happens_each_key_is_consumed_as_a_queue_would_be(count: int) -
 
 
 def test_a_run_without_failures_delivers_as_many_keys_at_a_time_as_there_are_workers() -> None:
-    """D14"""
+    """I8"""
     draw = random.Random(3)
     keys = "".join(draw.choice("abcdefgh") for _ in range(200))
     run, out, calls = run_of(keys), [deliver(run_of("a"))][:0], 0

@@ -331,7 +331,7 @@ def test_a_suspended_queue_is_delivered_again_while_other_tasks_of_the_batch_are
 
 
 def test_a_suspended_queue_that_leads_has_its_task_wait_for_it() -> None:
-    """D14: what it has finished above its suspended key would be delivered again."""
+    """I8: what it has finished above its suspended key would be delivered again."""
     turns = task_with("a")
     turns.suspended("a", 1.0, leads=True)
 
@@ -345,7 +345,7 @@ def test_a_suspended_queue_that_leads_has_its_task_wait_for_it() -> None:
 
 
 def test_a_worker_joins_another_one_when_its_call_takes_two_milliseconds() -> None:
-    """D14"""
+    """I8"""
     turns: TaskTurns[str] = TaskTurns(0.0, reads=False, pace=KEY_PACE)
     turns.arrived(["a"], 0.0)
     turns.next(0.0)
@@ -360,7 +360,7 @@ def test_a_worker_joins_another_one_when_its_call_takes_two_milliseconds() -> No
 
 
 def test_a_queue_of_several_workers_is_over_when_the_last_one_leaves() -> None:
-    """D14"""
+    """I8"""
     turns = task_with("a")
     turns.offered("a", 1.0)
     assert turns.next(1.0, calls_s=[1.0]) == Turn("a", inf)
@@ -376,7 +376,7 @@ def test_a_queue_of_several_workers_is_over_when_the_last_one_leaves() -> None:
 
 
 def test_a_queue_that_was_suspended_is_not_while_a_worker_has_it() -> None:
-    """D14: though it waits for one more."""
+    """I8: though it waits for one more."""
     turns = task_with("a", "b")
     turns.suspended("a", 1.0)
     assert turns.next(1.0, calls_s=[1.0]) == Turn("a", inf)
@@ -387,7 +387,7 @@ def test_a_queue_that_was_suspended_is_not_while_a_worker_has_it() -> None:
 
 
 def test_a_key_that_is_due_later_gets_a_worker_then() -> None:
-    """D14"""
+    """I8"""
     turns = task_with("a")
     turns.offered("a", 3.0)
     turns.offered("a", 4.0)
@@ -397,7 +397,7 @@ def test_a_key_that_is_due_later_gets_a_worker_then() -> None:
 
 
 def test_messages_of_another_key_than_the_suspended_one_wake_their_queue_and_keep_its_task() -> None:
-    """D3, D14: they have not waited for that key before they arrived either."""
+    """D3, I8: they have not waited for that key before they arrived either."""
     turns = task_with("a")
     turns.suspended("a", 9.0)
     turns.offered("a", 1.0, leads=True)

@@ -239,7 +239,7 @@ def quiet() -> Iterator[None]:
 def test_order_by_key_gives_the_rows_that_order_by_queue_gives(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D14, H1: in any interleaving, with failures, cuts and commits anywhere, range after range."""
+    """I8, H1: in any interleaving, with failures, cuts and commits anywhere, range after range."""
     most_at_once = exact = 0
     for seed in range(SEED, SEED + count):
         monkeypatch.setattr(keyed, "IN_MEMORY_BYTES", 8 << 20 if seed % 2 else 500)
@@ -297,7 +297,7 @@ def consumed(run: KeyedRun, listener: Any) -> None:
 
 
 def test_rows_above_a_suspended_key_do_not_leave() -> None:
-    """D14, H1: they would be below no watermark, and come again."""
+    """I8, H1: they would be below no watermark, and come again."""
 
     def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
         context.emit(step=messages[0].queue_offset)
@@ -316,7 +316,7 @@ def test_rows_above_a_suspended_key_do_not_leave() -> None:
 
 
 def test_a_run_that_is_given_up_commits_what_is_below_its_lowest_unfinished_message() -> None:
-    """D7, D14"""
+    """D7, I8"""
     instructions = GivesUp()
 
     def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
@@ -333,7 +333,7 @@ def test_a_run_that_is_given_up_commits_what_is_below_its_lowest_unfinished_mess
 
 
 def test_a_row_for_a_message_of_another_key_is_refused() -> None:
-    """D14: it would be committed with another message, or not at all."""
+    """I8: it would be committed with another message, or not at all."""
     held: list[MessageExt] = []
     problems: list[str] = []
 
@@ -366,7 +366,7 @@ def test_a_row_that_breaks_the_schema_ends_the_query() -> None:
 
 
 def test_the_context_counts_what_its_key_has_accumulated() -> None:
-    """D4, D14"""
+    """D4, I8"""
     seen = []
 
     def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
@@ -399,7 +399,7 @@ def test_one_key_that_waits_for_a_commit_bounds_the_range_as_a_queue_does() -> N
 
 
 def test_other_workers_are_asked_for_once_for_each_delivery_they_could_make() -> None:
-    """D14"""
+    """I8"""
     offers: list[float] = []
 
     def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
@@ -419,7 +419,7 @@ def test_other_workers_are_asked_for_once_for_each_delivery_they_could_make() ->
 
 
 def test_many_rows_of_a_batch_reach_the_sink_by_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D14: rows that the listener emits message after message in turn, and that wait in the range's file."""
+    """I8: rows that the listener emits message after message in turn, and that wait in the range's file."""
     monkeypatch.setattr(row_buffer, "IN_MEMORY_BYTES", 1_000)
     monkeypatch.setattr(row_buffer, "_BATCH_ROWS", 70)
     monkeypatch.setattr(keyed, "IN_MEMORY_BYTES", 1_000)
@@ -447,7 +447,7 @@ def test_many_rows_of_a_batch_reach_the_sink_by_message(monkeypatch: pytest.Monk
 
 
 def test_rows_that_wait_after_a_cut_are_written_to_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D14, I1: a run of hours does not fill the disk."""
+    """I8, I1: a run of hours does not fill the disk."""
     monkeypatch.setattr(keyed, "IN_MEMORY_BYTES", 100)
 
     def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
@@ -475,7 +475,7 @@ def test_rows_that_wait_after_a_cut_are_written_to_another_file(monkeypatch: pyt
 
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_an_arrow_listener_gets_the_messages_of_one_key_as_a_batch(at_once: int) -> None:
-    """D14: and its rows are those of their messages."""
+    """I8: and its rows are those of their messages."""
     keys = [*"abcaabbca", None, None]
     messages = [keyed_message(2 * at, key) for at, key in enumerate(keys)]
     offsets = [message.queue_offset for message in messages]

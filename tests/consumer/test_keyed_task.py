@@ -121,7 +121,7 @@ def suspended_once(message: MessageExt, pause_ms: int, context: ConsumeOrderlyCo
 
 
 def test_calls_for_different_keys_of_one_queue_overlap() -> None:
-    """D14: and messages without a key are in order with each other."""
+    """I8: and messages without a key are in order with each other."""
     is_there = {key: threading.Event() for key in ("a", "b", None)}
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
@@ -138,7 +138,7 @@ def test_calls_for_different_keys_of_one_queue_overlap() -> None:
 
 
 def test_a_quick_listener_is_called_by_one_thread() -> None:
-    """D14: more would only get in each other's way."""
+    """I8: more would only get in each other's way."""
     task = Task(lambda _, context: SUCCESS, clock=FakeClock())
     task.run(range_of("abc" * 100), range_of("abc" * 100, SECOND))
 
@@ -146,7 +146,7 @@ def test_a_quick_listener_is_called_by_one_thread() -> None:
 
 
 def test_a_task_may_be_held_to_one_call_at_a_time() -> None:
-    """D14: ``consumeThreadMax``."""
+    """I8: ``consumeThreadMax``."""
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
         time.sleep(0.003)
@@ -159,7 +159,7 @@ def test_a_task_may_be_held_to_one_call_at_a_time() -> None:
 
 
 def test_a_suspended_key_is_delivered_again_while_another_one_is_slow() -> None:
-    """D3, D14"""
+    """D3, I8"""
     again = threading.Event()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
@@ -176,7 +176,7 @@ def test_a_suspended_key_is_delivered_again_while_another_one_is_slow() -> None:
 
 
 def test_a_task_waits_for_a_suspended_key_below_finished_messages() -> None:
-    """D14: they would be delivered again with the next micro-batch."""
+    """I8: they would be delivered again with the next micro-batch."""
     task = Task(
         lambda message, context: SUCCESS if key_of(message) == "b" else suspended_once(message, 30, context)
     )
@@ -213,7 +213,7 @@ class GivesUp(RangeInstructions):
 
 
 def test_a_queue_that_is_given_up_leaves_though_its_suspended_key_is_waited_for() -> None:
-    """D7, D14: with what is below that key, for its next owner."""
+    """D7, I8: with what is below that key, for its next owner."""
     instructions = GivesUp()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
@@ -231,7 +231,7 @@ def test_a_queue_that_is_given_up_leaves_though_its_suspended_key_is_waited_for(
 
 
 def test_a_queue_that_is_given_up_during_several_calls_is_handed_over_once() -> None:
-    """D7, D14: by the worker whose call ends last."""
+    """D7, I8: by the worker whose call ends last."""
     instructions, is_there = GivesUp(), threading.Barrier(3)
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
@@ -297,7 +297,7 @@ def open_task(
 
 
 def test_messages_that_arrive_during_a_slow_call_are_delivered_beside_it() -> None:
-    """D14: those of its key are not."""
+    """I8: those of its key are not."""
     has_begun, others = threading.Event(), threading.Event()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
@@ -322,7 +322,7 @@ def test_messages_that_arrive_during_a_slow_call_are_delivered_beside_it() -> No
 
 
 def test_messages_that_arrive_while_another_key_is_suspended_do_not_wait_for_it() -> None:
-    """D3, D14: and its pause goes on with the queue's next owner."""
+    """D3, I8: and its pause goes on with the queue's next owner."""
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
         context.suspend_current_queue_time_millis = 30_000
@@ -344,7 +344,7 @@ def test_messages_that_arrive_while_another_key_is_suspended_do_not_wait_for_it(
 
 
 def test_a_queue_that_is_full_is_read_on_during_a_slow_call() -> None:
-    """D13, D14: as soon as few of its messages are left."""
+    """D13, I8: as soon as few of its messages are left."""
     may_end = threading.Event()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
@@ -358,7 +358,7 @@ def test_a_queue_that_is_full_is_read_on_during_a_slow_call() -> None:
 
 
 def test_a_queue_that_is_given_up_in_a_pause_leaves_after_its_running_call() -> None:
-    """D7, D14, I1: though another key waits for a worker."""
+    """D7, I8, I1: though another key waits for a worker."""
     instructions, source = Pauses(), OpenSource()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
@@ -412,7 +412,7 @@ class Cutting(RangeInstructions):
 def test_any_number_of_threads_delivers_each_key_in_order_and_each_row_once(
     seed: int, threads: int, is_in_pieces: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D14, H1: whatever calls last, however often keys are suspended, and with cuts at any time."""
+    """I8, H1: whatever calls last, however often keys are suspended, and with cuts at any time."""
     draw = random.Random(seed)
     keys = {queue: "".join(draw.choice("abcdef-") for _ in range(60)) for queue in (FIRST, SECOND)}
     failures = {(queue, at): draw.choice([0, 0, 0, 1, 9]) for queue in keys for at in range(60)}

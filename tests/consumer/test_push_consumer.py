@@ -169,7 +169,7 @@ def test_an_engine_that_is_none_is_refused_naming_those_there_are() -> None:
 
 
 def test_an_order_that_is_none_is_refused_naming_those_there_are() -> None:
-    """D14"""
+    """I8"""
     [problem] = problems_of(orderly_by="key")
 
     assert problem == "orderly_by='key' is none of queue, sharding_key"
@@ -180,7 +180,7 @@ def test_an_order_that_is_none_is_refused_naming_those_there_are() -> None:
     ("order", "is_by_key"), [("queue", False), ("sharding_key", True), (OrderlyBy.SHARDING_KEY, True)]
 )
 def test_a_listener_gets_its_messages_in_the_order_that_is_asked_for(order: str, is_by_key: bool) -> None:
-    """D14"""
+    """I8"""
     consumer = PushConsumer(
         consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"), orderly_by=order
     )
@@ -202,7 +202,7 @@ def test_a_listener_gets_its_messages_in_the_order_that_is_asked_for(order: str,
     ],
 )
 def test_an_order_by_key_is_refused_where_it_makes_no_sense(case: str, says: str) -> None:
-    """D14"""
+    """I8"""
     consumer = PushConsumer(
         consumer_group="g",
         name_servers="a:1",

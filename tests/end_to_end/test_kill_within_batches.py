@@ -18,13 +18,13 @@ from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from tests.end_to_end.test_kill import check_concurrent
-from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.driver_process import run_driver
 from tests.helpers.live_kill_driver import DRIVER_POINTS, PLANNER_POINTS, VICTIMS, WORKER_POINTS
 from tests.helpers.orders import STEPS, check_sink, produce_orders
 
-pytestmark = [SIM_ONLY, pytest.mark.driver]
+pytestmark = [pytest.mark.driver]
 
 REAL_TIME = {"realTime": "5 seconds"}
 MICRO_BATCHES = {"processingTime": "1 second"}
@@ -158,7 +158,7 @@ def deaths_of(victim: str) -> list[tuple[str, str]]:
 
 
 def test_a_query_in_real_time_goes_on_after_deaths(cluster: ClusterUnderTest, tmp_path: Path) -> None:
-    """H1, H2, I1: with a part on its way, and between the commits of sink and store."""
+    """H1, H2, I1, I2: with a part on its way, and between the commits of sink and store."""
     kill_and_check(cluster, tmp_path, [("part_received", "worker"), ("after_data_commit", "group")])
 
 
@@ -169,7 +169,7 @@ def test_a_query_in_real_time_goes_on_after_deaths(cluster: ClusterUnderTest, tm
 def test_every_message_is_in_the_sink_after_deaths_at_every_step_in_real_time(
     cluster: ClusterUnderTest, tmp_path: Path, victim: str, *, is_orderly: bool
 ) -> None:
-    """H1, H2, E3, I1: whatever was committed before stays, once; batches end and queues change hands."""
+    """H1, H2, E3, I1, I2: whatever was committed before stays, once; batches end and queues change hands."""
     kill_and_check(cluster, tmp_path, deaths_of(victim), is_orderly=is_orderly)
 
 
@@ -179,5 +179,5 @@ def test_every_message_is_in_the_sink_after_deaths_at_every_step_in_real_time(
 def test_every_message_is_in_the_sink_after_deaths_at_every_step_of_batches_with_several_commits(
     cluster: ClusterUnderTest, tmp_path: Path, victim: str
 ) -> None:
-    """H1, H2, E3: the same for micro-batches, which are replayed."""
+    """H1, H2, E3, I2: the same for micro-batches, which are replayed."""
     kill_and_check(cluster, tmp_path, deaths_of(victim), trigger=MICRO_BATCHES)

@@ -61,7 +61,7 @@ def test_calls_for_keys_of_one_queue_overlap_and_each_row_is_there_once(
     cluster: ClusterUnderTest,
     tmp_path: Path,
 ) -> None:
-    """D14, H1: one key fails now and then, one always; the others go on."""
+    """I8, H1: one key fails now and then, one always; the others go on."""
     topic = cluster.create_topic(queues=1)
     send(cluster, topic)
     log, has_met = DeliveryLog(tmp_path / "deliveries"), tmp_path / "met"

@@ -163,7 +163,7 @@ def test_messages_are_consumed_and_committed_while_one_batch_lasts(live: LiveQue
 def test_a_suspended_message_is_delivered_again_in_the_same_batch(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """D3, D4: the other queue goes on meanwhile."""
+    """D3, D4, I3: the other queue goes on meanwhile."""
     live = LiveQuery(spark, cluster, tmp_path, orderly=True)
     live.send(0, b"later")
     live.send(1)

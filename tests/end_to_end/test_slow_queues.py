@@ -91,7 +91,7 @@ def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_s
 def test_a_suspended_queue_comes_again_while_another_task_is_with_a_slow_listener(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, mode: Mode
 ) -> None:
-    """D3: there are more queues than cores, and no task that could not begin before another one has ended."""
+    """D3, I3: there are more queues than cores, and no task that could not begin before another one has ended."""
     topic = cluster.create_topic(queues=5, brokers=["broker-a"])
     with Producer(cluster.name_servers, "P", send_timeout_s=60.0) as producer:
         for queue in producer.queues(topic):

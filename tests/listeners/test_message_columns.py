@@ -64,7 +64,7 @@ def keyed(keys: list[str | None]) -> list[MessageExt]:
 def test_a_property_is_read_without_making_messages(
     keys: list[str | None], cut: int, start: int, forgotten: int
 ) -> None:
-    """D14: messages without it too; an empty value is a value."""
+    """I8: messages without it too; an empty value is a value."""
     messages = arrived(keyed(keys), cut)
 
     assert messages.property_values("K") == keys
@@ -76,7 +76,7 @@ def test_a_property_is_read_without_making_messages(
 def test_messages_are_picked_from_anywhere_in_their_range(
     keys: list[str | None], cut: int, forgotten: int, drawn: st.DataObject
 ) -> None:
-    """D14: as objects or in Arrow, with the number of their attempts."""
+    """I8: as objects or in Arrow, with the number of their attempts."""
     messages = keyed(keys)
     some = arrived(messages, cut)
     lowest = min(forgotten, len(keys) - 1)
@@ -99,7 +99,7 @@ def test_messages_are_picked_from_anywhere_in_their_range(
 def test_blocks_of_messages_are_made_once_for_deliveries_that_take_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D14: and of many blocks those used last are kept."""
+    """I8: and of many blocks those used last are kept."""
     monkeypatch.setattr("pyspark_rocketmq.listeners.messages._MADE_AT_ONCE", 2)
     monkeypatch.setattr("pyspark_rocketmq.listeners.messages._BLOCKS_KEPT", 3)
     messages = keyed(["a"] * 9)

@@ -1,4 +1,4 @@
-"""Orderly consumption of one range by sharding key: messages of different keys at the same time (D14).
+"""Orderly consumption of one range by sharding key: messages of different keys at the same time (I8).
 
 A queue's progress is stored as one offset, but with several keys messages finish in another order than they
 have in the queue. So a message may be finished while an earlier one is not. The earlier one is then a *gap*.
