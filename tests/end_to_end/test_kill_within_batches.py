@@ -18,7 +18,7 @@ from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from tests.end_to_end.test_kill import check_concurrent
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.driver_process import run_driver
 from tests.helpers.live_kill_driver import DRIVER_POINTS, PLANNER_POINTS, VICTIMS, WORKER_POINTS
@@ -157,6 +157,7 @@ def deaths_of(victim: str) -> list[tuple[str, str]]:
     return [(point, victim) for point in points]
 
 
+@LONG_ON_REAL
 def test_a_query_in_real_time_goes_on_after_deaths(cluster: ClusterUnderTest, tmp_path: Path) -> None:
     """H1, H2, I1, I2: with a part on its way, and between the commits of sink and store."""
     kill_and_check(cluster, tmp_path, [("part_received", "worker"), ("after_data_commit", "group")])
