@@ -61,18 +61,18 @@ def _differs(seed: int, table: MemoryTable | None = None) -> bool:
 @given(seed=_SEEDS)
 @settings(max_examples=200)
 def test_any_order_of_arrival_gives_the_table_of_the_database(seed: int) -> None:
-    """Changes that are permuted, repeated and split into batches give the database's table."""
+    """K1: changes that are permuted, repeated and split into batches give the database's table."""
     assert not _differs(seed)
 
 
 def test_thousands_of_schedules_give_the_table_of_the_database() -> None:
-    """Schedules by seeds give the database's table."""
+    """K1: schedules by seeds give the database's table."""
     assert [seed for seed in range(_SCHEDULES) if _differs(seed)] == []
 
 
 @pytest.mark.long
 def test_tens_of_thousands_of_schedules_give_the_table_of_the_database() -> None:
-    """More schedules by seeds give the database's table."""
+    """K1: more schedules by seeds give the database's table."""
     assert [seed for seed in range(_SCHEDULES, _MANY_SCHEDULES) if _differs(seed)] == []
 
 
@@ -92,14 +92,14 @@ def _depends_on_arrival(seed: int) -> bool:
 @given(seed=_SEEDS)
 @settings(max_examples=200)
 def test_what_is_stored_depends_on_the_set_of_changes_only(seed: int) -> None:
-    """After any part of the log, two orders of arrival leave equal rows, hidden columns included."""
+    """K1: after any part of the log, two orders of arrival leave equal rows, hidden columns included."""
     assert not _depends_on_arrival(seed)
 
 
 @given(seed=_SEEDS)
 @settings(max_examples=200)
 def test_rows_that_are_marked_as_deleted_keep_their_last_values(seed: int) -> None:
-    """A table that keeps deleted rows keeps a deleted row with the values that it had, whatever the order of arrival."""
+    """K5: a table that keeps deleted rows keeps a deleted row with the values that it had, whatever the order of arrival."""
     database = _database(seed, truncates=False)
     table = MemoryTable(_SOFT)
     for batch in shuffled(database.random, database.log):
@@ -110,7 +110,7 @@ def test_rows_that_are_marked_as_deleted_keep_their_last_values(seed: int) -> No
 
 @given(seed=_SEEDS)
 def test_without_positions_the_order_is_that_of_the_queue(seed: int) -> None:
-    """Changes without positions in the queue's order, in any batches, give the database's table."""
+    """K1: changes without positions in the queue's order, in any batches, give the database's table."""
     database = _database(seed)
     log = sent(without_positions(database.log))
     table = MemoryTable()
@@ -122,7 +122,7 @@ def test_without_positions_the_order_is_that_of_the_queue(seed: int) -> None:
 
 
 def test_a_batch_that_runs_again_changes_nothing() -> None:
-    """A batch that is applied twice, and one whose deletions were recorded before a kill, has one effect."""
+    """K1: a batch that is applied twice, and one whose deletions were recorded before a kill, has one effect."""
     for seed in range(300):
         database = _database(seed)
         once, again = MemoryTable(), MemoryTable()
@@ -184,7 +184,7 @@ def _deletes_whatever_comes_later(facts: Iterable[Fact], *given: Any, **named: A
     ],
 )
 def test_a_rule_of_states_that_is_left_out_is_seen(mutant: Combine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schedules find each mutant, so they test what they are for."""
+    """K1: the schedules find each mutant, so they test what they are for."""
     monkeypatch.setattr(compaction, "combine", mutant)
     assert any(_differs(seed) or _depends_on_arrival(seed) for seed in range(_SEEDS_PER_MUTANT))
 
@@ -201,14 +201,14 @@ def test_a_rule_of_states_that_is_left_out_is_seen(mutant: Combine, monkeypatch:
     ],
 )
 def test_a_rule_of_the_merge_that_is_left_out_is_seen(rule: str) -> None:
-    """The schedules find each mutant, so they test what they are for."""
+    """K1: the schedules find each mutant, so they test what they are for."""
     left_out: dict[str, Any] = {rule: False}
     assert any(_differs(seed, MemoryTable(**left_out)) for seed in range(_SEEDS_PER_MUTANT))
 
 
 @pytest.mark.parametrize("left_out", ["position", "is_snapshot", "digits"])
 def test_a_rule_of_the_order_that_is_left_out_is_seen(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schedules find each mutant, so they test what they are for."""
+    """K1: the schedules find each mutant, so they test what they are for."""
 
     def order(position: Any, offset: int, number: int, *, is_snapshot: bool = False) -> str:
         if left_out == "digits":
@@ -224,7 +224,7 @@ def test_a_rule_of_the_order_that_is_left_out_is_seen(left_out: str, monkeypatch
 def test_the_order_of_texts_is_that_of_positions(
     one: tuple[int, ...], other: tuple[int, ...], offsets: tuple[int, int]
 ) -> None:
-    """Places compare as positions do, then as offsets."""
+    """K1: places compare as positions do, then as offsets."""
     texts = order_of(one, offsets[0], 0), order_of(other, offsets[1], 0)
     assert (texts[0] < texts[1]) == ((one, offsets[0]) < (other, offsets[1]))
     assert (texts[0] == texts[1]) == ((one, offsets[0]) == (other, offsets[1]))
@@ -232,7 +232,7 @@ def test_the_order_of_texts_is_that_of_positions(
 
 @given(position=_POSITIONS, offset=st.integers(0, 10**18), number=st.integers(0, 1000))
 def test_equal_positions(position: tuple[int, ...], offset: int, number: int) -> None:
-    """A snapshot's row is the lowest of equal positions, then offset and number decide."""
+    """K1: a snapshot's row is the lowest of equal positions, then offset and number decide."""
     at = order_of(position, offset, number)
     assert order_of(position, offset + 5, number, is_snapshot=True) < at
     assert at < order_of(position, offset, number + 1) < order_of(position, offset + 1, 0)
@@ -242,14 +242,14 @@ def test_equal_positions(position: tuple[int, ...], offset: int, number: int) ->
 
 @pytest.mark.parametrize("part", [-1, 10**26])
 def test_a_position_that_has_no_text_is_refused(part: int) -> None:
-    """A negative or endless part of a position is an error, not another order."""
+    """K1: a negative or endless part of a position is an error, not another order."""
     with pytest.raises(OffsetError, match="negative or longer than 26 digits"):
         order_of((part,), 0, 0)
 
 
 @given(st.dictionaries(st.sampled_from([*COLUMNS, "d", "e"]), st.sampled_from(["", "x", "y", "z"])))
 def test_places_are_stored_shorter_with_nothing_lost(places: dict[str, str]) -> None:
-    """A column's place can be read again from what a table stores of older values."""
+    """K1: a column's place can be read again from what a table stores of older values."""
     older = older_of(older_text(compressed(places, "z")))
     fact = Fact(0, "z", LOWEST, older)
     state = combine([fact, Fact(1, "a", LOWEST, {OTHERS: LOWEST})], list(places))

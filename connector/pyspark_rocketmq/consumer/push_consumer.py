@@ -30,6 +30,7 @@ from pyspark_rocketmq.consumer.batch_function import (
     driver_control,
     storage_secrets_of,
 )
+from pyspark_rocketmq.consumer.change_listener import ChangeListener
 from pyspark_rocketmq.consumer.engine import state
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
@@ -73,7 +74,7 @@ from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore, OpensAgain
 from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS, real_time_ms
 from pyspark_rocketmq.options.read import READ_DEFAULTS, ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind
-from pyspark_rocketmq.sinks.base import Sink
+from pyspark_rocketmq.sinks.base import Sink, TakesChanges
 from pyspark_rocketmq.sinks.multi import Route, as_single_sink
 from pyspark_rocketmq.source.checkpoint import check_checkpoint, clear_unwritten_plan
 from pyspark_rocketmq.source.ranges import tickets_alone
@@ -296,7 +297,7 @@ class PushConsumer:
             TopicNotFound: If a topic does not exist; nothing was made then.
             RocketMQError: If the cluster does not answer, or the executors' Python lacks this package.
         """
-        problems = start_problems(sink, checkpoint, trigger)
+        problems = [*start_problems(sink, checkpoint, trigger), *self._listen_for(sink)]
         if isinstance(trigger, Mapping) and REAL_TIME in trigger:
             problems += self._real_time_problems(spark)
         options = self._source_options(sink, problems)
@@ -526,6 +527,24 @@ class PushConsumer:
                 error,
             )
             return None
+
+    def _listen_for(self, sink: object) -> list[str]:
+        """Register the listener of a sink that takes changes; return what is in its way."""
+        given = sink if isinstance(sink, Sequence) else (sink,)
+        takes = [each for each in given if isinstance(getattr(each, "sink", each), TakesChanges)]
+        if not takes:
+            return []
+        if not isinstance(sink, TakesChanges):
+            return [
+                "a ChangeTable gets changes instead of rows, so it must be the only sink, without a Route"
+            ]
+        if self._table is not None or not isinstance(self._listener, ChangeListener | None):
+            return [
+                "a ChangeTable reads the messages itself; register neither a listener nor a table of messages"
+            ]
+        listener = ChangeListener(sink)
+        self.register_message_listener(listener, output_schema=listener.schema)
+        return []
 
     def _source_options(self, sink: object = None, problems: Sequence[str] = ()) -> dict[str, str]:
         options = self._settings.source_options(

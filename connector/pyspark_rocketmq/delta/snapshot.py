@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.delta.commit import CommitNote, FileCommit, commit_files
@@ -421,6 +421,26 @@ class TableSnapshot:
             is_local=self._log.is_local,
             properties=note.properties(now_ms),
         )
+        self.refresh()
+        self._note_commit(begun_at, note)
+
+    def write_next(self, write: Callable[[DeltaTable, CommitProperties], object], note: CommitNote) -> None:
+        """Let delta-rs write exactly the next version, and move to it.
+
+        If ``write`` makes no commit, since no row changes, one without changes is made for the note.
+
+        Raises:
+            FileExistsError: If another commit came first. ``write`` read what was before it.
+            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+        """
+        begun_at, table = self.version, self.table
+        try:
+            write(table, note.properties(time.time_ns() // 1_000_000, max_retries=0))
+            if table.version() == begun_at:
+                nothing = FileCommit(operation="WRITE", parameters={"mode": "Append"}, added=(), note=note)
+                commit_files(self._log, table, begun_at, nothing, only_next=True)
+        except CommitFailedError as error:
+            raise FileExistsError(errno.EEXIST, f"There is a commit after version {begun_at}") from error
         self.refresh()
         self._note_commit(begun_at, note)
 

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_rocketmq.change_data.change import Envelope
 from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved
 from pyspark_rocketmq.model import QUEUE_COLUMNS, QUEUE_OFFSET, MessageQueue
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
@@ -365,6 +366,34 @@ class UsesSession(Protocol):
 
         Its type is ``SparkSession``; this module must not import Spark.
         """
+        ...
+
+
+@runtime_checkable
+class TakesChanges(Protocol):
+    """A sink for the changes of a database, which a consumer reads for it without another listener."""
+
+    @property
+    def envelope(self) -> Envelope:
+        """Reads the messages."""
+        ...
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        ...
+
+    @property
+    def source_table(self) -> str | None:
+        """Name of the source's table; None if the messages have only its changes."""
+        ...
+
+    def setting(self, name: str) -> str:
+        """Return the setting ``order``, ``deletes`` or ``truncates``."""
+        ...
+
+    def table_columns(self) -> pa.Schema:
+        """Return the columns of the source's table."""
         ...
 
 

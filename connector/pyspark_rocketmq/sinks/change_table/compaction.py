@@ -38,6 +38,9 @@ ABSENT: Final = "__absent"
 EFFECT: Final = "__effect"
 """Column of the source of a MERGE with an :class:`Effect`."""
 
+_UNPLACED: Final[Order] = " "
+"""Place of a row that the table had before it was a change table: below every change's."""
+
 Key = tuple[Any, ...]
 """Values of the key's columns, as Arrow gives them."""
 
@@ -150,7 +153,8 @@ def stored_facts(stored: pa.Table, first: int) -> Iterator[Fact]:
     deleted = stored[DELETED].to_pylist() if DELETED in stored.column_names else [False] * len(stored)
     rows = zip(stored[POSITION].to_pylist(), stored[OLDER].to_pylist(), deleted, strict=True)
     for number, (at, older, is_deleted) in enumerate(rows, first):
-        yield Fact(number, at, at if is_deleted else LOWEST, older_of(older))
+        place = at or _UNPLACED
+        yield Fact(number, place, place if is_deleted else LOWEST, older_of(older))
 
 
 def _with_hidden(columns: TableColumns, tables: Iterable[pa.Table]) -> list[pa.Table]:

@@ -99,18 +99,18 @@ def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) 
     return OptionError((problem,), where="Delta sink")
 
 
-def check_wanted(path: str, wanted: TableForm) -> None:
+def check_wanted(path: str, wanted: TableForm, *, has_positions: bool = True) -> None:
     """Refuse columns that no sink table can have.
 
     Raises:
-        SchemaError: If the columns that identify a row's message are missing or of another type.
+        SchemaError: If rows have positions, and the columns for them are missing or of another type.
         OptionError: If a partition column is missing, or its type does not allow partitioning.
     """
     types = wanted.column_types
     differences = column_differences(
         POSITION_TYPES, {name: types[name] for name in POSITION_TYPES if name in types}, "the rows"
     )
-    if differences:
+    if differences and has_positions:
         raise SchemaError(
             f"Rows for the Delta table {path} must carry the position of their message: "
             f"{'; '.join(differences)}."

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -40,6 +40,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding, with_newest
 from pyspark_rocketmq.sinks.base import QueueGeneration
+from pyspark_rocketmq.sinks.delta.appenders import MergeAppender
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.catalog import CatalogHome
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, app_id, rows_condition, superseded
@@ -115,12 +116,19 @@ class DeltaSink:
             )
             raise OptionError((problem,), where="Delta sink")
         self._table = SinkTable(
-            PathHome(table_uri(path), storage, keys) if name is None else CatalogHome(name, storage, staging),
+            self._path_home(path, storage, keys) if name is None else CatalogHome(name, storage, staging),
             partition_by=tuple(partition_by),
             merge_keys=keys,
             schema_evolution=schema_evolution,
             compaction=compaction,
+            has_positions=self._rows_have_positions,
         )
+
+    _rows_have_positions: ClassVar[bool] = True
+
+    def _path_home(self, path: str | Path, storage: StorageOptions, keys: tuple[str, ...]) -> PathHome:
+        merges = partial(MergeAppender, keys=keys) if keys else None
+        return PathHome(table_uri(path), storage, merges)
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(DeltaSink, self.path, storage_options=self._table.storage, **self._settings()), ()
@@ -210,22 +218,11 @@ class DeltaSink:
         unknown = {queue: name for queue, name in ids.items() if name not in before.watermarks}
         if unknown and (later := superseded(unknown, before.watermarks)):
             raise _later_generation_error(self.path, consumer_group, later)
-        rows_uri = table.home.rows_uri
-        writer = TaskWriter(
-            table_uri=rows_uri,
-            # Spark reads the rows back and converts them to the table's form.
-            schema=table.schema if reasons else log.table.arrow_schema,
-            # Merged files are read back; in a partition column an empty string would come back as null.
-            partition_by=() if reasons or table.merge_keys else form.partition_by,
-            watermarks=watermarks,
-            fills_missing=table.schema_evolution and not reasons,
-            storage=table.storage.for_tasks(rows_uri),
-        )
         return DeltaBatch(
             table=table,
             handle=handle,
             consumer_group=consumer_group,
-            writer=writer,
+            writer=self._writer(log, watermarks, is_by_spark=bool(reasons)),
             before=before,
             generations=dict(queues),
             ids=ids,
@@ -234,6 +231,22 @@ class DeltaSink:
             standings=(self._standing(log, watermarks, frozenset()),),
             version=log.version,
             form=form,
+        )
+
+    def _writer(
+        self, log: SinkLog, watermarks: Mapping[MessageQueue, int], *, is_by_spark: bool
+    ) -> TaskWriter:
+        table = self._table
+        rows_uri = table.home.rows_uri
+        return TaskWriter(
+            table_uri=rows_uri,
+            # Spark reads the rows back and converts them to the table's form.
+            schema=table.schema if is_by_spark else log.table.arrow_schema,
+            # Merged files are read back; in a partition column an empty string would come back as null.
+            partition_by=() if is_by_spark or table.merge_keys else log.table.form().partition_by,
+            watermarks=watermarks,
+            fills_missing=table.schema_evolution and not is_by_spark,
+            storage=table.storage.for_tasks(rows_uri),
         )
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:

@@ -6,7 +6,7 @@ A table is at a path, or has a name in a catalog; :class:`TableHome` has all tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -34,7 +34,7 @@ from pyspark_rocketmq.delta.table import (
 )
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
-from pyspark_rocketmq.sinks.delta.appenders import Appender, FileAppender, MergeAppender, SinkHandle
+from pyspark_rocketmq.sinks.delta.appenders import Appender, FileAppender, SinkHandle
 from pyspark_rocketmq.sinks.delta.rules import (
     SinkCommit,
     cannot_take_files,
@@ -156,13 +156,16 @@ class TableHome(Protocol):
 class PathHome:
     """A table in a folder, on a disk or in an object store; implements :class:`TableHome`."""
 
-    def __init__(self, path: str, storage: StorageOptions, merge_keys: tuple[str, ...]) -> None:
+    def __init__(
+        self, path: str, storage: StorageOptions, merges: Callable[[TableSnapshot], Appender] | None = None
+    ) -> None:
+        """Set the folder, and what makes the commits if rows are merged; without it, files are added."""
         self.path: Final = path
         self.storage = storage
         self.session = Session()
         self._target = PathTarget(path, self.session)
         self.spark = SparkWriter(self.session, self._target)
-        self._merge_keys = merge_keys
+        self._merges = merges
 
     @property
     def place(self) -> str:
@@ -211,11 +214,11 @@ class PathHome:
         return self._handle(table)
 
     def _handle(self, opened: DeltaTable) -> SinkHandle:
-        table = TableSnapshot(opened, self.storage, needs_delta_rs=bool(self._merge_keys))
+        table = TableSnapshot(opened, self.storage, needs_delta_rs=self._merges is not None)
         files = FileAppender(table)
         return SinkHandle(
             log_of(table),
-            MergeAppender(table, self._merge_keys) if self._merge_keys else files,
+            files if self._merges is None else self._merges(table),
             files if table.commits_itself else None,
         )
 
@@ -256,8 +259,9 @@ class SinkTable:
         merge_keys: tuple[str, ...],
         schema_evolution: bool,
         compaction: bool = True,
+        has_positions: bool = True,
     ) -> None:
-        """Set the table's home and the arguments of the sink."""
+        """Set the table's home, the arguments of the sink, and whether rows have their message's position."""
         self.home = home
         self.path = home.path
         self.storage = home.storage
@@ -267,6 +271,7 @@ class SinkTable:
         self.merge_keys = merge_keys
         self.schema_evolution = schema_evolution
         self.compaction = compaction
+        self._has_positions = has_positions
         self._compactor = Compactor()
         self._wanted: TableForm | None = None
         self._checked_form: TableForm | None = None
@@ -292,7 +297,7 @@ class SinkTable:
             configuration={},
             features=frozenset(),
         )
-        check_wanted(self.path, wanted)
+        check_wanted(self.path, wanted, has_positions=self._has_positions)
         handle = self.home.open()
         if handle is None:
             check_characters(self.path, Schema.from_arrow(schema).to_json())
@@ -308,7 +313,8 @@ class SinkTable:
             self._warn_of_long_log(handle.log.table.form())
         form = handle.log.table.form()
         self._check_columns(form, wanted)
-        check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
+        by_table = replace(wanted, partition_by=form.partition_by)
+        check_wanted(self.path, by_table, has_positions=self._has_positions)
         self._wanted, self._checked_form, self.schema = wanted, None, schema
         self._forget_handles_of_another_session()
         self._handles.keep(handle)

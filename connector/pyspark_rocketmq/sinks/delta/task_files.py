@@ -189,6 +189,14 @@ class TaskFolder:
             [schema.empty_table(), *(table.select(schema.names).cast(schema) for table in stored)]
         )
 
+    def stream(self, files: Sequence[WrittenFile]) -> Iterator[pa.Table]:
+        """Yield the rows of ``files`` in parts, one at a time in memory."""
+        filesystem, folder = self._place()
+        for file in files:
+            with filesystem.open_input_file(f"{folder}/{file.path}") as stored:
+                for batch in pq.ParquetFile(stored).iter_batches():
+                    yield pa.Table.from_batches([batch])
+
     def without(
         self, file: WrittenFile, schema: pa.Schema, queues: Collection[MessageQueue]
     ) -> WrittenFile | None:

@@ -1,0 +1,51 @@
+"""Columns of the rows that tasks write for a change table: one row for each change.
+
+Tasks import this module; it must not load delta-rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+import pyarrow as pa
+
+from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, DELETED, OLDER, OPERATION, POSITION
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
+
+PROBLEM: Final = "__problem"
+"""Column with the reason why a change cannot be applied; null for one that can."""
+BODY: Final = "__body"
+"""Column with the body of a message that cannot be applied; null for others."""
+HIDDEN: Final = frozenset({POSITION, OLDER, DELETED})
+"""Columns that a change table has besides those of the source's table."""
+_PREFIX: Final = "of_"
+"""Beginning of the names of the table's columns, so that any name is allowed there."""
+
+
+def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
+    """Return the columns of a change besides its message's position; ``table`` has those of the table."""
+    return [
+        pa.field(POSITION, pa.string()),
+        pa.field(OPERATION, pa.string()),
+        pa.field(ABSENT, pa.list_(pa.string())),
+        pa.field(PROBLEM, pa.string()),
+        pa.field(BODY, pa.binary()),
+        *(pa.field(value_column(field.name), field.type) for field in table if field.name not in HIDDEN),
+    ]
+
+
+def change_schema(table: Iterable[pa.Field]) -> pa.Schema:
+    """Return all columns of a change."""
+    return pa.schema([*POSITION_FIELDS, *change_columns(table)])
+
+
+def value_column(name: str) -> str:
+    """Return the column of a change that has the value of a table's column."""
+    return f"{_PREFIX}{name}"
+
+
+def keyed_rows(changes: pa.Table, columns: Collection[str]) -> pa.Table:
+    """Return changes with the table's own names of ``columns``."""
+    chosen = changes.select([POSITION, OPERATION, ABSENT, *map(value_column, columns)])
+    return chosen.rename_columns([POSITION, OPERATION, ABSENT, *columns])

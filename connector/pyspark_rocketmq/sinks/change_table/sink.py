@@ -1,0 +1,261 @@
+"""The sink that keeps a Delta table equal to a table of a database.
+
+Rows are the changes of a database, one row each (:mod:`~pyspark_rocketmq.sinks.change_table.columns`). A
+commit has their effect and the watermarks of the queues, as in every sink.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+
+from pyspark_rocketmq.change_data.change import Envelope
+from pyspark_rocketmq.delta.paths import TableName, table_uri
+from pyspark_rocketmq.delta.storage_options import GivenOptions, StorageOptions
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender, ChangeRules
+from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, change_schema
+from pyspark_rocketmq.sinks.change_table.compaction import TableColumns
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
+from pyspark_rocketmq.sinks.delta.table import PathHome
+from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
+
+_WHERE: Final = "change table"
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "order": ("source", "queue"),
+    "deletes": ("delete", "soft", "ignore"),
+    "truncates": ("apply", "ignore", "stop"),
+    "bad_changes": ("stop", "keep"),
+}
+
+
+def _utc_today() -> date:
+    return datetime.now(UTC).date()
+
+
+class ChangeTable(DeltaSink):
+    """A Delta table that equals a table of a database, exactly once, by the changes in a topic.
+
+    A consumer that has this sink needs no listener.
+    """
+
+    _rows_have_positions: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        keys: Sequence[str],
+        envelope: Envelope,
+        columns: pa.Schema | None = None,
+        source_table: str | None = None,
+        order: str = "source",
+        deletes: str = "delete",
+        truncates: str = "apply",
+        bad_changes: str = "stop",
+        keep_deletions_days: int = 7,
+        compaction: bool = True,
+        storage_options: GivenOptions | StorageOptions | None = None,
+        today: Callable[[], date] = _utc_today,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Set the table, and how changes are applied to it.
+
+        Args:
+            path: Folder or storage URI of the table.
+            keys: Columns of the key: those of the source's primary key.
+            envelope: Reads the messages of the program that writes the change data.
+            columns: Columns of a new table, and new columns of an existing one; None if the table has them.
+            source_table: Name of the source's table, ``DATABASE.TABLE`` or ``DATABASE.SCHEMA.TABLE``; changes
+                of others are passed over. None if the topic has only changes of this table.
+            order: ``source``: by the positions in the source's log, whatever order the queues have.
+                ``queue``: by the queue, for an envelope without positions; correct only if all changes of a
+                key are in one queue in their order, so keys must not change.
+            deletes: ``delete`` removes rows; ``soft`` keeps them with ``__deleted`` true; ``ignore`` keeps
+                them as they are.
+            truncates: ``apply`` removes the rows below a truncation; ``ignore`` passes it over; ``stop`` ends
+                the query.
+            bad_changes: What a change does that cannot be applied: ``stop`` ends the query, ``keep`` puts it
+                into the table ``_bad_changes`` in the folder of this one.
+            keep_deletions_days: Days after which a deletion is forgotten, so that an older change that comes
+                then makes the row again.
+            compaction: See ``DeltaSink``.
+            storage_options: See ``DeltaSink``.
+            today: Function that returns the date in UTC.
+            sleep: Function that waits between the tries of a commit.
+
+        Raises:
+            OptionError: If these settings exclude each other.
+        """
+        chosen = {"order": order, "deletes": deletes, "truncates": truncates, "bad_changes": bad_changes}
+        _check(path, keys, chosen)
+        self._chosen: Final = chosen
+        self._keep_days = keep_deletions_days
+        self._envelope = envelope
+        self._source_table = source_table
+        self._given = columns
+        self._rules = ChangeRules(
+            keys=tuple(keys),
+            keeps_deleted=deletes == "soft",
+            stops_at_bad_changes=bad_changes == "stop",
+            kept_days=keep_deletions_days,
+            today=today,
+        )
+        super().__init__(
+            path,
+            merge_keys=keys,
+            schema_evolution=True,
+            compaction=compaction,
+            storage_options=storage_options,
+            sleep=sleep,
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        settings = self._settings() | {"columns": self._given, "storage_options": self._table.storage}
+        return partial(ChangeTable, self.path, **settings), ()
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
+        return f"ChangeTable({masked(self.path)!r}, {settings})"
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "keys": self._rules.keys,
+            "envelope": self._envelope,
+            "source_table": self._source_table,
+            **self._chosen,
+            "keep_deletions_days": self._keep_days,
+            "compaction": self._table.compaction,
+        }
+
+    def _path_home(self, path: str | Path, storage: StorageOptions, keys: tuple[str, ...]) -> PathHome:  # noqa: ARG002 - the rules have the keys
+        return PathHome(table_uri(path), storage, partial(ChangeAppender, rules=self._rules))
+
+    @property
+    def envelope(self) -> Envelope:
+        """See ``TakesChanges.envelope``."""
+        return self._envelope
+
+    @property
+    def source_table(self) -> str | None:
+        """See ``TakesChanges.source_table``."""
+        return self._source_table
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        return self._rules.keys
+
+    def setting(self, name: str) -> str:
+        """Return one of the settings ``order``, ``deletes``, ``truncates`` and ``bad_changes``."""
+        return self._chosen[name]
+
+    def table_columns(self) -> pa.Schema:
+        """Return the columns of the source's table: those given, then those that only the table has.
+
+        Raises:
+            SchemaError: If there is no table and no columns are given, or if a key is not a column.
+            OffsetError: If the storage does not answer.
+        """
+        return self._read(f"The columns of {self.path}", self._table_columns)
+
+    def _table_columns(self) -> pa.Schema:
+        handle = self._table.home.open()
+        if handle is None and self._given is None:
+            raise SchemaError(
+                f"There is no Delta table at {self.path}, so its columns are unknown. Create it, or give the "
+                "columns of the source's table: ChangeTable(columns=…)."
+            )
+        given = list(self._given or ())
+        known = {field.name for field in given} | HIDDEN
+        stored = () if handle is None else handle.log.table.arrow_schema
+        fields = [*given, *(field for field in stored if field.name not in known)]
+        clashes = sorted(HIDDEN & {field.name for field in given})
+        if clashes:
+            raise SchemaError(
+                f"Column(s) {', '.join(clashes)} of {self.path} are the change table's own. Leave them out."
+            )
+        return pa.schema([pa.field(field.name, field.type) for field in fields])
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Create the table if it is missing, or add the columns that it lacks.
+
+        Args:
+            schema: Columns of the changes: :func:`change_schema` of :meth:`table_columns`.
+
+        Raises:
+            SchemaError: If the columns do not fit the table.
+            OptionError: If a key is not a column, or the table has features that forbid a merge.
+            OffsetError: If the storage does not answer.
+        """
+        table = self.table_columns()
+        if set(schema.names) != set(change_schema(table).names):
+            raise SchemaError(
+                f"The columns of {self.path} were altered while the query was starting. Start it again."
+            )
+        inexact = [
+            name for name in self.keys if name in table.names and pa.types.is_floating(table.field(name).type)
+        ]
+        if inexact:
+            problem = f"key {', '.join(inexact)} has a floating point, so it is not exact; use a decimal"
+            raise OptionError((problem,), where=_WHERE)
+        keys = TableColumns(keys=self.keys, others=(), keeps_deleted=self._rules.keeps_deleted)
+        super().prepare(pa.schema([*table, *keys.hidden]))
+
+    def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:  # noqa: ARG002 - of a protocol
+        """Return 0: changes that are applied twice change nothing."""
+        return 0
+
+    def _writer(
+        self,
+        log: SinkLog,
+        watermarks: Mapping[MessageQueue, int],
+        *,
+        is_by_spark: bool,  # noqa: ARG002 - refused for merges
+    ) -> TaskWriter:
+        rows_uri = self._table.home.rows_uri
+        return TaskWriter(
+            table_uri=rows_uri,
+            schema=change_schema(log.table.arrow_schema),
+            partition_by=(),
+            watermarks=watermarks,
+            fills_missing=True,
+            storage=self._table.storage.for_tasks(rows_uri),
+        )
+
+
+def _check(path: str | Path, keys: Sequence[str], chosen: Mapping[str, str]) -> None:
+    """Refuse settings that exclude each other.
+
+    Raises:
+        OptionError: With all problems.
+    """
+    problems = [
+        f"{name}={value!r} is none of {', '.join(map(repr, _CHOICES[name]))}"
+        for name, value in chosen.items()
+        if value not in _CHOICES[name]
+    ]
+    if TableName.of(path) is not None:
+        problems.append(f"{path} is a table's name, but a change table needs a path: name its folder")
+    if isinstance(keys, str) or not keys:
+        problems.append(f"keys={keys!r} names no columns; give the source's primary key, such as keys=['id']")
+    if chosen["truncates"] == "apply" and "soft" in chosen["deletes"]:
+        problems.append(
+            "deletes='soft' cannot keep the rows that a truncation removes: add truncates='ignore' or 'stop'"
+        )
+    if chosen["truncates"] == "apply" and chosen["order"] == "queue":
+        problems.append(
+            "order='queue' has no order between queues, which a truncation needs: add truncates='ignore' or "
+            "'stop'"
+        )
+    if problems:
+        raise OptionError(tuple(problems), where=_WHERE)

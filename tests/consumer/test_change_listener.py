@@ -1,0 +1,181 @@
+"""The listener of a consumer whose sink takes changes: a row for each change, and a reason for each bad one."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import pyspark_rocketmq as rmq
+from pyspark_rocketmq.change_data.change import (
+    BadChange,
+    Change,
+    ChangeMessage,
+    Decoded,
+    Operation,
+    PassedOver,
+    SchemaChange,
+    SourceTable,
+)
+from pyspark_rocketmq.change_data.effects import order_of
+from pyspark_rocketmq.consumer.change_listener import ChangeListener
+from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM
+from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
+from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
+
+ORDERS = SourceTable("shop", None, "orders")
+COLUMNS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("amount", pa.decimal128(10, 2)),
+        ("at", pa.timestamp("us", "UTC")),
+        ("seen", pa.timestamp("us")),
+    ]
+)
+
+
+class Given:
+    """Every message has the changes that the test gives."""
+
+    def __init__(self, *decoded: Decoded) -> None:
+        self._decoded = decoded
+
+    def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
+        return self._decoded
+
+
+def rows_of(*decoded: Decoded, **settings: Any) -> list[dict[str, Any]]:
+    """Return the rows that the listener emits for one message at offset 0."""
+    given: dict[str, Any] = {"keys": ["id"], "columns": COLUMNS} | settings
+    sink = ChangeTable("/nowhere/orders", envelope=Given(*decoded), **given)
+    listener = pickle.loads(pickle.dumps(ChangeListener(sink)))
+    run = rmq.run_listener(listener, [rmq.Message(topic="t", body=b"body")], output_schema=listener.schema)
+    assert (run.consumed, run.failed) == (1, 0)
+    return [
+        {name: value for name, value in row.items() if value is not None and name != "queueOffset"}
+        for row in run.rows
+    ]
+
+
+def change(operation: Operation = Operation.INSERT, **parts: Any) -> Change:
+    given: dict[str, Any] = {"table": ORDERS, "operation": operation, "key": {"id": 1}, "position": (7, 3)}
+    if operation in (Operation.INSERT, Operation.UPDATE, Operation.SNAPSHOT):
+        given["row"] = {"id": 1, "amount": Decimal("1.50")}
+    return Change(**(given | parts))
+
+
+def problem_of(*decoded: Decoded, **settings: Any) -> str:
+    [row] = rows_of(*decoded, **settings)
+    assert row[OPERATION] == "bad"
+    assert row[BODY] == b"body"
+    problem: str = row[PROBLEM]
+    return problem
+
+
+def test_a_row_for_each_change() -> None:
+    """K1: a change has its values, its place and what it lacks."""
+    at = order_of((7, 3), 0, 0)
+    assert rows_of(change()) == [
+        {POSITION: at, OPERATION: "insert", "of_id": 1, "of_amount": Decimal("1.50")}
+    ]
+    assert rows_of(change(Operation.UPDATE, row={"id": 1, "at": None})) == [
+        {POSITION: at, OPERATION: "update", "of_id": 1, ABSENT: ["amount", "seen"]}
+    ]
+    [deletion, snapshot] = rows_of(change(Operation.DELETE), change(Operation.SNAPSHOT))
+    assert deletion == {POSITION: at, OPERATION: "delete", "of_id": 1}
+    assert snapshot[POSITION] == order_of((7, 3), 0, 1, is_snapshot=True)
+    assert rows_of(change(Operation.TRUNCATE, key={})) == [{POSITION: at, OPERATION: "truncate"}]
+
+
+@pytest.mark.parametrize(
+    ("parts", "settings"),
+    [
+        ({}, {"source_table": "shop.carts"}),
+        ({"operation": Operation.DELETE}, {"deletes": "ignore"}),
+        ({"operation": Operation.TRUNCATE, "key": {}}, {"truncates": "ignore"}),
+    ],
+)
+def test_changes_that_are_passed_over(parts: dict[str, Any], settings: dict[str, Any]) -> None:
+    """K5: changes of other tables, and those that a mode ignores."""
+    assert rows_of(change(**parts), **settings) == []
+
+
+def test_messages_without_changes_are_passed_over() -> None:
+    """K5: heartbeats, and statements that change the schema."""
+    assert rows_of(PassedOver("heartbeat"), SchemaChange(table=ORDERS, statement="ALTER TABLE orders")) == []
+
+
+def test_a_key_is_found_where_the_envelope_has_it() -> None:
+    """K1: in the key, the row or the row before."""
+    assert rows_of(change(key={}))[0]["of_id"] == 1
+    assert rows_of(change(Operation.DELETE, key={}, before={"id": 4}))[0]["of_id"] == 4
+    assert "no value for id of the key" in problem_of(change(Operation.DELETE, key={}))
+    assert "no value for id of the key" in problem_of(change(key={"id": None}))
+
+
+def test_a_column_that_the_table_lacks_is_left_out() -> None:
+    """K5: ``columns`` chooses those to keep."""
+    assert "of_note" not in rows_of(change(row={"id": 1, "note": "x"}))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("amount", Decimal("1.555")),
+        ("amount", 1.5),
+        ("id", "1"),
+        ("id", 2**63),
+        ("at", datetime(2026, 1, 1)),  # noqa: DTZ001 - what is refused
+        ("seen", datetime(2026, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_a_value_that_does_not_fit_exactly_is_a_bad_change(name: str, value: object) -> None:
+    """K5: nothing is rounded, cut, converted or moved to a zone."""
+    row = {"id": 1, name: value}
+    assert f"Column {name} is " in problem_of(change(key={}, row=row))
+
+
+def test_a_bad_change_names_what_to_do() -> None:
+    """K5: reasons of the envelope, and those of the order and of missing values."""
+    assert problem_of(BadChange("Not a change.")) == "Not a change."
+    assert "order='queue'" in problem_of(change(position=None))
+    assert "negative" in problem_of(change(position=(-1,)))
+    assert "binlog_row_image=FULL" in problem_of(change(absent=frozenset({"at"})))
+
+
+def test_bad_changes_do_not_stop_the_good_ones_of_their_message() -> None:
+    """K5: each change is looked at by itself."""
+    assert [row[OPERATION] for row in rows_of(BadChange("x"), change(), change(key={"id": None}))] == [
+        "bad",
+        "insert",
+        "bad",
+    ]
+
+
+def test_the_order_of_the_queue() -> None:
+    """K1: order='queue' takes offset and number, whatever position there is."""
+    settings = {"order": "queue", "truncates": "ignore"}
+    first, second = rows_of(change(position=(9,)), change(position=None), **settings)
+    assert first[POSITION] == order_of(None, 0, 0) < second[POSITION]
+
+
+def test_a_truncation_that_stops_the_query() -> None:
+    """K5: truncates='stop' is an error even where bad changes are kept."""
+    [row] = rows_of(change(Operation.TRUNCATE, key={}), truncates="stop", bad_changes="keep")
+    assert row[OPERATION] == "truncate"
+    assert "The source has truncated shop.orders" in row[PROBLEM]
+
+
+def test_the_table_may_exist_already(tmp_path: Path) -> None:
+    """K5: without columns those of the table are taken."""
+    from deltalake import write_deltalake
+
+    write_deltalake(tmp_path / "t", pa.table({"id": pa.array([1]), "note": pa.array(["x"])}))
+    sink = ChangeTable(tmp_path / "t", keys=["id"], envelope=Given())
+    assert ChangeListener(sink).schema.fieldNames()[-2:] == ["of_id", "of_note"]

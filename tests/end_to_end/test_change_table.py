@@ -1,0 +1,131 @@
+"""A consumer without a listener keeps a Delta table equal to a database's, whatever the queues' order."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.change_data.change import Change
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import Message
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from tests.change_data.model_database import ModelDatabase
+from tests.helpers.change_kill_driver import STEPS, consume
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.driver_process import run_driver
+from tests.helpers.json_changes import JsonEnvelope, body_of
+from tests.helpers.sending import patient_producer
+from tests.sinks.change_rows import MODEL_SCHEMA, change_table, table_rows
+
+_QUEUES = 3
+_TIMEOUT_S = 240
+
+
+def _scattered(by: random.Random, log: Sequence[Change]) -> list[bytes]:
+    """Messages with the changes of a log: swapped with later ones, some again, some several to a message."""
+    changes = list(log)
+    for at in range(len(changes)):
+        other = min(len(changes) - 1, at + by.randrange(6))
+        changes[at], changes[other] = changes[other], changes[at]
+    changes += by.sample(changes, len(changes) // 5)
+    bodies = []
+    while changes:
+        size = by.randrange(1, 4)
+        bodies.append(body_of(*changes[:size]))
+        changes = changes[size:]
+    return [*bodies, b"no change", b"null"]
+
+
+def _sent_to(cluster: ClusterUnderTest, seed: int) -> tuple[str, ModelDatabase]:
+    """A topic with the changes of a database, in queues that have no order of a key."""
+    by = random.Random(seed)
+    database = ModelDatabase(by, keys=12)
+    database.run(150)
+    topic = cluster.create_topic(queues=_QUEUES)
+    with patient_producer(cluster.name_servers) as producer:
+        for number, body in enumerate(_scattered(by, database.log)):
+            producer.send(Message(topic=topic, body=body), sharding_key=str(number * 7919))
+    return topic, database
+
+
+def _config(cluster: ClusterUnderTest, topic: str, folder: Path) -> dict[str, object]:
+    return {
+        "folder": str(folder),
+        "group": cluster.unique_name("group"),
+        "nameServers": cluster.name_servers,
+        "topic": topic,
+        "maxOffsetsPerTrigger": 25,
+    }
+
+
+@SIM_ONLY
+@pytest.mark.spark
+def test_the_table_equals_the_database(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """K1, H1: no listener; swapped, repeated and scattered changes; bad ones are aside."""
+    topic, database = _sent_to(cluster, 1)
+    config = _config(cluster, topic, tmp_path)
+
+    query = consume(spark, config, DeltaOffsetStore(str(tmp_path / "offsets")))
+    assert query.awaitTermination(_TIMEOUT_S)
+
+    progress = DeltaTable(tmp_path / "offsets").to_pyarrow_table()
+    assert len(progress["queue_id"].unique()) == _QUEUES
+    assert table_rows(tmp_path / "table") == database.rows
+    [bad] = DeltaTable(tmp_path / "table" / "_bad_changes").to_pyarrow_table().to_pylist()
+    assert (bad["body"], bad["problem"]) == (b"no change", "The body is no JSON.")
+    assert spark.read.format("delta").load(str(tmp_path / "table")).count() == len(database.rows)
+
+
+@pytest.mark.long
+@SIM_ONLY
+@pytest.mark.driver
+@pytest.mark.timeout(1800)
+def test_the_table_equals_the_database_after_kills(cluster: ClusterUnderTest, tmp_path: Path) -> None:
+    """K1, H1: killed (-9) at each step of the commits, and started again."""
+    topic, database = _sent_to(cluster, 2)
+    config = _config(cluster, topic, tmp_path)
+    log = tmp_path / "driver.log"
+
+    codes = [
+        run_driver("tests.helpers.change_kill_driver", config, log, timeout_s=300)
+        for _ in range(len(STEPS) + 1)
+    ]
+
+    assert codes == [-signal.SIGKILL] * len(STEPS) + [0], log.read_text()[-4000:]
+    assert table_rows(tmp_path / "table") == database.rows
+
+
+@SIM_ONLY
+@pytest.mark.spark
+def test_a_change_table_needs_the_messages_for_itself(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """K5: a listener or a second sink beside it is refused, with what to do."""
+    sink = change_table(tmp_path / "table", envelope=JsonEnvelope(), columns=MODEL_SCHEMA)
+    topic = cluster.create_topic(queues=1)
+
+    def problem(consumer: PushConsumer, *sinks: object) -> str:
+        consumer.subscribe(topic)
+        given = sinks[0] if len(sinks) == 1 else list(sinks)
+        with pytest.raises(OptionError) as refused:
+            consumer.start(spark, sink=given, checkpoint=tmp_path / "checkpoint")  # type: ignore[arg-type]
+        return str(refused.value)
+
+    def made() -> PushConsumer:
+        store = DeltaOffsetStore(str(tmp_path / "offsets"))
+        return PushConsumer(consumer_group="g", name_servers=cluster.name_servers, offset_store=store)
+
+    listening = made()
+    listening.register_message_listener(lambda *_: None, output_schema="a string")
+    assert "register neither a listener nor a table of messages" in problem(listening, sink)
+    assert "must be the only sink" in problem(made(), sink, DeltaSink(tmp_path / "other"))
