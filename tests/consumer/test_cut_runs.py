@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.latencies import LatencyHistogram
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.orderly import OrderlyFinish, OrderlySettings
 from pyspark_rocketmq.consume.part import QueueAck, joined
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool
@@ -289,6 +290,34 @@ def test_a_queue_that_stands_still_may_go_on_at_once_after_a_cut(delay: bool) ->
     assert (second.ack.failed, second.ack.state.suspended_until_s) == (1, now_s + 100.0)
     assert run.cut() is None
     assert run.last(RangeEnd(planned=planned, rows=1)).ack.state.suspended_until_s is None
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_the_statistics_of_pulls_come_with_the_cuts(is_early: bool) -> None:
+    """D11: a range that lasts for hours is pulled all the time; together they are those of its end."""
+    planned = QueueRange.between(QUEUE, 0, 3)
+    run = OrderlyRun(
+        planned,
+        [],
+        listener=lambda *_: SUCCESS,
+        output=OUTPUT,
+        settings=OrderlySettings(),
+        now_s=lambda: 50.0,
+        arrivals=deque(),
+    )
+    whole = RangeEnd(planned=planned, rows=3, pulls=5, pull_ms=21.0)
+    seen = []
+    for offset, pulls, pull_ms in ((0, 1, 2.0), (1, 4, 20.0), (2, 5, 21.0)):
+        reading = ConsumeMetrics(pulled=offset + 1, pulls=pulls, pull_ms=pull_ms)
+        end = whole if offset == 2 and not is_early else None
+        run.extend(Arrival(planned, [[message_at(offset)]], end, reading=reading))
+        run.consume()
+        if offset < 2 and (cut := run.cut()) is not None:
+            seen.append(cut.ack)
+    seen.append(run.last().ack)
+
+    assert [ack.metrics[-3:] for ack in seen] == [(1, 1, 2.0), (1, 3, 18.0), (1, 1, 1.0)]
+    assert reduce(joined, seen).metrics[-3:] == whole.metrics[-3:]
 
 
 def test_a_suspended_run_is_cut_with_its_suspension() -> None:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import io
+import json
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
+from rich.console import Console
 
+from pyspark_rocketmq.cli.offsets.lag import look_at_lag
+from pyspark_rocketmq.cli.offsets.records import LagView
+from pyspark_rocketmq.cli.offsets.show import show_offsets
+from pyspark_rocketmq.cli.options import OffsetsLagSettings, OffsetsShowSettings
+from pyspark_rocketmq.cli.output import OutputForm
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.commit.pipeline import BatchReport
+from pyspark_rocketmq.consume.latencies import LatencyHistogram
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
@@ -23,12 +39,14 @@ from pyspark_rocketmq.model import (
     MessageExt,
     MessageQueue,
 )
+from pyspark_rocketmq.monitoring.prometheus import PrometheusEndpoint
+from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.spark]
 
@@ -46,6 +64,7 @@ class LiveQuery:
         *,
         orderly: bool,
         lasts: str = "5 minutes",
+        monitor: QueryMonitor | None = None,
     ) -> None:
         self.cluster = cluster
         self.is_orderly = orderly
@@ -87,6 +106,8 @@ class LiveQuery:
         self.consumer.register_message_listener(
             in_order if orderly else any_order, orderly=orderly, output_schema="body string"
         )
+        if monitor is not None:
+            monitor.watch(spark, self.consumer)
         self.query = self.consumer.start(
             spark,
             sink=DeltaSink(self.sink),
@@ -216,3 +237,90 @@ def test_a_queue_that_is_created_is_consumed_soon(live: LiveQuery) -> None:
     live.sent.append(0)
     live.send(2, count=5)
     live.await_rows()
+
+
+def test_everything_shown_follows_the_commits_of_a_batch_that_lasts(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """B5, D11, I1: Prometheus, the monitor, commands of offsets, and what an administrator asks a member."""
+    with closing(QueryMonitor()) as monitor:
+        live = LiveQuery(spark, cluster, tmp_path, orderly=True, monitor=monitor)
+        with closing(PrometheusEndpoint(monitor, 0)) as endpoint, closing(live):
+            for _ in range(20):
+                live.send(0)
+                live.send(1, count=2)
+                time.sleep(0.02)
+            live.await_rows()
+
+            def passed() -> float:
+                return sum(_scraped(endpoint, "acknowledged_messages_total"))
+
+            wait_until(lambda: passed() == 60, _PATIENCE_S, reason="The newest commit's metrics")
+            assert _scraped(endpoint, "batches_total") in ([0.0], [1.0])
+            assert _scraped(endpoint, "rows_total") == [60.0]
+            for name in ("store_to_listener", "store_to_commit"):
+                assert _scraped(endpoint, f"{name}_seconds_count") == [60.0]
+            [to_listener] = _scraped(endpoint, "store_to_listener_seconds_sum")
+            assert to_listener <= _scraped(endpoint, "store_to_commit_seconds_sum")[0]
+            assert set(_scraped(endpoint, "lag_messages")) <= {0.0}
+            sums = reduce(LatencyHistogram.plus, (each.store_to_listener for each in live.reports))
+            assert monitor.queries()[str(live.query.runId)].store_to_listener == sums
+
+            settings = OffsetsLagSettings(
+                offset_store=f"delta:{tmp_path / 'offsets'}",
+                name_servers=(cluster.name_servers,),
+                consumer_group=live.group,
+                request_timeout_ms=int(PATIENCE_S * 1000),
+            )
+
+            def of_topic() -> list[LagView]:
+                return [view for view in look_at_lag(settings) if view.row.queue.topic == live.topic]
+
+            # Offsets may be stored a moment after the rows.
+            wait_until(
+                lambda: (
+                    [(view.row.next_offset, view.lag, view.lag_s) for view in of_topic()]
+                    == [(20, 0, 0), (40, 0, 0)]
+                ),
+                _PATIENCE_S,
+                reason="The offsets",
+            )
+            output = io.StringIO()
+            show_offsets(
+                OffsetsShowSettings(offset_store=settings.offset_store, name_servers=settings.name_servers),
+                Console(file=output, width=300),
+                OutputForm.JSON,
+            )
+            shown = [each for each in json.loads(output.getvalue()) if each["topic"] == live.topic]
+            assert [(each["nextOffset"], each["lag"]) for each in shown] == [(20, 0), (40, 0)]
+            [member] = {view.holder.client_id for view in of_topic() if view.holder is not None}
+            _check_running_info(live, member)
+            assert len({report.batch_id for report in live.reports}) <= 2
+
+
+def _scraped(endpoint: PrometheusEndpoint, name: str) -> list[float]:
+    """Values of all series of a metric."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=PATIENCE_S) as answer:
+        text = answer.read().decode()
+    return [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == f"pyspark_rocketmq_{name}"
+    ]
+
+
+def _check_running_info(live: LiveQuery, client_id: str) -> None:
+    """Check what ``mqadmin consumerStatus`` shows of the member."""
+    with ChannelPool(SystemClock()) as pool:
+        admin = BrokerClient(pool, SystemClock(), PATIENCE_S)
+        info = admin.running_info(live.cluster.broker_addresses["broker-a"], live.group, client_id)
+    status = info.statuses[live.topic]
+    assert status.consume_ok_tps > 0
+    assert status.consume_rt > 0
+    assert status.pull_tps > 0
+    assert status.pull_rt > 0
+    assert (status.consume_failed_tps, status.consume_failed_msgs) == (0, 0)
+    consumed_ms = [queue.last_consume_timestamp for queue in info.queues.values()]
+    assert all(abs(time.time() * 1000 - at) < _PATIENCE_S * 1000 for at in consumed_ms)
+    assert {info.queues[queue].commit_offset for queue in live.queues} == {20, 40}

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from functools import reduce
 from math import inf
-from operator import add
+from operator import add, sub
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pyspark_rocketmq.errors import DamagedOffsets
@@ -80,6 +80,10 @@ class ConsumeMetrics(NamedTuple):
     def plus(self, other: ConsumeMetrics) -> ConsumeMetrics:
         """Return the sums of both."""
         return ConsumeMetrics(*map(add, self, other))
+
+    def minus(self, earlier: ConsumeMetrics) -> ConsumeMetrics:
+        """Return what has come since ``earlier``."""
+        return ConsumeMetrics(*map(sub, self, earlier))
 
 
 class RecentSums(NamedTuple):

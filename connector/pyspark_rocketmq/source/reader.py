@@ -31,6 +31,7 @@ from pyspark import TaskContext
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset, RangeWindow, TailLost
 from pyspark_rocketmq.consume.generations import NO_WITNESSES, shows_another_log
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.not_now import waits
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -47,6 +48,7 @@ from pyspark_rocketmq.source.marker_rows import spark_rows
 from pyspark_rocketmq.source.message_lookup import found_at
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket, brokers_of
 from pyspark_rocketmq.source.schema import (
+    NOTHING_READ,
     Arrival,
     EndReason,
     RangeEnd,
@@ -518,7 +520,13 @@ class RangeReader:
             reached=self.reached,
             bounds=self.bounds,
             nbytes=sum(map(_memory_of, messages)),
+            reading=NOTHING_READ if end is not None else self._reading(),
         )
+
+    def _reading(self) -> ConsumeMetrics:
+        """Return the statistics of reading until here; call it while the window is being read."""
+        pull_ms = self._pull_ms + self._window.answered_after_s * 1000
+        return ConsumeMetrics(pulled=self._rows, pulls=self._pulls + self._window.answers, pull_ms=pull_ms)
 
     def _last(self, failure: RocketMQError | None) -> Iterator[RangeEnd]:
         self._count_pulls()

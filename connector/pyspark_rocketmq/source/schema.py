@@ -129,6 +129,9 @@ class RangeEnd:
         return described_by(self.bounds)
 
 
+NOTHING_READ: Final = ConsumeMetrics()
+
+
 class Arrival(NamedTuple):
     """A piece of a range: the next messages, or the range's end, or both."""
 
@@ -144,6 +147,8 @@ class Arrival(NamedTuple):
     """The queue's smallest offset and its end, from the newest pull; an end has its own."""
     nbytes: int = 0
     """Memory that the messages take."""
+    reading: ConsumeMetrics = NOTHING_READ
+    """The statistics of reading the range until here; an end has its own."""
 
     @property
     def queue(self) -> MessageQueue:

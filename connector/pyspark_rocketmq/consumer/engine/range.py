@@ -31,7 +31,7 @@ from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer, SpillFile, size_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, RowColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange, QueueState
-from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
+from pyspark_rocketmq.source.schema import NOTHING_READ, Arrival, EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import NO_MESSAGES, RememberedMessages, RetryCounts
 
 _GOING_ON: Final = "GOING_ON"
@@ -96,6 +96,8 @@ class RangeRun(ABC):
         self._cut_offset = planned.start
         # Since the last cut:
         self._read = len(self._messages)
+        self._reading = self._reading_cut = NOTHING_READ
+        """The statistics of reading what has arrived, now and as of the last cut."""
         self._failed = 0
         self._last_error = ""
         self._refused_letter = ""
@@ -122,6 +124,8 @@ class RangeRun(ABC):
         self._times.extend(arrival.messages)
         count = len(self._messages) - before
         self._read += count
+        if arrival.end is None:
+            self._reading = arrival.reading
         if arrival.end is not None:
             self._end, self._reached = arrival.end, arrival.end.planned.end
         elif arrival.reached is not None:
@@ -172,6 +176,8 @@ class RangeRun(ABC):
             self._read = self._failed = self._sent_back = 0
             self._messages_ok = self._messages_failed = self._calls = 0
             self._calls_s, self._last_error = 0.0, ""
+            ack = replace(ack, metrics=ack.metrics.plus(self._reading.minus(self._reading_cut)))
+            self._reading_cut = self._reading
             taken = Consumed(self._rows.take(), ack, self._output.rows)
             if self._file.is_used:
                 self._spill_to(SpillFile())
@@ -194,9 +200,11 @@ class RangeRun(ABC):
         with self._guard:
             self._take_in_arrivals(self._started_s)
             end = end or self._end or self._ended_here()
-            ack = self.ack()
+            ack = acknowledged(end, self.ack())
             self._is_over = True
-            return Consumed(self._rows.take(), acknowledged(end, ack), self._output.rows)
+            # The end has the statistics of the whole range.
+            ack = replace(ack, metrics=ack.metrics.minus(self._reading_cut))
+            return Consumed(self._rows.take(), ack, self._output.rows)
 
     def _report_settled(self) -> None:
         """Report once per cut that there is something to commit; called with the guard held."""
@@ -223,7 +231,13 @@ class RangeRun(ABC):
 
     def _ended_here(self) -> RangeEnd:
         planned = replace(self._planned, end=self._reached)
-        return RangeEnd(planned=planned, rows=len(self._messages), reason=EndReason.EARLY)
+        return RangeEnd(
+            planned=planned,
+            rows=len(self._messages),
+            reason=EndReason.EARLY,
+            pulls=self._reading.pulls,
+            pull_ms=self._reading.pull_ms,
+        )
 
     def _earlier_retries(self, start: int = 0) -> dict[int, int]:
         """Return how often messages from index ``start`` on were given back before this range, by index."""
