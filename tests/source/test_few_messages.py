@@ -224,7 +224,7 @@ OPEN = partition_from(QueueRange.between(QUEUE, START, OPEN_END))
         ([usual(10, 11), usual(12, 15)], list),
         ([usual(*range(10, 10 + FEW - 1))], list),
         ([usual(*range(10, 10 + FEW))], pa.RecordBatch),
-        ([usual(*range(10, 26)), usual(*range(26, 42))], pa.RecordBatch),
+        ([usual(*range(10, 10 + FEW // 2)), usual(*range(10 + FEW // 2, 10 + FEW))], pa.RecordBatch),
         ([usual(9, 10)], pa.RecordBatch),
         ([usual(10, 11), usual(11)], pa.RecordBatch),
         ([usual(10, born_timestamp=1 << 60)], pa.RecordBatch),

@@ -25,7 +25,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -304,10 +304,9 @@ class Plain:
 
     call: Call
 
-    @contextmanager
-    def borrow(self) -> Iterator[Call]:
+    def borrow(self) -> AbstractContextManager[Call]:
         """See :class:`ListenerForm`."""
-        yield self.call
+        return nullcontext(self.call)
 
 
 @dataclass(frozen=True, slots=True)

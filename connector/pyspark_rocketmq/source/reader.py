@@ -83,7 +83,7 @@ _ATTRIBUTES_S: Final = 10.0
 """How long a failing broker is asked for a topic's attributes."""
 _OBJECT_BYTES: Final = 2048
 """Memory of a message as an object, without its body: what one with a few properties takes."""
-FEW: Final = 32
+FEW: Final = 64
 """Number of messages of a range from which on they are decoded in columns."""
 _TOTAL: Final = struct.Struct(">I")
 """Total size of a message, with which it begins."""

@@ -272,7 +272,7 @@ class OrderlyTask:
             return None
 
     def _turn_or_rest(self, worker: _Worker, now_s: float) -> Turn[MessageQueue] | Rest:
-        if self._is_paused:
+        if self._is_paused or not self._turns.is_somebody_waiting:
             return Rest(inf)
         return self._turns.next(
             now_s,
