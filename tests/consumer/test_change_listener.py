@@ -129,7 +129,11 @@ def test_a_column_that_the_table_lacks_is_left_out() -> None:
     [
         ("amount", Decimal("1.555")),
         ("amount", 1.5),
+        ("amount", "1,5"),
+        ("amount", "1.555"),
         ("id", "1"),
+        ("at", "2026-01-01T00:00:00"),
+        ("seen", "2026-01-01T00:00:00.1234567"),
         ("id", 2**63),
         ("at", datetime(2026, 1, 1)),  # noqa: DTZ001 - what is refused
         ("seen", datetime(2026, 1, 1, tzinfo=UTC)),
@@ -139,6 +143,19 @@ def test_a_value_that_does_not_fit_exactly_is_a_bad_change(name: str, value: obj
     """K5: nothing is rounded, cut, converted or moved to a zone."""
     row = {"id": 1, name: value}
     assert f"Column {name} is " in problem_of(change(key={}, row=row))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("amount", "1.50", Decimal("1.50")),
+        ("at", "2026-01-01T02:00:00.123456+02:00", datetime(2026, 1, 1, 0, 0, 0, 123456, UTC)),
+        ("seen", "2026-01-01T02:00:00", datetime(2026, 1, 1, 2)),  # noqa: DTZ001 - a time without a zone
+    ],
+)
+def test_a_text_that_is_exactly_the_value(name: str, text: str, value: object) -> None:
+    """K5: where messages have no types, decimals and times come as texts."""
+    assert rows_of(change(row={"id": 1, name: text}))[0][f"of_{name}"] == value
 
 
 def test_a_bad_change_names_what_to_do() -> None:

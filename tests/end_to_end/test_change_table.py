@@ -62,7 +62,7 @@ def _config(cluster: ClusterUnderTest, topic: str, folder: Path) -> dict[str, ob
         "group": cluster.unique_name("group"),
         "nameServers": cluster.name_servers,
         "topic": topic,
-        "maxOffsetsPerTrigger": 25,
+        "maxOffsetsPerTrigger": 12,
     }
 
 

@@ -329,6 +329,18 @@ def test_a_sink_is_sent_to_a_server(path: Path) -> None:
     assert again.table_columns() == sink.table_columns()
 
 
+def test_side_tables_are_in_the_table_s_folder(path: Path) -> None:
+    """K1: at a URI as at a path, and VACUUM of the table leaves them."""
+    sink = change_table(path)
+    apply(sink, sent([change(Operation.INSERT, 1, 1, a=1), change(Operation.DELETE, 2, 2)]))
+
+    DeltaTable(path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+
+    assert DeltaTable(path / "_deletions").to_pyarrow_table()["id"].to_pylist() == [2]
+    apply(sink, [Sent(change(Operation.INSERT, 2, 1, a=1), 2)])
+    assert list(table_rows(path)) == [1]
+
+
 class _RowsAsChanges:
     """A change table for rows with their position and a step, each the insert of a key of its own."""
 

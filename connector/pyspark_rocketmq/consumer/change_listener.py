@@ -8,7 +8,10 @@ moved to another zone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,6 +28,8 @@ from pyspark_rocketmq.sinks.base import TakesChanges
 from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM, change_columns, value_column
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
 
+_TOO_EXACT: Final = re.compile(r"[.,]\d{7}")
+"""Fraction of a second that a column of microseconds cannot hold."""
 _BAD: Final = "bad"
 """Operation of a change that cannot be applied."""
 _WHOLE: Final = (Operation.INSERT, Operation.SNAPSHOT)
@@ -93,7 +98,7 @@ class ChangeListener:
 
     def _row(self, decoded: Decoded, offset: int, number: int) -> dict[str, Any] | None:
         match decoded:
-            case BadChange():
+            case BadChange() if self._is_of_table(decoded):
                 raise _Unusable(decoded.reason)
             case Change() if self._is_of_table(decoded):
                 values = self._rows[decoded.operation](decoded)
@@ -108,8 +113,8 @@ class ChangeListener:
             case _:
                 return None
 
-    def _is_of_table(self, change: Change) -> bool:
-        return self._source_table is None or str(change.table) == self._source_table
+    def _is_of_table(self, change: Change | BadChange) -> bool:
+        return self._source_table is None or change.table is None or str(change.table) == self._source_table
 
     def _place(self, change: Change, offset: int, number: int) -> str:
         if change.position is None and not self._by_queue:
@@ -161,24 +166,23 @@ class ChangeListener:
             return None
         return [name for name in self._columns if name not in values] or None
 
-    def _checked(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return values that fit their columns exactly."""
-        for name, value in values.items():
-            if value is not None:
-                self._check(name, value)
-        return values
+        return {name: None if value is None else self._fitted(name, value) for name, value in values.items()}
 
-    def _check(self, name: str, value: Any) -> None:
+    def _fitted(self, name: str, value: Any) -> Any:
         column = value_column(name)
-        is_plain = self._output.is_plainly[column](value)
-        if not is_plain:
-            try:
-                self._output.check(column, value)
-            except SchemaError as error:
-                raise self._unfit(name, value) from error
+        if self._output.is_plainly[column](value):
+            return value
+        try:
+            converted = _converted(value, self.schema[column].dataType)
+            self._output.check(column, converted)
+        except (SchemaError, ValueError, ArithmeticError) as error:
+            raise self._unfit(name, value) from error
         wants_zone = self._is_moment.get(name)
-        if wants_zone is not None and (value.tzinfo is not None) != wants_zone:
+        if wants_zone is not None and (converted.tzinfo is not None) != wants_zone:
             raise self._unfit(name, value)
+        return converted
 
     def _unfit(self, name: str, value: Any) -> _Unusable:
         type_ = self.schema[value_column(name)].dataType.simpleString()
@@ -186,6 +190,24 @@ class ChangeListener:
             f"Column {name} is {type_} and cannot hold {value!r:.80} ({type(value).__name__}) exactly. Give "
             "the table another type for it."
         )
+
+
+def _converted(value: Any, type_: st.DataType) -> Any:
+    """Return a value in the class of its column, where a text or number has it exactly.
+
+    Without types of the source, decimals and times come as texts, and numbers with a fraction as decimals.
+    """
+    match type_, value:
+        case st.DecimalType(), str():
+            return Decimal(value)
+        case st.DateType(), str():
+            return date.fromisoformat(value.removesuffix("Z"))
+        case ((st.TimestampType() | st.TimestampNTZType()), str()) if not _TOO_EXACT.search(value):
+            return datetime.fromisoformat(value)
+        case ((st.DoubleType() | st.FloatType()), Decimal()):
+            return float(value)
+        case _:
+            return value
 
 
 def _operation(decoded: Decoded) -> str:

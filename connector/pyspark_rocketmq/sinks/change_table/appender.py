@@ -32,6 +32,7 @@ from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.merge import predicate, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import sql_literal
+from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.model import POSITION_COLUMNS
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, PROBLEM, keyed_rows
@@ -167,6 +168,7 @@ class _Batch:
 
     def __init__(self, appender: ChangeAppender, log: SinkLog, files: Sequence[WrittenFile]) -> None:
         self._table = appender.table
+        self._folder = appender.table.location.rstrip("/")
         self._rules = appender.rules
         self._log = log
         self._files = files
@@ -174,7 +176,7 @@ class _Batch:
         self._schema = appender.table.arrow_schema
         self._shares = 1 + sum(file.num_records for file in files) // appender.rules.rows_of_a_share
         self._deletions = Deletions(
-            uri=f"{appender.table.location}/{DELETIONS}",
+            uri=f"{self._folder}/{DELETIONS}",
             keys=pa.schema([self._schema.field(name) for name in self._columns.keys]),
             storage=log.log.storage,
             kept_days=appender.rules.kept_days,
@@ -185,7 +187,7 @@ class _Batch:
 
     def check(self) -> None:
         """Find truncations, and changes that cannot be applied."""
-        bad = BadChanges(uri=f"{self._table.location}/{BAD_CHANGES}", storage=self._log.log.storage)
+        bad = BadChanges(uri=f"{self._folder}/{BAD_CHANGES}", storage=self._log.log.storage)
         bad.record(self._bad_changes())
 
     def _bad_changes(self) -> Iterator[pa.Table]:
@@ -197,7 +199,7 @@ class _Batch:
             # What the table is to have after a truncation, only its owner can decide.
             is_final = self._rules.stops_at_bad_changes or _TRUNCATE in bad[OPERATION].to_pylist()
             if len(bad) and is_final:
-                raise _bad_changes_error(self._table.location, bad)
+                raise _bad_changes_error(self._folder, bad)
             if len(bad):
                 yield bad
 
@@ -286,11 +288,12 @@ class _Batch:
 
 def _bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
     shown = "; ".join(
-        f"{row['topic']}/{row['brokerName']}/{row['queueId']} at offset {row['queueOffset']}: {row[PROBLEM]}"
+        f"{row['topic']}/{row['brokerName']}/{row['queueId']} at offset {row['queueOffset']}: "
+        f"{row[PROBLEM].rstrip('.')}"
         for row in bad.select([*POSITION_COLUMNS, PROBLEM]).slice(0, _SHOWN).to_pylist()
     )
     return SinkConflict(
-        f"{len(bad)} changes cannot be applied to {place}: {shown} Nothing of this batch was added. Correct "
-        "the settings and start the query again, or have such changes put aside into "
-        f"{place}/{BAD_CHANGES}: ChangeTable(bad_changes='keep')."
+        f"{len(bad)} changes cannot be applied to {masked(place)}: {shown}. Nothing of this batch was added. "
+        "Correct the settings and start the query again, or have such changes put aside into "
+        f"{masked(place)}/{BAD_CHANGES}: ChangeTable(bad_changes='keep')."
     )

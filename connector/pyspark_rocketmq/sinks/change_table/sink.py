@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
+from pyspark.errors import ParseException, PySparkTypeError, PySparkValueError
+from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.change_data.change import Envelope
 from pyspark_rocketmq.delta.paths import TableName, table_uri
@@ -28,6 +30,7 @@ from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.table import PathHome
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
+from pyspark_rocketmq.spark.version import arrow_schema
 
 _WHERE: Final = "change table"
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -56,7 +59,7 @@ class ChangeTable(DeltaSink):
         *,
         keys: Sequence[str],
         envelope: Envelope,
-        columns: pa.Schema | None = None,
+        columns: str | StructType | pa.Schema | None = None,
         source_table: str | None = None,
         order: str = "source",
         deletes: str = "delete",
@@ -74,7 +77,8 @@ class ChangeTable(DeltaSink):
             path: Folder or storage URI of the table.
             keys: Columns of the key: those of the source's primary key.
             envelope: Reads the messages of the program that writes the change data.
-            columns: Columns of a new table, and new columns of an existing one; None if the table has them.
+            columns: Columns of a new table, such as ``"id bigint, note string"``, and new columns of an
+                existing one; None if the table has them. Others of the source are left out.
             source_table: Name of the source's table, ``DATABASE.TABLE`` or ``DATABASE.SCHEMA.TABLE``; changes
                 of others are passed over. None if the topic has only changes of this table.
             order: ``source``: by the positions in the source's log, whatever order the queues have.
@@ -175,7 +179,7 @@ class ChangeTable(DeltaSink):
                 f"There is no Delta table at {self.path}, so its columns are unknown. Create it, or give the "
                 "columns of the source's table: ChangeTable(columns=…)."
             )
-        given = list(self._given or ())
+        given = list(_schema_of(self._given))
         known = {field.name for field in given} | HIDDEN
         stored = () if handle is None else handle.log.table.arrow_schema
         fields = [*given, *(field for field in stored if field.name not in known)]
@@ -231,6 +235,20 @@ class ChangeTable(DeltaSink):
             fills_missing=True,
             storage=self._table.storage.for_tasks(rows_uri),
         )
+
+
+def _schema_of(columns: str | StructType | pa.Schema | None) -> pa.Schema:
+    """Return given columns; parsing a text needs a session."""
+    if columns is None or isinstance(columns, pa.Schema):
+        return pa.schema([]) if columns is None else columns
+    try:
+        parsed = StructType.fromDDL(columns) if isinstance(columns, str) else columns
+        if isinstance(parsed, StructType):
+            return arrow_schema(parsed)
+        problem = "one type instead of columns"
+    except (ParseException, PySparkTypeError, PySparkValueError) as error:
+        problem = str(error)
+    raise SchemaError(f"columns={columns!r} are no columns such as 'id bigint, note string': {problem}")
 
 
 def _check(path: str | Path, keys: Sequence[str], chosen: Mapping[str, str]) -> None:
