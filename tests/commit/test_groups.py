@@ -10,6 +10,7 @@ import random
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from deltalake import DeltaTable
 from pyspark_rocketmq.commit.pipeline import BatchReport, GroupResult, OpenBatch, PartCommitter
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
+from pyspark_rocketmq.consumer.engine.task import GrowingPart
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import OffsetStoreUnavailable, RocketMQError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
-from pyspark_rocketmq.sinks.base import RowWriter, Sink
+from pyspark_rocketmq.sinks.base import CommitsInTask, RowWriter, Sink, TaskCommits
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink
@@ -36,7 +38,10 @@ from tests.helpers.sink_rows import GROUP, Q0, Q1, write_rows
 from tests.sinks.sink_conformance import SCHEMA, rows, run, steps_of
 
 QUEUES = (Q0, Q1)
-KINDS = ("link", "delta-rs", "merge", "database", "several")
+KINDS = ("link", "delta-rs", "merge", "database", "in task", "several")
+ON_THE_DRIVER = [kind for kind in KINDS if kind != "in task"]
+"""Kinds whose rows are in the sink only if the driver commits their part."""
+_DATABASES = {"database", "in task"}
 
 
 class Killed(BaseException):
@@ -50,7 +55,7 @@ class Place:
         self._kind = kind
         self._table = folder / "orders"
         self._database = folder / "orders.db"
-        if kind in {"database", "several"}:
+        if kind in {*_DATABASES, "several"}:
             with closing(sqlite3.connect(self._database)) as connection:
                 connection.execute("CREATE TABLE orders (queue_id INTEGER, queue_offset BIGINT, step TEXT)")
 
@@ -59,8 +64,14 @@ class Place:
         delta = DeltaSink(
             self._table, merge_keys=["queueId", "queueOffset"] * (self._kind == "merge"), sleep=lambda _: None
         )
-        database = DatabaseSink(lambda: sqlite3.connect(self._database), _insert, sleep=lambda _: None)
-        kinds: Mapping[str, Sink] = {"database": database, "several": MultiSink([delta, database])}
+        database = partial(
+            DatabaseSink, lambda: sqlite3.connect(self._database), _insert, sleep=lambda _: None
+        )
+        kinds: Mapping[str, Sink] = {
+            "database": database(),
+            "in task": database(commit_in_task=True),
+            "several": MultiSink([delta, database()]),
+        }
         sink = kinds.get(self._kind, delta)
         sink.prepare(SCHEMA)
         return sink
@@ -68,9 +79,9 @@ class Place:
     def stored(self) -> dict[MessageQueue, list[int]]:
         """Return the sorted offsets of each queue's rows; those of several sinks are the same."""
         found = []
-        if self._kind != "database":
+        if self._kind not in _DATABASES:
             found.append(steps_of(DeltaTable(self._table).to_pyarrow_table()))
-        if self._kind in {"database", "several"}:
+        if self._kind in {*_DATABASES, "several"}:
             with closing(sqlite3.connect(self._database)) as connection:
                 found.append(sorted(connection.execute("SELECT * FROM orders").fetchall()))
         assert all(each == found[0] for each in found)
@@ -126,11 +137,14 @@ class Driver:
         )
         self.batch: OpenBatch = self.committer.begin("query", batch_id)
         self._numbers = count()
+        self._task = self.batch.writer.begin_task() if isinstance(self.batch.writer, CommitsInTask) else None
 
     def part(self, *spans: tuple[MessageQueue, int, int], step: str = "created") -> Part:
         """Return a part of a task, with all rows in one file, as its writer leaves them."""
         writer = self.batch.writer
         assert writer is not None
+        if self._task is not None:
+            return _committed_part(self._task, spans, self.epochs, step)
         return _part(writer, spans, self.epochs, f"part {id(self)} {next(self._numbers)}", step)
 
     def commit(self, *parts: Part, without: frozenset[MessageQueue] = frozenset()) -> GroupResult:
@@ -145,7 +159,34 @@ def _part(
     step: str,
 ) -> Part:
     done = write_rows(writer, iter([rows(*span, step) for span in spans]))
-    acks = tuple(
+    acks = _acks(spans, epochs)
+    return Part(
+        id=part_id,
+        acks=acks,
+        written=tuple(json.loads(json.dumps(each.to_dict())) for each in done.written),
+        emitted=sum(ack.consumed for ack in acks),
+        left_out=done.left_out,
+    )
+
+
+def _committed_part(
+    task: TaskCommits,
+    spans: Sequence[tuple[MessageQueue, int, int]],
+    epochs: Mapping[MessageQueue, int],
+    step: str,
+) -> Part:
+    """Return a part whose rows its task has committed."""
+    growing = GrowingPart(task)
+    growing.add([rows(*span, step) for span in spans], _acks(spans, epochs))
+    part = Part.from_facts(json.loads(json.dumps(growing.finish().facts)))
+    task.close()
+    return part
+
+
+def _acks(
+    spans: Sequence[tuple[MessageQueue, int, int]], epochs: Mapping[MessageQueue, int]
+) -> tuple[QueueAck, ...]:
+    return tuple(
         QueueAck(
             queue=queue,
             start=start,
@@ -156,13 +197,6 @@ def _part(
             metrics=ConsumeMetrics(ok=end - start),
         )
         for queue, start, end in spans
-    )
-    return Part(
-        id=part_id,
-        acks=acks,
-        written=tuple(json.loads(json.dumps(each.to_dict())) for each in done.written),
-        emitted=sum(ack.consumed for ack in acks),
-        left_out=done.left_out,
     )
 
 
@@ -272,6 +306,7 @@ def test_another_attempt_of_a_task_adds_nothing_twice(place: Place) -> None:
     assert place.stored()[Q0] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("place", ON_THE_DRIVER, indirect=True)
 def test_parts_of_a_group_that_do_not_follow_each_other_are_refused(place: Place) -> None:
     """H1"""
     driver = Driver(place, Store())
@@ -282,6 +317,7 @@ def test_parts_of_a_group_that_do_not_follow_each_other_are_refused(place: Place
     assert place.stored() == {Q0: [], Q1: []}
 
 
+@pytest.mark.parametrize("place", ON_THE_DRIVER, indirect=True)
 @pytest.mark.parametrize("keeps_others", [False, True])
 @pytest.mark.parametrize("who", ["sink", "store"])
 def test_a_queue_that_moved_between_two_groups_is_left_out(
@@ -306,6 +342,7 @@ def test_a_queue_that_moved_between_two_groups_is_left_out(
     assert sum(report.rows for report in driver.reports) == 6
 
 
+@pytest.mark.parametrize("place", ON_THE_DRIVER, indirect=True)
 @pytest.mark.parametrize("keeps_others", [False, True])
 def test_queues_that_the_caller_leaves_out_are_not_committed(place: Place, keeps_others: bool) -> None:
     """C5: of a part that has them, nothing or the rest is committed."""

@@ -42,6 +42,7 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.monitoring.prometheus import PrometheusEndpoint
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS
 from tests.helpers.cluster import ClusterUnderTest
@@ -110,10 +111,13 @@ class LiveQuery:
             monitor.watch(spark, self.consumer)
         self.query = self.consumer.start(
             spark,
-            sink=DeltaSink(self.sink),
+            sink=self.make_sink(),
             checkpoint=folder / "checkpoint",
             trigger={"realTime": lasts},
         )
+
+    def make_sink(self) -> Sink:
+        return DeltaSink(self.sink)
 
     def send(self, queue_id: int, body: bytes = b"x", count: int = 1) -> None:
         queue = MessageQueue(self.topic, "broker-a", queue_id)

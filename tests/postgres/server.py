@@ -88,11 +88,14 @@ class Postgres:
     ) -> None:
         self.close()
 
+    @property
+    def address(self) -> str:
+        """What a client in any process connects with."""
+        return f"host=127.0.0.1 port={self._port} dbname=postgres connect_timeout=10 user={_USER}"
+
     def connect(self, user: str = _USER, **options: Any) -> psycopg.Connection[Any]:
         """A new connection."""
-        return psycopg.connect(
-            host="127.0.0.1", port=self._port, user=user, dbname="postgres", connect_timeout=10, **options
-        )
+        return psycopg.connect(self.address, user=user, **options)
 
     def close(self) -> None:
         """End the server and remove its files."""

@@ -26,6 +26,7 @@ from tests.sinks.database_conformance import (
     stored_in,
 )
 from tests.sinks.sink_conformance import SCHEMA, rows, run, with_newest, written_by
+from tests.sinks.task_conformance import TaskConformance
 
 
 class SqliteFile:
@@ -79,6 +80,10 @@ def sink(database: SqliteFile) -> DatabaseSink:
 
 class TestOnSqlite(DatabaseConformance):
     """In a file."""
+
+
+class TestInTasksOnSqlite(TaskConformance):
+    """In a file, from tasks."""
 
 
 class _Untransactional(sqlite3.Connection):

@@ -28,6 +28,7 @@ from tests.sinks.database_conformance import (
     stored_in,
 )
 from tests.sinks.sink_conformance import SCHEMA, rows, run, written_by
+from tests.sinks.task_conformance import TaskConformance
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,10 @@ def insert(cursor: psycopg.Cursor[Any], new: pa.Table) -> None:
 
 class TestOnPostgres(DatabaseConformance):
     """Its own locks and isolation."""
+
+
+class TestInTasksOnPostgres(TaskConformance):
+    """The same, from tasks."""
 
 
 @pytest.mark.parametrize("known", [0, 1], ids=["first commit of the queue", "later"])

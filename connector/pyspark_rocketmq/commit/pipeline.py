@@ -29,9 +29,10 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS, RecordedSinks
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
-from pyspark_rocketmq.sinks.against_offsets import ahead_of, check_has_all, recorded_sinks
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding, ahead_of, check_has_all, recorded_sinks
 from pyspark_rocketmq.sinks.base import (
     CommitsGroups,
+    CommitsInTask,
     LeavesOutQueues,
     RowWriter,
     Sink,
@@ -212,7 +213,7 @@ class PartCommitter:
         sink = None
         if self._sink is not None:
             begun = self._begin(self._sink, rows)
-            sink = _SinkSide(begun, begun.task_writer())
+            sink = _SinkSide(begun, _fenced(begun.task_writer(), rows, begun.standings))
         return OpenBatch(query_id, batch_id, sink)
 
     def await_shown(self, accepted: Sequence[QueueCommit]) -> None:
@@ -554,6 +555,16 @@ class PartCommitter:
             sum(ack.failed for ack in report.acks),
             report.sink_version,
         )
+
+
+def _fenced(
+    writer: RowWriter, rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
+) -> RowWriter:
+    """Return the writer; if its tasks commit, they refuse what :meth:`PartCommitter._add_to` would drop."""
+    if not isinstance(writer, CommitsInTask):
+        return writer
+    ahead = ahead_of(rows, standings)
+    return writer.fenced({queue: row.epoch for queue, row in rows.items() if queue not in ahead})
 
 
 def _separated(

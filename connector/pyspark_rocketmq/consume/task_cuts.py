@@ -75,6 +75,11 @@ class TaskCuts:
         self._is_own_cut_wanted |= is_due
         return is_due
 
+    def rows_taken(self) -> None:
+        """Note that the rows which are in no cut have left the task in another way."""
+        self._is_own_cut_wanted = False
+        self._row_bytes = 0
+
     def settled(self) -> bool:
         """Note that messages were settled; return whether to report now that the task is dirty."""
         self._is_dirty = True

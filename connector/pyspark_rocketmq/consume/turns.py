@@ -109,6 +109,12 @@ class RangeInstructions:
     def rows_grew(self, nbytes: int) -> None:
         """Note the size of rows of settled messages that are in no cut; any thread, does not wait."""
 
+    def rests(self) -> None:
+        """Note that there is nothing to deliver until more arrives or a suspension is over; does not wait.
+
+        Not all engines report it.
+        """
+
     def settled(self) -> None:
         """Note that a range has something to commit that is in no cut; return immediately.
 

@@ -33,6 +33,7 @@ from pyspark_rocketmq.errors import (
     ListenerError,
     RocketMQError,
     SchemaError,
+    SinkConflict,
     TransportError,
     UndecodableMessage,
 )
@@ -78,7 +79,7 @@ _CALLS_END_S: Final = 2.0
 """How long the running call may continue after the driver's end; like ``spark.python.task.killTimeout``."""
 _LARGEST_COPY: Final = 256 << 10
 """Longest result, in characters, of which the driver gets a copy."""
-_FATAL: Final = (SchemaError, DataLoss, UndecodableMessage, ListenerError)
+_FATAL: Final = (SchemaError, DataLoss, UndecodableMessage, ListenerError, SinkConflict)
 """Errors that would occur again in another attempt of the task."""
 
 
@@ -144,6 +145,8 @@ class TaskControl(RangeInstructions):
         self._is_held = False
         """Whether no message may be delivered, because too many rows are uncut (``TaskCuts.is_held``)."""
         self._on_full: Callable[[], bool] = lambda: False
+        self._on_settled: Callable[[], None] = lambda: None
+        self._on_rest: Callable[[], None] = lambda: None
         self._guard = threading.Lock()
         """Guards everything below: messages are recorded and sent in the same order."""
         self._cuts = TaskCuts()
@@ -221,8 +224,17 @@ class TaskControl(RangeInstructions):
         """
         self._on_cut = cut
 
+    def commit_when(self, settled: Callable[[], None], rests: Callable[[], None]) -> None:
+        """Set the functions for a task that commits by itself; called on any thread, must not wait."""
+        self._on_settled, self._on_rest = settled, rests
+
+    def rests(self) -> None:
+        """See :class:`RangeInstructions`."""
+        self._on_rest()
+
     def settled(self) -> None:
         """See :class:`RangeInstructions`."""
+        self._on_settled()
         if self.is_cut:
             with self._guard:
                 if self._cuts.settled():
@@ -261,6 +273,12 @@ class TaskControl(RangeInstructions):
             self._on_change()
         if is_due:
             self._on_full()
+
+    def rows_taken(self) -> None:
+        """Note that the task itself commits the rows that are in no cut."""
+        with self._guard:
+            self._cuts.rows_taken()
+        self._hold_or_cut()
 
     def cut_begins(self) -> bool:
         """Begin a cut; return False if too many parts are uncommitted by now."""

@@ -248,6 +248,72 @@ def sends_rows(writer: RowWriter | None) -> bool:
     return bool(getattr(writer, "sends_rows", False))
 
 
+class Progress(NamedTuple):
+    """What a transaction of a task adds of one queue."""
+
+    span: Span
+    epoch: int
+    """Epoch of the queue's plan."""
+    newest: str
+    """The newest message of the span, as text of ``RememberedMessages``; empty if there is none."""
+
+
+class TaskCommit(NamedTuple):
+    """Outcome of a transaction of a task."""
+
+    refused: frozenset[MessageQueue]
+    """Queues of which nothing was added, and nothing more will be, and which were not refused before."""
+    left_out: int
+    """Rows that the sink had already, besides those that ``Writing.add`` has counted."""
+
+
+@runtime_checkable
+class CommittingWriting(Writing, Protocol):
+    """A writing that also commits; only one of a task's writings commits at a time."""
+
+    def commit(self, progress: Mapping[MessageQueue, Progress]) -> TaskCommit:
+        """Add the rows taken since the last commit and move the watermarks, in one transaction.
+
+        ``finish`` then returns a result that has the refused queues. It raises as ``SinkBatch.commit``, but
+        refuses instead where somebody else has moved a watermark.
+        """
+        ...
+
+
+class TaskCommits(Protocol):
+    """The commits of one task."""
+
+    def open(self) -> Writing:
+        """Return a writing that is a ``CommittingWriting``."""
+        ...
+
+    def close(self) -> None:
+        """Release what only the calling thread has."""
+        ...
+
+
+@runtime_checkable
+class CommitsInTask(RowWriter, Protocol):
+    """A writer whose tasks commit rows and watermarks by themselves (row I6).
+
+    The driver gets acks for offsets. When the offset store has them, the sink has the rows: its watermarks
+    may be ahead of the offsets, as after a kill between the two commits.
+    """
+
+    def fenced(self, epochs: Mapping[MessageQueue, int]) -> RowWriter:
+        """Return a writer that refuses queues that are not in ``epochs``, or have another epoch there."""
+        ...
+
+    def begin_task(self) -> TaskCommits:
+        """Begin, in the task; the database is not asked before the first commit."""
+        ...
+
+
+def commits_in_task(sink: object) -> bool:
+    """Return whether a sink's tasks commit by themselves, which its attribute of this name says."""
+    return bool(getattr(sink, "commits_in_task", False))
+
+
 class SinkBatch(Protocol):
     """One micro-batch on its way into a sink."""
 

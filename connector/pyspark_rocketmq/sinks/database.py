@@ -4,54 +4,35 @@ The batch's rows come to the driver, where the user's function writes them in th
 the watermarks.  This fits micro-batches, not a backfill of millions of rows in one batch.  Any DB-API 2
 driver works.
 
-Rule 1: a watermark is only moved from its value at the beginning of the batch, or after the batch's commit
-before.  If two queries move it, for
-example because one was believed dead, the second one waits for the first one's transaction.  Then it does not
-find the row with the old value, and is refused.
-Rule 2: an error of a commit means "unknown".  The attempt's id beside the watermarks shows the outcome.
-Rule 3: rows first, watermarks last.  If the user's function breaks the transaction, rows below a watermark
-are never missing.  The open attempt that is left stops every batch until an operator has checked the rows.
+With ``commit_in_task`` each task commits by itself (:mod:`~pyspark_rocketmq.sinks.database_task`). The rules
+of a transaction: :mod:`~pyspark_rocketmq.sinks.database_batch`.
 """
 
 from __future__ import annotations
 
 import time
-import uuid
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable, Mapping
 
 import pyarrow as pa
 
-from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.retry import commit_with_retry
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding, with_newest
-from pyspark_rocketmq.sinks.base import (
-    QueueGeneration,
-    RowWriter,
-    Span,
-    Writing,
-    check_follows,
-    check_includes,
-    drop_committed,
-    moved_by,
-    rows_without,
+from pyspark_rocketmq.sinks.base import QueueGeneration, SinkBatch
+from pyspark_rocketmq.sinks.database_batch import (
+    DatabaseBatch,
+    RowCollector,
+    WriteRows,
+    committed_by_itself,
+    known_to,
 )
-from pyspark_rocketmq.sinks.database_watermarks import (
-    PAUSES_S,
-    Connection,
-    Watermark,
-    WatermarkTable,
-    shown_error,
+from pyspark_rocketmq.sinks.database_task import (
+    CommittingWriter,
+    DatabaseAccess,
+    TaskCommittedBatch,
+    new_mark,
 )
-
-WriteRows = Callable[[Any, pa.Table], None]
-"""Function that writes rows through a cursor.
-
-It must neither commit nor roll back, and may be called again after an error.
-"""
+from pyspark_rocketmq.sinks.database_watermarks import Connection, Watermark, WatermarkTable
 
 _PLACEHOLDERS = ("?", "%s")
 
@@ -69,12 +50,13 @@ class DatabaseSink:
         *,
         placeholder: str = "?",
         watermark_table: str = "rocketmq_watermarks",
+        commit_in_task: bool = False,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Set the database and the function that writes rows.
 
         Args:
-            connect: Opens a connection without autocommit, on the driver; a new one for each transaction.
+            connect: Opens a connection without autocommit, on the driver a new one for each transaction.
             write: Called with a cursor and the rows that are not there yet. These are an Arrow table with the
                 position of each row's message (``topic``, ``brokerName``, ``queueId``, ``queueOffset``) and
                 the listener's columns.
@@ -82,6 +64,10 @@ class DatabaseSink:
                 PyMySQL).
             watermark_table: Name of the table of watermarks, with a schema if wanted; each sink needs its
                 own.
+            commit_in_task: Whether each task commits its rows by itself, through a connection that it keeps:
+                when it has nothing to deliver, and 5 ms after the first row at the latest. Each executor
+                must reach the database, and ``connect`` and ``write`` are pickled. For a query with only
+                this sink.
             sleep: Function that waits between the tries of a transaction.
 
         Raises:
@@ -102,6 +88,11 @@ class DatabaseSink:
         self.sleep = sleep
         self.table = WatermarkTable(connect, watermark_table, placeholder)
         """The table of watermarks."""
+        self._placeholder = placeholder
+        self.commits_in_task = commit_in_task
+        """Whether tasks commit."""
+        self._access: DatabaseAccess | None = None
+        """The database as tasks get it, if they commit and the sink is prepared."""
         self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
@@ -118,12 +109,20 @@ class DatabaseSink:
 
         Raises:
             OptionError: If the table cannot be made or has another form, or if connections commit by
-                themselves.
+                themselves, or if tasks are to commit and ``connect`` or ``write`` cannot be pickled.
         """
+        if self.commits_in_task:
+            self._access = DatabaseAccess.of(
+                self._connect,
+                self.write,
+                self.sleep,
+                table=self.table.name,
+                placeholder=self._placeholder,
+            )
         self.table.prepare(self.sleep)
         self._schema = schema
 
-    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DatabaseBatch:
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Read the group's watermarks; see ``Sink.begin``.
 
         Raises:
@@ -133,19 +132,31 @@ class DatabaseSink:
         stored = self.table.read(consumer_group)
         if stored.open_attempts:
             since = {queue: watermark.next_offset for queue, watermark in stored.watermarks.items()}
-            raise _committed_by_itself(self.table, consumer_group, "an earlier attempt", since)
+            raise committed_by_itself(self.table, consumer_group, "an earlier attempt", since)
         assert self._schema is not None, "prepare() comes first"
         known = {
-            queue: _known_to(consumer_group, queue, stored.watermarks.get(queue, Watermark()), generation)
+            queue: known_to(consumer_group, queue, stored.watermarks.get(queue, Watermark()), generation)
             for queue, generation in queues.items()
         }
+        standings = (self._standing(self.table.identity, stored.watermarks, queues),)
+        if self._access is not None:
+            writer = CommittingWriter(
+                access=self._access,
+                consumer_group=consumer_group,
+                schema=self._schema,
+                mark=new_mark(),
+                stored=dict(stored.watermarks),
+                watermarks=known,
+                generations=dict(queues),
+            )
+            return TaskCommittedBatch(writer=writer, standings=standings)
         return DatabaseBatch(
             sink=self,
             consumer_group=consumer_group,
             writer=RowCollector(self._schema, known),
             stored=dict(stored.watermarks),
             generations=dict(queues),
-            standings=(self._standing(self.table.identity, stored.watermarks, queues),),
+            standings=standings,
         )
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
@@ -182,269 +193,3 @@ class DatabaseSink:
         """See ``Sink.watermarks``."""
         stored = self.table.read(consumer_group).watermarks
         return {QueueGeneration(queue, each.generation): each.next_offset for queue, each in stored.items()}
-
-
-@dataclass(slots=True)
-class _Tried:
-    """The newest group whose transaction was tried."""
-
-    group_id: str
-    attempts: dict[str, Mapping[MessageQueue, Watermark]] = field(default_factory=dict)
-    """Watermarks that its transactions move, with fewer and fewer queues, by attempt; one may be made."""
-    is_made: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class DatabaseBatch:
-    """One micro-batch on its way into the database; made by :meth:`DatabaseSink.begin`."""
-
-    sink: DatabaseSink
-    consumer_group: str
-    writer: RowCollector
-    stored: dict[MessageQueue, Watermark]
-    """The watermarks when the batch began, or after its last commit of each queue."""
-    generations: Mapping[MessageQueue, int]
-    standings: tuple[SinkStanding, ...]
-    """See ``SinkBatch.standings``."""
-    newest: dict[MessageQueue, str] = field(default_factory=dict)
-    """See :meth:`note_newest`."""
-    _reached: dict[MessageQueue, int] = field(init=False)
-    """Next offset of each queue of the batch, as in ``stored``; 0 without rows of its generation."""
-    _tried: _Tried | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self._reached = dict(self.writer.watermarks)
-
-    def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
-        """See ``RemembersMessages.note_newest``."""
-        self.newest.update(newest)
-
-    def task_writer(self) -> RowWriter:
-        """Return the writer with which tasks gather the batch's rows."""
-        return self.writer
-
-    def commit(self, written: Sequence[CollectedRows], acked: Mapping[MessageQueue, int]) -> None:
-        """Write the rows and move the watermarks in one transaction; raises as :meth:`commit_group`.
-
-        A queue of an earlier commit of the batch is refused.
-        """
-        begun = self.writer.watermarks
-        spans = {queue: Span(begun.get(queue, 0), at) for queue, at in acked.items()}
-        self.commit_group(written, spans, str(uuid.uuid4()))
-
-    def commit_group(
-        self, written: Sequence[CollectedRows], spans: Mapping[MessageQueue, Span], group_id: str
-    ) -> None:
-        """Write a group's rows and move the watermarks in one transaction; see ``CommitsGroups``.
-
-        Raises:
-            SinkMoved: If another consumer moved one of the watermarks since the batch began, or if rows do
-                not follow those of the batch's earlier commits. Nothing was added.
-            SinkConflict: If the transaction kept failing, for example due to errors of the user's function,
-                or if that function committed by itself.
-            OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark
-                grows.
-        """
-        place = f"database table {self.sink.table.name}"
-        if self._tried is None or self._tried.group_id != group_id:
-            self._tried = _Tried(group_id)
-        tried = self._tried
-        if tried.is_made:
-            check_includes(self._reached, spans, place=place)
-            return
-        rows = self._rows(written)
-        check_follows(self.writer.watermarks, self._reached, spans, place=place)
-        grown = moved_by(
-            self._reached,
-            {queue: span.next_offset for queue, span in spans.items()},
-            rows=len(rows),
-            consumer_group=self.consumer_group,
-            place=place,
-        )
-        if grown:
-            self._commit(rows, grown, tried)
-            check_includes(self._reached, spans, place=place)
-
-    def without(
-        self, written: Sequence[CollectedRows], queues: Collection[MessageQueue]
-    ) -> tuple[list[CollectedRows], int]:
-        """See ``LeavesOutQueues.without``."""
-        before = self._rows(written)
-        kept = rows_without(before, queues)
-        rest = [CollectedRows.of(kept.to_batches(), self.writer.schema)] if len(kept) else []
-        return rest, len(before) - len(kept)
-
-    def _rows(self, written: Sequence[CollectedRows]) -> pa.Table:
-        return pa.concat_tables([self.writer.schema.empty_table(), *(each.table() for each in written)])
-
-    def _commit(self, rows: pa.Table, grown: Mapping[MessageQueue, int], tried: _Tried) -> None:
-        attempt_id = str(uuid.uuid4())
-        moved_to = {queue: self._watermark(queue, offset, attempt_id) for queue, offset in grown.items()}
-
-        def attempt(_: Exception | None) -> None:
-            if tried.attempts and self._is_made(grown, tried):
-                return
-            tried.attempts[attempt_id] = moved_to
-            self._write(rows, moved_to, attempt_id)
-            self._note_made(tried, attempt_id)
-
-        try:
-            commit_with_retry(
-                f"database transaction of group {self.consumer_group}",
-                attempt,
-                PAUSES_S,
-                self.sink.sleep,
-                unknown=Exception,
-                refused=SinkConflict,
-            )
-        except SinkConflict:
-            raise
-        except Exception as error:
-            raise SinkConflict(
-                f"{len(rows)} rows of group {self.consumer_group} could not be written into the database in "
-                f"{len(PAUSES_S) + 1} tries; the last error was: {shown_error(error)}. Correct the cause and "
-                "start the query again, which repeats the batch without the rows that are there by then."
-            ) from error
-
-    def _write(self, rows: pa.Table, moved_to: Mapping[MessageQueue, Watermark], attempt: str) -> None:
-        table, group = self.sink.table, self.consumer_group
-        with table.transaction() as cursor:
-            if len(rows):
-                with table.open_attempt(cursor, group, attempt):
-                    self.sink.write(cursor, rows)
-            moved = [
-                queue
-                for queue, new in sorted(moved_to.items())
-                if not table.move(cursor, group, queue, self.stored.get(queue), new)
-            ]
-            if moved:
-                raise self._moved(moved)
-
-    def _watermark(self, queue: MessageQueue, next_offset: int, attempt: str) -> Watermark:
-        generation, old = self.generations[queue], self.stored.get(queue)
-        newest = self.newest.get(queue, "")
-        if not newest and old is not None and old.generation == generation:
-            newest = old.newest
-        return Watermark.stored_by(attempt, next_offset, generation, newest)
-
-    def _is_made(self, grown: Mapping[MessageQueue, int], tried: _Tried) -> bool:
-        """Whether one of the tries whose outcome is unknown was committed after all.
-
-        Raises:
-            SinkMoved: If another consumer has moved a watermark.
-            SinkConflict: If the try was committed before its end.
-        """
-        found = self.sink.table.read(self.consumer_group)
-        if not tried.attempts.keys().isdisjoint(found.open_attempts):
-            since = {queue: self._reached[queue] for queue in grown}
-            raise _committed_by_itself(self.sink.table, self.consumer_group, "this batch", since)
-        for attempt_id, moved_to in tried.attempts.items():
-            now = (found.watermarks.get(queue) for queue in moved_to)
-            if any(watermark is not None and watermark.attempt == attempt_id for watermark in now):
-                self._note_made(tried, attempt_id)
-                return True
-        moved = [queue for queue in grown if found.watermarks.get(queue) != self.stored.get(queue)]
-        if moved:
-            raise self._moved(moved)
-        return False
-
-    def _note_made(self, tried: _Tried, attempt_id: str) -> None:
-        moved_to = tried.attempts[attempt_id]
-        tried.is_made = True
-        self.stored.update(moved_to)
-        self._reached.update({queue: watermark.next_offset for queue, watermark in moved_to.items()})
-
-    def _moved(self, queues: Sequence[MessageQueue]) -> SinkMoved:
-        return SinkMoved(
-            f"Another consumer of group {self.consumer_group} wrote rows of {'; '.join(map(str, queues))} "
-            "into the database while this batch ran. Nothing of this batch was added. If it happens often, "
-            "two queries own the same queues.",
-            queues,
-        )
-
-
-def _known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, generation: int) -> int:
-    """Return the watermark of the queue in this generation; raise SinkMoved for a later one in the table."""
-    if watermark.generation > generation:
-        raise SinkMoved(
-            f"The database has rows of {queue} from generation {watermark.generation}, but this batch of "
-            f"group {consumer_group} has rows from generation {generation}: the queue's offsets began again "
-            "at 0, and another consumer already reads the new ones. Nothing was added."
-        )
-    return watermark.next_offset if watermark.generation == generation else 0
-
-
-def _committed_by_itself(
-    table: WatermarkTable, consumer_group: str, attempt: str, since: Mapping[MessageQueue, int]
-) -> SinkConflict:
-    where = "; ".join(f"{queue} from offset {offset} on" for queue, offset in sorted(since.items()))
-    return SinkConflict(
-        f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it "
-        "was at its end: write(cursor, rows) commits by itself (commit(), `with connection:`, "
-        "executescript(), or a statement that commits implicitly, as CREATE TABLE does in MySQL), or its "
-        "connection does. Rows may be in the database without their watermarks, and would come a second "
-        f"time. Have the function leave commits to the sink, remove the rows of {where or 'all queues'}, and "
-        f"then run: {table.forget_attempts_statement(consumer_group)}"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectedRows:
-    """A task's rows on their way to the driver."""
-
-    rows: str
-    """An Arrow stream in base64."""
-
-    @classmethod
-    def of(cls, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> CollectedRows:
-        """Encode the rows of ``batches``, all of which have ``schema``."""
-        stream = pa.BufferOutputStream()
-        with pa.ipc.new_stream(stream, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        return cls(rows=b64encode(stream.getvalue()).decode("ascii"))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return {"rows": self.rows}
-
-    def table(self) -> pa.Table:
-        """Return the rows."""
-        with pa.ipc.open_stream(b64decode(self.rows)) as reader:
-            return reader.read_all()
-
-
-@dataclass(frozen=True, slots=True)
-class RowCollector:
-    """Gathers a task's rows that the database does not have; picklable."""
-
-    sends_rows: ClassVar[bool] = True
-
-    schema: pa.Schema
-    watermarks: Mapping[MessageQueue, int]
-
-    def open(self) -> Writing:
-        """See ``RowWriter.open``."""
-        return _Collecting(self)
-
-    def written(self, facts: Mapping[str, Any]) -> CollectedRows:
-        """See ``RowWriter.written``."""
-        return CollectedRows(**facts)
-
-
-class _Collecting:
-    def __init__(self, collector: RowCollector) -> None:
-        self._collector = collector
-        self._batches: list[pa.RecordBatch] = []
-
-    def add(self, rows: pa.RecordBatch) -> int:
-        new = drop_committed(rows.select(self._collector.schema.names), self._collector.watermarks)
-        if new.num_rows:
-            self._batches.append(new.cast(self._collector.schema))
-        return int(rows.num_rows - new.num_rows)
-
-    def finish(self) -> list[CollectedRows]:
-        return [CollectedRows.of(self._batches, self._collector.schema)] if self._batches else []
-
-    def abandon(self) -> None:
-        self._batches.clear()

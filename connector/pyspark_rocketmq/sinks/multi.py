@@ -27,6 +27,7 @@ from pyspark_rocketmq.sinks.base import (
     Span,
     Writing,
     Written,
+    commits_in_task,
     newest_generations,
     note_newest,
     sends_rows,
@@ -86,14 +87,22 @@ class MultiSink:
         """Send each sink all rows, or those that its route selects.
 
         Raises:
-            OptionError: If there is no sink, or if two have the same place: the first one's commit would move
-                the watermarks of the other, and the other's rows would never be written.
+            OptionError: If there is no sink, if one commits in tasks, or if two have the same place: the
+                first one's commit would move the watermarks of the other, and the other's rows would never be
+                written.
         """
         self._routes = tuple(sink if isinstance(sink, Route) else Route(sink=sink) for sink in sinks)
         if not self._routes:
             raise OptionError(
                 ("sink=[] names none; name one, or none with sink=None",), where="several sinks"
             )
+        if in_task := [sink for sink in self.sinks if commits_in_task(sink)]:
+            problem = (
+                f"{in_task!r} commits in tasks, which is for a query with only this sink: several sinks "
+                "commit on the driver, one after the other; leave out commit_in_task=True, or give the query "
+                "the sink itself, without a list and a route"
+            )
+            raise OptionError((problem,), where="several sinks")
         self._check_places()
         self._columns: list[tuple[str, ...]] = []
 

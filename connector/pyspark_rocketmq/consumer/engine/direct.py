@@ -264,6 +264,8 @@ class OrderlyTask:
                     self._engage_another()
                     return found
                 worker.is_resting = True
+                if self._turns.is_idle:
+                    self._instructions.rests()
                 # Nothing notifies that a queue is given up.
                 self._changed.wait(min(found.until_s - now_s, _LOOK_EVERY_S))
                 worker.begin(None, self._clock.monotonic_s())

@@ -12,6 +12,10 @@ before:
   with the job, and so does all that follows of its queues. Rows that cross Spark between the engine and the
   sink's writer (``orderlyEngine=state``) cannot be cut.
 
+If the sink's writer is ``CommitsInTask``, the task commits by itself, as
+:mod:`~pyspark_rocketmq.consume.task_commits` decides. The part that has grown then has acks of several such
+commits, and goes to the driver as any other; a queue that is given up leaves with all of it.
+
 One thread, ``rocketmq-cut``, writes and hands over everything that leaves before the end, one after the
 other. It takes the growing part from its place when no other thread adds to it. No lock is held while files
 are written.
@@ -29,14 +33,17 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from queue import SimpleQueue
+from math import inf
+from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
 
+from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.cuts import Place
-from pyspark_rocketmq.consume.part import Part, QueueAck, continued
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains, continued
+from pyspark_rocketmq.consume.task_commits import TaskCommits as CommitTimes
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource, Source
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed
@@ -45,7 +52,16 @@ from pyspark_rocketmq.errors import ListenerError, RocketMQError, without_frames
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.listeners.row_buffer import gathered
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import RowWriter, Writing, sends_rows
+from pyspark_rocketmq.sinks.base import (
+    CommitsInTask,
+    CommittingWriting,
+    Progress,
+    RowWriter,
+    Span,
+    TaskCommits,
+    Writing,
+    sends_rows,
+)
 from pyspark_rocketmq.source.range_arrivals import RangeArrivals
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket
 from pyspark_rocketmq.source.reader import freeze_modules, read_arrivals, tickets_in
@@ -56,6 +72,8 @@ logger = logging.getLogger(__name__)
 _RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
 _MOST_ROW_BYTES: Final = 2 << 20
 """Size of rows from which on a task with open ranges cuts by itself, if its rows travel within the parts."""
+_MOST_UNCOMMITTED_BYTES: Final = 8 << 20
+"""Size of rows that are in no commit of a task with open ranges at which it delivers nothing more."""
 RESULT_COLUMNS: Final = "parts string, could_ask boolean"
 """Columns of the row that each task returns."""
 
@@ -63,23 +81,29 @@ RESULT_COLUMNS: Final = "parts string, could_ask boolean"
 class GrowingPart:
     """Rows that are written and acknowledged together, until they are a ``Part``."""
 
-    def __init__(self, writer: RowWriter | None) -> None:
+    def __init__(self, writer: RowWriter | TaskCommits | None) -> None:
         self.id = uuid.uuid4().hex
         self.ends: set[MessageQueue] = set()
         """Queues whose ranges end with the part."""
         self._writing: Writing | None = writer.open() if writer is not None else None
         self._acks: list[QueueAck] = []
+        self._uncommitted: list[QueueAck] = []
+        """Acks of rows that the task itself is still to commit."""
         self._emitted = 0
         self._left_out = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether no range has brought anything."""
-        return not self._acks
+        return not (self._acks or self._uncommitted)
+
+    def has(self, queue: MessageQueue) -> bool:
+        """Return whether there is progress of the queue in it."""
+        return any(ack.queue == queue for ack in (*self._acks, *self._uncommitted))
 
     def add(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck], *, is_end: bool = True) -> None:
         """Add rows of one or more ranges, and acks of those that end with them, or are cut after them."""
-        self._acks += acks
+        (self._uncommitted if isinstance(self._writing, CommittingWriting) else self._acks).extend(acks)
         if is_end:
             self.ends.update(ack.queue for ack in acks)
         for rows in data:
@@ -87,8 +111,23 @@ class GrowingPart:
             if rows.num_rows and self._writing is not None:
                 self._left_out += self._writing.add(rows)
 
+    def commit(self) -> frozenset[MessageQueue]:
+        """Commit what was added, where tasks do that; return queues that are refused from now on."""
+        refused = frozenset[MessageQueue]()
+        if isinstance(self._writing, CommittingWriting):
+            acks = (*self._acks, *self._uncommitted)
+            check_chains([Part(id=self.id, acks=acks)])
+            progress = {ack.queue: _progress(ack) for ack in _joined(self._uncommitted)}
+            refused, left_out = self._writing.commit(progress)
+            self._left_out += left_out
+            self._acks = list(_joined(acks))
+            self._uncommitted.clear()
+        return refused
+
     def finish(self) -> Part:
         """Finish writing; return everything that the driver needs to commit the part."""
+        if self._uncommitted:
+            self.commit()
         written = self._writing.finish() if self._writing is not None else ()
         return Part(
             id=self.id,
@@ -104,11 +143,25 @@ class GrowingPart:
             self._writing.abandon()
 
 
+def _joined(acks: Sequence[QueueAck]) -> tuple[QueueAck, ...]:
+    return Group((Part(id="", acks=tuple(acks)),)).acks
+
+
+def _progress(ack: QueueAck) -> Progress:
+    span = Span(ack.start, ack.state.next_offset)
+    return Progress(span, ack.state.epoch, ack.state.last_message.to_text())
+
+
 class TaskParts:
     """The parts of a task's result so far."""
 
-    def __init__(self, writer: RowWriter | None, instructions: TaskControl | None) -> None:
-        self._writer = writer
+    def __init__(
+        self, writer: RowWriter | None, instructions: TaskControl | None, clock: Clock | None = None
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._commits = writer.begin_task() if isinstance(writer, CommitsInTask) else None
+        """The task's own commits, if its sink has them."""
+        self._writer = self._commits or writer
         self._instructions = instructions
         self._changed = threading.Condition()
         """Guards the attributes below; nothing is written or sent under it."""
@@ -117,6 +170,8 @@ class TaskParts:
         self._thread: threading.Thread | None = None
         """Thread that hands parts over, from the first one on."""
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._times = CommitTimes()
+        """When the task itself commits."""
         self._is_closed = False
         """Whether that thread gets no more work."""
         self._is_abandoned = False
@@ -127,6 +182,9 @@ class TaskParts:
             instructions.when_cut(self._begin_cut)
             if sends_rows(writer):
                 instructions.limit_rows(_MOST_ROW_BYTES, self._begin_own_cut)
+            if self._commits is not None:
+                instructions.limit_rows(_MOST_UNCOMMITTED_BYTES, self._begin_commit)
+                instructions.commit_when(self._settled, self._rests)
             instructions.taken_by(self.take)
 
     def take(self, consumed: Consumed) -> bool:
@@ -168,6 +226,8 @@ class TaskParts:
         Raises:
             RocketMQError: If it is not known whether the driver has the parts that were handed over.
         """
+        if self._commits is not None and self._instructions is not None:
+            self._begin_commit()
         # From here on nothing is cut any more: what is left is the last part.
         if (thread := self._close()) is not None:
             thread.join()
@@ -176,11 +236,14 @@ class TaskParts:
         assert self._growing is not None
         last = self._growing
         if self._instructions is None:
-            return [last.finish()]
+            finished = last.finish()
+            self._release()
+            return [finished]
         if last.is_empty:
             last.abandon()
         else:
             self._finish_last(last, self._instructions)
+        self._release()
         self._instructions.await_taken()
         is_copied = not (last.is_empty or self._instructions.is_cut)
         self._instructions.done(self._kept_back[-1] if is_copied else None)
@@ -196,6 +259,13 @@ class TaskParts:
             self._instructions.forget(error)
         if self._growing is not None:
             self._growing.abandon()
+        if self._thread is None:
+            self._release()
+
+    def _release(self) -> None:
+        """Release what the calling thread has of the task's own commits."""
+        if self._commits is not None:
+            self._commits.close()
 
     # --- the part that grows --------------------------------------------------------------------------------
 
@@ -239,14 +309,26 @@ class TaskParts:
             return self._thread
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None and not self._is_abandoned:
-            try:
+        try:
+            while (work := self._next_work()) is not None and not self._is_abandoned:
                 work()
-            except BaseException as error:  # noqa: BLE001 - the task's own thread raises it
-                self._failure = error
-                assert self._instructions is not None
-                self._instructions.stop()
-                return
+        except BaseException as error:  # noqa: BLE001 - the task's own thread raises it
+            self._failure = error
+            assert self._instructions is not None
+            self._instructions.stop()
+        finally:
+            self._release()
+
+    def _next_work(self) -> Callable[[], None] | None:
+        """Wait for work; a commit of the task's own is work when its time has come."""
+        with self._changed:
+            due_s = self._times.due_s
+        try:
+            return self._work.get(
+                timeout=None if due_s == inf else max(0.0, due_s - self._clock.monotonic_s())
+            )
+        except Empty:
+            return self._commit
 
     def _begin_cut(self, number: int | None) -> bool:
         """Begin to cut; called by the connection's thread, which must not wait for storage."""
@@ -268,6 +350,8 @@ class TaskParts:
             if number is not None:
                 instructions.nothing_to_cut(number)
             return
+        if is_whole:
+            self._commit_begins()
         # In this order: a range that ends meanwhile must not be in the part with its end before its cut.
         with self._leaving(self._take_growing(GrowingPart(self._writer))) as part:
             if is_whole:
@@ -281,26 +365,71 @@ class TaskParts:
 
     def _add_cut(self, part: GrowingPart, cut: RangeCuts, instructions: TaskControl) -> None:
         for consumed in cut.ended:
-            fate = instructions.fate(consumed.ack.queue)
-            if fate is Fate.DROPPED or (fate is Fate.HANDED_OVER and not consumed.ack.counts):
-                instructions.released(consumed.ack.queue)
-            else:
-                part.add(consumed.batches(), [consumed.ack])
+            self._add_ended(part, consumed, instructions)
         going_on = [each for each in cut.going_on if instructions.fate(each.ack.queue) is not Fate.DROPPED]
         # A writer's cost is that of a call, if there are few rows.
         rows = gathered(chain.from_iterable(each.batches() for each in going_on))
         part.add(rows, [each.ack for each in going_on], is_end=False)
 
+    def _add_ended(self, part: GrowingPart, consumed: Consumed, instructions: TaskControl) -> None:
+        """Add the result of a range that has ended, unless nothing of it may leave or counts."""
+        queue = consumed.ack.queue
+        fate = instructions.fate(queue)
+        is_rest = consumed.ack.counts or part.has(queue)
+        if fate is Fate.DROPPED or (fate is Fate.HANDED_OVER and not is_rest):
+            instructions.released(queue)
+        else:
+            part.add(consumed.batches(), [consumed.ack])
+
     def _give_up(self, consumed: Consumed) -> None:
         """Hand over the result of a range that was given up."""
         assert self._instructions is not None
-        queue = consumed.ack.queue
-        if self._instructions.fate(queue) is Fate.DROPPED or not consumed.ack.counts:
-            self._instructions.released(queue)
-            return
-        with self._leaving(GrowingPart(self._writer)) as part:
-            part.add(consumed.batches(), [consumed.ack])
-            self._hand_over(part, None)
+        # What the task has committed of the queue is in the part that grows, and must be there before.
+        leaves = GrowingPart(self._writer)
+        with self._leaving(leaves if self._commits is None else self._take_growing(leaves)) as part:
+            self._add_ended(part, consumed, self._instructions)
+            if part.is_empty:
+                part.abandon()
+            else:
+                self._hand_over(part, None)
+
+    # --- the task's own commits -----------------------------------------------------------------------------
+
+    def _settled(self) -> None:
+        with self._changed:
+            is_new = self._times.settled(self._clock.monotonic_s())
+        if is_new:
+            self._begin(_look_again)
+
+    def _rests(self) -> None:
+        with self._changed:
+            is_new = self._times.rests(self._clock.monotonic_s())
+        if is_new:
+            self._begin(_look_again)
+
+    def _begin_commit(self) -> bool:
+        return self._begin(self._commit)
+
+    def _commit_begins(self) -> None:
+        with self._changed:
+            self._times.begins()
+
+    def _commit(self) -> None:
+        """Commit everything that is settled; the driver gets its acks later."""
+        instructions = self._instructions
+        assert instructions is not None
+        self._commit_begins()
+        instructions.rows_taken()
+        # Nobody adds to the part meanwhile: ranges seldom end, and a transaction takes milliseconds.
+        part = self._take_growing(None)
+        try:
+            self._add_cut(part, instructions.cut_ranges(), instructions)
+            refused = part.commit()
+        finally:
+            self._put_growing(part)
+        if refused or any(instructions.fate(queue) is Fate.HANDED_OVER for queue in list(part.ends)):
+            # The driver is to know it now.
+            self._cut(None, is_whole=False)
 
     @contextmanager
     def _leaving(self, part: GrowingPart) -> Iterator[GrowingPart]:
@@ -331,6 +460,10 @@ class TaskParts:
             self._kept_back.append(finished)
             if number is not None:
                 self._instructions.nothing_to_cut(number)
+
+
+def _look_again() -> None:
+    """Do nothing: the thread has only to look when its next commit is due."""
 
 
 class Engine(Protocol):

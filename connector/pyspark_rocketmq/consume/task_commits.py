@@ -1,0 +1,53 @@
+"""Decides when a task commits by itself what it has settled; for sinks whose tasks commit (row I6).
+
+    CLEAN --settled--> WAITING (for 5 ms) --the time is over--> DUE --a commit begins--> CLEAN
+                          |                                      ^
+                          +---- the task has nothing to deliver -+
+
+Rule 1 (dry): as soon as nothing is left to deliver, what is settled is committed: waiting longer would bring
+no more rows into the transaction.
+Rule 2 (busy): otherwise the first settled message waits for 5 ms. An engine that does not report that it has
+nothing to deliver always waits.
+Rule 3 (one): one commit at a time. What is settled while it runs is in the next one, whose time counts from
+its own first message.
+
+No I/O, no clock. Not thread-safe; no method waits.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+LONGEST_WAIT_S: Final = 0.005
+"""How long the first settled message waits for others."""
+
+
+class TaskCommits:
+    """The commits of one task."""
+
+    def __init__(self) -> None:
+        self._due_s = inf
+
+    @property
+    def due_s(self) -> float:
+        """When the next commit is to begin; infinite while nothing is settled that is in none."""
+        return self._due_s
+
+    def settled(self, now_s: float) -> bool:
+        """Note that something is settled that is in no commit; return whether :attr:`due_s` is new."""
+        is_first = self._due_s == inf
+        if is_first:
+            self._due_s = now_s + LONGEST_WAIT_S
+        return is_first
+
+    def rests(self, now_s: float) -> bool:
+        """Note that there is nothing to deliver until more arrives; return whether :attr:`due_s` is new."""
+        is_earlier = now_s < self._due_s < inf
+        if is_earlier:
+            self._due_s = now_s
+        return is_earlier
+
+    def begins(self) -> None:
+        """Begin a commit of all that is settled; to be called before anything is taken."""
+        self._due_s = inf

@@ -1,0 +1,333 @@
+"""A micro-batch's rows on their way into a user's database, one transaction after the other.
+
+Rule 1: a watermark is only moved from its value at the beginning of the batch, or after the batch's commit
+before.  If two queries move it, for
+example because one was believed dead, the second one waits for the first one's transaction.  Then it does not
+find the row with the old value, and is refused.
+Rule 2: an error of a commit means "unknown".  The attempt's id beside the watermarks shows the outcome.
+Rule 3: rows first, watermarks last.  If the user's function breaks the transaction, rows below a watermark
+are never missing.  The open attempt that is left stops every batch until an operator has checked the rows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Protocol
+
+import pyarrow as pa
+
+from pyspark_rocketmq.errors import SinkConflict, SinkMoved
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.retry import commit_with_retry
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding
+from pyspark_rocketmq.sinks.base import (
+    RowWriter,
+    Span,
+    Writing,
+    check_follows,
+    check_includes,
+    drop_committed,
+    moved_by,
+    rows_without,
+)
+from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S, Watermark, WatermarkTable, shown_error
+
+WriteRows = Callable[[Any, pa.Table], None]
+"""Function that writes rows through a cursor.
+
+It must neither commit nor roll back, and may be called again after an error.
+"""
+
+
+_LONGEST_ATTEMPT: Final = 36
+"""Length of the column for attempts."""
+
+
+class Database(Protocol):
+    """A user's database with its table of watermarks."""
+
+    table: WatermarkTable
+    write: WriteRows
+    sleep: Callable[[float], None]
+    """Function that waits between the tries of a transaction."""
+
+
+@dataclass(slots=True)
+class _Tried:
+    """The newest group whose transaction was tried."""
+
+    group_id: str
+    attempts: dict[str, Mapping[MessageQueue, Watermark]] = field(default_factory=dict)
+    """Watermarks that its transactions move, with fewer and fewer queues, by attempt; one may be made."""
+    is_made: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class DatabaseBatch:
+    """One micro-batch on its way into the database; made by ``DatabaseSink.begin``."""
+
+    sink: Database
+    consumer_group: str
+    writer: RowCollector
+    stored: dict[MessageQueue, Watermark]
+    """The watermarks when the batch began, or after its last commit of each queue."""
+    generations: Mapping[MessageQueue, int]
+    standings: tuple[SinkStanding, ...]
+    """See ``SinkBatch.standings``."""
+    newest: dict[MessageQueue, str] = field(default_factory=dict)
+    """See :meth:`note_newest`."""
+    mark: str = ""
+    """Beginning of the ids of its attempts."""
+    pauses_s: Sequence[float] = PAUSES_S
+    """Pauses before each further try of a transaction that failed."""
+    _reached: dict[MessageQueue, int] = field(init=False)
+    """Next offset of each queue of the batch, as in ``stored``; 0 without rows of its generation."""
+    _tried: _Tried | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._reached = dict(self.writer.watermarks)
+
+    def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
+        """See ``RemembersMessages.note_newest``."""
+        self.newest.update(newest)
+
+    def task_writer(self) -> RowWriter:
+        """Return the writer with which tasks gather the batch's rows."""
+        return self.writer
+
+    def commit(self, written: Sequence[CollectedRows], acked: Mapping[MessageQueue, int]) -> None:
+        """Write the rows and move the watermarks in one transaction; raises as :meth:`commit_group`.
+
+        A queue of an earlier commit of the batch is refused.
+        """
+        begun = self.writer.watermarks
+        spans = {queue: Span(begun.get(queue, 0), at) for queue, at in acked.items()}
+        self.commit_group(written, spans, str(uuid.uuid4()))
+
+    def commit_group(
+        self, written: Sequence[CollectedRows], spans: Mapping[MessageQueue, Span], group_id: str
+    ) -> None:
+        """Write a group's rows and move the watermarks in one transaction; see ``CommitsGroups``.
+
+        Raises as :meth:`commit_rows`.
+        """
+        self.commit_rows(self._rows(written), spans, group_id)
+
+    def commit_rows(self, rows: pa.Table, spans: Mapping[MessageQueue, Span], group_id: str) -> None:
+        """Write rows and move the watermarks to the ends of ``spans``, in one transaction.
+
+        Raises:
+            SinkMoved: If another consumer moved one of the watermarks since the batch began, or if rows do
+                not follow those of the batch's earlier commits. Nothing was added.
+            SinkConflict: If the transaction kept failing, for example due to errors of the user's function,
+                or if that function committed by itself.
+            OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark
+                grows.
+        """
+        place = f"database table {self.sink.table.name}"
+        if self._tried is None or self._tried.group_id != group_id:
+            self._tried = _Tried(group_id)
+        tried = self._tried
+        if tried.is_made:
+            check_includes(self._reached, spans, place=place)
+            return
+        check_follows(self.writer.watermarks, self._reached, spans, place=place)
+        grown = moved_by(
+            self._reached,
+            {queue: span.next_offset for queue, span in spans.items()},
+            rows=len(rows),
+            consumer_group=self.consumer_group,
+            place=place,
+        )
+        if grown:
+            self._commit(rows, grown, tried)
+            check_includes(self._reached, spans, place=place)
+
+    def without(
+        self, written: Sequence[CollectedRows], queues: Collection[MessageQueue]
+    ) -> tuple[list[CollectedRows], int]:
+        """See ``LeavesOutQueues.without``."""
+        before = self._rows(written)
+        kept = rows_without(before, queues)
+        rest = [CollectedRows.of(kept.to_batches(), self.writer.schema)] if len(kept) else []
+        return rest, len(before) - len(kept)
+
+    def _rows(self, written: Sequence[CollectedRows]) -> pa.Table:
+        return pa.concat_tables([self.writer.schema.empty_table(), *(each.table() for each in written)])
+
+    def _commit(self, rows: pa.Table, grown: Mapping[MessageQueue, int], tried: _Tried) -> None:
+        attempt_id = f"{self.mark}{uuid.uuid4()}"[:_LONGEST_ATTEMPT]
+        moved_to = {queue: self._watermark(queue, offset, attempt_id) for queue, offset in grown.items()}
+
+        def attempt(_: Exception | None) -> None:
+            if tried.attempts and self._is_made(grown, tried):
+                return
+            tried.attempts[attempt_id] = moved_to
+            self._write(rows, moved_to, attempt_id)
+            self._note_made(tried, attempt_id)
+
+        try:
+            commit_with_retry(
+                f"database transaction of group {self.consumer_group}",
+                attempt,
+                self.pauses_s,
+                self.sink.sleep,
+                unknown=Exception,
+                refused=SinkConflict,
+            )
+        except SinkConflict:
+            raise
+        except Exception as error:
+            raise SinkConflict(
+                f"{len(rows)} rows of group {self.consumer_group} could not be written into the database in "
+                f"{len(self.pauses_s) + 1} tries; the last error was: {shown_error(error)}. Correct the "
+                "cause and start the query again, which repeats the batch without the rows that are there by "
+                "then."
+            ) from error
+
+    def _write(self, rows: pa.Table, moved_to: Mapping[MessageQueue, Watermark], attempt: str) -> None:
+        table, group = self.sink.table, self.consumer_group
+        with table.transaction() as cursor:
+            if len(rows):
+                with table.open_attempt(cursor, group, attempt):
+                    self.sink.write(cursor, rows)
+            moved = [
+                queue
+                for queue, new in sorted(moved_to.items())
+                if not table.move(cursor, group, queue, self.stored.get(queue), new)
+            ]
+            if moved:
+                raise self._moved(moved)
+
+    def _watermark(self, queue: MessageQueue, next_offset: int, attempt: str) -> Watermark:
+        generation, old = self.generations[queue], self.stored.get(queue)
+        newest = self.newest.get(queue, "")
+        if not newest and old is not None and old.generation == generation:
+            newest = old.newest
+        return Watermark.stored_by(attempt, next_offset, generation, newest)
+
+    def _is_made(self, grown: Mapping[MessageQueue, int], tried: _Tried) -> bool:
+        """Whether one of the tries whose outcome is unknown was committed after all.
+
+        Raises:
+            SinkMoved: If another consumer has moved a watermark.
+            SinkConflict: If the try was committed before its end.
+        """
+        found = self.sink.table.read(self.consumer_group)
+        if not tried.attempts.keys().isdisjoint(found.open_attempts):
+            since = {queue: self._reached[queue] for queue in grown}
+            raise committed_by_itself(self.sink.table, self.consumer_group, "this batch", since)
+        for attempt_id, moved_to in tried.attempts.items():
+            now = (found.watermarks.get(queue) for queue in moved_to)
+            if any(watermark is not None and watermark.attempt == attempt_id for watermark in now):
+                self._note_made(tried, attempt_id)
+                return True
+        moved = [queue for queue in grown if found.watermarks.get(queue) != self.stored.get(queue)]
+        if moved:
+            raise self._moved(moved)
+        return False
+
+    def _note_made(self, tried: _Tried, attempt_id: str) -> None:
+        moved_to = tried.attempts[attempt_id]
+        tried.is_made = True
+        self.stored.update(moved_to)
+        self._reached.update({queue: watermark.next_offset for queue, watermark in moved_to.items()})
+
+    def _moved(self, queues: Sequence[MessageQueue]) -> SinkMoved:
+        return SinkMoved(
+            f"Another consumer of group {self.consumer_group} wrote rows of {'; '.join(map(str, queues))} "
+            "into the database while this batch ran. Nothing of this batch was added. If it happens often, "
+            "two queries own the same queues.",
+            queues,
+        )
+
+
+def known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, generation: int) -> int:
+    """Return the watermark of the queue in this generation; raise SinkMoved for a later one in the table."""
+    if watermark.generation > generation:
+        raise SinkMoved(
+            f"The database has rows of {queue} from generation {watermark.generation}, but this batch of "
+            f"group {consumer_group} has rows from generation {generation}: the queue's offsets began again "
+            "at 0, and another consumer already reads the new ones. Nothing was added."
+        )
+    return watermark.next_offset if watermark.generation == generation else 0
+
+
+def committed_by_itself(
+    table: WatermarkTable, consumer_group: str, attempt: str, since: Mapping[MessageQueue, int]
+) -> SinkConflict:
+    """Return the error of a transaction that was committed before its end."""
+    where = "; ".join(f"{queue} from offset {offset} on" for queue, offset in sorted(since.items()))
+    return SinkConflict(
+        f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it "
+        "was at its end: write(cursor, rows) commits by itself (commit(), `with connection:`, "
+        "executescript(), or a statement that commits implicitly, as CREATE TABLE does in MySQL), or its "
+        "connection does. Rows may be in the database without their watermarks, and would come a second "
+        f"time. Have the function leave commits to the sink, remove the rows of {where or 'all queues'}, and "
+        f"then run: {table.forget_attempts_statement(consumer_group)}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedRows:
+    """A task's rows on their way to the driver."""
+
+    rows: str
+    """An Arrow stream in base64."""
+
+    @classmethod
+    def of(cls, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> CollectedRows:
+        """Encode the rows of ``batches``, all of which have ``schema``."""
+        stream = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return cls(rows=b64encode(stream.getvalue()).decode("ascii"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return {"rows": self.rows}
+
+    def table(self) -> pa.Table:
+        """Return the rows."""
+        with pa.ipc.open_stream(b64decode(self.rows)) as reader:
+            return reader.read_all()
+
+
+@dataclass(frozen=True, slots=True)
+class RowCollector:
+    """Gathers a task's rows that the database does not have; picklable."""
+
+    sends_rows: ClassVar[bool] = True
+
+    schema: pa.Schema
+    watermarks: Mapping[MessageQueue, int]
+
+    def open(self) -> Writing:
+        """See ``RowWriter.open``."""
+        return _Collecting(self)
+
+    def written(self, facts: Mapping[str, Any]) -> CollectedRows:
+        """See ``RowWriter.written``."""
+        return CollectedRows(**facts)
+
+
+class _Collecting:
+    def __init__(self, collector: RowCollector) -> None:
+        self._collector = collector
+        self._batches: list[pa.RecordBatch] = []
+
+    def add(self, rows: pa.RecordBatch) -> int:
+        new = drop_committed(rows.select(self._collector.schema.names), self._collector.watermarks)
+        if new.num_rows:
+            self._batches.append(new.cast(self._collector.schema))
+        return int(rows.num_rows - new.num_rows)
+
+    def finish(self) -> list[CollectedRows]:
+        return [CollectedRows.of(self._batches, self._collector.schema)] if self._batches else []
+
+    def abandon(self) -> None:
+        self._batches.clear()

@@ -1,0 +1,449 @@
+"""Transactions of tasks in a user's database: a row is there milliseconds after its message was stored.
+
+Each task has a connection of its own. Its transactions contain rows and watermarks, by the rules of
+:mod:`~pyspark_rocketmq.sinks.database_batch`; the driver gets the offsets that the database has passed. What
+the driver checks before it commits rows, a task checks here:
+
+Rule 1 (epochs): a queue is refused if it has another epoch than when the batch began. Then its offsets may
+stand for other messages.
+Rule 2 (nobody looked): a queue is refused if the database was ahead of the offset store when the batch began.
+The planner first looks whether the broker still has the messages below the watermark. The driver leaves such
+a queue out of the epochs.
+Rule 3 (compare and set): a task begins at the watermarks of the batch's beginning, or where an earlier
+attempt of a task of the same batch has left them, which the mark in the attempt's id shows. Of the rows below
+them it adds none. If somebody else has moved a watermark, its queue is refused.
+
+A refused queue costs the others nothing. The driver finds it in the part's result, and drops it as if the
+sink had refused its own commit.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from socket import gethostname
+from typing import Any, Final, Self
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.retry import commit_with_retry
+from pyspark_rocketmq.sinks.against_offsets import SinkStanding
+from pyspark_rocketmq.sinks.base import (
+    Progress,
+    RowWriter,
+    Span,
+    TaskCommit,
+    TaskCommits,
+    Writing,
+    drop_committed,
+    rows_without,
+)
+from pyspark_rocketmq.sinks.database_batch import (
+    Database,
+    DatabaseBatch,
+    RowCollector,
+    WriteRows,
+    committed_by_itself,
+)
+from pyspark_rocketmq.sinks.database_watermarks import (
+    PAUSES_S,
+    Connection,
+    Stored,
+    Watermark,
+    WatermarkTable,
+    shown_error,
+)
+
+_PAUSES_S: Final = (*PAUSES_S, *[5.0] * 11)
+"""Pauses before each further try of a transaction: a minute in all, as the driver tries a failed commit."""
+_MARK_LENGTH: Final = 12
+
+
+def new_mark() -> str:
+    """Return the beginning of the ids of a batch's attempts."""
+    return f"{uuid.uuid4().hex[:_MARK_LENGTH]}-"
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseAccess:
+    """A user's functions and the table of watermarks, pickled once for all tasks of a query."""
+
+    pickled: bytes
+    table: str
+    placeholder: str
+
+    @classmethod
+    def of(
+        cls,
+        connect: Callable[[], Connection],
+        write: WriteRows,
+        sleep: Callable[[float], None],
+        *,
+        table: str,
+        placeholder: str,
+    ) -> Self:
+        """Pickle the functions.
+
+        Raises:
+            OptionError: If one of them cannot be pickled.
+        """
+        problems = []
+        for name, function in {"connect": connect, "write": write, "sleep": sleep}.items():
+            try:
+                cloudpickle.dumps(function)
+            except Exception as error:  # noqa: BLE001 - any object may refuse in any way
+                problems.append(
+                    f"commit_in_task=True sends {name} to the tasks, and it cannot be pickled: "
+                    f"{shown_error(error)}. Have it make what it needs when it is called: an open "
+                    "connection, a pool or a lock cannot be sent"
+                )
+        if problems:
+            raise OptionError(tuple(problems), where="database sink")
+        return cls(cloudpickle.dumps((connect, write, sleep)), table, placeholder)
+
+    def open(self) -> TaskDatabase:
+        """Return the database, in a task; nothing is connected yet."""
+        connect, write, sleep = pickle.loads(self.pickled)  # noqa: S301 - the query's own
+        kept = KeptConnection(connect)
+        return TaskDatabase(WatermarkTable(kept, self.table, self.placeholder), write, sleep, kept)
+
+
+class KeptConnection:
+    """Opens a connection, and keeps it for as long as its transactions are committed; for one thread.
+
+    Another thread gets a connection of its own: that of sqlite3 serves only the thread that opened it.
+    """
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._kept: Connection | None = None
+        self._thread = 0
+
+    def __call__(self) -> Connection:
+        """Return a connection; its ``close`` keeps it, unless something has failed."""
+        if self._kept is None or self._thread != threading.get_ident():
+            self.close()
+            self._kept, self._thread = self._connect(), threading.get_ident()
+        return _Lent(self._kept, self)
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            with suppress(Exception):
+                kept.close()
+
+
+class _Lent:
+    """A kept connection for one transaction."""
+
+    def __init__(self, connection: Connection, keeper: KeptConnection) -> None:
+        self._connection = connection
+        self._keeper = keeper
+        self._is_committed = False
+
+    def cursor(self) -> Any:
+        return self._connection.cursor()
+
+    def commit(self) -> None:
+        self._connection.commit()
+        self._is_committed = True
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    def close(self) -> None:
+        # After an error the connection may be broken, or what the transaction read out of date.
+        if not self._is_committed:
+            self._keeper.close()
+
+
+@dataclass(slots=True)
+class TaskDatabase(Database):
+    """A user's database as a task has it."""
+
+    table: WatermarkTable
+    write: WriteRows
+    sleep: Callable[[float], None]
+    connection: KeptConnection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedQueues:
+    """A task's result: its rows are in the database, except those of refused queues."""
+
+    rows: Mapping[MessageQueue, int]
+    """Number of rows that were not added, by queue."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the queues and numbers in a form that JSON can hold."""
+        return {"refused": [[*queue, count] for queue, count in sorted(self.rows.items())]}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
+        """Rebuild a result of :meth:`to_dict`."""
+        return cls(rows={MessageQueue(*queue): count for *queue, count in facts["refused"]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittingWriter:
+    """Has tasks commit; picklable; implements ``CommitsInTask``."""
+
+    access: DatabaseAccess
+    consumer_group: str
+    schema: pa.Schema
+    mark: str
+    """Beginning of the ids of the batch's attempts."""
+    stored: Mapping[MessageQueue, Watermark]
+    """The table's watermarks when the batch began."""
+    watermarks: Mapping[MessageQueue, int]
+    """Next offset of each queue of the batch then; 0 without rows of its generation."""
+    generations: Mapping[MessageQueue, int]
+    epochs: Mapping[MessageQueue, int] | None = None
+    """Epochs of the queues that may be committed; None if each may be, whatever its epoch is."""
+
+    def open(self) -> Writing:
+        """See ``RowWriter.open``."""
+        return self.begin_task().open()
+
+    def written(self, facts: Mapping[str, Any]) -> RefusedQueues:
+        """See ``RowWriter.written``."""
+        return RefusedQueues.from_dict(facts)
+
+    def fenced(self, epochs: Mapping[MessageQueue, int]) -> RowWriter:
+        """See ``CommitsInTask.fenced``."""
+        return replace(self, epochs=dict(epochs))
+
+    def begin_task(self) -> TaskCommits:
+        """See ``CommitsInTask.begin_task``."""
+        return DatabaseTask(self, self.access.open())
+
+
+class DatabaseTask:
+    """The transactions of one task; implements ``TaskCommits``."""
+
+    def __init__(self, writer: CommittingWriter, database: TaskDatabase) -> None:
+        self.writer: Final = writer
+        """Its settings, and the facts of the batch's beginning."""
+        self._database = database
+        self._batch: DatabaseBatch | None = None
+        self._moved: set[MessageQueue] = set()
+        """Queues that somebody else had moved before the task's first transaction."""
+        self._refused: set[MessageQueue] = set()
+
+    def open(self) -> Writing:
+        """See ``TaskCommits.open``."""
+        return _Committing(self)
+
+    def close(self) -> None:
+        """See ``TaskCommits.close``."""
+        self._database.connection.close()
+
+    def commit(self, rows: pa.Table, progress: Mapping[MessageQueue, Progress]) -> Outcome:
+        """Add rows and move watermarks in one transaction, without the queues that are refused.
+
+        Raises:
+            SinkConflict: If the database cannot be reached or the transaction kept failing for a minute, or
+                if the user's function commits by itself.
+            OffsetError: If there are rows although no watermark grows.
+        """
+        batch = self._batch or self._begin()
+        new = self._without_committed(rows, batch)
+        outcome = Outcome(len(rows) - len(new))
+        self._refuse(
+            (queue for queue, each in progress.items() if not self._may_commit(queue, each.epoch)), outcome
+        )
+        batch.note_newest({queue: each.newest for queue, each in progress.items() if each.newest})
+        spans = {queue: each.span for queue, each in progress.items()}
+        self._commit(batch, new, spans, outcome)
+        for queue in self._refused.intersection(progress):
+            outcome.not_added[queue] = len(new) - len(rows_without(new, [queue]))
+        return outcome
+
+    def _commit(
+        self, batch: DatabaseBatch, rows: pa.Table, spans: Mapping[MessageQueue, Span], outcome: Outcome
+    ) -> None:
+        group_id = str(uuid.uuid4())
+        spans, rows = self._without_refused(spans, rows)
+        # Rows without progress are an error.
+        while spans or len(rows):
+            try:
+                batch.commit_rows(rows, spans, group_id)
+            except SinkMoved as error:
+                moved = {MessageQueue(*queue) for queue in error.queues} & spans.keys()
+                self._refuse(moved or spans, outcome)
+                spans, rows = self._without_refused(spans, rows)
+            else:
+                return
+
+    def _without_refused(
+        self, spans: Mapping[MessageQueue, Span], rows: pa.Table
+    ) -> tuple[Mapping[MessageQueue, Span], pa.Table]:
+        if self._refused.isdisjoint(spans):
+            return spans, rows
+        kept = {queue: span for queue, span in spans.items() if queue not in self._refused}
+        return kept, rows_without(rows, self._refused)
+
+    def _refuse(self, queues: Iterable[MessageQueue], outcome: Outcome) -> None:
+        news = frozenset(queues) - self._refused
+        self._refused |= news
+        outcome.refused |= news
+
+    def _may_commit(self, queue: MessageQueue, epoch: int) -> bool:
+        epochs = self.writer.epochs
+        return queue not in self._moved and (epochs is None or epochs.get(queue) == epoch)
+
+    def _without_committed(self, rows: pa.Table, batch: DatabaseBatch) -> pa.Table:
+        """Leave out rows that an earlier attempt of the task has added."""
+        if batch.writer.watermarks == self.writer.watermarks:
+            return rows
+        new = [drop_committed(each, batch.writer.watermarks) for each in rows.to_batches()]
+        return pa.Table.from_batches(new, rows.schema)
+
+    def _begin(self) -> DatabaseBatch:
+        writer = self.writer
+        stored = self._read()
+        if stored.open_attempts:
+            since = {queue: each.next_offset for queue, each in stored.watermarks.items()}
+            raise committed_by_itself(
+                self._database.table, writer.consumer_group, "an earlier attempt", since
+            )
+        begun = dict(writer.watermarks)
+        for queue, generation in writer.generations.items():
+            now = stored.watermarks.get(queue)
+            if now == writer.stored.get(queue):
+                continue
+            if now is not None and now.attempt.startswith(writer.mark) and now.generation == generation:
+                begun[queue] = now.next_offset
+            else:
+                self._moved.add(queue)
+        self._batch = DatabaseBatch(
+            sink=self._database,
+            consumer_group=writer.consumer_group,
+            writer=RowCollector(writer.schema, begun),
+            stored=dict(stored.watermarks),
+            generations=writer.generations,
+            standings=(),
+            mark=writer.mark,
+            pauses_s=_PAUSES_S,
+        )
+        return self._batch
+
+    def _read(self) -> Stored:
+        table, group = self._database.table, self.writer.consumer_group
+        try:
+            return commit_with_retry(
+                f"watermarks of group {group}",
+                lambda _: table.read(group),
+                _PAUSES_S,
+                self._database.sleep,
+                unknown=Exception,
+            )
+        except Exception as error:
+            raise SinkConflict(
+                f"A task on {gethostname()} cannot read the watermarks of group {group} in database table "
+                f"{table.name}: {shown_error(error)}. With commit_in_task=True each executor connects to the "
+                "database: let all of them reach it, or leave out commit_in_task."
+            ) from error
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the rows and queues of a task's transaction."""
+
+    left_out: int
+    """Number of rows that an earlier attempt has added."""
+    refused: frozenset[MessageQueue] = frozenset()
+    """Queues that are refused from this transaction on."""
+    not_added: dict[MessageQueue, int] = field(default_factory=dict)
+    """Number of rows of each refused queue."""
+
+
+class _Committing:
+    """A task's writing between two of its parts; implements ``CommittingWriting``."""
+
+    def __init__(self, task: DatabaseTask) -> None:
+        self._task = task
+        self._batches: list[pa.RecordBatch] = []
+        self._not_added: dict[MessageQueue, int] = {}
+
+    def add(self, rows: pa.RecordBatch) -> int:
+        writer = self._task.writer
+        new = drop_committed(rows.select(writer.schema.names), writer.watermarks)
+        if new.num_rows:
+            self._batches.append(new.cast(writer.schema))
+        return int(rows.num_rows - new.num_rows)
+
+    def commit(self, progress: Mapping[MessageQueue, Progress]) -> TaskCommit:
+        outcome = self._task.commit(pa.Table.from_batches(self._batches, self._task.writer.schema), progress)
+        self._batches.clear()
+        for queue, count in outcome.not_added.items():
+            self._not_added[queue] = self._not_added.get(queue, 0) + count
+        return TaskCommit(outcome.refused, outcome.left_out)
+
+    def finish(self) -> list[RefusedQueues]:
+        assert not self._batches, "commit() comes first: the driver gets no rows"
+        return [RefusedQueues(rows=self._not_added)] if self._not_added else []
+
+    def abandon(self) -> None:
+        self._batches.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCommittedBatch:
+    """One micro-batch whose tasks commit, as the driver has it."""
+
+    writer: CommittingWriter
+    standings: tuple[SinkStanding, ...]
+    """See ``SinkBatch.standings``."""
+
+    def task_writer(self) -> RowWriter:
+        """Return the writer with which tasks commit."""
+        return self.writer
+
+    def commit(self, written: Sequence[RefusedQueues], acked: Mapping[MessageQueue, int]) -> None:
+        """Check that no task has refused a queue; raises as :meth:`commit_group`."""
+        self._check(written, acked)
+
+    def commit_group(
+        self,
+        written: Sequence[RefusedQueues],
+        spans: Mapping[MessageQueue, Span],
+        group_id: str,  # noqa: ARG002 - of the interface; a check may be made again
+    ) -> None:
+        """Check that no task has refused a queue; see ``CommitsGroups``.
+
+        Raises:
+            SinkMoved: If one has; it names the queues.
+        """
+        self._check(written, spans)
+
+    def without(
+        self, written: Sequence[RefusedQueues], queues: Collection[MessageQueue]
+    ) -> tuple[list[RefusedQueues], int]:
+        """See ``LeavesOutQueues.without``; rows that the database has stay there."""
+        kept = [
+            RefusedQueues(rows={queue: count for queue, count in each.rows.items() if queue not in queues})
+            for each in written
+        ]
+        removed = sum(count for each in written for queue, count in each.rows.items() if queue in queues)
+        return [each for each in kept if each.rows], removed
+
+    def _check(self, written: Sequence[RefusedQueues], acked: Collection[MessageQueue]) -> None:
+        refused = sorted({queue for each in written for queue in each.rows}.intersection(acked))
+        if refused:
+            named = "; ".join(map(str, refused))
+            raise SinkMoved(
+                f"Another consumer of group {self.writer.consumer_group} wrote rows of {named} into the "
+                "database while this batch ran, claimed or reset these queues, or the database was ahead of "
+                "the offsets when the batch began. Its tasks have added nothing more of them; they are "
+                "consumed again.",
+                refused,
+            )
