@@ -10,6 +10,9 @@ Rule 2 (busy): otherwise the first settled message waits for 5 ms. An engine tha
 nothing to deliver always waits.
 Rule 3 (one): one commit at a time. What is settled while it runs is in the next one, whose time counts from
 its own first message.
+Rule 4 (failures): the sink tries a commit that fails again, for a minute. What is settled meanwhile waits,
+and so does the listener if the rows become many. Then the task fails, and whatever is in no commit is
+consumed again.
 
 No I/O, no clock. Not thread-safe; no method waits.
 """
@@ -24,9 +27,13 @@ LONGEST_WAIT_S: Final = 0.005
 
 
 class TaskCommits:
-    """The commits of one task."""
+    """The commits of one task.
+
+    It only has the time of the next one: what that takes is up to the ranges.
+    """
 
     def __init__(self) -> None:
+        """Begin with nothing settled."""
         self._due_s = inf
 
     @property
