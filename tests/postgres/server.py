@@ -90,7 +90,7 @@ class Postgres:
 
     @property
     def address(self) -> str:
-        """What a client in any process connects with."""
+        """Text with which a client in any process connects."""
         return f"host=127.0.0.1 port={self._port} dbname=postgres connect_timeout=10 user={_USER}"
 
     def connect(self, user: str = _USER, **options: Any) -> psycopg.Connection[Any]:

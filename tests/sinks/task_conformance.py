@@ -1,4 +1,4 @@
-"""What a ``DatabaseSink`` promises whose tasks commit, on every database."""
+"""Promises of a ``DatabaseSink`` whose tasks commit, on every database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EPOCH = 7
 
 
 class _Current(NamedTuple):
-    """What this process's tasks find: their functions are pickled, the test's database is not."""
+    """The database that this process's tasks use: their functions are pickled, a test's database is not."""
 
     database: Database
     faults: Faults
@@ -103,7 +103,7 @@ class Task:
         return refused
 
     def result(self) -> Sequence[Any]:
-        """What the driver gets."""
+        """Return the part that the driver gets."""
         return list(self.writing.finish())
 
 
@@ -284,7 +284,7 @@ class TaskConformance(SinkConformance):
     def test_of_two_living_attempts_the_second_is_refused(
         self, database: Database, in_task: DatabaseSink
     ) -> None:
-        """I6, H5: one was believed dead; the queues that it alone has go on."""
+        """I6, H5: one was believed dead; the queues that only the other one has go on."""
         batch = _begun(in_task)
         one, other = Task(batch), Task(batch)
         for task in (one, other):

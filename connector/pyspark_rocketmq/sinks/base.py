@@ -249,7 +249,7 @@ def sends_rows(writer: RowWriter | None) -> bool:
 
 
 class Progress(NamedTuple):
-    """What a transaction of a task adds of one queue."""
+    """Progress of one queue in a transaction of a task."""
 
     span: Span
     epoch: int

@@ -356,7 +356,7 @@ class DatabaseTask:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the rows and queues of a task's transaction."""
+    """Outcome of a task's transaction."""
 
     left_out: int
     """Number of rows that an earlier attempt has added."""
