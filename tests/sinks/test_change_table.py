@@ -312,7 +312,7 @@ def test_columns_must_be_known(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "type_", "problem"),
-    [(["nr"], pa.int64(), "which the rows do not have"), (["id"], pa.float64(), "not exact")],
+    [(["nr"], pa.int64(), "keys names nr, but the table has id"), (["id"], pa.float64(), "not exact")],
 )
 def test_keys_that_cannot_be_used(path: Path, keys: list[str], type_: pa.DataType, problem: str) -> None:
     """K5: a key is a column of exact values."""
@@ -339,6 +339,17 @@ def test_side_tables_are_in_the_table_s_folder(path: Path) -> None:
     assert DeltaTable(path / "_deletions").to_pyarrow_table()["id"].to_pylist() == [2]
     apply(sink, [Sent(change(Operation.INSERT, 2, 1, a=1), 2)])
     assert list(table_rows(path)) == [1]
+
+
+def test_the_hidden_columns_have_statistics(path: Path) -> None:
+    """K1: in a table of many columns, too, so that files without older values are not read for them."""
+    wide = pa.schema([("id", pa.int64()), *((f"c{number}", pa.int64()) for number in range(40))])
+    sink = change_table(path, columns=wide)
+    apply(sink, sent([change(Operation.INSERT, 1, 1, c0=5)]))
+
+    [stats] = pa.table(DeltaTable(path).get_add_actions(flatten=True))["null_count.__older"].to_pylist()
+    assert stats == 1
+    assert table_rows(path)[1]["c0"] == 5
 
 
 class _RowsAsChanges:

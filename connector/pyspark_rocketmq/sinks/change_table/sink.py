@@ -33,6 +33,8 @@ from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.spark.version import arrow_schema
 
 _WHERE: Final = "change table"
+_WITH_STATISTICS: Final = 32
+"""Number of columns of which Delta has statistics by default."""
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "order": ("source", "queue"),
     "deletes": ("delete", "soft", "ignore"),
@@ -206,14 +208,11 @@ class ChangeTable(DeltaSink):
             raise SchemaError(
                 f"The columns of {self.path} were altered while the query was starting. Start it again."
             )
-        inexact = [
-            name for name in self.keys if name in table.names and pa.types.is_floating(table.field(name).type)
-        ]
-        if inexact:
-            problem = f"key {', '.join(inexact)} has a floating point, so it is not exact; use a decimal"
-            raise OptionError((problem,), where=_WHERE)
+        _check_keys(self.keys, table)
         keys = TableColumns(keys=self.keys, others=(), keeps_deleted=self._rules.keeps_deleted)
-        super().prepare(pa.schema([*table, *keys.hidden]))
+        # Only the first 32 columns have statistics, by which files without older values are left out.
+        is_wide = len(table) + len(keys.hidden) > _WITH_STATISTICS
+        super().prepare(pa.schema([*keys.hidden, *table] if is_wide else [*table, *keys.hidden]))
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:  # noqa: ARG002 - of a protocol
         """Return 0: changes that are applied twice change nothing."""
@@ -249,6 +248,26 @@ def _schema_of(columns: str | StructType | pa.Schema | None) -> pa.Schema:
     except (ParseException, PySparkTypeError, PySparkValueError) as error:
         problem = str(error)
     raise SchemaError(f"columns={columns!r} are no columns such as 'id bigint, note string': {problem}")
+
+
+def _check_keys(keys: Sequence[str], table: pa.Schema) -> None:
+    """Refuse keys that are no columns, or whose values are not exact.
+
+    Raises:
+        OptionError: With all problems.
+    """
+    problems = [
+        f"keys names {name}, but the table has {', '.join(table.names)}; name the source's primary key"
+        for name in keys
+        if name not in table.names
+    ]
+    problems += [
+        f"key {name} has a floating point, so it is not exact; use a decimal"
+        for name in keys
+        if name in table.names and pa.types.is_floating(table.field(name).type)
+    ]
+    if problems:
+        raise OptionError(tuple(problems), where=_WHERE)
 
 
 def _check(path: str | Path, keys: Sequence[str], chosen: Mapping[str, str]) -> None:
