@@ -10,6 +10,7 @@ from rich.console import Console
 
 from pyspark_rocketmq.cli.running import RowCounter, Shown, behind_text, failure_sentence
 from pyspark_rocketmq.commit.pipeline import BatchReport
+from pyspark_rocketmq.consume.latencies import LatencyHistogram
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.source.ranges import plan_to_offset
@@ -134,6 +135,12 @@ def test_beside_the_rows_is_how_far_the_query_is_behind() -> None:
     assert behind_text(metrics, RowCounter()) == "30 messages behind"
     metrics = metrics.with_stored_times({Q0: NOW_S - 2})
     assert behind_text(metrics, RowCounter()) == "30 messages behind for 2.0 s"
+    metrics = replace(metrics, store_to_listener=LatencyHistogram.of([3] * 98 + [9, 1_500]))
+    assert behind_text(metrics, RowCounter()) == "30 messages behind for 2.0 s"
+    live = replace(metrics, has_ended=False)
+    assert behind_text(live, RowCounter()) == (
+        "30 messages behind for 2.0 s, 99 % at the listener within 9 ms"
+    )
 
 
 def test_unknown_broker_positions_are_not_shown() -> None:

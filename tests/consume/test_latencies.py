@@ -102,9 +102,22 @@ def test_latencies_of_acks_are_joined_at_the_latest_moment(acks: list[tuple[list
     assert joined.to_listener == LatencyHistogram.of(each for of_ack, _ in acks for each in of_ack)
     ages = [max(0, each) + newest - at for of_ack, at in acks for each in of_ack]
     assert (joined.at_ms, joined.ages.messages, joined.ages.total_ms) == (newest, len(ages), sum(ages))
-    assert joined.until(newest + 7).total_ms == sum(ages) + 7 * len(ages)
-    assert joined.until(newest - 7) == joined.ages
+    assert joined.to_commit(newest + 7).total_ms == sum(ages) + 7 * len(ages)
+    assert joined.to_commit(newest - 7) == joined.ages
     assert StoreLatencies.from_facts(json.loads(json.dumps(joined.facts))) == joined
+
+
+def test_what_a_task_has_committed_by_itself_grows_no_older() -> None:
+    """D11, I6: its rows are there before the driver hears of them."""
+    seen = LatencyHistogram.of([1, 2])
+    by_task = StoreLatencies(seen, LatencyHistogram.of([3, 4]), 1_000).commit(1_002)
+    other = StoreLatencies(seen, LatencyHistogram.of([3]), 1_001)
+    both = StoreLatencies.from_facts(json.loads(json.dumps(by_task.facts))).plus(other)
+
+    assert by_task.to_commit(9_000) == LatencyHistogram.of([5, 6])
+    assert both.to_commit(1_004) == LatencyHistogram.of([5, 6, 6])
+    assert both.commit(1_004).to_commit(9_000) == LatencyHistogram.of([5, 6, 6])
+    assert both.to_listener.messages == 4
 
 
 def test_percentiles_are_shown_in_one_line() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -285,7 +286,7 @@ def test_closed_ranges_are_those_that_are_read_whole(
     subscription: str,
     max_bytes: int | None,
 ) -> None:
-    """D1, D13, F4, L7: the same messages and the same ends."""
+    """D1, D11, D13, F4, L7: the same messages and the same ends; statistics grow up to those of the end."""
     make(log)
     changes = {"keeps_undecodable": True, "fail_on_data_loss": False, "has_worked": True}
     wanted = [
@@ -308,6 +309,10 @@ def test_closed_ranges_are_those_that_are_read_whole(
         assert by_queue(found) == whole
         ended = {queue: replace(end, pulls=0, pull_ms=0.0) for queue, end in ends_of(found).items()}
         assert ended == {queue: replace(end, pulls=0, pull_ms=0.0) for queue, end in ends.items()}
+        for queue, end in ends_of(found).items():
+            counts = [each.reading for each in found if each.queue == queue and each.end is None]
+            for before, after in pairwise([*counts, end.metrics]):
+                assert min(after.minus(before)) >= 0, "pulls counted twice"
 
 
 def test_a_queue_is_held_and_goes_on_from_another_thread(topics: Topics) -> None:

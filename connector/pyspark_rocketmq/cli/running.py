@@ -352,7 +352,14 @@ def behind_text(metrics: BatchMetrics, counter: RowCounter) -> str:
         return ""
     age = "" if not metrics.lag_s else f" for {metrics.lag_s:.1f} s"
     suspended = f", {counted(metrics.suspended, 'queue')} suspended" if metrics.suspended else ""
-    return f"{counted(metrics.lag, 'message')} behind{age}{suspended}"
+    return f"{counted(metrics.lag, 'message')} behind{age}{suspended}{_latency_text(metrics)}"
+
+
+def _latency_text(metrics: BatchMetrics) -> str:
+    """Describe how soon messages reached the listener, within a batch that commits as it goes."""
+    if metrics.has_ended or not metrics.store_to_listener.messages:
+        return ""
+    return f", 99 % at the listener within {metrics.store_to_listener.percentile(99):,} ms"
 
 
 def await_query(

@@ -299,7 +299,7 @@ class PartCommitter:
             offsets=self._own_rows(acks, result),
             is_ahead=is_ahead,
             store_to_listener=latencies.to_listener,
-            store_to_commit=latencies.until(int(self._clock.now_s() * 1000)),
+            store_to_commit=latencies.to_commit(int(self._clock.now_s() * 1000)),
         )
         self._log(report, result)
         self._notify(report)

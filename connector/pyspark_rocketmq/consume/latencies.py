@@ -174,30 +174,46 @@ class StoreLatencies(NamedTuple):
     """From the store to ``at_ms``."""
     at_ms: int = 0
     """Wall-clock millisecond."""
+    committed: LatencyHistogram = NONE_COUNTED
+    """From the store to the commit, of messages that their task has committed by itself."""
 
     def plus(self, other: StoreLatencies) -> StoreLatencies:
         """Return the latencies of both, with the ages at the later moment."""
         at_ms = max(self.at_ms, other.at_ms)
         return StoreLatencies(
-            self.to_listener.plus(other.to_listener), self.until(at_ms).plus(other.until(at_ms)), at_ms
+            self.to_listener.plus(other.to_listener),
+            self._ages_at(at_ms).plus(other._ages_at(at_ms)),
+            at_ms,
+            self.committed.plus(other.committed),
         )
 
-    def until(self, at_ms: int) -> LatencyHistogram:
-        """Return the times from the store to ``at_ms``, or to the moment of the ages if that is later."""
+    def to_commit(self, at_ms: int) -> LatencyHistogram:
+        """Return the times from the store to the commit, which was at ``at_ms`` where it was no task's."""
+        return self.committed.plus(self._ages_at(at_ms))
+
+    def commit(self, at_ms: int) -> StoreLatencies:
+        """Return the latencies after the task has committed the messages at ``at_ms``."""
+        return StoreLatencies(self.to_listener, at_ms=at_ms, committed=self.to_commit(at_ms))
+
+    def _ages_at(self, at_ms: int) -> LatencyHistogram:
+        """Return the ages at ``at_ms``, or at their own moment if that is later."""
         return self.ages.later_by(at_ms - self.at_ms)
 
     @property
     def facts(self) -> list[Any]:
         """The latencies in a form that JSON can hold; empty without messages."""
-        return [self.to_listener.facts, self.ages.facts, self.at_ms] if self.ages.counts else []
+        if not self.to_listener.counts:
+            return []
+        return [self.to_listener.facts, self.ages.facts, self.at_ms, self.committed.facts]
 
     @classmethod
     def from_facts(cls, facts: Sequence[Any]) -> Self:
         """Build latencies from their :attr:`facts`."""
         if not facts:
             return cls()
-        to_listener, ages, at_ms = facts
-        return cls(LatencyHistogram.from_facts(to_listener), LatencyHistogram.from_facts(ages), at_ms)
+        to_listener, ages, at_ms, committed = facts
+        of = LatencyHistogram.from_facts
+        return cls(of(to_listener), of(ages), at_ms, of(committed))
 
 
 NO_LATENCIES: Final = StoreLatencies()

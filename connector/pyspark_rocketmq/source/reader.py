@@ -386,6 +386,7 @@ class RangeReader:
         # A range without an end is put on hold instead.
         self._most_bytes = None if partition.planned.has_open_end else partition.settings.max_bytes
         self._pulls, self._pull_ms = 0, 0.0
+        self._is_window_counted = False
         self._stopped: EndReason | None = None
         """FULL, UNDECODABLE or ANOTHER_LOG if the range ends after the last message read."""
         self._is_pulled_again = False
@@ -433,7 +434,7 @@ class RangeReader:
     def begin(self, window: RangeWindow) -> None:
         """Read from ``window`` from now on."""
         self._window = window
-        self._is_pulled_again = False
+        self._is_pulled_again = self._is_window_counted = False
 
     @property
     def reached(self) -> int:
@@ -524,9 +525,12 @@ class RangeReader:
         )
 
     def _reading(self) -> ConsumeMetrics:
-        """Return the statistics of reading until here; call it while the window is being read."""
-        pull_ms = self._pull_ms + self._window.answered_after_s * 1000
-        return ConsumeMetrics(pulled=self._rows, pulls=self._pulls + self._window.answers, pull_ms=pull_ms)
+        """Return the statistics of reading until here."""
+        pulls, pull_ms = self._pulls, self._pull_ms
+        if not self._is_window_counted:
+            pulls += self._window.answers
+            pull_ms += self._window.answered_after_s * 1000
+        return ConsumeMetrics(pulled=self._rows, pulls=pulls, pull_ms=pull_ms)
 
     def _last(self, failure: RocketMQError | None) -> Iterator[RangeEnd]:
         self._count_pulls()
@@ -541,6 +545,7 @@ class RangeReader:
     def _count_pulls(self) -> None:
         self._pulls += self._window.answers
         self._pull_ms += self._window.answered_after_s * 1000
+        self._is_window_counted = True
 
     def _range_end(self, end: int, reason: EndReason, failure: RocketMQError | None = None) -> RangeEnd:
         return RangeEnd(
