@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,16 +12,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.consume.latencies import LatencyHistogram, StoreLatencies
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
-from pyspark_rocketmq.consumer.engine.task import TaskParts
+from pyspark_rocketmq.consumer.engine.task import GrowingPart, TaskParts
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict
 from pyspark_rocketmq.hub.task_end import Fate
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.sinks.base import Progress, RowWriter, Span, TaskCommit
 from tests.consumer.test_task_parts import Instructions, queues_of
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
@@ -345,3 +348,25 @@ def test_rows_that_are_in_no_transaction_are_bounded(driver: Driver, database: D
 
     assert driver.rows_limit > 0
     parts.finish()
+
+
+def test_messages_grow_no_older_after_their_task_has_committed_them(clock: FakeClock) -> None:
+    """D11, I6: their rows are there before the driver gets the part."""
+    part = GrowingPart(Database(), clock)
+
+    def consume(start: int, age_ms: int) -> None:
+        one = progress_of(A, start, start + 1)
+        age = LatencyHistogram.of([age_ms])
+        latencies = StoreLatencies(age, age, int(clock.now_s() * 1000))
+        part.add(one.batches(), [replace(one.ack, latencies=latencies)])
+        clock.advance(0.004)
+        part.commit()
+
+    consume(0, 3)
+    clock.advance(1.0)
+    consume(1, 2)
+    clock.advance(1.0)
+    [ack] = part.finish().acks
+
+    assert ack.latencies.to_listener == LatencyHistogram.of([3, 2])
+    assert ack.latencies.to_commit(int(clock.now_s() * 1000) + 50) == LatencyHistogram.of([7, 6])

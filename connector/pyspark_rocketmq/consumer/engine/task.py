@@ -32,6 +32,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from math import inf
 from queue import Empty, SimpleQueue
@@ -81,7 +82,8 @@ RESULT_COLUMNS: Final = "parts string, could_ask boolean"
 class GrowingPart:
     """Rows that are written and acknowledged together, until they are a ``Part``."""
 
-    def __init__(self, writer: RowWriter | TaskCommits | None) -> None:
+    def __init__(self, writer: RowWriter | TaskCommits | None, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self.id = uuid.uuid4().hex
         self.ends: set[MessageQueue] = set()
         """Queues whose ranges end with the part."""
@@ -120,7 +122,9 @@ class GrowingPart:
             progress = {ack.queue: _progress(ack) for ack in _joined(self._uncommitted)}
             refused, left_out = self._writing.commit(progress)
             self._left_out += left_out
-            self._acks = list(_joined(acks))
+            at_ms = int(self._clock.now_s() * 1000)
+            committed = [replace(ack, latencies=ack.latencies.commit(at_ms)) for ack in self._uncommitted]
+            self._acks = list(_joined([*self._acks, *committed]))
             self._uncommitted.clear()
         return refused
 
@@ -165,7 +169,7 @@ class TaskParts:
         self._instructions = instructions
         self._changed = threading.Condition()
         """Guards the attributes below; nothing is written or sent under it."""
-        self._growing: GrowingPart | None = GrowingPart(writer)
+        self._growing: GrowingPart | None = GrowingPart(writer, self._clock)
         """The part that grows; None while a thread adds to it."""
         self._thread: threading.Thread | None = None
         """Thread that hands parts over, from the first one on."""
@@ -353,7 +357,7 @@ class TaskParts:
         if is_whole:
             self._commit_begins()
         # In this order: a range that ends meanwhile must not be in the part with its end before its cut.
-        with self._leaving(self._take_growing(GrowingPart(self._writer))) as part:
+        with self._leaving(self._take_growing(GrowingPart(self._writer, self._clock))) as part:
             if is_whole:
                 self._add_cut(part, instructions.cut_ranges(), instructions)
             if not part.is_empty:
@@ -385,7 +389,7 @@ class TaskParts:
         """Hand over the result of a range that was given up."""
         assert self._instructions is not None
         # What the task has committed of the queue is in the part that grows, and must be there before.
-        leaves = GrowingPart(self._writer)
+        leaves = GrowingPart(self._writer, self._clock)
         with self._leaving(leaves if self._commits is None else self._take_growing(leaves)) as part:
             self._add_ended(part, consumed, self._instructions)
             if part.is_empty:
