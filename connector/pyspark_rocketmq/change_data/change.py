@@ -106,6 +106,7 @@ class Change:
 
     An update that changes the key is two changes with one position: the delete of the old key, then an insert
     of the new one with the whole row. Either may reach a reader first, so their order is that of positions.
+    If the source leaves out columns (``absent``, MINIMAL row images), their values are only in the old row.
     """
 
     table: SourceTable

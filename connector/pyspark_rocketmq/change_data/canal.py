@@ -1,0 +1,192 @@
+"""Canal's flat JSON (``FlatMessage``), and what TiCDC writes as ``canal-json``.
+
+Position: the number of transactions that the source has executed, if Canal reads by global transaction
+ids (``canal.instance.gtidon=true``), or TiCDC's commit timestamp (``enable-tidb-extension=true``). All
+changes of a transaction have one position; they are in the order of the queue. Without either there is no
+position: ``es`` has whole seconds, and ``id`` counts from the start of the program.
+
+Source: ``MQMessageUtils.messageConverter``, ``CanalRocketMQProducer.send``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark_rocketmq.change_data.change import (
+    BadChange,
+    Change,
+    ChangeMessage,
+    Decoded,
+    Operation,
+    PassedOver,
+    Position,
+    SchemaChange,
+    SourceTable,
+)
+from pyspark_rocketmq.change_data.json_text import parse
+from pyspark_rocketmq.change_data.mysql_types import mysql_column
+from pyspark_rocketmq.change_data.rows import RowImage, key_columns
+from pyspark_rocketmq.change_data.rules import Column, Rules, checked, decoded, source_time, transactions_in
+from pyspark_rocketmq.change_data.times import Unreadable
+
+_OPERATIONS: Final = {
+    "INSERT": Operation.INSERT,
+    "UPDATE": Operation.UPDATE,
+    "DELETE": Operation.DELETE,
+}
+_NOTHING: Final = (b"", b"null")
+"""Bodies without a change; old versions of Canal send the text to the queues that get no row of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanalJson:
+    """The envelope ``canal``."""
+
+    rules: Rules
+
+    def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
+        """Return the changes of a message."""
+        if message.body.strip() in _NOTHING:
+            return [PassedOver("empty body")]
+        try:
+            flat = parse(message.body)
+            if not isinstance(flat, dict):
+                return [BadChange("the body is no JSON object")]
+            return list(self._changes(_Flat(flat)))
+        except ValueError as fault:
+            return [BadChange(f"the body is no message of Canal: {fault}")]
+
+    def _changes(self, flat: _Flat) -> Iterator[Decoded]:
+        kind = flat.text("type").upper()
+        if kind == "TIDB_WATERMARK":
+            yield PassedOver("heartbeat")
+        elif flat.members.get("isDdl") is True:
+            yield self._statement(kind, flat)
+        elif kind not in _OPERATIONS or (flat.members.get("data") is None and not flat.text("table")):
+            yield PassedOver("statement" if kind == "QUERY" else "transaction mark")
+        else:
+            yield from self._rows(_OPERATIONS[kind], flat)
+
+    def _statement(self, kind: str, flat: _Flat) -> Decoded:
+        table = flat.table()
+        if kind == "TRUNCATE" and table is not None:
+            return Change(
+                table=table,
+                operation=Operation.TRUNCATE,
+                position=flat.position(),
+                source_time=source_time(flat.members.get("es")),
+            )
+        return SchemaChange(
+            table=table, statement=flat.text("sql"), kind=kind.lower(), position=flat.position()
+        )
+
+    def _rows(self, operation: Operation, flat: _Flat) -> Iterator[Decoded]:
+        table = flat.table()
+        if table is None:
+            yield BadChange("the message names no table")
+            return
+        rows, olds = flat.rows("data"), flat.rows("old")
+        if not rows:
+            yield BadChange("the message has no rows in data", table)
+            return
+        try:
+            shape = self._shape(operation, table, flat)
+        except ValueError as fault:
+            yield from (BadChange(str(fault), table) for _ in rows)
+            return
+        for at, row in enumerate(rows):
+            try:
+                yield from shape.image(row, olds[at] if at < len(olds) else {}).changes()
+            except ValueError as fault:
+                yield BadChange(str(fault), table)
+
+    def _shape(self, operation: Operation, table: SourceTable, flat: _Flat) -> _Shape:
+        types = flat.members.get("mysqlType")
+        if not isinstance(types, dict) or not types:
+            raise Unreadable("the message has no mysqlType, which the values need")
+        columns = {}
+        for name, text in types.items():
+            if not isinstance(text, str):
+                raise Unreadable(f"the mysqlType of column {name} is no text")
+            columns[name] = mysql_column(text, self.rules)
+        return _Shape(operation, table, columns, flat, self.rules)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """Members of a message, which are checked where they are used."""
+
+    members: Mapping[str, Any]
+
+    def text(self, name: str) -> str:
+        value = self.members.get(name)
+        if value is not None and not isinstance(value, str):
+            raise Unreadable(f"its member {name} is no text")
+        return value or ""
+
+    def table(self) -> SourceTable | None:
+        name = self.text("table")
+        return SourceTable(self.text("database"), None, name) if name else None
+
+    def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
+        rows = self.members.get(name) or []
+        if not isinstance(rows, list) or not all(row is None or isinstance(row, dict) for row in rows):
+            raise Unreadable(f"its member {name} is no list of rows")
+        return [row or {} for row in rows]
+
+    def names(self, name: str) -> Sequence[str]:
+        names = self.members.get(name) or []
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+            raise Unreadable(f"its member {name} is no list of names")
+        return names
+
+    def position(self) -> Position | None:
+        extension = self.members.get("_tidb")
+        if isinstance(extension, dict) and isinstance(extension.get("commitTs"), int):
+            return checked([extension["commitTs"]])
+        gtids = self.text("gtid")
+        return checked([transactions_in(gtids)]) if gtids else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The parts of a message that its rows share."""
+
+    operation: Operation
+    table: SourceTable
+    columns: Mapping[str, Column[str]]
+    flat: _Flat
+    rules: Rules
+
+    def image(self, row: Mapping[str, Any], old: Mapping[str, Any]) -> RowImage:
+        unknown = sorted({*row, *old} - self.columns.keys())
+        if unknown:
+            raise Unreadable(
+                f"mysqlType has no column {', '.join(unknown)}, which a row has: the table was changed"
+            )
+        keys = key_columns(self.rules.keys_of(self.table), self.flat.names("pkNames"), row)
+        if self.operation is Operation.UPDATE and not old and not keys:
+            raise Unreadable(
+                "the row has neither a key nor an old value: set MySQL's binlog_row_image=FULL, or have "
+                "Canal send protobuf (canal.mq.flatMessage=false), which has the key"
+            )
+        return RowImage(
+            table=self.table,
+            operation=self.operation,
+            key_columns=keys,
+            row=decoded(self.columns, _texts(row)),
+            old=decoded(self.columns, _texts(old)),
+            position=self.flat.position(),
+            absent=frozenset(self.columns.keys() - row.keys()),
+            types={name: column.type for name, column in self.columns.items()},
+            source_time=source_time(self.flat.members.get("es")),
+        )
+
+
+def _texts(row: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    for name, value in row.items():
+        if value is not None and not isinstance(value, str):
+            raise Unreadable(f"column {name} has a value that is no text, as Canal's have to be")
+        yield name, value

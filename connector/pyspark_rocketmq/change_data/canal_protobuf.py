@@ -1,0 +1,272 @@
+"""Canal's protobuf messages (``canal.mq.flatMessage=false``): a ``Packet`` of ``Entry`` values.
+
+Position: transactions that the source has executed (0 without ``gtidon``), epoch of the server, number of the
+binary log's file, offset in it. Rows of one event share it: they are in the order of the queue.
+
+The three messages are small, and so read by hand: ``CanalProtocol.proto``, ``EntryProtocol.proto``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from pyspark_rocketmq.change_data.change import (
+    BadChange,
+    Change,
+    ChangeMessage,
+    Decoded,
+    Operation,
+    PassedOver,
+    Position,
+    SchemaChange,
+    SourceTable,
+)
+from pyspark_rocketmq.change_data.mysql_types import mysql_column
+from pyspark_rocketmq.change_data.rows import RowImage, key_columns
+from pyspark_rocketmq.change_data.rules import (
+    Rules,
+    checked,
+    decoded,
+    number_of_file,
+    source_time,
+    transactions_in,
+)
+from pyspark_rocketmq.change_data.times import Unreadable
+
+Fields: TypeAlias = Mapping[int, Sequence[int | bytes]]
+
+_MESSAGES: Final = 7
+"""``PacketType.MESSAGES``."""
+_UNCOMPRESSED: Final = (0, 1)
+_ROW_DATA: Final = 2
+"""``EntryType.ROWDATA``."""
+_OTHER_ENTRIES: Final = {1: "transaction mark", 3: "transaction mark", 4: "heartbeat", 5: "transaction mark"}
+_OPERATIONS: Final = {1: Operation.INSERT, 2: Operation.UPDATE, 3: Operation.DELETE}
+_TRUNCATE: Final = 8
+_STATEMENTS: Final = {
+    4: "create",
+    5: "alter",
+    6: "erase",
+    7: "query",
+    8: "truncate",
+    9: "rename",
+    10: "cindex",
+    11: "dindex",
+}
+_UPDATE: Final = 2
+"""Default of ``eventType``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanalProtobuf:
+    """The envelope ``canal-protobuf``."""
+
+    rules: Rules
+
+    def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
+        """Return the changes of a message."""
+        if not message.body:
+            return [PassedOver("empty body")]
+        try:
+            packet = fields(message.body)
+            if number(packet, 3) != _MESSAGES:
+                return [BadChange("the body is no packet of Canal with messages")]
+            if number(packet, 4) not in _UNCOMPRESSED:
+                return [BadChange("the packet is compressed, which Canal's own clients refuse, too")]
+            entries = [part for part in fields(data(packet, 5)).get(2, ()) if isinstance(part, bytes)]
+            return [change for entry in entries for change in self._entry(entry)] or [
+                PassedOver("empty body")
+            ]
+        except ValueError as fault:
+            return [BadChange(f"the body is no packet of Canal: {fault}")]
+
+    def _entry(self, encoded: bytes) -> Iterator[Decoded]:
+        entry = fields(encoded)
+        kind = number(entry, 2, _ROW_DATA)
+        if kind != _ROW_DATA:
+            yield PassedOver(_OTHER_ENTRIES.get(kind, "other entry"))
+            return
+        header, change = fields(data(entry, 1)), fields(data(entry, 3))
+        name = text(header, 9)
+        table = SourceTable(text(header, 8), None, name) if name else None
+        try:
+            yield from self._changes(header, change, table)
+        except ValueError as fault:
+            yield BadChange(str(fault), table)
+
+    def _changes(self, header: Fields, change: Fields, table: SourceTable | None) -> Iterator[Decoded]:
+        event = number(change, 2, _UPDATE)
+        position = self._position(header)
+        if number(change, 10):
+            yield _statement(event, text(change, 11), table, position, header)
+        elif event not in _OPERATIONS:
+            yield PassedOver("statement")
+        elif table is None:
+            yield BadChange("the entry names no table")
+        else:
+            for row in change.get(12, ()):
+                yield from self._row(_OPERATIONS[event], table, position, header, row)
+
+    def _row(
+        self,
+        operation: Operation,
+        table: SourceTable,
+        position: Position,
+        header: Fields,
+        encoded: int | bytes,
+    ) -> Iterator[Decoded]:
+        try:
+            row = fields(encoded if isinstance(encoded, bytes) else b"")
+            yield from self._image(operation, table, row, position, header).changes()
+        except ValueError as fault:
+            yield BadChange(str(fault), table)
+
+    def _image(
+        self,
+        operation: Operation,
+        table: SourceTable,
+        encoded: Fields,
+        position: Position,
+        header: Fields,
+    ) -> RowImage:
+        is_delete = operation is Operation.DELETE
+        before, after = _columns(encoded, 1), _columns(encoded, 2)
+        known = before if is_delete else {**_keys_of(before), **after}
+        own = [name for name, column in {**before, **after}.items() if column.is_key]
+        columns = {
+            name: mysql_column(column.type, self.rules) for name, column in {**before, **after}.items()
+        }
+        row = decoded(columns, ((name, column.value) for name, column in known.items()))
+        return RowImage(
+            table=table,
+            operation=operation,
+            key_columns=key_columns(self.rules.keys_of(table), own, row),
+            row=row,
+            old={}
+            if is_delete
+            else decoded(columns, ((name, column.value) for name, column in before.items())),
+            position=position,
+            absent=frozenset(columns.keys() - row.keys()),
+            types={name: column.type for name, column in columns.items()},
+            source_time=source_time(number(header, 6)),
+        )
+
+    def _position(self, header: Fields) -> Position:
+        gtids = text(header, 13)
+        return checked(
+            (
+                transactions_in(gtids) if gtids else 0,
+                self.rules.epoch_of(number(header, 4)),
+                number_of_file(text(header, 2)),
+                number(header, 3),
+            )
+        )
+
+
+def _statement(
+    event: int, sql: str, table: SourceTable | None, position: Position, header: Fields
+) -> Decoded:
+    if event == _TRUNCATE and table is not None:
+        return Change(
+            table=table,
+            operation=Operation.TRUNCATE,
+            position=position,
+            source_time=source_time(number(header, 6)),
+        )
+    return SchemaChange(table=table, statement=sql, kind=_STATEMENTS.get(event, ""), position=position)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    value: str | None
+    type: str
+    is_key: bool
+
+
+def _columns(row: Fields, at: int) -> dict[str, _Column]:
+    columns = {}
+    for encoded in row.get(at, ()):
+        column = fields(encoded if isinstance(encoded, bytes) else b"")
+        value = None if number(column, 6) else text(column, 8)
+        columns[text(column, 3)] = _Column(value, text(column, 10), bool(number(column, 4)))
+    return columns
+
+
+def _keys_of(columns: Mapping[str, _Column]) -> dict[str, _Column]:
+    return {name: column for name, column in columns.items() if column.is_key}
+
+
+def fields(encoded: bytes) -> dict[int, list[int | bytes]]:
+    """Read the fields of a protobuf message: numbers, and bytes of what has a length.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    found: dict[int, list[int | bytes]] = {}
+    at = 0
+    while at < len(encoded):
+        tag, at = _varint(encoded, at)
+        value: int | bytes
+        match tag & 7:
+            case 0:
+                value, at = _varint(encoded, at)
+            case 2:
+                length, at = _varint(encoded, at)
+                value, at = encoded[at : at + length], at + length
+            case 1 | 5 as width:
+                size = 8 if width == 1 else 4
+                value, at = int.from_bytes(encoded[at : at + size], "little"), at + size
+            case other:
+                raise Unreadable(f"there is no field of kind {other}")
+        if at > len(encoded):
+            raise Unreadable("it is cut off")
+        found.setdefault(tag >> 3, []).append(value)
+    return found
+
+
+def _varint(encoded: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(encoded):
+            raise Unreadable("it is cut off")
+        byte = encoded[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise Unreadable("a number has more than ten bytes")
+
+
+def number(message: Fields, field: int, otherwise: int = 0) -> int:
+    """Return a whole number, the last if the field is there more than once.
+
+    Raises:
+        ValueError: If the field is no number.
+    """
+    value = message.get(field, (otherwise,))[-1]
+    if not isinstance(value, int):
+        raise Unreadable(f"its field {field} is no number")
+    return value
+
+
+def data(message: Fields, field: int) -> bytes:
+    """Return bytes, the last if the field is there more than once.
+
+    Raises:
+        ValueError: If the field has no length.
+    """
+    value = message.get(field, (b"",))[-1]
+    if not isinstance(value, bytes):
+        raise Unreadable(f"its field {field} is a number")
+    return value
+
+
+def text(message: Fields, field: int) -> str:
+    """Return a text, the last if the field is there more than once.
+
+    Raises:
+        ValueError: If the field is no text in UTF-8.
+    """
+    return data(message, field).decode("utf-8")

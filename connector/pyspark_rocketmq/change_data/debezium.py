@@ -1,0 +1,358 @@
+"""Debezium's JSON: with ``schema`` and ``payload``, without the schema, and flattened.
+
+Positions, which have the same number of parts in all messages of a connector:
+
+* PostgreSQL: last commit before the transaction, LSN, order in the transaction (0 without
+  ``provide.transaction.metadata``). LSNs of interleaved transactions are not in the order of their commits.
+* MySQL and MariaDB: epoch of the server, number of the binary log's file, offset in it, row of the event.
+* SQL Server: commit LSN and change LSN, three parts each, and the number of the event.
+* Other connectors: none.
+
+Without a schema, values are as JSON has them, types are empty, and nothing distinguishes bytes and precise
+decimals from text: set ``decimal.handling.mode=string``.
+
+Debezium Server writes the key of the row into the message's KEYS.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark_rocketmq.change_data.change import (
+    BadChange,
+    Change,
+    ChangeMessage,
+    Decoded,
+    Operation,
+    PassedOver,
+    Position,
+    SchemaChange,
+    SourceTable,
+    SourceType,
+)
+from pyspark_rocketmq.change_data.connect_types import connect_column, variable_decimal
+from pyspark_rocketmq.change_data.json_text import parse, show
+from pyspark_rocketmq.change_data.rules import Column, Rules, checked, decoded, number_of_file, source_time
+from pyspark_rocketmq.change_data.times import Unreadable
+
+_OPERATIONS: Final = {
+    "c": Operation.INSERT,
+    "u": Operation.UPDATE,
+    "d": Operation.DELETE,
+    "r": Operation.SNAPSHOT,
+    "t": Operation.TRUNCATE,
+}
+_FLAT: Final = "__"
+"""Prefix of the fields that ``ExtractNewRecordState`` adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumJson:
+    """The envelope ``debezium``."""
+
+    rules: Rules
+
+    def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
+        """Return the change of a message."""
+        if message.body.strip() in (b"", b"null", b"default"):
+            return [PassedOver("tombstone")]
+        try:
+            value = _Struct.of(parse(message.body), self.rules)
+        except ValueError as fault:
+            return [BadChange(f"the body is no message of Debezium: {fault}")]
+        control = _control_message(value.payload)
+        if control is not None:
+            return [control]
+        table: SourceTable | None = None
+        try:
+            event = _flat_event(value) if "op" not in value.payload else _nested_event(value)
+            table = event.table
+            return [self._change(event, _key(message.keys, self.rules))]
+        except ValueError as fault:
+            return [BadChange(str(fault), table)]
+
+    def _change(self, event: _Event, key: _Struct) -> Change:
+        table, position = event.table, event.position(self.rules)
+        if event.operation is Operation.TRUNCATE:
+            return Change(
+                table=table,
+                operation=event.operation,
+                position=position,
+                source_time=source_time(event.source.get("ts_ms")),
+            )
+        after, before = event.after, event.before
+        image = before if event.operation is Operation.DELETE else after
+        if image is None and event.operation is not Operation.DELETE:
+            raise Unreadable("the message has no row after the change")
+        row, absent = after.row() if after is not None else ({}, frozenset())
+        return Change(
+            table=table,
+            operation=event.operation,
+            key=_key_values(self.rules.keys_of(table), key, image),
+            row={} if event.operation is Operation.DELETE else row,
+            before=before.row()[0] if before is not None else None,
+            position=position,
+            absent=frozenset() if event.operation is Operation.DELETE else absent,
+            types=image.types() if image is not None else {},
+            source_time=source_time(event.source.get("ts_ms")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Struct:
+    """A JSON object, with the columns of its schema if it has one."""
+
+    payload: Mapping[str, Any]
+    schema: Mapping[str, Any] | None
+    rules: Rules
+
+    @classmethod
+    def of(cls, value: Any, rules: Rules) -> _Struct:
+        """Return the payload with its schema."""
+        schema = None
+        if isinstance(value, dict) and value.keys() == {"schema", "payload"}:
+            schema, value = value["schema"], value["payload"]
+        if not isinstance(value, dict):
+            raise Unreadable("it is no JSON object")
+        return cls(value, schema if isinstance(schema, dict) else None, rules)
+
+    def member(self, name: str) -> _Struct | None:
+        """Return a member that is an object; None if it is null."""
+        value = self.payload.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise Unreadable(f"its member {name} is no JSON object")
+        if self.schema is None:
+            return _Struct(value, None, self.rules)
+        found = [field for field in self._fields() if field.get("field") == name]
+        if not found:
+            raise Unreadable(f"the schema has no member {name}, which the message has")
+        return _Struct(value, found[0], self.rules)
+
+    def without(self, prefix: str) -> _Struct:
+        """Return it without the members whose names begin so."""
+        payload = {name: value for name, value in self.payload.items() if not name.startswith(prefix)}
+        return _Struct(payload, self.schema, self.rules)
+
+    def columns(self) -> dict[str, Column[Any]]:
+        """Return the columns of the payload's members that the schema has."""
+        return {
+            name: connect_column(field, self.rules)
+            for field in self._fields()
+            if isinstance(name := field.get("field"), str) and name in self.payload
+        }
+
+    def types(self) -> dict[str, SourceType]:
+        """Return the columns' types; empty without a schema."""
+        return {name: column.type for name, column in self.columns().items()}
+
+    def row(self) -> tuple[dict[str, Any], frozenset[str]]:
+        """Return the values, and the names of the columns that the source has left out."""
+        absent = frozenset(
+            name
+            for name, value in self.payload.items()
+            if _is_unavailable(value, self.rules.unavailable_value)
+        )
+        here = {name: value for name, value in self.payload.items() if name not in absent}
+        if self.schema is None:
+            return {name: _without_schema(value) for name, value in here.items()}, absent
+        columns = self.columns()
+        unknown = sorted(here.keys() - columns.keys())
+        if unknown:
+            raise Unreadable(f"the schema has no column {', '.join(unknown)}, which the row has")
+        return decoded(columns, here.items()), absent
+
+    def _fields(self) -> Iterator[Mapping[str, Any]]:
+        fields = (self.schema or {}).get("fields") or []
+        if not isinstance(fields, list) or not all(isinstance(field, dict) for field in fields):
+            raise Unreadable("its schema has no list of fields")
+        yield from fields
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    operation: Operation
+    table: SourceTable
+    before: _Struct | None
+    after: _Struct | None
+    source: Mapping[str, Any]
+    order: Any
+    """Order in the transaction."""
+
+    def position(self, rules: Rules) -> Position | None:
+        source = self.source
+        if source.get("lsn") is not None:
+            return checked(_postgres(source, self.order))
+        if source.get("file") is not None:
+            epoch = rules.epoch_of(_whole(source.get("server_id") or 0))
+            return checked(
+                (
+                    epoch,
+                    number_of_file(str(source["file"])),
+                    _whole(source.get("pos")),
+                    _whole(source.get("row") or 0),
+                )
+            )
+        if source.get("change_lsn") is not None or source.get("commit_lsn") is not None:
+            return checked(
+                (
+                    *_lsn(source.get("commit_lsn")),
+                    *_lsn(source.get("change_lsn")),
+                    _whole(source.get("event_serial_no") or 0),
+                )
+            )
+        return None
+
+
+def _control_message(payload: Mapping[str, Any]) -> Decoded | None:
+    if payload.get("op") == "m":
+        return PassedOver("logical message")
+    if isinstance(payload.get("ddl"), str) and "op" not in payload:
+        return _schema_change(payload)
+    if payload.get("status") in ("BEGIN", "END") and "id" in payload and "op" not in payload:
+        return PassedOver("transaction mark")
+    if payload.keys() == {"ts_ms"}:
+        return PassedOver("heartbeat")
+    return None
+
+
+def _schema_change(payload: Mapping[str, Any]) -> SchemaChange:
+    changes = payload.get("tableChanges")
+    first = changes[0] if isinstance(changes, list) and changes and isinstance(changes[0], dict) else {}
+    source = payload.get("source")
+    name = source.get("table") if isinstance(source, dict) else None
+    database, schema = payload.get("databaseName"), payload.get("schemaName")
+    return SchemaChange(
+        table=SourceTable(str(database or ""), str(schema) if schema else None, name)
+        if isinstance(name, str) and name
+        else None,
+        statement=payload["ddl"],
+        kind=str(first.get("type") or "").lower(),
+    )
+
+
+def _nested_event(value: _Struct) -> _Event:
+    payload = value.payload
+    source = payload.get("source")
+    if not isinstance(source, dict):
+        raise Unreadable("the message has no source: flatten it with ExtractNewRecordState, or not at all")
+    transaction = payload.get("transaction")
+    return _Event(
+        operation=_operation(payload.get("op")),
+        table=_table(source),
+        before=value.member("before"),
+        after=value.member("after"),
+        source=source,
+        order=transaction.get("total_order") if isinstance(transaction, dict) else None,
+    )
+
+
+def _flat_event(value: _Struct) -> _Event:
+    added = {name.removeprefix(_FLAT): item for name, item in value.payload.items() if name.startswith(_FLAT)}
+    if "op" not in added and "deleted" not in added:
+        raise Unreadable("the body has neither op nor __op nor __deleted: it is no change of Debezium")
+    source = {name.removeprefix("source_"): item for name, item in added.items()}
+    is_deleted = added.get("deleted") in ("true", True) or added.get("op") == "d"
+    operation = Operation.DELETE if is_deleted else _operation(added.get("op", "u"))
+    row = value.without(_FLAT)
+    return _Event(
+        operation=operation,
+        table=_table(source),
+        before=row if is_deleted else None,
+        after=None if is_deleted else row,
+        source=source,
+        order=added.get("transaction_total_order"),
+    )
+
+
+def _operation(name: Any) -> Operation:
+    if not isinstance(name, str) or name not in _OPERATIONS:
+        raise Unreadable(f"Debezium has no operation {show(name)}")
+    return _OPERATIONS[name]
+
+
+def _table(source: Mapping[str, Any]) -> SourceTable:
+    name, schema = source.get("table"), source.get("schema")
+    if not isinstance(name, str) or not name:
+        raise Unreadable(
+            "the message names no table; a flattened one has it with "
+            "transforms.unwrap.add.fields=op,db,schema,table,lsn (MySQL: op,db,table,file,pos,row,server_id)"
+        )
+    return SourceTable(str(source.get("db") or ""), str(schema) if schema else None, name)
+
+
+def _key(keys: str, rules: Rules) -> _Struct:
+    if not keys.strip().startswith("{"):
+        return _Struct({}, None, rules)
+    return _Struct.of(parse(keys), rules)
+
+
+def _key_values(named: Sequence[str] | None, key: _Struct, image: _Struct | None) -> dict[str, Any]:
+    """Return the key's values, decoded by the row's schema, which has the types, or else by their own."""
+    names = list(key.payload) if named is None else named
+    of_row, _ = image.row() if image is not None else ({}, frozenset())
+    of_key = key.row()[0] if key.payload else {}
+    missing = [name for name in names if name not in of_key and name not in of_row]
+    if missing:
+        raise Unreadable(
+            f"neither the message's KEYS nor its row has the column {', '.join(missing)} of the key"
+        )
+    return {name: of_key[name] if name in of_key else of_row[name] for name in names}
+
+
+def _postgres(source: Mapping[str, Any], order: Any) -> tuple[int, int, int]:
+    lsn = _whole(source["lsn"])
+    sequence = source.get("sequence")
+    commit = None
+    if isinstance(sequence, str):
+        parts = parse(sequence)
+        commit = parts[0] if isinstance(parts, list) and parts else None
+    # Before the first commit that the connector has seen, and for rows of its snapshot.
+    return (lsn if commit is None else _whole(commit)), lsn, _whole(order or 0)
+
+
+def _lsn(text: Any) -> tuple[int, int, int]:
+    if text is None:
+        return (0, 0, 0)
+    parts = [int(part, 16) for part in str(text).split(":")]
+    if len(parts) != 3:
+        raise Unreadable(f"{text!r} is no LSN of SQL Server")
+    return parts[0], parts[1], parts[2]
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise Unreadable(f"{show(value)} in source is no whole number")
+    return int(value)
+
+
+def _is_unavailable(value: Any, placeholder: str) -> bool:
+    encoded = placeholder.encode()
+    in_base64 = b64encode(encoded).decode()
+    match value:
+        case str():
+            return value in (placeholder, in_base64)
+        case [str() as only]:
+            return only in (placeholder, in_base64)
+        case list():
+            return value == list(encoded)
+        case dict():
+            return placeholder in value
+        case _:
+            return False
+
+
+def _without_schema(value: Any) -> Any:
+    match value:
+        case {"scale": int(), "value": str(), **rest} if not rest:
+            return variable_decimal(value)
+        case dict():
+            return show(value)
+        case list():
+            return tuple(_without_schema(item) for item in value)
+        case _:
+            return value

@@ -1,0 +1,58 @@
+"""JSON whose numbers stay exact.
+
+``orjson`` turns an integer above 2^64 - 1, and every decimal, into a float without a word, and ``json`` turns
+every decimal into one. Here a number with a fraction or an exponent is a ``Decimal``.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from datetime import date
+from decimal import Decimal
+from math import isfinite
+from typing import Any, NoReturn
+
+from pyspark_rocketmq.change_data.times import Unreadable, utc_text
+
+
+def parse(text: bytes | str) -> Any:
+    """Parse one JSON value.
+
+    Raises:
+        ValueError: If it is no JSON, not UTF-8, or has a string that UTF-8 cannot hold (half a surrogate
+            pair).
+    """
+    decoded = text if isinstance(text, str) else text.decode("utf-8")
+    try:
+        value = json.loads(decoded, parse_float=Decimal, parse_constant=_refuse)
+        if "\\ud" in decoded or "\\uD" in decoded:
+            show(value).encode("utf-8")
+    except RecursionError:
+        raise Unreadable("it is nested too deeply") from None
+    return value
+
+
+def _refuse(name: str) -> NoReturn:
+    raise Unreadable(f"{name} is no JSON number")
+
+
+def show(value: Any) -> str:
+    """Write a value of a change as JSON: all digits of a number, bytes in base64, times in ISO 8601."""
+    match value:
+        case float() if not isfinite(value):
+            # As Java's writers have it, and Spark's readers take it: JSON has no such number.
+            return json.dumps({"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)])
+        case None | bool() | str() | float():
+            return json.dumps(value, ensure_ascii=False)
+        case int() | Decimal():
+            return str(value)
+        case bytes() | date():
+            return f'"{b64encode(value).decode() if isinstance(value, bytes) else utc_text(value)}"'
+        case dict():
+            members = (f"{json.dumps(name, ensure_ascii=False)}:{show(item)}" for name, item in value.items())
+            return f"{{{','.join(members)}}}"
+        case list() | tuple():
+            return f"[{','.join(map(show, value))}]"
+        case _:
+            raise TypeError(f"a change has no values of type {type(value).__name__}")

@@ -1,0 +1,87 @@
+"""A row of Canal's and Maxwell's kind, with the columns that an update has changed, as changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pyspark_rocketmq.change_data.change import Change, Operation, Position, SourceTable, SourceType
+from pyspark_rocketmq.change_data.rules import HIDDEN_KEYS
+from pyspark_rocketmq.change_data.times import Unreadable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowImage:
+    """One row of a message, decoded."""
+
+    table: SourceTable
+    operation: Operation
+    key_columns: Sequence[str]
+    row: Mapping[str, Any]
+    """The row after the change; before it, for a delete."""
+    old: Mapping[str, Any]
+    """Values before an update: at least those of the columns that it has changed."""
+    position: Position | None
+    absent: frozenset[str]
+    types: Mapping[str, SourceType]
+    source_time: datetime | None
+
+    def changes(self) -> Iterator[Change]:
+        """Yield the change, or two of them if the update changes the key.
+
+        Raises:
+            ValueError: If the row lacks a column of the key.
+        """
+        new_key = self._key(self.row)
+        if self.operation is Operation.DELETE:
+            yield self._change(Operation.DELETE, new_key, {}, self.row)
+            return
+        old_key = self._key({**self.row, **self.old})
+        before = {**old_key, **self.old} if self.operation is Operation.UPDATE else None
+        if before is not None and old_key != new_key:
+            yield self._change(Operation.DELETE, old_key, {}, before)
+            yield self._change(Operation.INSERT, new_key, self.row, None)
+        else:
+            yield self._change(self.operation, new_key, self.row, before)
+
+    def _key(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        missing = [name for name in self.key_columns if name not in row]
+        if missing:
+            raise Unreadable(
+                f"the row has no column {', '.join(missing)} of the key: set MySQL's binlog_row_image=FULL"
+            )
+        return {name: row[name] for name in self.key_columns}
+
+    def _change(
+        self,
+        operation: Operation,
+        key: Mapping[str, Any],
+        row: Mapping[str, Any],
+        before: Mapping[str, Any] | None,
+    ) -> Change:
+        return Change(
+            table=self.table,
+            operation=operation,
+            key=key,
+            row=_shown(row),
+            before=None if before is None else _shown(before),
+            position=self.position,
+            absent=frozenset() if operation is Operation.DELETE else self.absent,
+            types=self.types,
+            source_time=self.source_time,
+        )
+
+
+def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if HIDDEN_KEYS.isdisjoint(row):
+        return row
+    return {name: value for name, value in row.items() if name not in HIDDEN_KEYS}
+
+
+def key_columns(named: Sequence[str] | None, own: Sequence[str], row: Mapping[str, Any]) -> Sequence[str]:
+    """Return the columns of the key: those that the reader names, the message's own, or a hidden one."""
+    if named is not None:
+        return named
+    return own or [name for name in row if name in HIDDEN_KEYS]

@@ -1,0 +1,175 @@
+"""Choices that a message leaves open, and the helpers that all envelopes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, tzinfo
+from enum import StrEnum
+from typing import Any, Final, Generic, TypeVar
+
+from pyspark_rocketmq.change_data.change import Position, SourceTable, SourceType
+from pyspark_rocketmq.change_data.times import OutOfRange, Unreadable, moment
+
+ValueT = TypeVar("ValueT")
+
+HIDDEN_KEYS: Final = frozenset({"__#alibaba_rds_row_id#__", "_drds_implicit_id_"})
+"""Columns that RDS and PolarDB-X add to a table without a key: a key, and no column of the table."""
+_MOST: Final = 2**63 - 1
+"""Greatest part of a position."""
+
+
+class ZeroDates(StrEnum):
+    """Values that replace MySQL's zero dates."""
+
+    NULL = "null"
+    EPOCH = "epoch"
+    ERROR = "error"
+
+
+class OutOfRangeTimes(StrEnum):
+    """Treatment of PostgreSQL's infinity, and of years that Python lacks."""
+
+    NULL = "null"
+    ERROR = "error"
+
+
+class Bytes(StrEnum):
+    """How bytes are written in a JSON string."""
+
+    LATIN_1 = "latin-1"
+    """A character for each byte: Canal."""
+    HEX = "hex"
+    """Tencent DTS."""
+    BASE64 = "base64"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Choices of the reader; hashable, so that compiled types can be kept by them."""
+
+    source_time_zone: tzinfo | None = None
+    """Zone in which the program writes a TIMESTAMP without naming it (Canal: that of its JVM)."""
+    zero_dates: ZeroDates = ZeroDates.NULL
+    out_of_range: OutOfRangeTimes = OutOfRangeTimes.ERROR
+    tinyint1_as_boolean: bool = False
+    binary: Bytes = Bytes.LATIN_1
+    servers: tuple[int, ...] = ()
+    """Ids of the MySQL servers in the order in which they were the primary: the files of the binary log begin
+    again on another server. Empty: it was always the same."""
+    keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Key columns by table, as ``database.name`` or ``*`` for all; a message's own count less."""
+    unavailable_value: str = "__debezium_unavailable_value"
+    """Debezium's ``unavailable.value.placeholder``."""
+
+    def keys_of(self, table: SourceTable) -> tuple[str, ...] | None:
+        """Return the key columns that the reader has named for a table."""
+        named = dict(self.keys)
+        return named.get(str(table), named.get("*"))
+
+    def epoch_of(self, server: int) -> int:
+        """Return the first part of a position in the binary log of a server.
+
+        Raises:
+            ValueError: If the servers are named, and this one is not.
+        """
+        if not self.servers or server == 0:
+            return 0
+        if server not in self.servers:
+            raise Unreadable(
+                f"it comes from the server {server}, which servers does not name. Add it there, behind those "
+                "that were the primary before it."
+            )
+        return self.servers.index(server) + 1
+
+    def or_null(self, decode: Callable[[ValueT], Any], value: ValueT) -> Any:
+        """Decode a value; NULL for one that no Spark type holds, if the reader wants it so."""
+        try:
+            return decode(value)
+        except OutOfRange as fault:
+            if self.out_of_range is OutOfRangeTimes.NULL:
+                return None
+            raise Unreadable(f"{fault}; out_of_range='null' makes it NULL") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[ValueT]):
+    """The type of a column, and the function that decodes its values."""
+
+    type: SourceType
+    decode: Callable[[ValueT], Any] = field(compare=False)
+
+
+def decoded(columns: Mapping[str, Column[Any]], values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Decode a row.
+
+    Raises:
+        ValueError: If a value does not fit its column, which is named.
+    """
+    row = {}
+    for name, value in values:
+        try:
+            row[name] = None if value is None else columns[name].decode(value)
+        except (ValueError, TypeError, ArithmeticError) as fault:
+            raise Unreadable(f"column {name} ({columns[name].type.text}): {fault}") from fault
+    return row
+
+
+def checked(position: Iterable[int]) -> Position:
+    """Return a position.
+
+    Raises:
+        ValueError: If a part is negative or has more than 63 bits.
+    """
+    parts = tuple(position)
+    if any(not 0 <= part <= _MOST for part in parts):
+        raise Unreadable(f"the position {parts} is not one of a change log")
+    return parts
+
+
+def number_of_file(name: str) -> int:
+    """Return the number of a binary log's file: 12 for ``mysql-bin.000012``.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    digits = name.rpartition(".")[2]
+    if not (digits.isascii() and digits.isdigit()):
+        raise Unreadable(f"{name!r} is no file of a binary log: it does not end with a number")
+    return int(digits)
+
+
+def transactions_in(gtids: str) -> int:
+    """Count the transactions of a set of global transaction ids, which only grows.
+
+    MySQL writes ``uuid:1-5:7,uuid:1-3``, MariaDB ``domain-server-sequence`` with the newest of each domain.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    return sum(map(_transactions_in_part, gtids.replace("\n", "").split(",")))
+
+
+def _transactions_in_part(part: str) -> int:
+    source, *intervals = part.strip().split(":")
+    if not intervals:
+        _domain, _server, sequence = map(int, source.split("-"))
+        return sequence
+    count = 0
+    for interval in intervals:
+        first, _, last = interval.partition("-")
+        if first.isdigit():
+            count += int(last or first) - int(first) + 1
+        elif not first.isidentifier():
+            raise Unreadable(f"{part!r} is no set of global transaction ids")
+    return count
+
+
+def source_time(millis: object) -> datetime | None:
+    """Return a moment in milliseconds since the epoch; None if it is none, or 0."""
+    if not isinstance(millis, int) or isinstance(millis, bool) or millis <= 0:
+        return None
+    try:
+        return moment(millis * 1000)
+    except OutOfRange:
+        return None

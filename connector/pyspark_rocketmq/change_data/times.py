@@ -1,0 +1,148 @@
+"""Dates and times of change data: exact to the microsecond, and never a wrapped number.
+
+Python's and Spark's dates end with the year 9999, and Python's begin with the year 1. A source has more:
+MySQL's zero dates, PostgreSQL's infinity and years before Christ. Such a value is ``OutOfRange``, which the
+rules of the envelope turn into NULL or into a bad change.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from typing import Final
+
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - a clock without a zone
+_EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROS_OF_DAY: Final = 86_400_000_000
+_TIMESTAMP: Final = re.compile(
+    r"(\d{4}-\d{2}-\d{2})(?:[ T](\d{2}:\d{2}(?::\d{2})?)(?:\.(\d{1,9}))?)?(Z|[+-]\d{2}(?::?\d{2})?)?\Z"
+)
+_OUT_OF_RANGE: Final = re.compile(r"-?infinity\Z|-infinity\Z|[+-]\d+-\d{2}-\d{2}", re.IGNORECASE)
+
+
+class Unreadable(ValueError):
+    """A value or a message that is not as its program writes it."""
+
+
+class OutOfRange(Unreadable):
+    """A date or time that exists in the source and in no Spark type."""
+
+
+def moment(micros: int) -> datetime:
+    """Return the moment that is ``micros`` after the epoch.
+
+    Raises:
+        OutOfRange: If it is not within the years 1 to 9999.
+    """
+    return _plus(_EPOCH_UTC, micros)
+
+
+def clock(micros: int) -> datetime:
+    """Return what a clock without a zone shows ``micros`` after it showed 1970-01-01 00:00.
+
+    Raises:
+        OutOfRange: If it is not within the years 1 to 9999.
+    """
+    return _plus(_EPOCH, micros)
+
+
+def day(days: int) -> date:
+    """Return the day that is ``days`` after 1970-01-01.
+
+    Raises:
+        OutOfRange: If it is not within the years 1 to 9999.
+    """
+    return _plus(_EPOCH, days * _MICROS_OF_DAY).date()
+
+
+def micros_of(nanos: int) -> int:
+    """Return microseconds.
+
+    Raises:
+        ValueError: If the value has a part that microseconds cannot hold.
+    """
+    micros, rest = divmod(nanos, 1000)
+    if rest:
+        raise Unreadable("it is exact to the nanosecond, which no Spark type holds")
+    return micros
+
+
+def time_text(micros: int) -> str:
+    """Return a time of day, or a MySQL TIME of up to 838 hours, as ``[-]HH:MM:SS[.ffffff]``."""
+    seconds, fraction = divmod(abs(micros), 1_000_000)
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    sign = "-" if micros < 0 else ""
+    text = f"{sign}{hours:02}:{minute:02}:{second:02}"
+    return f"{text}.{fraction:06}" if fraction else text
+
+
+def parse_date(text: str) -> date:
+    """Parse ``YYYY-MM-DD``, with or without a ``Z`` after it.
+
+    Raises:
+        OutOfRange: If it is not within the years 1 to 9999.
+        ValueError: If it is no date.
+    """
+    return _parse(text).date()
+
+
+def parse_clock(text: str) -> datetime:
+    """Parse what a clock without a zone showed. A ``Z`` is passed over: Debezium writes one there, too.
+
+    Raises:
+        OutOfRange: If it is not within the years 1 to 9999.
+        ValueError: If it is no such text.
+    """
+    return _parse(text).replace(tzinfo=None)
+
+
+def parse_moment(text: str, zone: tzinfo | None = None) -> datetime:
+    """Parse a moment, in UTC. ``zone`` is that of a text without one.
+
+    In the hour that a zone has twice, the first one is meant: the text does not have which.
+
+    Raises:
+        OutOfRange: If it is not within the years 1 to 9999.
+        ValueError: If it is no such text, or if neither it nor ``zone`` has a zone.
+    """
+    parsed = _parse(text)
+    if parsed.tzinfo is None:
+        if zone is None:
+            raise Unreadable("it has no zone, and there is no source_time_zone")
+        parsed = parsed.replace(tzinfo=zone)
+    try:
+        return parsed.astimezone(UTC)
+    except OverflowError:
+        raise OutOfRange(f"{text} is out of range in UTC") from None
+
+
+def utc_text(value: date) -> str:
+    """Write a date, or a time to the microsecond, in ISO 8601; a moment with ``Z``."""
+    if not isinstance(value, datetime):
+        return value.isoformat()
+    if value.tzinfo is None:
+        return value.isoformat()
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
+
+
+def _plus(start: datetime, micros: int) -> datetime:
+    try:
+        return start + timedelta(microseconds=micros)
+    except OverflowError:
+        raise OutOfRange(f"{micros} microseconds from the epoch are not within the years 1 to 9999") from None
+
+
+def _parse(text: str) -> datetime:
+    found = _TIMESTAMP.match(text)
+    if found is None:
+        if _OUT_OF_RANGE.match(text):
+            raise OutOfRange(f"{text} is not within the years 1 to 9999")
+        raise Unreadable(f"{text!r} is no date or time")
+    day_text, time_of_day, fraction, zone = found.groups()
+    if fraction is not None and fraction[6:].strip("0"):
+        raise Unreadable(f"{text!r} is exact to the nanosecond, which no Spark type holds")
+    parts = f"{day_text}T{time_of_day or '00:00'}"
+    if fraction:
+        parts += f".{fraction[:6]:0<6}"
+    return datetime.fromisoformat(parts + (zone or ""))

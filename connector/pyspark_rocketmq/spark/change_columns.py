@@ -1,0 +1,159 @@
+"""The changes in messages as columns of a plain stream or read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, Unpack
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from pyspark_rocketmq.change_data.change import (
+    BadChange,
+    Change,
+    ChangeMessage,
+    Decoded,
+    Envelope,
+    Position,
+    SchemaChange,
+    SourceTable,
+)
+from pyspark_rocketmq.change_data.envelopes import EnvelopeOptions, envelope_of
+from pyspark_rocketmq.change_data.json_text import show
+from pyspark_rocketmq.errors import SchemaError
+
+_BODY: Final = "body"
+_KEYS: Final = "keys"
+_SCHEMA_CHANGE: Final = "schema_change"
+_COLUMNS: Final = {
+    "op": (pa.string(), "string"),
+    "table": (pa.string(), "string"),
+    "key": (pa.string(), "string"),
+    "position": (pa.list_(pa.int64()), "array<bigint>"),
+    "before": (pa.string(), "string"),
+    "after": (pa.string(), "string"),
+    "absent": (pa.list_(pa.string()), "array<string>"),
+    "statement": (pa.string(), "string"),
+    "error": (pa.string(), "string"),
+}
+"""The columns' types in Arrow and in Spark's DDL."""
+
+
+def change_columns(df: DataFrame, *, envelope: str, **options: Unpack[EnvelopeOptions]) -> DataFrame:
+    """Return the changes of a database's tables that the messages of ``df`` hold, a row for each.
+
+    ``df`` is a stream or a read of ``format("rocketmq")``, with ``body``, and with ``keys`` for Debezium. Its
+    columns stay, and these are added:
+
+    * ``op``: ``insert``, ``update``, ``delete``, ``truncate``, ``snapshot`` or ``schema_change``; null if it
+      cannot be applied;
+    * ``table``: ``database.table``, or ``database.schema.table``;
+    * ``key``, ``before``, ``after``: JSON objects, for ``from_json`` or ``parse_json``. Numbers have all
+      their digits, bytes are in base64, times in ISO 8601. ``after`` is null for a delete and a truncation;
+    * ``position``: place in the change log of the source, by which to order the changes of a key; null if the
+      messages have none. Changes with the same position are in the order of ``queueOffset``;
+    * ``absent``: columns that the source left out of ``after``: they keep their values;
+    * ``statement``: of a schema change;
+    * ``error``: why a message, or a row of one, cannot be applied.
+
+    An update that changes the key is two rows, a delete and an insert. Heartbeats, tombstones and marks of
+    transactions are no rows.
+
+    Args:
+        df: The messages.
+        envelope: ``canal``, ``canal-protobuf``, ``debezium`` or ``maxwell``.
+        options: ``source_time_zone`` (needed for Canal), ``keys``, ``servers``, ``zero_dates``,
+            ``out_of_range``, ``tinyint1_as_boolean``, ``binary``, ``unavailable_value``.
+
+    Raises:
+        OptionError: If the envelope or an option is unknown, wrong or missing.
+        SchemaError: If ``df`` has no column ``body``, or already has one of those that are added.
+    """
+    decoder = envelope_of(envelope, options)
+    by_lower = {name.lower(): name for name in df.columns}
+    if _BODY not in by_lower:
+        raise SchemaError(
+            "change_columns needs the column body of format('rocketmq'): name it in includeColumns, and keep "
+            "it in select."
+        )
+    twice = [name for name in _COLUMNS if name in by_lower]
+    if twice:
+        raise SchemaError(
+            f"The messages already have the column(s) {', '.join(twice)}, which change_columns adds: rename "
+            "them."
+        )
+    schema = df.schema
+    for name, (_, kind) in _COLUMNS.items():
+        schema = schema.add(name, kind)
+    return df.mapInArrow(_Changes(decoder, by_lower[_BODY], by_lower.get(_KEYS)), schema)
+
+
+class _Row(NamedTuple):
+    """A row of the added columns."""
+
+    op: str | None
+    table: str | None
+    key: str | None
+    position: Position | None
+    before: str | None
+    after: str | None
+    absent: list[str] | None
+    statement: str | None
+    error: str | None
+
+
+class _Changes:
+    """The function for ``mapInArrow``: each message becomes a row for each of its changes."""
+
+    def __init__(self, envelope: Envelope, body: str, keys: str | None) -> None:
+        self._envelope, self._body, self._keys = envelope, body, keys
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a record batch for each that has changes."""
+        for batch in batches:
+            decoded = self._decode(batch)
+            if decoded.num_rows:
+                yield decoded
+
+    def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        bodies = batch.column(self._body).to_pylist()
+        keys = batch.column(self._keys).to_pylist() if self._keys else [None] * len(bodies)
+        origins, rows = [], []
+        for at, (body, key) in enumerate(zip(bodies, keys, strict=True)):
+            for change in self._envelope.decode(ChangeMessage(body or b"", key or "")):
+                row = _row(change)
+                if row is not None:
+                    origins.append(at)
+                    rows.append(row)
+        kept = [column.take(pa.array(origins, pa.int64())) for column in batch.columns]
+        added = [pa.array([row[at] for row in rows], kind) for at, (kind, _) in enumerate(_COLUMNS.values())]
+        return pa.RecordBatch.from_arrays([*kept, *added], names=[*batch.schema.names, *_COLUMNS])
+
+
+def _row(change: Decoded) -> _Row | None:
+    match change:
+        case Change():
+            return _Row(
+                op=change.operation.value,
+                table=str(change.table),
+                key=show(dict(change.key)),
+                position=change.position,
+                before=None if change.before is None else show(dict(change.before)),
+                after=show(dict(change.row)) if change.row else None,
+                absent=sorted(change.absent),
+                statement=None,
+                error=None,
+            )
+        case SchemaChange():
+            table = _name(change.table)
+            return _Row(
+                _SCHEMA_CHANGE, table, None, change.position, None, None, None, change.statement, None
+            )
+        case BadChange():
+            return _Row(None, _name(change.table), None, None, None, None, None, None, change.reason)
+        case _:
+            return None
+
+
+def _name(table: SourceTable | None) -> str | None:
+    return None if table is None else str(table)

@@ -1,0 +1,122 @@
+"""Canal's protobuf packets, as Canal's own serializer has written them."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.change_data.canal_protobuf import CanalProtobuf, fields
+from pyspark_rocketmq.change_data.change import BadChange, Change, ChangeMessage, PassedOver, SchemaChange
+from pyspark_rocketmq.change_data.rules import Rules
+from tests.change_data.samples import RULES, canal, canal_entries, one, positions, protobuf, reason, recorded
+
+ROWS = [line for line in recorded("canal") if line["entry"] == "ROWDATA"]
+PACKETS = [b64decode(line["protobuf"]) for line in recorded("canal")]
+
+
+def test_both_forms_of_an_entry_hold_the_same_changes() -> None:
+    """K6: protobuf has more (positions, whole rows before); what both have is equal."""
+    compared = 0
+    for line in ROWS:
+        for plain, exact in zip(canal(line), protobuf(line), strict=True):
+            if isinstance(plain, Change):
+                assert isinstance(exact, Change)
+                assert (
+                    plain.table,
+                    plain.operation,
+                    plain.key,
+                    plain.row,
+                    plain.types,
+                    plain.source_time,
+                ) == (*(exact.table, exact.operation, exact.key, exact.row, exact.types, exact.source_time),)
+                compared += 1
+    assert compared > 20
+
+
+def test_position_is_the_place_in_the_binary_log() -> None:
+    """K6: facts 2, 7, 10: later events have higher positions, and rows of one event the same."""
+    events = [positions(protobuf(line)) for line in ROWS]
+    found = [position for event in events for position in event]
+
+    assert all(len(set(event)) <= 1 for event in events)
+    assert max(map(len, events)) == 3
+    assert found == sorted(found)
+    assert found[0] == (0, 0, 2, 413)
+
+
+def test_position_counts_transactions_before_the_place_in_a_file() -> None:
+    """K6: fact 11: with GTIDs the number of transactions comes first, so a fail-over does not go back."""
+    lines = canal_entries("orders", "UPDATE", "canal_gtid")
+    found = [positions(protobuf(line))[0] for line in lines]
+
+    assert found[:4] == [(10, 0, 2, 7714), (11, 0, 2, 8055), (12, 0, 2, 8359), (12, 0, 2, 8588)]
+
+
+def test_servers_are_ordered_by_the_reader() -> None:
+    """K6: fact 11: without GTIDs another server's files begin again, so its epoch comes first."""
+    line = canal_entries("orders", "DELETE")[0]
+
+    assert one(protobuf(line, Rules(servers=(7, 11)))).position[:2] == (0, 2)  # type: ignore[index]
+    assert "the server 11, which servers does not name" in reason(protobuf(line, Rules(servers=(7,))))
+
+
+def test_row_before_an_update_is_whole() -> None:
+    """K6: protobuf has both images."""
+    first, second = protobuf(canal_entries("orders", "UPDATE")[0])
+
+    assert isinstance(first, Change)
+    assert first.before is not None
+    assert first.before["note"] == "first"
+    assert first.row["note"] == "changed"
+    assert isinstance(second, Change)
+
+
+def test_packet_without_rows_is_passed_over() -> None:
+    """K6: fact 23."""
+    assert CanalProtobuf(RULES).decode(ChangeMessage(b"")) == [PassedOver("empty body")]
+    # Type 7 (messages), and a body without any.
+    assert CanalProtobuf(RULES).decode(ChangeMessage(b"\x18\x07\x2a\x00")) == [PassedOver("empty body")]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"type":"INSERT"}', "no packet of Canal"),
+        (b"\x18\x01", "no packet of Canal with messages"),
+        (b"\x18\x07\x20\x02\x2a\x00", "compressed"),
+        (b"\x18\x07\x28\x01", "field 5 is a number"),
+    ],
+)
+def test_other_bytes_are_bad(body: bytes, words: str) -> None:
+    """K6: what cannot be understood is a bad change, never an exception."""
+    assert words in reason(CanalProtobuf(RULES).decode(ChangeMessage(body)))
+
+
+@given(packet=st.sampled_from(PACKETS), length=st.integers(1, 4096))
+def test_packet_that_is_cut_off_never_raises(packet: bytes, length: int) -> None:
+    """K6: what cannot be understood is a bad change, never an exception."""
+    assert CanalProtobuf(RULES).decode(ChangeMessage(packet[: min(length, len(packet) - 1)]))
+
+
+@given(packet=st.sampled_from(PACKETS), at=st.integers(0, 4096), value=st.integers(0, 255))
+def test_changed_byte_never_raises(packet: bytes, at: int, value: int) -> None:
+    """K6: what cannot be understood is a bad change, never an exception."""
+    damaged = bytearray(packet)
+    damaged[at % len(packet)] = value
+
+    for change in CanalProtobuf(RULES).decode(ChangeMessage(bytes(damaged))):
+        assert isinstance(change, Change | SchemaChange | PassedOver | BadChange)
+
+
+def test_fields_are_read_as_protobuf_writes_them() -> None:
+    assert fields(
+        b"\x08\x96\x01\x12\x02hi\x12\x01!\x1d\x01\x00\x00\x00\x21\x02\x00\x00\x00\x00\x00\x00\x00"
+    ) == {
+        1: [150],
+        2: [b"hi", b"!"],
+        3: [1],
+        4: [2],
+    }

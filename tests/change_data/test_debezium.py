@@ -1,0 +1,499 @@
+"""Debezium's messages, as its own engine has made them from a real PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.change_data.change import (
+    BadChange,
+    Change,
+    ChangeMessage,
+    Decoded,
+    Kind,
+    Operation,
+    PassedOver,
+    SchemaChange,
+    SourceTable,
+)
+from pyspark_rocketmq.change_data.debezium import DebeziumJson
+from pyspark_rocketmq.change_data.rules import Rules
+from tests.change_data.samples import LENIENT, debezium, debezium_changes, one, reason, recorded
+
+NAMES = ("schema", "plain", "flat")
+PLACEHOLDER = "__debezium_unavailable_value"
+
+
+def decode(value: Any, key: Any = None, rules: Rules | None = None) -> list[Decoded]:
+    keys = "" if key is None else json.dumps(key)
+    return list(DebeziumJson(rules or Rules()).decode(ChangeMessage(json.dumps(value).encode(), keys)))
+
+
+def mysql(op: str = "c", **source: Any) -> dict[str, Any]:
+    """A message of the MySQL connector without a schema, after its documentation."""
+    place = {"file": "mysql-bin.000003", "pos": 154, "row": 0, "server_id": 223344}
+    return {
+        "before": None,
+        "after": {"id": 1},
+        "source": {
+            "connector": "mysql",
+            "db": "shop",
+            "table": "orders",
+            "ts_ms": 1465491411815,
+            **place,
+            **source,
+        },
+        "op": op,
+        "ts_ms": 1465491411815,
+    }
+
+
+def with_schema(value: Any, **field: Any) -> dict[str, Any]:
+    """A message with a column ``v`` of a schema's field."""
+    fields = [{"type": "int32", "field": "id"}, {"field": "v", **field}]
+    payload = mysql()
+    payload["after"] = {"id": 1, "v": value}
+    return {
+        "schema": {"type": "struct", "fields": [{"type": "struct", "field": "after", "fields": fields}]},
+        "payload": payload,
+    }
+
+
+def value_of(value: Any, **field: Any) -> Any:
+    return one(decode(with_schema(value, **field), {"id": 1})).row["v"]
+
+
+def test_values_of_every_type_are_those_of_the_source() -> None:
+    """K6: facts 29, 30, 32, 35, 36, 37: with a schema every value is exact, and has the source's meaning."""
+    row = debezium_changes("schema", "types")[0].row
+
+    assert row["bi"] == 2**63 - 1
+    assert row["n"] == Decimal("12345678901234567890123456789012345678901234567890.12345")
+    assert row["n1"] == Decimal("12345678.91")
+    assert row["n2"] == Decimal("1234567890123456789012345678.0123456789")
+    assert row["money"] == Decimal("12.34")
+    assert (row["r"], row["d"]) == (1.5, 0.1)
+    assert (row["c"], row["vc"], row["t"]) == ("ab   ", "grün", 'line\n"quoted" 漢字 😀')
+    assert row["by"] == b"\x00\xff\x10"
+    assert row["dt"] == date(2026, 2, 28)
+    assert (row["ti"], row["tiz"]) == ("23:59:59.123456", "10:30:15.5Z")
+    assert row["ts0"] == datetime(2026, 1, 2, 3, 4, 5)
+    assert row["ts3"] == datetime(2026, 1, 2, 3, 4, 5, 678000)
+    assert row["ts6"] == datetime(1969, 12, 31, 23, 59, 59, 999999)
+    assert row["tz"] == datetime(2026, 1, 2, 1, 4, 5, 678901, tzinfo=UTC)
+    assert row["e"] == 'it\'s "happy"'
+    assert (row["bit1"], row["bit5"], row["vb"]) == (True, 0b10110, 0b101)
+    assert (row["ia"], row["ta"]) == ((1, None, 3), ("a", "b,c", None))
+    assert row["na"] == (Decimal("1.10"), Decimal("2.00"))
+    assert row["j"] == '{"a": 9007199254740993}'
+    assert json.loads(row["pt"])["x"] == 1.5
+
+
+def test_types_are_from_the_schema() -> None:
+    """K6: facts 27, 29: precision, scale and zone are in the schema."""
+    types = debezium_changes("schema", "types")[0].types
+
+    assert {
+        name: types[name].spark for name in ("n", "n1", "n2", "money", "ts6", "tz", "na", "ia", "bit5")
+    } == {
+        "n": "string",
+        "n1": "decimal(10,2)",
+        "n2": "decimal(38,10)",
+        "money": "string",
+        "ts6": "timestamp_ntz",
+        "tz": "timestamp",
+        "na": "array<decimal(10,2)>",
+        "ia": "array<int>",
+        "bit5": "bigint",
+    }
+    assert types["n"].kind is Kind.DECIMAL
+
+
+@pytest.mark.parametrize("name", ["plain", "flat"])
+def test_without_a_schema_values_are_as_json_has_them(name: str) -> None:
+    """K6: fact 29: decimals as text stay text, and no number passes through a float."""
+    change = debezium_changes(name, "types")[0]
+
+    assert change.types == {}
+    assert change.row["n1"] == "12345678.91"
+    assert change.row["d"] == Decimal("0.1")
+    assert change.row["bi"] == 2**63 - 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_positions_follow_commits(name: str) -> None:
+    """K6: facts 9, 10: commit, LSN, order in the transaction; three events of one transaction differ."""
+    changes = debezium_changes(name, "orders")
+    positions = [change.position for change in changes]
+
+    assert positions == sorted(positions)  # type: ignore[type-var]
+    assert all(position is not None and len(position) == 3 for position in positions)
+    first = next(at for at, change in enumerate(changes) if change.operation is Operation.INSERT)
+    commits = {position[0] for position in positions[first : first + 3] if position}
+    assert len(commits) == 1
+    assert [position[2] for position in positions[first : first + 3] if position] == [1, 2, 3]
+
+
+def test_interleaved_transactions_are_in_the_order_of_their_commits() -> None:
+    """K6: fact 10: a transaction with a lower LSN may commit later."""
+
+    def position(commit: int, lsn: int) -> Any:
+        source = {"db": "d", "schema": "s", "table": "t", "lsn": lsn, "sequence": f'["{commit}","{lsn}"]'}
+        return one(decode({"op": "u", "before": None, "after": {"id": 1}, "source": source})).position
+
+    assert position(500, 300) > position(400, 450)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_key_change_is_two_messages_with_one_position_of_the_log(name: str) -> None:
+    """K6: fact 15: d of the old key, c of the new one; either may be read first."""
+    deleted, inserted = debezium_changes(name, "orders")[-4 if name != "flat" else -3 :][:2]
+
+    assert (deleted.operation, deleted.key) == (Operation.DELETE, {"tenant": 1, "no": "A"})
+    assert (inserted.operation, inserted.key) == (Operation.INSERT, {"tenant": 1, "no": "C"})
+    assert deleted.position is not None
+    assert inserted.position is not None
+    assert deleted.position[:2] == inserted.position[:2]
+    assert deleted.position < inserted.position
+
+
+def test_snapshot_row_is_below_what_came_after_it() -> None:
+    """K6: fact 13: r carries the snapshot's LSN."""
+    changes = [change for line in recorded("debezium_schema") for change in debezium(line)]
+    snapshot, *others = [change for change in changes if isinstance(change, Change)]
+
+    assert snapshot.operation is Operation.SNAPSHOT
+    assert snapshot.row["note"] == "was there before"
+    assert snapshot.position is not None
+    assert all(other.position is not None and snapshot.position < other.position for other in others)
+
+
+def test_tombstones_heartbeats_and_marks_are_passed_over() -> None:
+    """K6: facts 16, 19: known, counted by their reason, and no change."""
+    found = {
+        change.reason
+        for line in recorded("debezium_schema")
+        for change in debezium(line)
+        if isinstance(change, PassedOver)
+    }
+
+    assert found == {"tombstone", "heartbeat", "transaction mark", "logical message"}
+    assert decode(None) == [PassedOver("tombstone")]
+
+
+def test_schema_change_topic_is_known() -> None:
+    """K6: facts 5, 19: the topic with the connector's prefix has DDL, after the documentation."""
+    event = {
+        "source": {"connector": "mysql", "db": "shop", "table": "customers"},
+        "ts_ms": 1651535750218,
+        "databaseName": "shop",
+        "schemaName": None,
+        "ddl": "ALTER TABLE customers ADD middle_name varchar(255)",
+        "tableChanges": [{"type": "ALTER", "id": '"shop"."customers"', "table": {}}],
+    }
+
+    assert decode(event) == [
+        SchemaChange(
+            table=SourceTable("shop", None, "customers"),
+            statement="ALTER TABLE customers ADD middle_name varchar(255)",
+            kind="alter",
+        )
+    ]
+
+
+def test_truncate_has_no_key() -> None:
+    """K6: fact 18: t has the position at which all rows went."""
+    truncated = debezium_changes("schema", "orders")[-1]
+
+    assert (truncated.operation, truncated.key, truncated.row) == (Operation.TRUNCATE, {}, {})
+    assert truncated.position is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_table_is_named_by_the_source_and_not_by_the_topic(name: str) -> None:
+    """K6: fact 20: RocketMQ's topics have no dots."""
+    change = debezium_changes(name, "orders")[0]
+
+    assert change.table == SourceTable(name, "shop", "orders")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_table_without_a_key_has_an_empty_one(name: str) -> None:
+    """K6: fact 17: the message key is null."""
+    assert [(change.operation, change.key) for change in debezium_changes(name, "keyless")] == [
+        (Operation.INSERT, {}),
+        (Operation.UPDATE, {}),
+        (Operation.DELETE, {}),
+    ]
+
+
+def test_named_keys_go_before_those_of_the_message() -> None:
+    """K6: fact 17: keys= for a table without one."""
+    rules = Rules(keys=(("schema.shop.keyless", ("a",)),))
+    line = next(line for line in recorded("debezium_schema") if line["topic"] == "schema_shop_keyless")
+
+    assert one(debezium(line, rules)).key == {"a": 1}
+    assert "has the column b of the key" in reason(decode(mysql(), {"id": 1}, Rules(keys=(("*", ("b",)),))))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flattened_messages_give_the_same_rows(name: str) -> None:
+    """K6: fact 24: __deleted is a text, __op and __source_* are no columns."""
+    operations = [change.operation for change in debezium_changes(name, "full_image")]
+    inserted, updated, deleted = debezium_changes(name, "full_image")
+
+    assert operations == [Operation.INSERT, Operation.UPDATE, Operation.DELETE]
+    assert (inserted.row, updated.row) == ({"id": 1, "a": "x", "b": 1}, {"id": 1, "a": "x", "b": 2})
+    assert (deleted.key, deleted.row, deleted.before) == ({"id": 1}, {}, {"id": 1, "a": "x", "b": 2})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_big_values_that_did_not_change_are_absent(name: str) -> None:
+    """K6: fact 25: text, bytes (base64 and hex) and arrays; row by row."""
+    _, first, second, _ = debezium_changes(name, "docs")
+
+    assert first.absent == {"body", "raw", "words"}
+    assert first.row == {"id": 1, "title": "two"}
+    assert second.absent == {"raw"}
+    assert second.row == {"id": 1, "title": "two", "body": None, "words": ("x",)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        PLACEHOLDER,
+        b64encode(PLACEHOLDER.encode()).decode(),
+        [PLACEHOLDER],
+        list(PLACEHOLDER.encode()),
+        {PLACEHOLDER: PLACEHOLDER},
+    ],
+)
+def test_every_form_of_the_placeholder_is_known(value: Any) -> None:
+    """K6: fact 25: an array of integers has one element for each byte, an hstore one member."""
+    payload = mysql()
+    payload["after"] = {"id": 1, "v": value}
+
+    assert one(decode(payload)).absent == {"v"}
+
+
+def test_other_placeholder_is_an_option() -> None:
+    """K6: fact 25: unavailable.value.placeholder."""
+    payload = mysql()
+    payload["after"] = {"id": 1, "v": "~"}
+
+    assert one(decode(payload, None, Rules(unavailable_value="~"))).absent == {"v"}
+    assert one(decode(payload)).row == {"id": 1, "v": "~"}
+
+
+def test_key_is_from_the_message_where_before_lacks_it() -> None:
+    """K6: fact 26: REPLICA IDENTITY NOTHING: a delete has its key only in KEYS."""
+    payload = mysql("d")
+    payload["after"] = None
+
+    change = one(decode(payload, {"schema": None, "payload": {"id": 7}}))
+    assert (change.operation, change.key, change.before) == (Operation.DELETE, {"id": 7}, None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_infinite_dates_never_become_numbers(name: str) -> None:
+    """K6: fact 34: Debezium itself wraps infinity; it is refused, or NULL by option."""
+    line = next(
+        line
+        for line in recorded(f"debezium_{name}")
+        if line["key"] and line["topic"].endswith("types") and '"infinity"' in (line["value"] or "")
+    )
+
+    if name == "schema":
+        assert "out_of_range='null'" in reason(debezium(line, Rules()))
+        row = one(debezium(line)).row
+        assert (row["dt"], row["ts6"], row["tz"]) == (None, None, None)
+    else:
+        assert one(debezium(line)).row["tz"] == "infinity", "without a schema it is a text"
+
+
+def test_years_before_christ_are_out_of_range() -> None:
+    """K6: fact 34: 44 BC."""
+    row = debezium_changes("schema", "types")[3].row
+
+    assert (row["dt"], row["ts6"]) == (None, None)
+    assert row["tz"] == datetime(1, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ({"type": "int32", "name": "io.debezium.time.Date"}, 20512, date(2026, 2, 28)),
+        ({"type": "string", "name": "io.debezium.time.IsoDate"}, "2026-02-28Z", date(2026, 2, 28)),
+        ({"type": "int32", "name": "org.apache.kafka.connect.data.Date"}, -1, date(1969, 12, 31)),
+        ({"type": "int32", "name": "io.debezium.time.Time"}, 1500, "00:00:01.500000"),
+        ({"type": "int64", "name": "io.debezium.time.MicroTime"}, -3020399000000, "-838:59:59"),
+        ({"type": "int64", "name": "io.debezium.time.NanoTime"}, 1_000_001_000, "00:00:01.000001"),
+        (
+            {"type": "int64", "name": "io.debezium.time.Timestamp"},
+            1500,
+            datetime(1970, 1, 1, 0, 0, 1, 500000),
+        ),
+        (
+            {"type": "int64", "name": "io.debezium.time.MicroTimestamp"},
+            -1,
+            datetime(1969, 12, 31, 23, 59, 59, 999999),
+        ),
+        ({"type": "int64", "name": "io.debezium.time.NanoTimestamp"}, 1000, datetime(1970, 1, 1, 0, 0, 0, 1)),
+        (
+            {"type": "int64", "name": "org.apache.kafka.connect.data.Timestamp"},
+            1,
+            datetime(1970, 1, 1, 0, 0, 0, 1000),
+        ),
+        (
+            {"type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+            "2026-01-02T03:04:05+08:00",
+            datetime(2026, 1, 1, 19, 4, 5, tzinfo=UTC),
+        ),
+    ],
+)
+def test_times_are_read_by_their_logical_name(field: dict[str, Any], value: Any, expected: Any) -> None:
+    """K6: facts 32, 33: time.precision.mode changes the unit by column; the schema has which."""
+    assert value_of(value, **field) == expected
+
+
+def test_nanoseconds_are_not_cut_off() -> None:
+    """K6: fact 33: what microseconds cannot hold is refused."""
+    found = reason(decode(with_schema(1, type="int64", name="io.debezium.time.NanoTimestamp"), {"id": 1}))
+
+    assert "nanosecond" in found
+
+
+@pytest.mark.parametrize(("value", "expected"), [(-1, 2**64 - 1), (5, 5)])
+def test_unsigned_numbers_that_debezium_wraps_are_unwrapped(value: int, expected: int) -> None:
+    """K6: fact 27: bigint.unsigned.handling.mode=long, with the column's type in the schema."""
+    parameters = {"__debezium.source.column.type": "BIGINT UNSIGNED"}
+
+    assert value_of(value, type="int64", parameters=parameters) == expected
+
+
+def test_bits_are_little_endian_numbers() -> None:
+    """K6: fact 35: bytes for bit(n), a boolean for bit(1)."""
+    bits = {"type": "bytes", "name": "io.debezium.data.Bits"}
+
+    assert value_of("Fg==", parameters={"length": "5"}, **bits) == 0b10110
+    assert (
+        value_of(b64encode((2**63).to_bytes(8, "little")).decode(), parameters={"length": "64"}, **bits)
+        == 2**63
+    )
+    assert value_of(True, type="boolean") is True
+
+
+def test_decimals_have_the_scale_of_the_schema() -> None:
+    """K6: fact 29: two's complement, big-endian; a decimal that does not fit is refused."""
+    kind = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}
+    parameters = {"scale": "2", "connect.decimal.precision": "4"}
+
+    assert value_of("/w==", parameters=parameters, **kind) == Decimal("-0.01")
+    assert "more digits" in reason(decode(with_schema("AYag", parameters=parameters, **kind), {"id": 1}))
+
+
+def test_variable_decimal_is_exact_without_a_schema() -> None:
+    """K6: fact 29: scale and value are in the message."""
+    payload = mysql()
+    payload["after"] = {"id": 1, "v": {"scale": 2, "value": "APo="}}
+
+    assert one(decode(payload)).row["v"] == Decimal("2.50")
+
+
+def test_fields_of_null_and_absent_are_different() -> None:
+    """K6: fact 39: a column that a message lacks is neither NULL nor there."""
+    assert one(decode(mysql())).row == {"id": 1}
+    payload = mysql()
+    payload["after"] = {"id": 1, "v": None}
+    assert one(decode(payload)).row == {"id": 1, "v": None}
+
+
+def test_mysql_is_ordered_by_file_place_and_row() -> None:
+    """K6: facts 11, 12: rows of one event share pos; file 10 is after file 9; ts_ms is not looked at."""
+    places = [("mysql-bin.000009", 900, 0), ("mysql-bin.000010", 4, 0), ("mysql-bin.000010", 4, 1)]
+    positions = [one(decode(mysql(file=file, pos=pos, row=row))).position for file, pos, row in places]
+
+    assert positions == [(0, 9, 900, 0), (0, 10, 4, 0), (0, 10, 4, 1)]
+    after = one(decode(mysql(file="mysql-bin.000001", server_id=5), None, Rules(servers=(223344, 5))))
+    assert after.position == (2, 1, 154, 0)
+
+
+def test_sql_server_is_ordered_by_both_lsns_and_the_event() -> None:
+    """K6: fact 12: rows of one transaction share commit_lsn."""
+    source = {
+        "connector": "sqlserver",
+        "db": "shop",
+        "schema": "dbo",
+        "table": "t",
+        "change_lsn": "00000027:00000758:0003",
+        "commit_lsn": "00000027:00000758:0005",
+        "event_serial_no": 2,
+    }
+
+    change = one(decode({"op": "u", "before": {"id": 1}, "after": {"id": 1}, "source": source}))
+    assert change.position == (0x27, 0x758, 5, 0x27, 0x758, 3, 2)
+
+
+def test_row_with_other_columns_than_its_schema_is_bad() -> None:
+    """K6: fact 41."""
+    message = with_schema(1, type="int32")
+    message["payload"]["after"]["w"] = 1
+
+    assert "has no column w" in reason(decode(message, {"id": 1}))
+    assert "no type 'time'" in reason(decode(with_schema(1, type="time"), {"id": 1}))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b"{}",
+        b"{",
+        b'{"op": "x", "source": {"table": "t"}}',
+        b'{"op": "c", "after": {"id": 1}}',
+        b'{"op": "c", "after": {"id": 1}, "source": {}}',
+        b'{"op": "c", "after": null, "source": {"table": "t"}}',
+        b'{"op": "c", "after": [1], "source": {"table": "t"}}',
+        b'{"op": "c", "after": {"id": 1}, "source": {"table": "t", "lsn": -1}}',
+        b'{"op": "c", "after": {"id": 1}, "source": {"table": "t", "file": "x", "pos": 1}}',
+        b'{"id": 1}',
+        b'{"id": 1, "__op": "c"}',
+        b'{"schema": {"fields": 1}, "payload": {"op": "c", "after": {"id": 1}, "source": {"table": "t"}}}',
+    ],
+)
+def test_damaged_message_is_bad(body: bytes) -> None:
+    """K6: what cannot be understood is a bad change, never an exception."""
+    assert [type(change) for change in DebeziumJson(LENIENT).decode(ChangeMessage(body))] == [BadChange]
+
+
+def test_damaged_key_is_bad() -> None:
+    """K6: what cannot be understood is a bad change, never an exception."""
+    body = json.dumps(mysql()).encode()
+
+    assert [type(change) for change in DebeziumJson(LENIENT).decode(ChangeMessage(body, '{"id":'))] == [
+        BadChange
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ({"type": "int32"}, "1"),
+        ({"type": "int32"}, True),
+        ({"type": "string"}, 1),
+        ({"type": "boolean"}, 1),
+        ({"type": "double"}, "1"),
+        ({"type": "bytes"}, "*"),
+        ({"type": "array", "items": {"type": "int32"}}, 1),
+        ({"type": "array", "items": {"type": "int32"}}, ["a"]),
+        ({"type": "bytes", "name": "io.debezium.data.VariableScaleDecimal"}, {}),
+    ],
+)
+def test_value_that_does_not_fit_its_schema_is_bad(field: dict[str, Any], value: Any) -> None:
+    """K6: fact 41: never a guess."""
+    assert "v" in reason(decode(with_schema(value, **field), {"id": 1}))
