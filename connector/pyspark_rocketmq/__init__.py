@@ -139,6 +139,7 @@ _HOME_OF = {
     "Writing": "sinks.base",
     "Written": "sinks.base",
     "by_sharding_key": "publish.keys",
+    "change_columns": "spark.change_columns",
     "consume_orderly": "consumer.engine.state",
     "json_body": "consumer.message_table",
     "register": "format",

@@ -7,6 +7,7 @@ import inspect
 import re
 import shlex
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import click
 import pytest
@@ -69,7 +70,14 @@ def test_calls_on_the_pages_use_existing_parameters(block: Block) -> None:
 
 
 def _parameters(called: object) -> set[str]:
-    return set(inspect.signature(called).parameters)  # type: ignore[arg-type]
+    """Return the names of parameters, and those of the keywords that ``**options`` takes."""
+    parameters = inspect.signature(called).parameters  # type: ignore[arg-type]
+    names = set(parameters)
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            for unpacked in get_args(get_type_hints(called).get(parameter.name)):
+                names |= get_type_hints(unpacked).keys()
+    return names
 
 
 JOB_CALL = re.compile(r"(?:\./spark-submit\.sh|pyspark-rocketmq) ((?:\\\n|[^\n])*)")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, Unpack
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, Final, NamedTuple, Unpack
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from pyspark_rocketmq.change_data.change import (
     BadChange,
@@ -17,6 +19,7 @@ from pyspark_rocketmq.change_data.change import (
     Position,
     SchemaChange,
     SourceTable,
+    SourceType,
 )
 from pyspark_rocketmq.change_data.envelopes import EnvelopeOptions, envelope_of
 from pyspark_rocketmq.change_data.json_text import show
@@ -26,17 +29,17 @@ _BODY: Final = "body"
 _KEYS: Final = "keys"
 _SCHEMA_CHANGE: Final = "schema_change"
 _COLUMNS: Final = {
-    "op": (pa.string(), "string"),
-    "table": (pa.string(), "string"),
-    "key": (pa.string(), "string"),
-    "position": (pa.list_(pa.int64()), "array<bigint>"),
-    "before": (pa.string(), "string"),
-    "after": (pa.string(), "string"),
-    "absent": (pa.list_(pa.string()), "array<string>"),
-    "statement": (pa.string(), "string"),
-    "error": (pa.string(), "string"),
+    "op": (pa.string(), StringType()),
+    "table": (pa.string(), StringType()),
+    "key": (pa.string(), StringType()),
+    "position": (pa.list_(pa.int64()), ArrayType(LongType())),
+    "before": (pa.string(), StringType()),
+    "after": (pa.string(), StringType()),
+    "absent": (pa.list_(pa.string()), ArrayType(StringType())),
+    "statement": (pa.string(), StringType()),
+    "error": (pa.string(), StringType()),
 }
-"""The columns' types in Arrow and in Spark's DDL."""
+"""The columns' types in Arrow and in Spark."""
 
 
 def change_columns(df: DataFrame, *, envelope: str, **options: Unpack[EnvelopeOptions]) -> DataFrame:
@@ -49,7 +52,8 @@ def change_columns(df: DataFrame, *, envelope: str, **options: Unpack[EnvelopeOp
       cannot be applied;
     * ``table``: ``database.table``, or ``database.schema.table``;
     * ``key``, ``before``, ``after``: JSON objects, for ``from_json`` or ``parse_json``. Numbers have all
-      their digits, bytes are in base64, times in ISO 8601. ``after`` is null for a delete and a truncation;
+      their digits (a decimal that can have more than 38 is text), bytes are in base64, times in ISO 8601.
+      ``after`` is null for a delete and a truncation;
     * ``position``: place in the change log of the source, by which to order the changes of a key; null if the
       messages have none. Changes with the same position are in the order of ``queueOffset``;
     * ``absent``: columns that the source left out of ``after``: they keep their values;
@@ -82,10 +86,10 @@ def change_columns(df: DataFrame, *, envelope: str, **options: Unpack[EnvelopeOp
             f"The messages already have the column(s) {', '.join(twice)}, which change_columns adds: rename "
             "them."
         )
-    schema = df.schema
-    for name, (_, kind) in _COLUMNS.items():
-        schema = schema.add(name, kind)
-    return df.mapInArrow(_Changes(decoder, by_lower[_BODY], by_lower.get(_KEYS)), schema)
+    added = [StructField(name, kind) for name, (_, kind) in _COLUMNS.items()]
+    return df.mapInArrow(
+        _Changes(decoder, by_lower[_BODY], by_lower.get(_KEYS)), StructType([*df.schema.fields, *added])
+    )
 
 
 class _Row(NamedTuple):
@@ -136,10 +140,10 @@ def _row(change: Decoded) -> _Row | None:
             return _Row(
                 op=change.operation.value,
                 table=str(change.table),
-                key=show(dict(change.key)),
+                key=_json(change.key, change.types),
                 position=change.position,
-                before=None if change.before is None else show(dict(change.before)),
-                after=show(dict(change.row)) if change.row else None,
+                before=None if change.before is None else _json(change.before, change.types),
+                after=_json(change.row, change.types) if change.row else None,
                 absent=sorted(change.absent),
                 statement=None,
                 error=None,
@@ -153,6 +157,21 @@ def _row(change: Decoded) -> _Row | None:
             return _Row(None, _name(change.table), None, None, None, None, None, None, change.reason)
         case _:
             return None
+
+
+def _json(values: Mapping[str, Any], types: Mapping[str, SourceType]) -> str:
+    return show({name: _exact(value, types.get(name)) for name, value in values.items()})
+
+
+def _exact(value: Any, kind: SourceType | None) -> Any:
+    """Return a decimal that has no Spark type as text: from_json reads a number into a string by a double."""
+    match value:
+        case Decimal() if kind is not None and kind.spark == "string":
+            return f"{value:f}"
+        case tuple() if kind is not None:
+            return tuple(_exact(item, kind.element) for item in value)
+        case _:
+            return value
 
 
 def _name(table: SourceTable | None) -> str | None:
