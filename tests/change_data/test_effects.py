@@ -220,7 +220,9 @@ def test_a_rule_of_the_order_that_is_left_out_is_seen(left_out: str, monkeypatch
     assert any(_differs(seed) for seed in range(_SEEDS_PER_MUTANT))
 
 
-@given(one=_POSITIONS, other=_POSITIONS, offsets=st.tuples(st.integers(0), st.integers(0)))
+@given(
+    one=_POSITIONS, other=_POSITIONS, offsets=st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+)
 def test_the_order_of_texts_is_that_of_positions(
     one: tuple[int, ...], other: tuple[int, ...], offsets: tuple[int, int]
 ) -> None:
