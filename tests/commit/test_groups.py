@@ -6,10 +6,12 @@ A driver that dies leaves what it has committed; the next one is another sink ob
 from __future__ import annotations
 
 import json
+import logging
 import random
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -150,6 +152,13 @@ class Driver:
     def commit(self, *parts: Part, without: frozenset[MessageQueue] = frozenset()) -> GroupResult:
         return self.committer.commit_group(Group(parts, without), self.batch)
 
+    def commit_rows(self, *parts: Part) -> GroupResult:
+        """Commit a group whose offsets wait."""
+        return self.committer.commit_group(Group(parts), self.batch, stores_offsets=False)
+
+    def store_offsets(self) -> GroupResult:
+        return self.committer.store_offsets(self.batch)
+
 
 def _part(
     writer: RowWriter,
@@ -230,7 +239,7 @@ def test_each_group_is_a_commit_of_data_and_of_offsets(place: Place) -> None:
 
     assert place.stored() == {Q0: [0, 1, 2, 3], Q1: [0, 1, 2]}
     assert driver.store.offsets == {Q0: 4, Q1: 3}
-    assert [[each.queue for each in result.committed] for result in (first, last)] == [[Q0], [Q1]]
+    assert [[each.queue for each in result.stored] for result in (first, last)] == [[Q0], [Q1]]
     assert (first.refused, last.refused) == (frozenset(), frozenset())
     assert [report.rows for report in driver.reports] == [2, 3, 2]
     [middle] = [report for report in driver.reports if len(report.acks) == 2]
@@ -254,11 +263,86 @@ def test_a_group_whose_offsets_failed_is_committed_again_without_its_data(
     result = driver.commit(part)
     driver.commit(driver.part((Q0, 4, 5)))
 
-    assert {each.queue for each in result.committed} == {Q0, Q1}
+    assert {each.queue for each in result.stored} == {Q0, Q1}
     assert place.stored() == {Q0: [0, 1, 2, 3, 4], Q1: [0]}
     assert driver.store.offsets == {Q0: 5, Q1: 1}
     row = driver.store.read(GROUP)[Q0]
     assert row.statistics.as_of(0.0).minute.ok == 5, "counted once"
+
+
+def test_offsets_that_wait_are_stored_with_a_later_group_or_without_one(place: Place) -> None:
+    """H1: each group is reported when its rows are committed."""
+    driver = Driver(place, Store())
+
+    first = driver.commit_rows(driver.part((Q0, 0, 2)))
+    driver.commit_rows(driver.part((Q0, 2, 3), (Q1, 0, 1)))
+    assert first == GroupResult()
+    assert (place.stored(), driver.store.offsets) == ({Q0: [0, 1, 2], Q1: [0]}, {Q0: 0, Q1: 0})
+    last = driver.commit(driver.part((Q1, 1, 3)))
+    assert driver.store.offsets == {Q0: 3, Q1: 3}
+    driver.commit_rows(driver.part((Q0, 3, 5)))
+    alone = driver.store_offsets()
+
+    assert driver.store.offsets == {Q0: 5, Q1: 3}
+    assert [[each.queue for each in result.stored] for result in (last, alone)] == [[Q0, Q1], [Q0]]
+    assert driver.store_offsets() == GroupResult()
+    assert [report.rows for report in driver.reports] == [2, 2, 2, 2]
+    assert [[row.next_offset for row in report.offsets] for report in driver.reports] == [
+        [2, 0],
+        [3, 1],
+        [3, 3],
+        [5, 3],
+    ]
+    assert driver.store.read(GROUP)[Q0].statistics.as_of(0.0).minute.ok == 5
+
+
+def test_the_newest_message_of_a_group_whose_offsets_wait_is_remembered(separable: Place) -> None:
+    """F4: a later group may have passed offsets without a message only."""
+    driver = Driver(separable, Store())
+    driver.commit_rows(driver.part((Q0, 0, 2)))
+    [ack] = driver.part((Q0, 2, 3)).acks
+    no_message = replace(ack, state=ack.state._replace(last_message=RememberedMessages()), consumed=0)
+    driver.commit_rows(Part(id="a gap", acks=(no_message,)))
+
+    driver.store_offsets()
+
+    row = driver.store.read(GROUP)[Q0]
+    assert (row.next_offset, row.state.last_message.newest) == (3, _message_before(2).newest)
+
+
+def test_offsets_that_wait_go_on_waiting_while_the_store_is_away(place: Place) -> None:
+    """H1"""
+    driver = Driver(place, Store())
+    driver.commit_rows(driver.part((Q0, 0, 2)))
+    driver.store.failures = [(False, OffsetStoreUnavailable("away")), (True, OffsetStoreUnavailable("away"))]
+
+    for _ in range(2):
+        with pytest.raises(OffsetStoreUnavailable):
+            driver.store_offsets()
+    result = driver.store_offsets()
+
+    assert [each.queue for each in result.stored] == [Q0]
+    assert driver.store.offsets == {Q0: 2, Q1: 0}
+
+
+@pytest.mark.parametrize("who", ["the sink", "the store"])
+def test_a_queue_that_moved_while_its_offset_waited_is_refused(place: Place, who: str) -> None:
+    """C5, H5: by the sink at once if its next owner has written rows, else by the store; no row is doubled."""
+    driver = Driver(place, Store(), keeps_others=True)
+    driver.commit_rows(driver.part((Q0, 0, 2), (Q1, 0, 2)))
+    epoch = driver.store.claim(GROUP, "another", {Q0: 0})[Q0].epoch
+    if who == "the sink":
+        run(place.open(), {Q0: 3}, rows(Q0, 0, 3, "created"), generations=dict.fromkeys(QUEUES, 0))
+
+    second = driver.commit_rows(driver.part((Q0, 2, 4), (Q1, 2, 3)))
+    result = driver.store_offsets()
+
+    assert second.refused == ({Q0} if who == "the sink" else frozenset())
+    assert result.refused == {Q0}
+    assert [each.queue for each in result.stored] == [Q1]
+    assert place.stored() == {Q0: [0, 1, 2] if who == "the sink" else [0, 1, 2, 3], Q1: [0, 1, 2]}
+    assert driver.store.offsets == {Q0: 0, Q1: 3}
+    assert driver.store.read(GROUP)[Q0].epoch >= epoch
 
 
 @pytest.mark.parametrize("killed_at", range(3))
@@ -297,7 +381,7 @@ def test_another_attempt_of_a_task_adds_nothing_twice(place: Place) -> None:
     result = driver.commit(driver.part((Q0, 0, 5), step="again"), driver.part((Q1, 0, 2)))
 
     assert result.refused == {Q0}
-    assert [each.queue for each in result.committed] == [Q1]
+    assert [each.queue for each in result.stored] == [Q1]
     driver.commit(driver.part((Q1, 2, 3)))
     assert place.stored() == {Q0: [0, 1, 2], Q1: [0, 1, 2]}
     assert driver.store.offsets == {Q0: 3, Q1: 3}
@@ -336,7 +420,7 @@ def test_a_queue_that_moved_between_two_groups_is_left_out(
 
     assert shared.refused == ({Q0} if keeps_others else {Q0, Q1})
     assert mixed.refused == {Q0}
-    assert [each.queue for each in mixed.committed] == [Q1]
+    assert [each.queue for each in mixed.stored] == [Q1]
     assert place.stored() == {Q0: [0, 1, 2][: 3 if who == "sink" else 2], Q1: [0, 1, 2, 3]}
     assert (driver.store.offsets[Q0], driver.store.offsets[Q1]) == (2, 4)
     assert sum(report.rows for report in driver.reports) == 6
@@ -398,6 +482,39 @@ def test_a_sink_ahead_of_the_offsets_is_looked_at_before_the_first_group_only(
     assert store.offsets[Q0] == 8
 
 
+def test_the_lag_of_a_killed_query_alarms_nobody(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """H1, H2: it is ordinary that offsets are seconds behind; the sink leaves out the rows that it has."""
+    store = Store()
+    killed = Driver(place, store)
+    killed.commit(killed.part((Q0, 0, 2)))
+    killed.commit_rows(killed.part((Q0, 2, 6)))
+
+    with caplog.at_level(logging.INFO):
+        looking = Driver(place, store, batch_id=2)
+        assert looking.commit(looking.part((Q0, 2, 4))).refused == {Q0}, "the planner looks"
+        again = Driver(place, store, batch_id=3)
+        again.commit(again.part((Q0, 2, 7)))
+
+    assert place.stored()[Q0] == [0, 1, 2, 3, 4, 5, 6]
+    assert again.reports[0].left_out == 4
+    assert "the sink has them from an earlier run" in caplog.text
+    assert [each.getMessage() for each in caplog.records if each.levelno > logging.INFO] == []
+
+
+def test_rows_left_out_after_a_reset_are_warned_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """F5: somebody may wait for them to be written again."""
+    store = Store()
+    first = Driver(place, store)
+    first.commit(first.part((Q0, 0, 4)))
+    store.reset(GROUP, {Q0: 1})
+    again = Driver(place, store, batch_id=2)
+
+    with caplog.at_level(logging.WARNING):
+        again.commit(again.part((Q0, 1, 5)))
+
+    assert "see DeltaSink.rewind" in caplog.text
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("keeps_others", [False, True])
 def test_whatever_fails_each_row_is_there_once(place: Place, seed: int, keeps_others: bool) -> None:
@@ -437,6 +554,8 @@ def _play(driver: Driver, goal: int, chance: random.Random) -> None:
         if chance.random() < 0.1:
             driver.store.claim(GROUP, "another", {open_queues[0]: 0})
         result = _committed(driver, parts, chance)
+        if chance.random() < 0.3:
+            poisoned |= _stored(driver).refused
         poisoned |= result.refused
         reached.update({queue: end for queue, _, end in spans})
 
@@ -448,6 +567,14 @@ def _committed(driver: Driver, parts: Sequence[Part], chance: random.Random) -> 
             error = Killed() if chance.random() < 0.5 else OffsetStoreUnavailable("away")
             driver.store.failures = [(chance.random() < 0.5, error)]
         try:
-            return driver.commit(*parts)
+            return driver.commit_rows(*parts) if chance.random() < 0.4 else driver.commit(*parts)
+        except OffsetStoreUnavailable:
+            continue
+
+
+def _stored(driver: Driver) -> GroupResult:
+    while True:
+        try:
+            return driver.store_offsets()
         except OffsetStoreUnavailable:
             continue

@@ -25,7 +25,7 @@ from pyspark_rocketmq.consumer.batch_function import (
 from pyspark_rocketmq.consumer.engine.state import NOT_OVER_CONNECT
 from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
 from pyspark_rocketmq.hub import task_end
-from pyspark_rocketmq.hub.driver_end import DriverControl
+from pyspark_rocketmq.hub.driver_end import Committed, DriverControl
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.hub.task_end import ask_driver
 from pyspark_rocketmq.model import MessageQueue
@@ -138,7 +138,7 @@ def hub() -> Iterator[DriverControl]:
 
 def test_tasks_that_cannot_reach_the_committer_fail_the_batch(hub: DriverControl) -> None:
     """D1: nobody could end them. With a classic session they go on without."""
-    hub.begin(0, lambda group, leaving: frozenset())
+    hub.begin(0, lambda commit: Committed())
 
     with pytest.raises(RocketMQError, match="the process in which Spark Connect runs foreachBatch"):
         hub.end([], could_ask=False)
@@ -151,7 +151,7 @@ def test_a_worker_ends_within_the_call_when_the_committer_is_gone(
     ended: list[int] = []
     monkeypatch.setattr(task_end, "_CALLS_END_S", 0.0)
     monkeypatch.setattr(os, "_exit", ended.append)
-    terms = hub.begin(0, lambda group, leaving: frozenset())
+    terms = hub.begin(0, lambda commit: Committed())
     assert terms is not None
     task = ask_driver(terms, 0, {A: Place(1, 0)})
     assert task is not None

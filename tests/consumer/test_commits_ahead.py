@@ -13,7 +13,8 @@ from pyspark_rocketmq.consume.part import Group, Part, QueueAck
 from pyspark_rocketmq.consumer import batch as module
 from pyspark_rocketmq.consumer.batch import BatchRunner, Job
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.hub.driver_end import BatchEnd, CommitGroup
+from pyspark_rocketmq.hub.driver_end import BatchEnd, MakeCommit
+from pyspark_rocketmq.hub.state import Commit
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -46,8 +47,8 @@ class Played:
         self.reports: list[BatchReport] = []
         self.store = MemoryOffsetStore("commits-ahead", clock=FakeClock())
         self.store.claim(GROUP, "me", {A: 0, B: 0})
-        self.commit: CommitGroup | None = None
-        self.job: Callable[[CommitGroup], Sequence[Part]] = lambda commit: []
+        self.commit: MakeCommit | None = None
+        self.job: Callable[[MakeCommit], Sequence[Part]] = lambda commit: []
         monkeypatch.setattr(module, "run_job", lambda batch, writer, engine, terms: self._run())
         self.runner = BatchRunner(
             consumer_group=GROUP,
@@ -60,7 +61,7 @@ class Played:
             clock=self.clock,
         )
 
-    def run(self, job: Callable[[CommitGroup], Sequence[Part]]) -> None:
+    def run(self, job: Callable[[MakeCommit], Sequence[Part]]) -> None:
         self.job = job
         self.runner(None, 3)  # type: ignore[arg-type]
 
@@ -70,7 +71,7 @@ class Played:
 
     # --- the hub --------------------------------------------------------------------------------------------
 
-    def begin(self, batch_id: int, commit: CommitGroup) -> object:
+    def begin(self, batch_id: int, commit: MakeCommit) -> object:
         self.commit = commit
         return "terms"
 
@@ -112,9 +113,9 @@ def test_groups_are_committed_while_the_job_runs_and_the_rest_at_its_end(
     played = Played(monkeypatch)
     seen: list[dict[MessageQueue, int]] = []
 
-    def job(commit: CommitGroup) -> list[Part]:
+    def job(commit: MakeCommit) -> list[Part]:
         for parts in ((part(A, 0, 3), part(B, 0, 4)), (part(A, 3, 5), part(A, 5, 6))):
-            assert commit(Group(parts), NONE) == NONE
+            assert commit(Commit(Group(parts))).refused == NONE
             seen.append(played.offsets)
         return [part(B, 4, 9)]
 
@@ -132,9 +133,9 @@ def test_only_a_queue_that_leaves_waits_for_its_broker_and_all_do_at_the_end(
     """B5: its next owner may be a Java member."""
     played = Played(monkeypatch)
 
-    def job(commit: CommitGroup) -> list[Part]:
-        commit(Group((part(A, 0, 3), part(B, 0, 4))), NONE)
-        commit(Group((part(A, 3, 5), part(B, 4, 5))), frozenset({A}))
+    def job(commit: MakeCommit) -> list[Part]:
+        commit(Commit(Group((part(A, 0, 3), part(B, 0, 4)))))
+        commit(Commit(Group((part(A, 3, 5), part(B, 4, 5))), frozenset({A})))
         return []
 
     played.run(job)
@@ -147,9 +148,9 @@ def test_the_hub_hears_which_queues_were_refused(monkeypatch: pytest.MonkeyPatch
     played = Played(monkeypatch)
     refused: list[frozenset[MessageQueue]] = []
 
-    def job(commit: CommitGroup) -> list[Part]:
+    def job(commit: MakeCommit) -> list[Part]:
         played.store.claim(GROUP, "somebody else", {A: 0})
-        refused.append(commit(Group((part(A, 0, 3), part(B, 0, 4))), NONE))
+        refused.append(commit(Commit(Group((part(A, 0, 3), part(B, 0, 4))))).refused)
         return []
 
     played.run(job)
@@ -164,8 +165,8 @@ def test_a_job_that_fails_fails_the_batch_and_keeps_what_was_committed(
     """H1"""
     played = Played(monkeypatch)
 
-    def job(commit: CommitGroup) -> list[Part]:
-        commit(Group((part(A, 0, 3),)), NONE)
+    def job(commit: MakeCommit) -> list[Part]:
+        commit(Commit(Group((part(A, 0, 3),))))
         raise RocketMQError("a listener failed")
 
     with pytest.raises(RocketMQError, match="a listener failed"):
@@ -186,10 +187,10 @@ def test_each_commit_reports_how_long_ago_its_messages_were_stored(monkeypatch: 
         given = part(queue, start, stop)
         return Part.from_facts(replace(given, acks=(replace(given.acks[0], latencies=latencies),)).facts)
 
-    def job(commit: CommitGroup) -> list[Part]:
+    def job(commit: MakeCommit) -> list[Part]:
         parts = passed(A, 0, 2, 4, 6), passed(B, 0, 1, 10)
         played.clock.advance(0.25)
-        commit(Group(parts), NONE)
+        commit(Commit(Group(parts)))
         return [passed(A, 2, 3, 500)]
 
     played.run(job)

@@ -208,7 +208,7 @@ def hub() -> Iterator[HubServer]:
         "127.0.0.1",
         must_ask=True,
         slots=Slots(),
-        commit=lambda group, leaving: None,
+        commit=lambda commit: None,
         look=lambda: None,
         clock=SystemClock(),
     )

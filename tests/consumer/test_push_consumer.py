@@ -485,12 +485,13 @@ def test_in_real_time_every_task_asks_the_driver_and_has_a_slot(
     options = ReadOptions.parse(consumer._source_options() | ({"realTime": "5m"} if is_live else {}))
     spark: Any = SimpleNamespace(conf={"spark.network.crypto.enabled": str(is_live).lower()})
 
-    consumer._hub(spark, options, consumer._store(options), lambda: Slots(4, 3))
+    consumer._hub(spark, options, consumer._store(options), lambda: Slots(4, 3), has_sink=is_live)
 
     assert given["must_ask"] is is_live
     assert given["is_encrypted"] is is_live
     assert given["slots"]() == (Slots(4, 3) if orderly or is_live else Slots())
     assert given["commit_interval_s"] == (0.5 if is_live else None)
+    assert given["has_sink"] is is_live
 
 
 def test_all_problems_are_reported_together() -> None:

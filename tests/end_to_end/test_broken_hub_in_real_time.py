@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.hub.driver_end import CommitGroup, DriverControl
+from pyspark_rocketmq.hub.driver_end import DriverControl, MakeCommit
 from pyspark_rocketmq.hub.task_end import ControlEndpoint
 from tests.end_to_end.test_real_time import LiveQuery
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -39,10 +39,8 @@ class Gated:
         self._open = ExitStack()
         begin = DriverControl.begin
 
-        def through_gate(
-            control: DriverControl, batch_id: int, commit: CommitGroup
-        ) -> ControlEndpoint | None:
-            terms = begin(control, batch_id, commit)
+        def through_gate(control: DriverControl, batch_id: int, make: MakeCommit) -> ControlEndpoint | None:
+            terms = begin(control, batch_id, make)
             if terms is None:
                 return None
             if not self._gates:

@@ -90,7 +90,9 @@ def options(brokers: Brokers, **more: str) -> ReadOptions:
 def mirror_of(
     brokers: Brokers, store: MemoryOffsetStore, again_after_s: float, quiet_s: float = 0.01
 ) -> OffsetMirror:
-    return OffsetMirror(options(brokers), store, GROUP, again_after_s=again_after_s, quiet_s=quiet_s)
+    return OffsetMirror(
+        options(brokers), store, GROUP, again_after_s=again_after_s, pace_s=0.0, quiet_s=quiet_s
+    )
 
 
 @pytest.fixture
@@ -178,6 +180,43 @@ def test_only_the_newest_offset_of_a_queue_is_kept(brokers: Brokers, mirror: Off
     assert brokers.next() == (A0, 8)
     assert mirror.flush(PATIENCE_S)
     assert brokers.sent.empty()
+
+
+def test_a_queue_gets_one_offset_a_second_unless_somebody_is_to_have_a_queue(
+    brokers: Brokers, store: MemoryOffsetStore
+) -> None:
+    """F1, B5: without a sink each group of a batch is stored, several times a second."""
+    mirror = OffsetMirror(options(brokers), store, GROUP, pace_s=10 * PATIENCE_S)
+    mirror.show([commit(A0, 7)])
+    assert brokers.next() == (A0, 7)
+
+    mirror.show([commit(A0, 8), commit(B0, 2)])
+    mirror.show([commit(A0, 9)])
+    mirror.hurry()
+    assert {brokers.next(), brokers.next()} == {(A0, 9), (B0, 2)}
+    mirror.show([commit(A0, 10)])
+    mirror.show([commit(A0, 11)])
+    assert mirror.await_shown([commit(A0, 11)], PATIENCE_S)
+
+    assert brokers.next() == (A0, 11)
+    assert mirror.flush(PATIENCE_S)
+    assert brokers.sent.empty()
+
+
+def test_the_store_gets_what_has_arrived_when_the_query_ends(
+    brokers: Brokers, store: MemoryOffsetStore
+) -> None:
+    """F5: an operator may move the group at its broker from then on."""
+    mirror = mirror_of(brokers, store, again_after_s=60.0, quiet_s=10 * PATIENCE_S)
+    store.claim(GROUP, "me", {A0: 0}, at_brokers={A0: 1})
+    shown = replace(commit(A0, 7, epoch=2), is_shown=True)
+    store.commit(GROUP, [shown], query_id="q", batch_id=1)
+    mirror.show([shown])
+    assert mirror.await_shown([shown], PATIENCE_S)
+
+    mirror.query_ended()
+
+    wait_until(lambda: store.read(GROUP)[A0].shown.to_text() == "[7]", reason="The note in the store")
 
 
 @pytest.mark.parametrize("change", ["claim", "reset"])

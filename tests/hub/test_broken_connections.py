@@ -13,11 +13,11 @@ import pytest
 
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.cuts import Place
-from pyspark_rocketmq.consume.part import Group, Part, QueueAck
+from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub import connections, task_end
 from pyspark_rocketmq.hub.connections import HubClient, Reconnecting
-from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
+from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
 from pyspark_rocketmq.hub.messages import (
     PlanMade,
     PlannerConnected,
@@ -27,7 +27,7 @@ from pyspark_rocketmq.hub.messages import (
     decode_to_planner,
 )
 from pyspark_rocketmq.hub.session import HubAddress
-from pyspark_rocketmq.hub.state import Queues, Slots
+from pyspark_rocketmq.hub.state import Commit, Slots
 from pyspark_rocketmq.hub.task_end import TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from tests.helpers.wait import PATIENCE_S, wait_until
@@ -71,14 +71,16 @@ class Query:
         self.planner.send(PlanMade(1, frozenset({A, B, C})))
         wait_until(lambda: self.hub._hub.query(lambda state: state.plan) == 1)
 
-    def commit(self, group: Group, _: Queues) -> Queues:
+    def commit(self, commit: Commit) -> Committed:
         """Commit a group; refuse what does not follow."""
+        group = commit.group
+        assert group is not None
         assert group.without == frozenset(), "a chain is broken"
         for ack in group.acks:
             assert ack.start == self.committed[ack.queue], "a message is lost, or comes twice"
             self.committed[ack.queue] = ack.state.next_offset
         self.groups += 1
-        return frozenset()
+        return Committed()
 
     def is_free(self, queue: MessageQueue) -> bool:
         return any(isinstance(each, QueuesFree) and queue in each.queues for each in self.received)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,7 @@ from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.hub import driver_end, task_end
 from pyspark_rocketmq.hub.connections import HubClient
-from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
+from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
 from pyspark_rocketmq.hub.messages import (
     PlanMade,
     PlannerConnected,
@@ -27,7 +28,7 @@ from pyspark_rocketmq.hub.messages import (
     decode_to_planner,
 )
 from pyspark_rocketmq.hub.session import HubAddress
-from pyspark_rocketmq.hub.state import Queues, Slots
+from pyspark_rocketmq.hub.state import Commit, Slots
 from pyspark_rocketmq.hub.task_end import Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.parts import part_of
@@ -38,14 +39,20 @@ PART = part_of("part", A)
 REST = part_of("rest", B)
 
 
-def refuse_nothing(group: Group, leaving: Queues) -> Queues:
-    return frozenset()
+def refuse_nothing(_: Commit) -> Committed:
+    return Committed()
 
 
 class Query:
     """A hub with a planner, and the store's epochs."""
 
-    def __init__(self, calls_end_s: float = 0.1, interval_s: float | None = None) -> None:
+    def __init__(
+        self,
+        calls_end_s: float = 0.1,
+        interval_s: float | None = None,
+        *,
+        may_offsets_wait: bool = False,
+    ) -> None:
         self.epochs = {A: 1, B: 1}
         self.slots = Slots(2, 2)
         self.received: list[ToPlanner] = []
@@ -59,6 +66,7 @@ class Query:
             look_every_s=0.02,
             calls_end_s=calls_end_s,
             interval_s=interval_s,
+            may_offsets_wait=may_offsets_wait,
         )
         self.planner = HubClient[ToPlanner](
             HubAddress.parse(self.hub.secret),
@@ -77,15 +85,16 @@ class Query:
     def begin(self, *committed: list[Part], failures: Sequence[BaseException] = ()) -> TaskControl:
         coming = iter(failures)
 
-        def commit(group: Group, leaving: Queues) -> Queues:
+        def make(commit: Commit) -> Committed:
             failure = next(coming, None)
             if failure is not None:
                 raise failure
+            assert commit.group is not None
             for each in committed:
-                each.extend(group.parts)
-            return frozenset()
+                each.extend(commit.group.parts)
+            return Committed()
 
-        terms = self.hub.begin(3, commit)
+        terms = self.hub.begin(3, make)
         assert terms is not None
         instructions = ask_driver(terms, 0, dict.fromkeys((A, B), Place(1, 0)))
         assert instructions is not None
@@ -127,6 +136,43 @@ def test_finished_ranges_are_committed_while_the_job_runs(query: Query) -> None:
     wait_until(lambda: query.has_received(QueuesFree), PATIENCE_S, reason="A free queue")
     assert [part.id for part in committed] == ["part"]
     assert query.hub.end([PART], could_ask=True) == BatchEnd(1, None)
+
+
+def test_offsets_that_wait_are_stored_at_the_end_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H1: and once more if that fails; the next plan begins at them."""
+    monkeypatch.setattr(task_end, "_connections", {})
+    query = Query(interval_s=60.0, may_offsets_wait=True)
+    made: list[Commit] = []
+
+    def make(commit: Commit) -> Committed:
+        made.append(commit)
+        if len(made) == 3:
+            raise ConnectionError("the storage is away")
+        return Committed(took_s=60.0)
+
+    def has_made(number: int) -> bool:
+        return len(made) == number
+
+    try:
+        terms = query.hub.begin(3, make)
+        assert terms is not None
+        task = ask_driver(terms, 0, dict.fromkeys((A, B), Place(1, 0)))
+        assert task is not None
+        for number, part in enumerate((PART, REST), 1):
+            task.hand_over(part, ends=frozenset(), cut=None)
+            wait_until(partial(has_made, number), PATIENCE_S, reason="A commit")
+        task.await_taken()
+
+        assert query.hub.end([], could_ask=True) == BatchEnd(1, None)
+        assert [commit.stores_offsets for commit in made] == [True, False, True, True]
+        assert [commit.group for commit in made[2:]] == [None, None]
+        assert "offsets of the batch could not be committed" in caplog.text
+    finally:
+        query.planner.close()
+        query.hub.failed()
+        query.hub.close()
 
 
 class PanicException(BaseException):

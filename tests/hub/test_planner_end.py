@@ -26,7 +26,7 @@ def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
         "127.0.0.1",
         must_ask=True,
         slots=Slots(9, 7),
-        commit=lambda group, leaving: None,
+        commit=lambda commit: None,
         look=lambda: None,
         clock=clock,
     )
@@ -43,7 +43,7 @@ def test_what_holds_queues_up_reaches_the_planner() -> None:
     """D6: before and after it connects."""
     clock = SystemClock()
     hub = HubServer(
-        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda group, leaving: None, look=lambda: None,
+        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda commit: None, look=lambda: None,
         clock=clock,
     )  # fmt: skip
     try:
@@ -62,7 +62,7 @@ def test_the_wish_for_another_plan_reaches_the_driver_also_later_and_goes_with_i
     """B5: a queue was gained."""
     clock = SystemClock()
     hub = HubServer(
-        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda group, leaving: None, look=lambda: None,
+        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda commit: None, look=lambda: None,
         clock=clock,
     )  # fmt: skip
     queue = MessageQueue("T", "broker-a", 0)

@@ -34,7 +34,7 @@ from pyspark_rocketmq.hub.messages import (
 )
 from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress
-from pyspark_rocketmq.hub.state import Slots
+from pyspark_rocketmq.hub.state import Commit, Slots
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.parts import part_of
@@ -57,7 +57,7 @@ class Driver:
             "127.0.0.1",
             must_ask=True,
             slots=Slots(),
-            commit=lambda group, leaving: self.parts.extend(group.parts),
+            commit=self._commit,
             look=self._look,
             interval_s=interval_s,
             is_encrypted=is_encrypted,
@@ -66,6 +66,10 @@ class Driver:
         self.terms = ControlEndpoint(
             self.hub.address, BATCH, self.hub.query(lambda state: state.batch_begins(BATCH))
         )
+
+    def _commit(self, commit: Commit) -> None:
+        assert commit.group is not None
+        self.parts.extend(commit.group.parts)
 
     def _look(self) -> None:
         self.looks += 1

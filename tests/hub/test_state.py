@@ -40,8 +40,10 @@ MessageT = TypeVar("MessageT")
 class Driver:
     """A hub with a planner whose plan 1 holds four queues, in the batch that runs it."""
 
-    def __init__(self, *, must_ask: bool = True, interval_s: float | None = None) -> None:
-        self.state = HubState(must_ask=must_ask, interval_s=interval_s)
+    def __init__(
+        self, *, must_ask: bool = True, interval_s: float | None = None, may_offsets_wait: bool = False
+    ) -> None:
+        self.state = HubState(must_ask=must_ask, interval_s=interval_s, may_offsets_wait=may_offsets_wait)
         self.state.planner_came("planner")
         self.state.plan_made(1, ALL)
         self.must_ask = self.state.batch_begins(7)
@@ -105,7 +107,8 @@ def asked_to_give_up(actions: Iterable[Action]) -> dict[str, set[MessageQueue]]:
 
 
 def committed(actions: Iterable[Action]) -> list[Part]:
-    return [part for action in actions if isinstance(action, Commit) for part in action.group.parts]
+    groups = (action.group for action in actions if isinstance(action, Commit))
+    return [part for group in groups if group is not None for part in group.parts]
 
 
 def work_reports(actions: Iterable[Action]) -> list[tuple[str, bool]]:
@@ -524,9 +527,9 @@ A1, A2, A3 = cut_part("a1", A, 0, 3), cut_part("a2", A, 3, 5), cut_part("a3", A,
 B1 = cut_part("b1", B, 0, 7)
 
 
-def cutting() -> Driver:
+def cutting(*, may_offsets_wait: bool = False) -> Driver:
     """A batch of two tasks that are asked for cut 1."""
-    driver = Driver(interval_s=0.2)
+    driver = Driver(interval_s=0.2, may_offsets_wait=may_offsets_wait)
     driver.begins("one", A, tasks=2)
     driver.begins("two", B, partition=1, tasks=2)
     assert driver.state.task_is_dirty("peer of one", "one", 1.0) == []
@@ -568,6 +571,23 @@ def test_a_queue_is_given_up_with_its_last_part_and_free_when_that_is_committed(
 
     assert committed(sends(driver, "one", A2, cut=None, ends=(A,))) == []
     assert driver.is_committed()[1:] == [Commit(Group((A2,)), frozenset({A}))]
+    assert freed(driver.is_committed()) == {A}
+
+
+def test_a_queue_whose_offset_waits_is_stored_and_shown_before_it_is_free() -> None:
+    """B5: its next owner may be a Java member, which goes on at its broker's offset."""
+    driver = cutting(may_offsets_wait=True)
+    sends(driver, "one", A1, cut=1)
+    assert sends(driver, "two", B1, cut=1)[1:] == [Commit(Group((A1, B1)))]
+    driver.state.committed(frozenset(), 1.0)
+    assert sends(driver, "one", A2, cut=None) == [
+        Send("peer of one", PartTaken("one", "a2")),
+        Commit(Group((A2,)), stores_offsets=False),
+    ]
+    driver.must_leave(A)
+    assert driver.state.released("peer of one", "one", frozenset({A}), 1.0) == []
+
+    assert driver.is_committed()[1:] == [Commit(None, frozenset({A}))]
     assert freed(driver.is_committed()) == {A}
 
 

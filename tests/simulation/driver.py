@@ -82,14 +82,14 @@ class Driver:
         self._attempts: dict[int, int] = {}
         self._planned: Queues = frozenset()
         self._free: set[MessageQueue] = set()
-        self._epochs: dict[MessageQueue, int] = {}
-        """Epochs of the newest look at the store."""
         self.begin_marks: tuple[dict[MessageQueue, int], ...] = ()
         self._expected: tuple[dict[MessageQueue, int], ...] = ()
         self._refused: set[MessageQueue] = set()
         """Queues of the group in hand that were refused."""
         self._group_id = ""
         """Id of the newest group."""
+        self._waiting: dict[MessageQueue, tuple[Place, float]] = {}
+        """Offsets whose rows are committed and that are not stored yet, and since when."""
         self._is_committing = False
         self._results: dict[int, list[Part]] = {}
         """Parts that come with the job, by partition."""
@@ -143,7 +143,6 @@ class Driver:
                 store.claim(queue, self.member)
         self.plan += 1
         places = {queue: store.place(queue) for queue in sorted(self.held)}
-        self._epochs = {queue: row.epoch for queue, row in store.rows.items()}
         self._planned = frozenset(places)
         self.begin_marks = tuple(dict(sink.marks) for sink in self.world.sinks)
         self._expected = tuple(dict(sink.marks) for sink in self.world.sinks)
@@ -218,11 +217,13 @@ class Driver:
         if self.has_planner:
             for queue, since_s in self.leaving.items():
                 self.world.check_leaving(since_s, queue)
+        for _, since_s in self._waiting.values():
+            self.world.check_offsets(since_s)
         if not self.is_at_work:
             return
         self._check_agreed()
-        self._epochs = {queue: row.epoch for queue, row in self.world.store.rows.items()}
-        self._take(self.hub.moved(self._epochs, self.world.now_s))
+        epochs = {queue: row.epoch for queue, row in self.world.store.rows.items()}
+        self._take(self.hub.moved(epochs, self.world.now_s))
         if self.has_planner and self.open_for_s is not None and self._gain():
             self.world.after(self.world.random.uniform(0.0, 0.5), self._replan, self.plan)
 
@@ -286,7 +287,7 @@ class Driver:
         else:
             self.world.counts["parts with the job"] += len(rest.parts)
             self._is_rest = True
-            self._begin_commit(rest)
+            self._begin_commit(Commit(rest))
 
     def _fail(self) -> None:
         """Have the batch's own thread raise the error, so that the query ends."""
@@ -294,6 +295,8 @@ class Driver:
         self.world.after(0.0, self.world.kill_driver, self)
 
     def _batch_over(self) -> None:
+        if self._waiting:
+            raise Violation(f"over before its offsets are stored: {self._waiting}")
         self._is_over_sent = True
         self._take(self.hub.batch_committed(self.plan))
         if self.is_stopping:
@@ -365,8 +368,8 @@ class Driver:
                 case Send(peer, message):
                     self._check_pace(message)
                     self.world.to_task(peer, message)  # type: ignore[arg-type]
-                case Commit(group):
-                    self._begin_commit(group)
+                case Commit():
+                    self._begin_commit(action)
                 case Flushed(failure):
                     self._flushed(failure)
                 case _:
@@ -401,6 +404,8 @@ class Driver:
         self.world.counts["freed"] += len(queues)
         for queue in queues:
             self.world.check_free(self, queue)
+        if early := queues & self._waiting.keys():
+            raise Violation(f"free before its offset is stored: {early}")
         self._free |= queues
 
     def _check_parts(self, peer: Peer, handed: PartHandedOver) -> None:
@@ -466,30 +471,37 @@ class Driver:
 
     # --- commits --------------------------------------------------------------------------------------------
 
-    def _begin_commit(self, group: Group) -> None:
+    def _begin_commit(self, commit: Commit) -> None:
         if self._is_committing:
             raise Violation("two groups at a time")
+        self._is_committing = True
+        group = commit.group
+        if group is None:
+            self.world.counts["offsets without a group"] += 1
+            self._refused.clear()
+            self.world.after(self.world.commit_s(), self._commit_offsets)
+            return
         if early := group.queues & self._free:
             raise Violation(f"committed after it was free: {early}")
         if group.id != self._group_id:
             self._group_id = group.id
             self._refused.clear()
             self._check_latency(group)
-        self._is_committing = True
         self.world.counts["groups"] += 1
-        if self.world.has("epoch check"):
-            self._refused.update(
-                ack.queue for ack in group.acks if ack.state.epoch != self._epochs[ack.queue]
-            )
+        self.world.counts["groups whose offsets wait"] += not commit.stores_offsets
+        if self.world.has("epoch check") and commit.stores_offsets:
+            rows = self.world.store.rows
+            self._refused.update(ack.queue for ack in group.acks if ack.state.epoch != rows[ack.queue].epoch)
         if not self.world.has("data first"):
-            self._store_offsets(group)
-        self.world.after(self.world.commit_s(), self._commit_data, group, 0)
+            self._add_offsets(group)
+            self._store_offsets()
+        self.world.after(self.world.commit_s(), self._commit_data, commit, group, 0)
 
     def _check_latency(self, group: Group) -> None:
         for part in group.parts:
             self.world.check_latency(part.written[0]["since_s"])
 
-    def _commit_data(self, group: Group, number: int) -> None:
+    def _commit_data(self, commit: Commit, group: Group, number: int) -> None:
         """Add the rows to a sink, then to the next one, then store the offsets."""
         sinks = self.world.sinks
         if self.is_alive and number == 0 and self.world.dies("before data"):
@@ -499,19 +511,17 @@ class Driver:
                 self.world.after(self.world.random.uniform(0.0, 90.0), self._add_rows, group, number)
             return
         if number == len(sinks):
-            self._commit_offsets(group)
+            self._rows_added(commit, group)
             return
         fault = self.world.commit_fault()
         if fault != "not made":
             self._add_rows(group, number)
         if fault:
-            self._is_committing = False
-            self.world.counts["failed commits"] += 1
-            self._group_failed(RocketMQError("away"))
+            self._commit_failed()
         elif self.world.dies("after data"):
             self.world.kill_driver(self)
         else:
-            self.world.after(self.world.commit_s(), self._commit_data, group, number + 1)
+            self.world.after(self.world.commit_s(), self._commit_data, commit, group, number + 1)
 
     def _add_rows(self, group: Group, number: int) -> None:
         """Add rows, without the queues that somebody else has moved; these are refused."""
@@ -536,30 +546,52 @@ class Driver:
                 rows.setdefault(queue, []).append(span)
         return rows
 
-    def _commit_offsets(self, group: Group) -> None:
-        self._store_offsets(group)
-        if self.world.dies("after offsets"):
-            self.world.kill_driver(self)
-            return
-        self._is_committing = False
-        self._group_committed(group.queues & self._refused)
+    def _rows_added(self, commit: Commit, group: Group) -> None:
+        self._add_offsets(group)
+        if commit.stores_offsets:
+            self._commit_offsets()
+        else:
+            self._made()
 
-    def _group_failed(self, error: RocketMQError) -> None:
+    def _commit_offsets(self) -> None:
+        """Store the offsets that wait."""
+        if not self.is_alive:
+            return
+        fault = self.world.commit_fault()
+        if fault != "not made":
+            self._store_offsets()
+        if fault:
+            self._commit_failed()
+        elif self.world.dies("after offsets"):
+            self.world.kill_driver(self)
+        else:
+            self._waiting.clear()
+            self._made()
+
+    def _commit_failed(self) -> None:
+        self._is_committing = False
+        self.world.counts["failed commits"] += 1
         if self._is_rest:
             self._fail()
         else:
-            self._take(self.hub.commit_failed(error, self.world.now_s))
+            self._take(self.hub.commit_failed(RocketMQError("away"), self.world.now_s))
 
-    def _group_committed(self, refused: Queues) -> None:
+    def _made(self) -> None:
+        self._is_committing = False
+        refused, took_s = frozenset(self._refused), self.world.commit_s()
         if self._is_rest:
             self._batch_over()
         else:
-            self._take(self.hub.committed(refused, self.world.now_s))
+            self._take(self.hub.committed(refused, self.world.now_s, took_s=took_s))
 
-    def _store_offsets(self, group: Group) -> None:
+    def _add_offsets(self, group: Group) -> None:
         for ack in group.acks:
-            is_refused = ack.queue in self._refused
-            if not is_refused and not self.world.store.commit(
-                ack.queue, ack.state.epoch, ack.state.next_offset
-            ):
-                self._refused.add(ack.queue)
+            if ack.queue not in self._refused:
+                _, since_s = self._waiting.get(ack.queue, (None, self.world.now_s))
+                place = Place(ack.state.epoch, ack.state.next_offset)
+                self._waiting[ack.queue] = place, since_s
+
+    def _store_offsets(self) -> None:
+        for queue, (place, _) in self._waiting.items():
+            if not self.world.store.commit(queue, *place):
+                self._refused.add(queue)

@@ -15,10 +15,12 @@ import os
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
+from math import inf
 
 import pytest
 
-from pyspark_rocketmq.consume.cuts import Action, Answer, Cuts, EndTasks, Place, _Task
+from pyspark_rocketmq.consume.cuts import Action, Answer, CommitGroup, Cuts, EndTasks, Place, _Task
+from pyspark_rocketmq.consume.offset_pace import OffsetPace
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.task_cuts import TaskCuts
 from pyspark_rocketmq.hub import state
@@ -37,6 +39,8 @@ _EVENTS = (
     "calls",
     "cuts",
     "groups",
+    "groups whose offsets wait",
+    "offsets without a group",
     "freed",
     "killed tasks",
     "replaced tasks",
@@ -163,8 +167,10 @@ class OtherGroupFirst(Cuts):
     """Go on with the next group when one has failed."""
 
     def _try_again(self) -> list[Action]:
-        self._group, self._batch.in_hand = None, []
-        return self._next_group()
+        if not isinstance(self._in_hand, CommitGroup):
+            return super()._try_again()
+        self._in_hand, self._batch.in_hand = None, []
+        return self._next_group(0.0)
 
 
 class FreeAtOnce(Cuts):
@@ -172,6 +178,39 @@ class FreeAtOnce(Cuts):
 
     def _is_free(self, queue: MessageQueue) -> bool:
         return True
+
+
+class FreeBeforeItsOffset(Cuts):
+    """Free a queue whose offset is still to be stored."""
+
+    def _is_free(self, queue: MessageQueue) -> bool:
+        pace, self._pace = self._pace, OffsetPace(may_wait=True)
+        is_free = super()._is_free(queue)
+        self._pace = pace
+        return is_free
+
+
+class OverBeforeOffsets(Cuts):
+    """End a batch whose offsets are still to be stored."""
+
+    @property
+    def is_settled(self) -> bool:
+        is_idle = not isinstance(self._in_hand, CommitGroup)
+        return is_idle and (not self._batch.waiting or self._error is not None)
+
+
+class OffsetsNeedGroups(Cuts):
+    """Store offsets with the next group only, whenever that comes."""
+
+    def __init__(self, interval_s: float | None, *, may_offsets_wait: bool = False) -> None:
+        super().__init__(interval_s)
+        self._pace = _NeverDue(may_wait=may_offsets_wait)
+
+
+class _NeverDue(OffsetPace):
+    @property
+    def due_s(self) -> float | None:
+        return inf if self.behind else None
 
 
 class AskAlways(Cuts):
@@ -299,6 +338,9 @@ LEFT_OUT = {
     "poisoned queues": (left_out(cuts=WithoutPoison), "gap"),
     "the same group first": (left_out(cuts=OtherGroupFirst), "gap"),
     "free after the commit": (left_out(cuts=FreeAtOnce), "committed after it was free"),
+    "free after the offset": (left_out(cuts=FreeBeforeItsOffset), "free before its offset"),
+    "over after the offsets": (left_out(cuts=OverBeforeOffsets), "over before its offsets"),
+    "offsets have their time": (left_out(cuts=OffsetsNeedGroups), "offsets are late"),
     "one group waits at most": (left_out(cuts=AskAlways), "too soon"),
     "a report outlives an answer": (left_out(cuts=AnswerClearsReports), "late"),
     "silence is no end": (left_out(cuts=SilentTasksAreGone), "two deliverers"),
@@ -332,6 +374,8 @@ IN_MICRO_BATCHES = (
     "poisoned queues",
     "the same group first",
     "free after the commit",
+    "free after the offset",
+    "over after the offsets",
     "one group waits at most",
     "epoch check and watermark",
     "epoch check",

@@ -102,6 +102,7 @@ class World:
         self.store.checks_epochs = self.has("epoch check")
         self.slots = draw.choice((1, 2, 2, 3))
         self.interval_s = draw.choice((0.0, 0.05, 0.5))
+        self.may_offsets_wait = draw.random() < 0.8
         self._longest_commit_s = draw.choice((0.02, 0.02, 0.2, 1.0))
         self._longest_call_s = draw.choice((0.002, 0.03, 0.3))
         self._batch_length = draw.choice((1.0, 1.0, 100.0))
@@ -177,7 +178,7 @@ class World:
 
     def new_hub(self, interval_s: float | None) -> HubState:
         hub = self._left.hub(must_ask=True, interval_s=interval_s)
-        hub._cuts = self._left.cuts(interval_s)
+        hub._cuts = self._left.cuts(interval_s, may_offsets_wait=self.may_offsets_wait)
         carry_out = hub._replan_without
 
         def replan_without(queues: frozenset[MessageQueue], reason: str, now_s: float) -> list[Action]:
@@ -524,6 +525,11 @@ class World:
         longest_s = self.interval_s + 2 * (len(self.sinks) + 1) * self._longest_commit_s + 2.0
         if since_s > _FAULTS_S + 40.0 and self.now_s - since_s > longest_s:
             raise Violation(f"late: settled at {since_s}, committed from {self.now_s}")
+
+    def check_offsets(self, since_s: float) -> None:
+        """Offsets follow their rows within seconds, even if nothing else comes."""
+        if since_s > _FAULTS_S + 40.0 and self.now_s - since_s > 6.0 + 3 * self._longest_commit_s:
+            raise Violation(f"offsets are late: of rows that were committed at {since_s}")
 
     def check_delivery(self, task: Task, queue: MessageQueue) -> None:
         """Nobody else may deliver the queue while a lock holds."""

@@ -12,6 +12,7 @@ from pyspark_rocketmq.sinks.against_offsets import (
     SinkStanding,
     check_has_all,
     find_gaps,
+    is_behind_since_a_kill,
     recorded_sinks,
     replayed_messages,
     unknown_sinks,
@@ -209,3 +210,15 @@ def test_offsets_that_are_behind_a_sink_are_reported_unless_an_operator_has_move
 
     assert replayed_messages(rows(row(Q0, 2, ahead), row(Q1, 4, ahead)), [ahead]) == {Q0: 7}
     assert replayed_messages(rows(row(Q0, 2)), [ahead]) == {}
+
+
+@pytest.mark.parametrize(("stored_s", "is_ordinary"), [(900.0, True), (1_100.0, True), (1_121.0, False)])
+def test_a_sink_whose_newest_message_is_hardly_newer_than_the_offsets_is_ahead_as_after_a_kill(
+    stored_s: float, is_ordinary: bool
+) -> None:
+    """H2: offsets follow rows within seconds; those of a store that was put back are older."""
+    found = rows(row(Q0, 2, LAKE)._replace(updated_at_s=1_000.0))
+    ahead = LAKE._replace(newest={Q0: f"[8,{int(stored_s * 1_000)},64]"})
+
+    assert is_behind_since_a_kill([Q0], found, [ahead]) is is_ordinary
+    assert not is_behind_since_a_kill([Q0], found, [LAKE]), "it stores no message"

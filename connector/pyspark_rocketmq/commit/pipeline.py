@@ -7,15 +7,16 @@ the rows it has; the offsets are never ahead of the data.
 The epochs fence: before data is committed, parts are dropped that have a queue claimed or reset since the
 plan, and the offset store refuses commits under an older epoch.
 
-A *group* of parts is one commit of data and one of offsets. All groups are committed in the same way: at the
-end of a batch, and while its job runs when tasks hand parts over. One group at a time; a group that failed is
-tried again, as it was, before any other, since its outcome may be unknown. Nothing here knows Spark.
+A *group* of parts is one commit of data and one of offsets; the offsets may wait for those of a later group
+of the batch (``consume.offset_pace``). All groups are committed in the same way: at the end of a batch, and
+while its job runs when tasks hand parts over. One group at a time; a group that failed is tried again, as it
+was, before any other, since its outcome may be unknown. Nothing here knows Spark.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Final, NamedTuple, Protocol
@@ -44,6 +45,7 @@ from pyspark_rocketmq.stored_values import RememberedMessages
 
 logger = logging.getLogger(__name__)
 
+_NOTHING_STORED: Final = CommitResult(accepted=(), refused=())
 _SHOWN_WITHIN_S: Final = 2.0
 """How long a queue waits for its broker to get its offset before another member may have it."""
 
@@ -62,7 +64,8 @@ class BatchReport:
     sink_version: int | None
     """Table version of the data commit; None if nothing was written."""
     refused: tuple[QueueCommit, ...]
-    """Queues that now belong to another consumer, or were reset while the batch ran."""
+    """Queues that now belong to another consumer, or were reset while the batch ran; offsets that waited are
+    refused with a later commit than that of their rows."""
     offsets: tuple[OffsetRow, ...] = ()
     """Positions of all this consumer's queues after the batch, even those without a part in it; by queue."""
     is_ahead: bool = False
@@ -105,7 +108,7 @@ class BatchReport:
 
 BatchListener = Callable[[BatchReport], None]
 """Called on the driver once everything is committed, and after each commit ahead of a batch's end, with the
-results of that commit; an exception is logged and changes nothing."""
+results of that commit, whose offsets may wait; an exception is logged and changes nothing."""
 
 
 class Mirror(Protocol):
@@ -140,6 +143,8 @@ class OpenBatch:
     sink: _SinkSide | None
     committed: set[MessageQueue] = field(default_factory=set)
     """Queues of which the batch has committed something."""
+    waiting: dict[MessageQueue, QueueCommit] = field(default_factory=dict)
+    """Progress that the offset store does not have yet; the sink has the rows."""
 
     @property
     def commits_groups(self) -> bool:
@@ -158,15 +163,17 @@ class OpenBatch:
 
 
 class GroupResult(NamedTuple):
-    """Outcome of a group's commit."""
+    """Outcome of a commit."""
 
-    committed: tuple[QueueCommit, ...] = ()
-    """Progress that the offset store has."""
+    stored: tuple[QueueCommit, ...] = ()
+    """Progress that the offset store has got."""
     refused: frozenset[MessageQueue] = frozenset()
     """Queues of which something is not committed, because they moved or shared a part with one that did.
 
     They begin again from the offset store; nothing more of them can be committed in this batch.
     """
+    took_s: float = 0.0
+    """How long it took to store the offsets; 0 if they were not."""
 
 
 class PartCommitter:
@@ -227,19 +234,23 @@ class PartCommitter:
                 len(shown),
             )
 
-    def commit_group(self, group: Group, batch: OpenBatch, *, is_ahead: bool = False) -> GroupResult:
+    def commit_group(
+        self, group: Group, batch: OpenBatch, *, stores_offsets: bool = True, is_ahead: bool = False
+    ) -> GroupResult:
         """Commit the parts of a group as far as their queues have not moved.
 
         A group that failed may be committed again, also without some queues; if its data is committed, only
-        the offsets follow. ``is_ahead`` is for the report.
+        the offsets follow. ``stores_offsets``: store its offsets and those that wait; else they wait, too,
+        and no epoch is read: the sink refuses rows of a queue whose next owner has added some. Without a sink
+        offsets must not wait. ``is_ahead`` is for the report.
 
         Raises:
             RocketMQError: If data or offsets could not be committed.
         """
         if not group.queues:
-            return GroupResult()
+            return self.store_offsets(batch) if stores_offsets else GroupResult()
         try:
-            return self._commit_group(group, batch, is_ahead=is_ahead)
+            return self._commit_group(group, batch, stores_offsets=stores_offsets, is_ahead=is_ahead)
         except BaseException:
             # If the batch is read again, it lacks the resets: the broker reports each only once.
             for ack in group.acks:
@@ -252,6 +263,16 @@ class PartCommitter:
                         ack.reset_to,
                     )
             raise
+
+    def store_offsets(self, batch: OpenBatch) -> GroupResult:
+        """Store the offsets that wait.
+
+        Raises:
+            RocketMQError: If that fails; they go on waiting.
+        """
+        result, took_s = self._store_waiting(batch)
+        self._log_refused(result)
+        return GroupResult(result.accepted, frozenset(each.queue for each in result.refused), took_s)
 
     def _begin(self, sink: Sink, rows: Mapping[MessageQueue, OffsetRow]) -> SinkBatch:
         queues = {queue: row.generation for queue, row in rows.items()}
@@ -268,25 +289,29 @@ class PartCommitter:
         check_has_all(self._group, rows, begun.standings, store=self._store.spec)
         return begun
 
-    def _commit_group(self, group: Group, batch: OpenBatch, *, is_ahead: bool) -> GroupResult:
+    def _commit_group(
+        self, group: Group, batch: OpenBatch, *, stores_offsets: bool, is_ahead: bool
+    ) -> GroupResult:
         check_chains(group.parts)
         version = None
         kept, refused = group, frozenset[MessageQueue]()
         if batch.sink is not None:
-            kept, refused, version = self._add_to(batch.sink, group, batch.committed)
+            kept, refused, version = self._add_to(
+                batch.sink, group, batch.committed, reads_epochs=stores_offsets
+            )
         acks = kept.acks
-        if not acks:
-            return GroupResult(refused=refused)
-        now_s = self._clock.now_s()
-        sinks = batch.sinks
-        commits = [self._commit_of(group.id, ack, sinks, now_s) for ack in acks]
-        result = self._store.commit(self._group, commits, query_id=batch.query_id, batch_id=batch.batch_id)
-        batch.committed.update(stored.queue for stored in result.accepted)
-        self._remember(result)
+        self._add_waiting(group.id, acks, batch)
+        if stores_offsets:
+            result, took_s = self._store_waiting(batch)
+        else:
+            result, took_s = _NOTHING_STORED, 0.0
+            self._remember(batch.waiting.values())
         lost = frozenset(refused.queue for refused in result.refused)
         self._follow_resets(acks, lost=lost)
         self._have_looked_at(acks, lost=lost)
-        self._show([commit for commit in result.accepted if commit.is_shown])
+        if not acks:
+            self._log_refused(result)
+            return GroupResult(result.accepted, refused | lost, took_s)
         latencies = reduce(StoreLatencies.plus, (ack.latencies for ack in acks), NO_LATENCIES)
         report = BatchReport(
             query_id=batch.query_id,
@@ -303,7 +328,31 @@ class PartCommitter:
         )
         self._log(report, result)
         self._notify(report)
-        return GroupResult(result.accepted, refused | lost)
+        return GroupResult(result.accepted, refused | lost, took_s)
+
+    def _add_waiting(self, group_id: str, acks: Sequence[QueueAck], batch: OpenBatch) -> None:
+        now_s, sinks = self._clock.now_s(), batch.sinks
+        for ack in acks:
+            commit = self._commit_of(group_id, ack, sinks, now_s)
+            before = batch.waiting.get(ack.queue)
+            if before is not None and not ack.state.last_message:
+                state = commit.state._replace(last_message=before.state.last_message)
+                commit = replace(commit, state=state)
+            batch.waiting[ack.queue] = commit
+            batch.committed.add(ack.queue)
+
+    def _store_waiting(self, batch: OpenBatch) -> tuple[CommitResult, float]:
+        """Store the offsets that wait; return the result, and how long it took."""
+        commits = [batch.waiting[queue] for queue in sorted(batch.waiting)]
+        if not commits:
+            return _NOTHING_STORED, 0.0
+        began_s = self._clock.monotonic_s()
+        result = self._store.commit(self._group, commits, query_id=batch.query_id, batch_id=batch.batch_id)
+        took_s = self._clock.monotonic_s() - began_s
+        batch.waiting.clear()
+        self._remember(result.accepted)
+        self._show([commit for commit in result.accepted if commit.is_shown])
+        return result, took_s
 
     def _commit_of(self, group_id: str, ack: QueueAck, sinks: RecordedSinks, now_s: float) -> QueueCommit:
         if self._counted[0] != group_id:
@@ -321,14 +370,14 @@ class PartCommitter:
             sinks=sinks,
         )
 
-    def _remember(self, result: CommitResult) -> None:
-        for stored in result.accepted:
-            row = self._rows.get(stored.queue)
+    def _remember(self, commits: Iterable[QueueCommit]) -> None:
+        for commit in commits:
+            row = self._rows.get(commit.queue)
             # A replay that reached a smaller offset has changed nothing.
-            if row is not None and stored.state.next_offset >= row.next_offset:
-                self._rows[stored.queue] = row._replace(
-                    state=stored.state._replace(
-                        last_message=stored.state.last_message or row.state.last_message
+            if row is not None and commit.state.next_offset >= row.next_offset:
+                self._rows[commit.queue] = row._replace(
+                    state=commit.state._replace(
+                        last_message=commit.state.last_message or row.state.last_message
                     )
                 )
 
@@ -341,7 +390,7 @@ class PartCommitter:
         )
 
     def _add_to(
-        self, sink: _SinkSide, group: Group, committed: Collection[MessageQueue]
+        self, sink: _SinkSide, group: Group, committed: Collection[MessageQueue], *, reads_epochs: bool
     ) -> tuple[Group, frozenset[MessageQueue], int | None]:
         """Commit the data of a group as far as it may be.
 
@@ -354,12 +403,12 @@ class PartCommitter:
         """
         acks = [ack for part in group.parts for ack in part.acks if ack.queue not in group.without]
         # Queues of which this batch has committed something were checked then.
-        self._note_sink_ahead([ack for ack in acks if ack.queue not in committed], sink.batch)
+        is_ahead = self._note_sink_ahead([ack for ack in acks if ack.queue not in committed], sink.batch)
         kept, dropped = self._without(sink, group.parts, group.without)
-        moved = self._moved(acks)
+        moved = self._moved(acks) if reads_epochs or is_ahead else frozenset[MessageQueue]()
         if moved:
             kept, lost = self._without(sink, kept, moved)
-            self._log_dropped(lost, moved)
+            self._log_dropped(lost, moved, logging.INFO if is_ahead else logging.WARNING)
             self._follow_resets(lost, lost=moved)
             dropped += lost
         version = None
@@ -414,9 +463,10 @@ class PartCommitter:
         below = (each for each in remembered if each.queue_offset < ack.state.next_offset)
         return RememberedMessages.of(next(below, None))
 
-    def _log_dropped(self, dropped: Sequence[QueueAck], moved: frozenset[MessageQueue]) -> None:
+    def _log_dropped(self, dropped: Sequence[QueueAck], moved: frozenset[MessageQueue], level: int) -> None:
         for queue in sorted(moved.intersection(ack.queue for ack in dropped)):
-            logger.warning(
+            logger.log(
+                level,
                 "batch dropped, as far as it shares files with a queue that was claimed or reset while it "
                 "ran group=%s %s queues=%d",
                 self._group,
@@ -424,15 +474,17 @@ class PartCommitter:
                 len(dropped),
             )
 
-    def _note_sink_ahead(self, acks: Sequence[QueueAck], sink_batch: SinkBatch) -> None:
-        """Record in the offset store where the sink has newer messages of a queue than it.
+    def _note_sink_ahead(self, acks: Sequence[QueueAck], sink_batch: SinkBatch) -> bool:
+        """Record in the offset store where the sink has newer messages of a queue than it; return if it has.
 
         That raises the queue's epoch, so its parts of this batch are dropped, and the planner checks the
         queue again. It happens when another member was killed between the commits of sink and offsets: nobody
         has checked since that the broker still has those messages.
         """
-        if ahead_of(self._planned_rows(acks), sink_batch.standings):
+        is_ahead = bool(ahead_of(self._planned_rows(acks), sink_batch.standings))
+        if is_ahead:
             self._look_at_sink(acks)
+        return is_ahead
 
     def _planned_rows(self, acks: Sequence[QueueAck]) -> dict[MessageQueue, OffsetRow]:
         """Return the rows from which the parts' queues were planned."""
@@ -449,7 +501,7 @@ class PartCommitter:
         generations = {queue: row.generation for queue, row in rows.items()}
         records = ahead_of(rows, self._sink.standings(self._group, generations))
         for queue in self._store.note_sinks(self._group, records):
-            logger.warning(
+            logger.info(
                 "the sink is ahead of the offsets, the message before its watermark is looked at before "
                 "anything is added group=%s %s watermark=%d",
                 self._group,
@@ -526,7 +578,7 @@ class PartCommitter:
                     "batch listener failed, nothing is undone group=%s batch=%d", self._group, report.batch_id
                 )
 
-    def _log(self, report: BatchReport, result: CommitResult) -> None:
+    def _log_refused(self, result: CommitResult) -> None:
         for refused in result.refused:
             logger.warning(
                 "commit refused, the queue was claimed or reset by somebody else group=%s %s epoch=%d "
@@ -536,8 +588,15 @@ class PartCommitter:
                 refused.state.epoch,
                 refused.state.next_offset,
             )
+
+    def _log(self, report: BatchReport, result: CommitResult) -> None:
+        self._log_refused(result)
         if report.left_out:
-            logger.warning(
+            rows = (self._rows.get(ack.queue) for ack in report.acks)
+            was_moved_back = any(row is not None and (row.was_reset or row.was_followed) for row in rows)
+            logger.log(
+                # After a kill this is ordinary.
+                logging.WARNING if was_moved_back else logging.INFO,
                 "rows left out, below the sink's watermark group=%s batch=%d rows=%d: the sink has them from "
                 "an earlier run of this batch; if the group's offsets were moved back to have them written "
                 "again, see DeltaSink.rewind",
@@ -549,7 +608,7 @@ class PartCommitter:
             "batch committed group=%s batch=%d queues=%d messages=%d rows=%d failed=%d version=%s",
             self._group,
             report.batch_id,
-            len(result.accepted),
+            len(report.acks),
             sum(ack.consumed for ack in report.acks),
             report.rows,
             sum(ack.failed for ack in report.acks),

@@ -1,6 +1,7 @@
 """Reconciles a group's offsets with its sink before a query starts: either may be behind the other.
 
-Data is committed before offsets, so a sink may be a batch ahead; after a loss of one of them, more.
+Data is committed before offsets, so a sink may be a batch or some seconds ahead; after a loss of one of them,
+more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pyspark_rocketmq.sinks.against_offsets import (
     ahead_of,
     check_has_all,
     find_gaps,
+    is_behind_since_a_kill,
     records_of,
     replayed_messages,
     rows_there_text,
@@ -73,10 +75,12 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     check_has_all(consumer_group, rows, standings, store=store.spec)
     forgotten = replayed_messages(rows, standings)
     if forgotten:
-        logger.warning(
+        logger.log(
+            logging.INFO if is_behind_since_a_kill(forgotten, rows, standings) else logging.WARNING,
             "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, and "
-            "the sink leaves out their rows. After a kill this is normal, for a micro-batch at most; "
-            "otherwise the offset store was put back to an earlier state store=%r",
+            "the sink leaves out their rows. After a kill this is normal, for a micro-batch or, with "
+            "commit_interval, five seconds; otherwise the offset store was put back to an earlier state "
+            "store=%r",
             consumer_group,
             len(forgotten),
             sum(forgotten.values()),
@@ -156,9 +160,9 @@ def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
 def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Store the newest messages of a sink that is ahead of the group's offsets, for planners to check.
 
-    A sink is ahead after a kill between its commit and the offset commit, after an offset store was restored
-    to an earlier state, and if the offsets were created from the sink. The broker may have lost these
-    messages since, and other messages may have their offsets.
+    A sink is ahead after a kill between its commit and the offset commit, which may follow by seconds, after
+    an offset store was restored to an earlier state, and if the offsets were created from the sink. The
+    broker may have lost these messages since, and other messages may have their offsets.
 
     Raises:
         OffsetError: If the sink's log cannot be read.

@@ -2,8 +2,9 @@
 
 A *cut* ends what a task has settled since its cut before: written rows and one ack per queue, its *part*. The
 driver asks all tasks for a cut at the same time, gathers the parts, and commits them as one *group*: one data
-commit and one offset commit, however many tasks there are. A task that has settled something reports so once
-per cut, so nothing is asked or committed while nothing happens. Two machines beside each other::
+commit and one offset commit, however many tasks there are. The offset commit may wait for that of a later
+group (``consume.offset_pace``). A task that has settled something reports so once per cut, so nothing is
+asked or committed while nothing happens. Two machines beside each other::
 
     asking:     QUIET --dirty--> DUE --tick--> GATHERING --all answered, late, a queue ended--> QUIET or DUE
     committing: IDLE --parts wait--> COMMITTING --failed--> RETRY --tick--> COMMITTING; after 60 s FAILED
@@ -26,7 +27,8 @@ its outcome may be unknown. It takes all that waits, up to 1,000 files. After a 
 fails; without an interval not before its job is over, as storage may be there again by then.
 Rule 6 (pace): the first message after a pause is cut after 5 ms, later ones once per interval. No cut is
 asked for while one group is committed and another part waits, so slow commits lengthen the interval.
-Rule 7 (free queues): a queue is free once nobody delivers it, and no part of it waits or is committed.
+Rule 7 (free queues): a queue is free once nobody delivers it, no part of it waits or is committed, and its
+offset is stored. The batch is over once all offsets are.
 
 No I/O, no clock, no thread; methods take the monotonic time and return the actions to take.
 """
@@ -40,6 +42,7 @@ from enum import Enum
 from math import inf
 from typing import Final, NamedTuple
 
+from pyspark_rocketmq.consume.offset_pace import OffsetPace
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
@@ -136,6 +139,13 @@ class CommitGroup:
     """Commit a group, and report :meth:`Cuts.committed` or :meth:`Cuts.commit_failed`."""
 
     group: Group
+    stores_offsets: bool = True
+    """Whether to store all offsets that wait, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOffsets:
+    """Store the offsets that wait, and report as after :class:`CommitGroup`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +185,19 @@ class Fail:
     error: BaseException
 
 
-Action = Answer | AskForCut | Taken | PartsOver | CommitGroup | Drop | Free | Replan | EndTasks | Fail
+Action = (
+    Answer
+    | AskForCut
+    | Taken
+    | PartsOver
+    | CommitGroup
+    | StoreOffsets
+    | Drop
+    | Free
+    | Replan
+    | EndTasks
+    | Fail
+)
 
 
 class Asking(Enum):
@@ -273,13 +295,15 @@ class _Batch:
 class Cuts:
     """The cuts and commits of one query's batches. Not thread-safe."""
 
-    def __init__(self, interval_s: float | None) -> None:
+    def __init__(self, interval_s: float | None, *, may_offsets_wait: bool = False) -> None:
         """Begin without a batch.
 
         ``interval_s``: shortest time between two cuts, in seconds; 0 asks again as soon as a commit is over.
         None asks for none: parts come when queues are given up and at the end of tasks.
+        ``may_offsets_wait``: see ``OffsetPace``.
         """
         self._interval_s = interval_s
+        self._pace = OffsetPace(may_wait=may_offsets_wait and interval_s is not None)
         self._deaths: dict[MessageQueue, _Deaths] = {}
         self._number = 0
         self._last_cut_s = -inf
@@ -290,7 +314,8 @@ class Cuts:
         self._batch = _Batch()
         self._due_s: float | None = None
         self._gathering: _Gathering | None = None
-        self._group: Group | None = None
+        self._in_hand: CommitGroup | StoreOffsets | None = None
+        self._pace.forget()
         self._retry_s: float | None = None
         self._failing_since_s: float | None = None
         self._failures = 0
@@ -311,7 +336,7 @@ class Cuts:
         """State of the machine that commits groups."""
         if self._error is not None:
             return Committing.FAILED
-        if self._group is None:
+        if self._in_hand is None:
             return Committing.IDLE
         return Committing.COMMITTING if self._retry_s is None else Committing.RETRY
 
@@ -320,12 +345,25 @@ class Cuts:
         """When :meth:`tick` has something to do; None if only another event can change anything."""
         due_s = None if self._is_held_back else self._due_s
         gathered_s = None if self._gathering is None else self._gathering.until_s
-        return min((at for at in (due_s, gathered_s, self._retry_s) if at is not None), default=None)
+        offsets_s = self._pace.due_s if self._may_commit else None
+        due = (due_s, gathered_s, self._retry_s, offsets_s)
+        return min((at for at in due if at is not None), default=None)
 
     @property
     def is_settled(self) -> bool:
-        """Whether no part waits and none is being committed."""
-        return self._group is None and (not self._batch.waiting or self._error is not None)
+        """Whether no part waits, none is being committed, and all offsets are stored."""
+        is_idle = self._in_hand is None and not self._pace.behind
+        return is_idle and (not self._batch.waiting or self._error is not None)
+
+    @property
+    def behind(self) -> Queues:
+        """Queues of which rows are committed, and not the offsets."""
+        return self._pace.behind
+
+    @property
+    def ended(self) -> Queues:
+        """Queues that their task has ended, and that are not free yet."""
+        return frozenset(self._batch.ended)
 
     def is_anybody_delivering(self, now_s: float) -> bool:
         """Return whether a task may still deliver, also one that another attempt has replaced."""
@@ -471,10 +509,17 @@ class Cuts:
 
     # --- commits --------------------------------------------------------------------------------------------
 
-    def committed(self, refused: Queues, now_s: float) -> list[Action]:
-        """Note that the group of parts is committed, except for the ``refused`` queues (rule 4)."""
+    def committed(self, refused: Queues, now_s: float, *, took_s: float = 0.0) -> list[Action]:
+        """Note that what is in hand is committed, except for the ``refused`` queues (rule 4).
+
+        ``took_s``: how long it took to store the offsets, if they were.
+        """
         over, self._batch.in_hand = self._batch.in_hand, []
-        self._group = self._retry_s = self._failing_since_s = None
+        if isinstance(self._in_hand, CommitGroup) and not self._in_hand.stores_offsets:
+            self._pace.rows_committed(self._in_hand.group.queues - refused)
+        else:
+            self._pace.stored(now_s, took_s)
+        self._in_hand = self._retry_s = self._failing_since_s = None
         self._failures = 0
         return [
             *_over(over),
@@ -483,13 +528,14 @@ class Cuts:
         ]
 
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
-        """Note that the group in hand could not be committed, or that nobody knows whether it was."""
+        """Note that what is in hand could not be committed, or that nobody knows whether it was."""
         if self._failing_since_s is None:
             self._failing_since_s = now_s
         may_fail = self._interval_s is not None or self._batch.is_closed
         is_over = may_fail and now_s - self._failing_since_s >= _FAIL_AFTER_S
-        if is_over or self._batch.is_hurried:
-            self._group = self._retry_s = None
+        if is_over or self._batch.is_hurried or self._error is not None:
+            self._in_hand = self._retry_s = None
+            self._pace.forget()
             return [*self._fail(error), *self.end(EndReason.STOP, now_s)]
         self._retry_s = now_s + min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(self._failures, 8))
         self._failures += 1
@@ -579,20 +625,22 @@ class Cuts:
 
     def _try_again(self) -> list[Action]:
         """Rule 5."""
-        assert self._group is not None
-        return [CommitGroup(self._group)]
+        assert self._in_hand is not None
+        return [self._in_hand]
 
     @property
     def _is_held_back(self) -> bool:
         """Rule 6."""
-        return self._group is not None and bool(self._batch.waiting)
+        return self._in_hand is not None and bool(self._batch.waiting)
 
     def _is_free(self, queue: MessageQueue) -> bool:
-        """Return whether no part of the queue waits or is being committed (rule 7).
+        """Return whether no part of the queue waits or is being committed, and its offset is stored (rule 7).
 
         Its task has ended the queue's range, so that nobody delivers it.
         """
-        if self._group is not None and queue in self._group.queues:
+        if isinstance(self._in_hand, CommitGroup) and queue in self._in_hand.group.queues:
+            return False
+        if queue in self._pace.behind:
             return False
         return self._is_poisoned(queue) or all(queue not in each.part.queues for each in self._batch.waiting)
 
@@ -635,16 +683,18 @@ class Cuts:
             count = before.times + 1 if before is not None and before.next_offset == at else 1
             self._deaths[queue] = _Deaths(at, count)
         times = [self._deaths[queue].times for queue in places]
-        is_stuck = (
-            min(times, default=0) >= _MOST_DEATHS or max(times, default=0) >= _MOST_DEATHS_BESIDE_OTHERS
-        )
-        stuck = sorted(queue for queue in places if self._deaths[queue].times >= _MOST_DEATHS)
-        return self._fail(self._death_error(stuck)) if is_stuck else []
+        if min(times, default=0) >= _MOST_DEATHS:
+            return self._fail(self._death_error(places, f"{_MOST_DEATHS} tasks", "further"))
+        if max(times, default=0) >= _MOST_DEATHS_BESIDE_OTHERS:
+            # It may also be one that moves a little each time; of an idle one no message is to blame.
+            most = f"{_MOST_DEATHS_BESIDE_OTHERS} tasks"
+            return self._fail(self._death_error(places, most, "further in all of these queues"))
+        return []
 
-    def _death_error(self, stuck: Iterable[MessageQueue]) -> RocketMQError:
-        listed = "; ".join(f"{queue} offset={self._deaths[queue].next_offset}" for queue in stuck)
+    def _death_error(self, queues: Iterable[MessageQueue], tasks: str, further: str) -> RocketMQError:
+        listed = "; ".join(f"{queue} offset={self._deaths[queue].next_offset}" for queue in sorted(queues))
         return RocketMQError(
-            f"{listed}: {_MOST_DEATHS} tasks died one after the other without getting further. A message "
+            f"{listed}: {tasks} died one after the other without getting {further}. A message "
             "at such an offset may end the Python worker: look at the executors' logs. Skip it with "
             "`pyspark-rocketmq offsets skip` if it cannot be consumed."
         )
@@ -684,11 +734,29 @@ class Cuts:
             self._gathering = None
             self._schedule(now_s)
         actions: list[Action] = []
-        if self._gathering is None and self._group is None and self._error is None:
-            actions += self._next_group()
+        if self._may_commit:
+            actions += self._next_group(now_s)
+        if self._are_offsets_due(now_s):
+            self._in_hand = StoreOffsets()
+            actions.append(self._in_hand)
         return actions + self._free_ended()
 
-    def _next_group(self) -> list[Action]:
+    @property
+    def _may_commit(self) -> bool:
+        """Whether the next group may be begun, or offsets may be stored without one."""
+        return self._gathering is None and self._in_hand is None and self._error is None
+
+    def _are_offsets_due(self, now_s: float) -> bool:
+        """Return whether to store offsets without a group."""
+        due_s = self._pace.due_s
+        if due_s is None or self._in_hand is not None:
+            return False
+        if self._batch.is_closed:
+            # Also those of a batch that has failed.
+            return True
+        return self._may_commit and (now_s >= due_s or self._pace.is_any_wanted(self._batch.ended))
+
+    def _next_group(self, now_s: float) -> list[Action]:
         """Take the parts that wait; parts of poisoned queues are dropped."""
         batch = self._batch
         taken: list[_Waiting] = []
@@ -703,9 +771,11 @@ class Cuts:
         if taken:
             queues = frozenset(queue for each in taken for queue in each.part.queues)
             without = frozenset(filter(self._is_poisoned, queues))
-            self._group = Group(tuple(each.part for each in taken), without)
+            group = Group(tuple(each.part for each in taken), without)
+            stores = batch.is_closed or self._pace.is_group_stored(group, batch.ended, now_s)
+            self._in_hand = CommitGroup(group, stores)
             batch.in_hand = taken
-            actions.append(CommitGroup(self._group))
+            actions.append(self._in_hand)
         return actions
 
     def _free_ended(self) -> list[Action]:

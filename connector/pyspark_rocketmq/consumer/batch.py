@@ -20,8 +20,8 @@ from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.commit.pipeline import BatchListener, Mirror, OpenBatch, PartCommitter
 from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.consumer.engine.task import RESULT_COLUMNS, BatchTask, Engine
-from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
-from pyspark_rocketmq.hub.state import Queues
+from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
+from pyspark_rocketmq.hub.state import Commit
 from pyspark_rocketmq.hub.task_end import ControlEndpoint
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore, QueueCommit
@@ -119,7 +119,7 @@ class BatchRunner:
     def _evaluate(self, batch: DataFrame, open_batch: OpenBatch) -> None:
         end = self._run(batch, open_batch)
         if end.rest is not None:
-            self._commit(end.rest, open_batch)
+            self._commit(Commit(end.rest), open_batch)
         if self._hub is not None:
             committed = tuple(self._committed.values())
             self._hub.over(end.plan, lambda: self._parts.await_shown(committed))
@@ -130,7 +130,7 @@ class BatchRunner:
         terms = None
         if self._hub is not None:
             terms = self._hub.begin(
-                open_batch.batch_id, lambda group, leaving: self._commit_ahead(group, leaving, open_batch)
+                open_batch.batch_id, lambda commit: self._commit_ahead(commit, open_batch)
             )
         if self._hub is None or terms is None:
             job = run_job(batch, open_batch.writer, self._engine)
@@ -142,8 +142,9 @@ class BatchRunner:
             raise
         return self._hub.end(job.parts, could_ask=job.could_ask)
 
-    def _commit_ahead(self, group: Group, leaving: Queues, open_batch: OpenBatch) -> Queues:
-        """Commit a group while the batch's own thread waits for its job; return the refused queues."""
+    def _commit_ahead(self, commit: Commit, open_batch: OpenBatch) -> Committed:
+        """Make a commit while the batch's own thread waits for its job."""
+        leaving = commit.leaving
         if leaving:
             logger.info(
                 "queues given up before their batch ends group=%s batch=%d queues=%s",
@@ -151,12 +152,17 @@ class BatchRunner:
                 open_batch.batch_id,
                 ", ".join(map(str, sorted(leaving))),
             )
-        refused = self._commit(group, open_batch, is_ahead=True)
-        self._parts.await_shown([commit for queue, commit in self._committed.items() if queue in leaving])
-        return refused
+        committed = self._commit(commit, open_batch, is_ahead=True)
+        self._parts.await_shown([stored for queue, stored in self._committed.items() if queue in leaving])
+        return committed
 
-    def _commit(self, group: Group, open_batch: OpenBatch, *, is_ahead: bool = False) -> Queues:
-        """Commit a group; return its refused queues."""
-        result = self._parts.commit_group(group, open_batch, is_ahead=is_ahead)
-        self._committed.update({commit.queue: commit for commit in result.committed})
-        return result.refused
+    def _commit(self, commit: Commit, open_batch: OpenBatch, *, is_ahead: bool = False) -> Committed:
+        group = commit.group
+        if group is None:
+            result = self._parts.store_offsets(open_batch)
+        else:
+            result = self._parts.commit_group(
+                group, open_batch, stores_offsets=commit.stores_offsets, is_ahead=is_ahead
+            )
+        self._committed.update({stored.queue: stored for stored in result.stored})
+        return Committed(result.refused, result.took_s)

@@ -91,6 +91,7 @@ class CommitterParts:
         mirror = OffsetMirror(options, store, name) if is_shown else None
         if hub is not None and mirror is not None:
             hub.when_ended(mirror.query_ended)
+            hub.when_leaving(mirror.hurry)
         return BatchRunner(
             consumer_group=name,
             store=store,
@@ -116,9 +117,12 @@ def driver_control(
     ends_tasks: bool = False,
     calls_end_s: float = CALLS_END_S,
     commit_interval_s: float | None = None,
+    has_sink: bool = False,
     is_encrypted: bool = False,
 ) -> DriverControl:
     """Start the server for a query's planner and tasks; see ``DriverControl``.
+
+    ``has_sink``: the query's sink shows how far its rows go, so that a store with epochs may lag behind it.
 
     Raises:
         OSError: If it cannot listen there, or is to encrypt and cannot.
@@ -134,6 +138,7 @@ def driver_control(
         ends_tasks=ends_tasks,
         calls_end_s=calls_end_s,
         interval_s=commit_interval_s,
+        may_offsets_wait=has_sink and not is_at_brokers(store),
         is_encrypted=is_encrypted,
     )
 
@@ -182,6 +187,7 @@ class ServerFunction:
                 must_ask=True,
                 ends_tasks=True,
                 commit_interval_s=self._parts.commit_interval_s,
+                has_sink=self._parts.sink is not None,
                 is_encrypted=encrypts_network(spark),
             )
         return self._parts.committer(store, lambda: ids[self._query_name], hub)

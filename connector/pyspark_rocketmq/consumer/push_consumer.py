@@ -329,7 +329,7 @@ class PushConsumer:
         is_live = parsed.real_time_ms is not None
         # It shows only once the sink is prepared whether it needs a slot.
         slots = FreeSlots(spark, 1 if is_live and wanted.sink is not None else 0)
-        hub = self._hub(spark, parsed, store, slots)
+        hub = self._hub(spark, parsed, store, slots, has_sink=wanted.sink is not None)
         if hub is not None:
             options |= {"hubSecret": hub.secret}
         query_id: Future[str] = Future()
@@ -499,7 +499,13 @@ class PushConsumer:
         )
 
     def _hub(
-        self, spark: SparkSession, options: ReadOptions, store: OffsetStore, slots: Callable[[], Slots]
+        self,
+        spark: SparkSession,
+        options: ReadOptions,
+        store: OffsetStore,
+        slots: Callable[[], Slots],
+        *,
+        has_sink: bool,
     ) -> DriverControl | None:
         """Start the server to which planner and tasks connect; None if it has no port or cannot encrypt."""
         host, bind_host, is_local = driver_address(spark)
@@ -516,6 +522,7 @@ class PushConsumer:
                 slots=slots if has_engine and (self._is_orderly or is_live) else Slots,
                 calls_end_s=calls_end_s(spark),
                 commit_interval_s=self._settings.commit_interval_s(in_real_time=is_live),
+                has_sink=has_sink,
                 is_encrypted=encrypts_network(spark),
             )
         except OSError as error:

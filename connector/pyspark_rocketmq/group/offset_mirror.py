@@ -8,7 +8,8 @@ committed under. Otherwise another member has moved on, or an operator has gone 
 hide that.
 Rule 3: after a while without new offsets, the store records which ones have arrived. If the broker has a
 different offset at the next claim, somebody else stored it (``consume.positions``).
-Rule 4: a thread runs only while there is work; nothing needs to be closed. What cannot be sent for a minute
+Rule 4: offsets are sent at most once a second, unless somebody is to have a queue or waits for them.
+Rule 5: a thread runs only while there is work; nothing needs to be closed. What cannot be sent for a minute
 after the query's end is given up: the cluster may be gone for good, and the process may go on.
 """
 
@@ -23,6 +24,7 @@ from typing import Final
 
 from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
+from pyspark_rocketmq.consume.offset_pace import LONGEST_S
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore, QueueCommit
@@ -32,9 +34,12 @@ logger = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S: Final = 5.0
 """``ClientConfig.persistConsumerOffsetInterval``."""
-_QUIET_S: Final = 1.0
-"""Time without a new offset after which the store records the offsets that have arrived."""
-_LATE_S: Final = 1.0
+_PACE_S: Final = 1.0
+"""Shortest time between two offsets of a queue (rule 4)."""
+_QUIET_S: Final = LONGEST_S + 1.0
+"""Time without a new offset after which the store records the offsets that have arrived: more than that
+between two offset commits of a busy query."""
+_LATE_S: Final = 1.5 * _PACE_S
 """Age from which an offset is late (rule 2)."""
 _AT_EXIT_S: Final = 2.0
 _AFTER_QUERY_S: Final = 60.0
@@ -53,6 +58,7 @@ class OffsetMirror:
         offset_key: str,
         *,
         again_after_s: float = _AGAIN_AFTER_S,
+        pace_s: float = _PACE_S,
         quiet_s: float = _QUIET_S,
         clock: Clock | None = None,
     ) -> None:
@@ -63,6 +69,7 @@ class OffsetMirror:
             store: The authoritative offset store.
             offset_key: Key of the group in the store.
             again_after_s: Pause before offsets that could not be sent are tried again.
+            pace_s: Shortest time between two offsets of a queue.
             quiet_s: Time without new offsets after which the store records the ones that have arrived.
             clock: The system's clock if not given.
         """
@@ -71,9 +78,12 @@ class OffsetMirror:
         self._store = store
         self._offset_key = offset_key
         self._again_after_s = again_after_s
+        self._pace_s = pace_s
         self._quiet_s = quiet_s
+        self._sent_s = -inf
+        """Monotonic second at which offsets were last sent."""
         self._is_hurried = False
-        """Whether a caller waits for the end of the thread."""
+        """Whether no newer offsets are waited for."""
         self._clock = clock or SystemClock()
         cluster = Cluster.of(options, self._clock)
         self._timeout_s = cluster.timeout_s
@@ -91,6 +101,8 @@ class OffsetMirror:
         self._until_s = inf
         """Monotonic second at which the offsets that are left are given up."""
         self._news = threading.Event()
+        self._urgent = threading.Event()
+        """Set when the offsets that wait are to be sent regardless of the pace."""
         self._thread: threading.Thread | None = None
         self._is_in_trouble = False
         """Whether sending has failed since the last complete round, so that a warning was logged."""
@@ -117,6 +129,7 @@ class OffsetMirror:
 
         Such an offset has arrived, was replaced by a newer one, or was dropped (rule 2).
         """
+        self._urgent.set()
         with self._sent:
             return self._sent.wait_for(
                 lambda: not any(self._waiting.get(commit.queue) == commit for commit in accepted), timeout_s
@@ -127,10 +140,16 @@ class OffsetMirror:
         with self._guard:
             return self._arrived.get(queue)
 
+    def hurry(self) -> None:
+        """Send what waits, since queues are to change hands; return immediately."""
+        self._urgent.set()
+
     def query_ended(self) -> None:
         """Note that no newer offsets come; return immediately."""
         with self._guard:
             self._until_s = self._clock.monotonic_s() + _AFTER_QUERY_S
+            self._is_hurried = self._thread is not None
+        self._news.set()
 
     def flush(self, timeout_s: float) -> bool:
         """Retry the remaining offsets and wait until none is left; return whether that is the case."""
@@ -139,6 +158,7 @@ class OffsetMirror:
             self._is_hurried = thread is not None
         if thread is None:
             return True
+        self._urgent.set()
         self._news.set()
         thread.join(timeout_s)
         return not thread.is_alive()
@@ -153,13 +173,14 @@ class OffsetMirror:
         try:
             tried: Commits = {}
             while waiting := self._next():
+                self._sent_s = self._clock.monotonic_s()
                 self._send(waiting, tried)
                 tried = waiting
                 self._note_arrivals()
                 self._give_up_late()
                 # Wait until there are new offsets, or it is time to retry the rest.
                 if self._waiting:
-                    self._news.wait(self._again_after_s)
+                    self._news.wait(self._sent_s + self._again_after_s - self._clock.monotonic_s())
                 else:
                     self._is_in_trouble = False
         except Exception:
@@ -170,7 +191,11 @@ class OffsetMirror:
                 self._end()
 
     def _next(self) -> Commits:
+        rest_s = self._sent_s + self._pace_s - self._clock.monotonic_s()
+        if rest_s > 0 and self._waiting:
+            self._urgent.wait(rest_s)
         with self._guard:
+            self._urgent.clear()
             self._news.clear()
             if not self._waiting:
                 self._end()
@@ -197,7 +222,8 @@ class OffsetMirror:
 
         The offsets of an unreachable broker do not delay the others.
         """
-        if not self._is_hurried and self._news.wait(self._quiet_s) and not self._is_hurried:
+        quiet_s = min(self._quiet_s, self._again_after_s) if self._waiting else self._quiet_s
+        if not self._is_hurried and self._news.wait(quiet_s) and not self._is_hurried:
             return
         with self._guard:
             arrived = {queue: self._arrived[queue] for queue in self._unnoted}

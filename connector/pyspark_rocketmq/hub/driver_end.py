@@ -28,7 +28,7 @@ from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.server import HubServer
-from pyspark_rocketmq.hub.state import CALLS_END_S, HubState, Queues, Slots
+from pyspark_rocketmq.hub.state import CALLS_END_S, Commit, HubState, Queues, Slots
 from pyspark_rocketmq.hub.task_end import ControlEndpoint
 from pyspark_rocketmq.model import MessageQueue
 
@@ -39,9 +39,17 @@ _ALIVE_EVERY: Final = 5
 """Number of looks at the store for each look at the query."""
 
 
-CommitGroup = Callable[[Group, Queues], Queues]
-"""Commits a group of parts; returns its queues that sink or store have refused. The second argument has the
-queues that another member may have after that."""
+class Committed(NamedTuple):
+    """Outcome of a commit."""
+
+    refused: Queues = frozenset()
+    """Queues that sink or store have refused."""
+    took_s: float = 0.0
+    """How long it took to store the offsets; 0 if they were not."""
+
+
+MakeCommit = Callable[[Commit], Committed]
+"""Makes a commit."""
 
 
 class BatchEnd(NamedTuple):
@@ -69,6 +77,7 @@ class DriverControl:
         ends_tasks: bool = False,
         calls_end_s: float = CALLS_END_S,
         interval_s: float | None = None,
+        may_offsets_wait: bool = False,
         is_encrypted: bool = False,
     ) -> None:
         """Open a port for planner and tasks, and start the threads.
@@ -87,6 +96,7 @@ class DriverControl:
             calls_end_s: Time for which Spark lets a Python worker go on after its job has ended, in seconds.
             interval_s: Shortest time between two commits while a job runs, in seconds; None to commit then
                 only the queues that are given up.
+            may_offsets_wait: See ``HubState``.
             is_encrypted: Whether to encrypt the connections.
 
         Raises:
@@ -104,10 +114,10 @@ class DriverControl:
         self._over: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()
         self._newest_over = 0
         """Number of the plan of the newest batch that is over."""
-        self._commit: CommitGroup | None = None
-        """Commits a group of the batch under way."""
-        self._failed_group = ""
-        """Id of the newest group whose commit has failed; its traceback is in the log once."""
+        self._make: MakeCommit | None = None
+        """Makes the commits of the batch under way."""
+        self._failing = ""
+        """Id of the group whose commit has failed, or "offsets"; its traceback is in the log once."""
         self._began_s = float("inf")
         self._has_no_batch = threading.Event()
         """Set while no batch, and no commit of one, is under way."""
@@ -118,17 +128,20 @@ class DriverControl:
         self._is_alive: Callable[[], bool] = lambda: True
         self._stop: Callable[[], None] | None = None
         self._on_end: Callable[[], None] = lambda: None
+        self._on_leaving: Callable[[], None] = lambda: None
         self._hub = HubServer(
             host,
             bind_host,
             must_ask=must_ask,
             slots=slots(),
-            commit=self._queue_commit,
+            commit=lambda commit: self._work.put(lambda: self._commit(commit)),
             look=self._is_look_wanted.set,
             storage_options=storage_options,
             drained=self._drained,
+            leaving=self._queues_leave,
             calls_end_s=calls_end_s,
             interval_s=interval_s,
+            may_offsets_wait=may_offsets_wait,
             is_encrypted=is_encrypted,
             clock=clock,
         )
@@ -153,6 +166,10 @@ class DriverControl:
         """Set the function to call when the query has ended and its last commit is over; it must not wait."""
         self._on_end = ended
 
+    def when_leaving(self, leaving: Callable[[], None]) -> None:
+        """Call ``leaving`` when queues are to be given up; it must not wait."""
+        self._on_leaving = leaving
+
     def close(self) -> None:
         """End the connections and the threads, soon after the batch under way; return immediately."""
         self._is_closed = True
@@ -172,17 +189,17 @@ class DriverControl:
 
     # --- a batch --------------------------------------------------------------------------------------------
 
-    def begin(self, batch_id: int, commit: CommitGroup) -> ControlEndpoint | None:
+    def begin(self, batch_id: int, make: MakeCommit) -> ControlEndpoint | None:
         """Begin a batch before its job; return the terms for its tasks, or None once the hub is closed.
 
-        Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`. ``commit`` is called on another
-        thread, for one group at a time.
+        Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`. ``make`` is called on another
+        thread, for one commit at a time.
         """
         self._has_no_batch.clear()
         if self._is_closed:
             self._has_no_batch.set()
             return None
-        self._commit = commit
+        self._make = make
         must_ask = self._hub.query(lambda state: state.batch_begins(batch_id))
         self._began_s = self._clock.monotonic_s()
         return ControlEndpoint(self._hub.address, batch_id, must_ask, self._ends_tasks, self._wants_cuts)
@@ -222,7 +239,7 @@ class DriverControl:
     def _end_job(self, *, could_ask: bool | None, is_whole: bool) -> BaseException | None:
         self._began_s = float("inf")
         failure = self._hub.batch_ends(could_ask=could_ask, is_whole=is_whole)
-        self._commit = None
+        self._make = None
         return failure
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
@@ -240,32 +257,36 @@ class DriverControl:
 
     # --- threads --------------------------------------------------------------------------------------------
 
-    def _queue_commit(self, group: Group, leaving: Queues) -> None:
-        """Have a group committed; called by the hub's thread."""
-        self._work.put(lambda: self._commit_group(group, leaving))
+    def _queues_leave(self) -> None:
+        """Note that queues are to be given up; called by the hub's thread."""
+        self._on_leaving()
 
     def _drained(self) -> None:
         """Note that everything is drained; called by the hub's thread."""
         self._is_drained = True
         self._is_look_wanted.set()
 
-    def _commit_group(self, group: Group, leaving: Queues) -> None:
-        assert self._commit is not None, "groups are made between begin and end"
+    def _commit(self, commit: Commit) -> None:
+        assert self._make is not None, "commits are made between begin and end"
+        group = commit.group
+        name = "offsets" if group is None else group.id
         try:
-            refused = self._commit(group, leaving)
+            refused, took_s = self._make(commit)
         except BaseException as error:
             # A panic of delta-rs is not an Exception.
             logger.warning(
-                "parts of the batch could not be committed while its job runs parts=%d queues=%d: %s",
-                len(group.parts),
-                len(group.queues),
+                "%s of the batch could not be committed while its job runs parts=%d queues=%d: %s",
+                "offsets" if group is None else "parts",
+                0 if group is None else len(group.parts),
+                0 if group is None else len(group.queues),
                 error,
-                exc_info=group.id != self._failed_group,
+                exc_info=name != self._failing,
             )
-            failure, self._failed_group = error, group.id
+            failure, self._failing = error, name
             self._hub.report(lambda state: state.commit_failed(failure, self._clock.monotonic_s()))
         else:
-            self._hub.report(lambda state: state.committed(refused, self._clock.monotonic_s()))
+            self._failing = ""
+            self._hub.report(lambda state: state.committed(refused, self._clock.monotonic_s(), took_s=took_s))
 
     def _run_commits(self) -> None:
         while (do := self._work.get()) is not None:

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from typing import Final, TypeVar, assert_never
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.part import Group
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
 from pyspark_rocketmq.hub.encryption import HubCertificate
 from pyspark_rocketmq.hub.messages import (
@@ -48,7 +47,6 @@ from pyspark_rocketmq.hub.state import (
     Flushed,
     HubState,
     Look,
-    Queues,
     Send,
     Slots,
     StillDelivered,
@@ -73,12 +71,14 @@ class HubServer(ConnectionLoop):
         *,
         must_ask: bool,
         slots: Slots,
-        commit: Callable[[Group, Queues], None],
+        commit: Callable[[Commit], None],
         look: Callable[[], None],
         storage_options: Callable[[], Mapping[str, str]] = dict,
         drained: Callable[[], None] = lambda: None,
+        leaving: Callable[[], None] = lambda: None,
         calls_end_s: float = CALLS_END_S,
         interval_s: float | None = None,
+        may_offsets_wait: bool = False,
         is_encrypted: bool = False,
         clock: Clock,
     ) -> None:
@@ -89,15 +89,16 @@ class HubServer(ConnectionLoop):
             bind_host: Host name on which this process opens the port.
             must_ask: See :class:`HubState`.
             slots: See :class:`HubState`.
-            commit: Begins to commit a group of parts, and returns immediately; ``HubState.committed`` or
-                ``HubState.commit_failed`` reports the outcome later. Its second argument has the queues that
-                another member may have after this commit.
+            commit: Begins a commit, and returns immediately; ``HubState.committed`` or
+                ``HubState.commit_failed`` reports the outcome later.
             look: Begins to compare the batch with the offset store, and to check the query; returns
                 immediately.
             storage_options: Returns renewed storage options for the offset store; may take a while.
             drained: Begins to stop the query, because nothing is left to consume; returns immediately.
+            leaving: Called when queues are to be given up; returns immediately.
             calls_end_s: See :class:`HubState`.
             interval_s: See :class:`HubState`.
+            may_offsets_wait: See :class:`HubState`.
             is_encrypted: Whether to encrypt all connections.
             clock: The system's clock, except in tests.
 
@@ -111,13 +112,20 @@ class HubServer(ConnectionLoop):
         fingerprint = b"" if certificate is None else certificate.fingerprint
         self.address = HubAddress.new(host, listening.getsockname()[1], fingerprint)
         """Address, key and fingerprint of the certificate that planner and tasks need to connect."""
-        self._state = HubState(must_ask=must_ask, slots=slots, calls_end_s=calls_end_s, interval_s=interval_s)
+        self._state = HubState(
+            must_ask=must_ask,
+            slots=slots,
+            calls_end_s=calls_end_s,
+            interval_s=interval_s,
+            may_offsets_wait=may_offsets_wait,
+        )
         self._flushed: Future[BaseException | None] = Future()
         """Set once nothing of the batch that ends waits for its commit."""
         self._commit = commit
         self._look = look
         self._storage_options = storage_options
         self._drained = drained
+        self._leaving = leaving
         self._listen(listening, self.address.key, certificate)
         self._thread.start()
 
@@ -214,6 +222,7 @@ class HubServer(ConnectionLoop):
         now_s = self._clock.monotonic_s()
         match message:
             case QueuesLeaving(plan, queues):
+                self._leaving()
                 return self._state.must_leave(plan, queues, now_s)
             case ReplanWanted(plan, reason):
                 return self._state.replan(plan, reason, now_s)
@@ -276,8 +285,8 @@ class HubServer(ConnectionLoop):
                 case Send(connection, message):
                     assert isinstance(connection, Connection)
                     self._send(connection, message)
-                case Commit(group, leaving):
-                    self._commit(group, leaving)
+                case Commit():
+                    self._commit(action)
                 case Flushed(failure):
                     self._flushed.set_result(failure)
                 case Look():

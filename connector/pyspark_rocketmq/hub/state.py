@@ -84,9 +84,12 @@ class Send(NamedTuple):
 class Commit(NamedTuple):
     """Commit a group, and report :meth:`HubState.committed` or :meth:`HubState.commit_failed`."""
 
-    group: Group
-    leaving: Queues
-    """Its queues that another member may have after that."""
+    group: Group | None
+    """None if only offsets are to be stored."""
+    leaving: Queues = _NOTHING
+    """Queues that another member may have after that."""
+    stores_offsets: bool = True
+    """Whether to store the offsets of the group, and those that wait."""
 
 
 class Look(NamedTuple):
@@ -173,6 +176,7 @@ class HubState:
         slots: Slots = Slots(),  # noqa: B008 - it does not change
         calls_end_s: float = CALLS_END_S,
         interval_s: float | None = None,
+        may_offsets_wait: bool = False,
     ) -> None:
         """Begin with no batch.
 
@@ -182,8 +186,9 @@ class HubState:
             calls_end_s: How long Spark lets a worker go on after its job; passed on to the planner.
             interval_s: Shortest time between two commits while a job runs; None for none but those of queues
                 that are given up.
+            may_offsets_wait: Whether a sink shows how far its rows go; see ``OffsetPace``.
         """
-        self._cuts = Cuts(interval_s)
+        self._cuts = Cuts(interval_s, may_offsets_wait=may_offsets_wait)
         self._open = OpenBatch()
         self._wants_cuts = interval_s is not None
         self._calls_end_s = calls_end_s
@@ -379,12 +384,15 @@ class HubState:
         self._is_settled = True
         return self._over_for_good()
 
-    def committed(self, refused: Queues, now_s: float) -> list[Action]:
-        """Note that the group of parts is committed, except for queues that sink or store have refused."""
-        return self._carry_out(self._cuts.committed(refused, now_s), now_s)
+    def committed(self, refused: Queues, now_s: float, *, took_s: float = 0.0) -> list[Action]:
+        """Note that a commit is made, except for queues that sink or store have refused.
+
+        ``took_s``: how long it took to store the offsets.
+        """
+        return self._carry_out(self._cuts.committed(refused, now_s, took_s=took_s), now_s)
 
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
-        """Note that the group could not be committed, or that nobody knows whether it was."""
+        """Note that a commit could not be made, or that nobody knows whether it was."""
         return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
 
     def moved(self, epochs: Mapping[MessageQueue, int], now_s: float) -> list[Action]:
@@ -703,8 +711,8 @@ class HubState:
 
     def _carried_out(self, action: cuts.Action, now_s: float) -> list[Action]:
         match action:
-            case cuts.CommitGroup(group):
-                return [Commit(group, group.queues & self._settled & self._wanted)]
+            case cuts.CommitGroup() | cuts.StoreOffsets():
+                return [self._commit(action)]
             case cuts.Drop(queues):
                 self._moved |= queues
                 return self._give_up(now_s)
@@ -719,6 +727,16 @@ class HubState:
             case _:
                 return self._to_tasks(action)
         return []
+
+    def _commit(self, action: cuts.CommitGroup | cuts.StoreOffsets) -> Commit:
+        stored = self._cuts.behind
+        group = None
+        if isinstance(action, cuts.CommitGroup):
+            group = action.group
+            stored |= group.queues
+            if not action.stores_offsets:
+                return Commit(group, stores_offsets=False)
+        return Commit(group, stored & self._wanted & (self._settled | self._cuts.ended))
 
     def _replan_without(self, queues: Queues, reason: str, now_s: float) -> list[Action]:
         # The rest of a closed range is for the next batch in any case.

@@ -10,6 +10,7 @@ member of the group had reached, it has no sinks, because the gap below it is in
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from pyspark_rocketmq.offsets.store import OffsetRow, SinkRecord
 from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedMessages
 
 _SHOWN_QUEUES = 5
+_KILLED_WITHIN_S = 120.0
+"""Time in which offsets follow their rows, or their query fails; with clocks that differ."""
 
 
 class SinkStanding(NamedTuple):
@@ -142,7 +145,7 @@ def replayed_messages(
 ) -> dict[MessageQueue, int]:
     """Return how many messages each offset row is behind the sinks that it names, by queue.
 
-    This happens after a batch that was killed before its offsets were stored, and after the offset store was
+    This happens after a query that was killed before its offsets were stored, and after the offset store was
     restored; after a reset the row names no sinks.
     """
     forgotten = {}
@@ -152,6 +155,23 @@ def replayed_messages(
         if farthest > row.next_offset:
             forgotten[queue] = farthest - row.next_offset
     return forgotten
+
+
+def is_behind_since_a_kill(
+    queues: Iterable[MessageQueue], rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
+) -> bool:
+    """Return whether the sinks' newest messages of these queues are hardly newer than the offset rows.
+
+    Offsets follow the rows within seconds, so that rows consumed long after them come from a store that was
+    restored. False if a sink does not store its newest message.
+    """
+    for queue in queues:
+        farthest = _farthest(queue, rows[queue].generation, standings)
+        newest = None if farthest is None else farthest.last_message.newest
+        stored_s = inf if newest is None or not newest.is_known else newest.store_timestamp / 1000
+        if stored_s > rows[queue].updated_at_s + _KILLED_WITHIN_S:
+            return False
+    return True
 
 
 def ahead_of(

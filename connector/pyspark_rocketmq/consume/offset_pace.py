@@ -1,0 +1,98 @@
+"""Decides when a query stores its offsets, which need not follow each commit of its rows.
+
+A sink's watermarks go with its rows. So a query that is killed before it has stored its offsets consumes some
+messages again, and the sink leaves out their rows: that costs calls of the listener, never rows. Between two
+commits of offsets, the queues whose rows are committed are *behind* in the store.
+
+Rule 1: without a sink the offset store is the only record, so offsets are stored with each group of parts.
+Otherwise they wait for the next group or, without one, for their time.
+Rule 2: offsets are stored once a second, or less often where that takes long: one fiftieth of the time, and
+every five seconds in any case, as Java's ``persistConsumerOffsetInterval``. The first group after a pause is
+stored with its offsets.
+Rule 3: some progress is stored immediately: numbers of attempts and suspensions, which no sink has; a reset,
+which the store is to follow; and queues that their task has ended, since the next owner begins at the stored
+offset.
+
+No I/O, no clock, no thread; methods take the monotonic time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf
+from typing import Final
+
+from pyspark_rocketmq.consume.part import Group, QueueAck
+from pyspark_rocketmq.model import MessageQueue
+
+_SHORTEST_S: Final = 1.0
+LONGEST_S: Final = 5.0
+"""Longest time that offsets wait: Java's ``persistConsumerOffsetInterval``."""
+_SHARE: Final = 50
+"""Offsets are stored for at most one of so many seconds, except every ``LONGEST_S``."""
+
+
+class OffsetPace:
+    """The pace of one query's offset commits. Not thread-safe."""
+
+    def __init__(self, *, may_wait: bool) -> None:
+        """Begin without offsets to store; ``may_wait`` is false if none may wait (rule 1)."""
+        self._may_wait = may_wait
+        self._stored_s = -inf
+        """When offsets were last stored."""
+        self._took_s = 0.0
+        """How long that took."""
+        self._behind: set[MessageQueue] = set()
+
+    @property
+    def behind(self) -> frozenset[MessageQueue]:
+        """Queues of which rows are committed, and not the offsets."""
+        return frozenset(self._behind)
+
+    @property
+    def due_s(self) -> float | None:
+        """When the offsets that wait are to be stored; None if none wait."""
+        return self._next_s if self._behind else None
+
+    def is_group_stored(self, group: Group, ended: Collection[MessageQueue], now_s: float) -> bool:
+        """Return whether offsets are to be stored with a group, those that wait included.
+
+        ``ended`` has the queues of which no task delivers any more.
+        """
+        return (
+            not self._may_wait
+            or now_s >= self._next_s
+            or self.is_any_wanted(ended, group.queues)
+            or any(_is_for_store(ack) for part in group.parts for ack in part.acks)
+        )
+
+    def is_any_wanted(
+        self, ended: Collection[MessageQueue], others: Collection[MessageQueue] = frozenset()
+    ) -> bool:
+        """Return whether one of the ``ended`` queues is behind or among the ``others``."""
+        return any(queue in self._behind or queue in others for queue in ended)
+
+    def rows_committed(self, queues: Collection[MessageQueue]) -> None:
+        """Note that rows were committed without the offsets."""
+        self._behind |= set(queues)
+
+    def stored(self, now_s: float, took_s: float) -> None:
+        """Note that all offsets are stored, as far as the store has not refused them."""
+        self._stored_s, self._took_s = now_s, took_s
+        self._behind.clear()
+
+    def forget(self) -> None:
+        """Note that the offsets that wait will not be stored."""
+        self._behind.clear()
+
+    @property
+    def _next_s(self) -> float:
+        """Rule 2."""
+        return self._stored_s + min(LONGEST_S, max(_SHORTEST_S, _SHARE * self._took_s))
+
+
+def _is_for_store(ack: QueueAck) -> bool:
+    """Rule 3."""
+    state = ack.state
+    is_tried = bool(state.reconsume_times or state.retry_counts) or state.suspended_until_s is not None
+    return is_tried or ack.reset_to is not None or ack.is_another_log
