@@ -327,7 +327,7 @@ def test_offsets_that_wait_go_on_waiting_while_the_store_is_away(place: Place) -
 
 @pytest.mark.parametrize("who", ["the sink", "the store"])
 def test_a_queue_that_moved_while_its_offset_waited_is_refused(place: Place, who: str) -> None:
-    """C5, H5: by the sink at once if its next owner has written rows, else by the store; no row is doubled."""
+    """C5, H5: by the sink if its next owner has written rows, else by the store; no row is doubled."""
     driver = Driver(place, Store(), keeps_others=True)
     driver.commit_rows(driver.part((Q0, 0, 2), (Q1, 0, 2)))
     epoch = driver.store.claim(GROUP, "another", {Q0: 0})[Q0].epoch

@@ -83,7 +83,7 @@ def test_a_queue_that_has_ended_without_anything_to_store_is_not_waited_for() ->
 
 
 @pytest.mark.parametrize(
-    "told",
+    "given",
     [
         replace(ACK, state=STATE._replace(reconsume_times=1)),
         replace(ACK, state=STATE._replace(suspended_until_s=1_700_000_000.0)),
@@ -93,9 +93,9 @@ def test_a_queue_that_has_ended_without_anything_to_store_is_not_waited_for() ->
     ],
     ids=["attempt", "suspension", "attempts further on", "reset", "another log"],
 )
-def test_what_no_sink_has_is_stored_immediately(told: QueueAck) -> None:
+def test_what_no_sink_has_is_stored_immediately(given: QueueAck) -> None:
     """D6, F5"""
-    group = Group((part_of("b", B), Part(id="a", acks=(told,))))
+    group = Group((part_of("b", B), Part(id="a", acks=(given,))))
 
     assert waiting().is_group_stored(group, NONE, 10.1)
     assert not waiting().is_group_stored(Group((part_of("b", B),)), NONE, 10.1)
