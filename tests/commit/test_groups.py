@@ -325,6 +325,7 @@ def test_offsets_that_wait_go_on_waiting_while_the_store_is_away(place: Place) -
     assert driver.store.offsets == {Q0: 2, Q1: 0}
 
 
+@pytest.mark.parametrize("place", ON_THE_DRIVER, indirect=True)
 @pytest.mark.parametrize("who", ["the sink", "the store"])
 def test_a_queue_that_moved_while_its_offset_waited_is_refused(place: Place, who: str) -> None:
     """C5, H5: by the sink if its next owner has written rows, else by the store; no row is doubled."""
