@@ -300,6 +300,15 @@ def test_ranges_that_end_are_committed_with_those_that_go_on(driver: Driver, dat
     assert driver.copies == [part]
 
 
+def test_a_task_with_nothing_to_commit_asks_its_database_nothing(driver: Driver, database: Database) -> None:
+    """I6: an attempt that the driver has stopped ends while the database is away."""
+    database.fails = SinkConflict("the server is away")
+    parts = parts_of(database, driver)
+
+    assert parts.finish() == []
+    assert not driver.is_stopped.is_set()
+
+
 def test_a_task_that_cannot_ask_its_driver_commits_at_its_end(database: Database) -> None:
     """I6"""
     parts = parts_of(database, None)

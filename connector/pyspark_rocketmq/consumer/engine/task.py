@@ -116,7 +116,7 @@ class GrowingPart:
     def commit(self) -> frozenset[MessageQueue]:
         """Commit what was added, where tasks do that; return queues that are refused from now on."""
         refused = frozenset[MessageQueue]()
-        if isinstance(self._writing, CommittingWriting):
+        if self._uncommitted and isinstance(self._writing, CommittingWriting):
             acks = (*self._acks, *self._uncommitted)
             check_chains([Part(id=self.id, acks=acks)])
             progress = {ack.queue: _progress(ack) for ack in _joined(self._uncommitted)}
@@ -130,8 +130,7 @@ class GrowingPart:
 
     def finish(self) -> Part:
         """Finish writing; return everything that the driver needs to commit the part."""
-        if self._uncommitted:
-            self.commit()
+        self.commit()
         written = self._writing.finish() if self._writing is not None else ()
         return Part(
             id=self.id,
