@@ -34,7 +34,8 @@ _ORDERS = 10
 _PAUSE_S = 0.3
 _TURN_S = 6.0
 """How long another member stays, and is away."""
-_START_S = 500.0
+START_S = 500.0
+"""How long each start of the driver may take."""
 
 
 class Traffic:
@@ -125,7 +126,7 @@ def kill_and_check(
 
     with traffic.running():
         codes = [
-            run_driver("tests.helpers.live_kill_driver", config, log, timeout_s=_START_S)
+            run_driver("tests.helpers.live_kill_driver", config, log, timeout_s=START_S)
             for _ in range(starts)
         ]
 

@@ -49,12 +49,13 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.sinks.base import RowWriter, Span, Writing, Written
+from pyspark_rocketmq.sinks.base import RowWriter, Sink, Span, Writing, Written
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.killing_database import count_rows, killing_sink
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.processes import all_pids, is_worker_daemon, parent_of, session_of
 from tests.helpers.spark_session import make_session
@@ -108,6 +109,10 @@ class Killer:
         except FileExistsError:
             return
         self._kill(self.deaths[turn][1])
+
+    def works_here(self) -> None:
+        """Have the points of a worker passed in this process."""
+        kill_in_worker(self)
 
     def _kill(self, victim: str) -> None:
         own = os.getpid()
@@ -314,11 +319,17 @@ def concurrent_listener(log: DeliveryLog) -> Any:
     return any_order
 
 
-def make_consumer(config: Mapping[str, Any], killer: Killer) -> tuple[push_consumer.PushConsumer, DeltaSink]:
-    """Return the consumer and its sink."""
+def make_consumer(config: Mapping[str, Any], killer: Killer) -> tuple[push_consumer.PushConsumer, Sink]:
+    """Return the consumer and its sink: a Delta table, or the configured database."""
     work = Path(config["work"])
-    store, sink = KillingStore(str(work / "offsets")), KillingSink(str(work / "sink"))
-    store.killer = sink.killer = killer
+    store = KillingStore(str(work / "offsets"))
+    store.killer = killer
+    sink: Sink
+    if "database" in config:
+        sink = killing_sink(config["database"], killer)
+    else:
+        sink = killing = KillingSink(str(work / "sink"))
+        killing.killer = killer
     consumer = push_consumer.PushConsumer(
         consumer_group=config["group"],
         name_servers=config["nameServers"],
@@ -336,8 +347,11 @@ def make_consumer(config: Mapping[str, Any], killer: Killer) -> tuple[push_consu
     return consumer, sink
 
 
-def rows_of(sink: Path) -> int:
+def rows_of(config: Mapping[str, Any]) -> int:
     """Return the number of messages of which the sink has rows."""
+    if "database" in config:
+        return count_rows(config["database"])
+    sink = Path(config["work"]) / "sink"
     if not DeltaTable.is_deltatable(str(sink)):
         return 0
     rows = DeltaTable(sink).to_pyarrow_table(columns=["order_id", "step"])
@@ -370,9 +384,9 @@ def _run(spark: SparkSession, config: Mapping[str, Any], killer: Killer) -> None
     for second in itertools.count():
         if (error := query.exception()) is not None:
             raise error
-        if finish.exists() and rows_of(work / "sink") == int(finish.read_text()):
+        if finish.exists() and rows_of(config) == int(finish.read_text()):
             break
-        assert second < _PATIENCE_S, f"{rows_of(work / 'sink')} rows"
+        assert second < _PATIENCE_S, f"{rows_of(config)} rows"
         time.sleep(1.0)
     assert consumer.stop(query, _PATIENCE_S)
 

@@ -17,8 +17,9 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -64,7 +65,8 @@ class Postgres:
         HarnessError: If it could not be fetched or did not come up within a minute.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._settings = settings
         self._programs = fetch_postgres()
         self._folder = Path(tempfile.mkdtemp(prefix="postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -148,6 +150,7 @@ class Postgres:
         self._port = free_ports(0)
         # No sockets in the file system, and no fsync: a test kills its sessions, never the machine.
         options = ["-h", "127.0.0.1", "-p", str(self._port), "-k", "", "-F"]
+        options += [f"--{name}={value}" for name, value in self._settings.items()]
         with (self._folder / "log").open("wb") as log:
             self._process = process = subprocess.Popen(
                 [self._program("postgres"), "-D", str(self._folder / "data"), *options],

@@ -1,0 +1,123 @@
+"""Tasks that commit by themselves, killed (-9) before and after their transactions."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from pyspark_rocketmq.cli.demo.report import check_order
+from tests.end_to_end.test_kill_within_batches import MICRO_BATCHES, REAL_TIME, START_S, Traffic
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.driver_process import run_driver
+from tests.helpers.killing_database import TRANSACTION_POINTS, make_table, rows_in
+from tests.helpers.live_kill_driver import PLANNER_POINTS, VICTIMS
+from tests.helpers.orders import STEPS
+from tests.helpers.running import running
+from tests.postgres.server import Postgres
+
+pytestmark = [SIM_ONLY, pytest.mark.driver]
+
+_POINTS = (
+    *TRANSACTION_POINTS,
+    "part_sent",
+    "part_taken",
+    "at_end",
+    "part_received",
+    "after_offset_commit",
+    "before_free",
+    "between_batches",
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    yield from running(Postgres())
+
+
+def kill_and_check(
+    cluster: ClusterUnderTest,
+    server: Postgres,
+    work: Path,
+    deaths: Sequence[tuple[str, str]],
+    *,
+    is_orderly: bool = True,
+    trigger: Mapping[str, str] = REAL_TIME,
+) -> None:
+    """Kill each victim at its point; every message's row is in the database once, in the queue's order."""
+    make_table(server.address)
+    traffic = Traffic(cluster, work, len(deaths), is_orderly=is_orderly)
+    config = {
+        "nameServers": cluster.name_servers,
+        "topic": traffic.topic,
+        "group": traffic.group,
+        "work": str(work),
+        "deaths": deaths,
+        "isOrderly": is_orderly,
+        "trigger": trigger,
+        "database": server.address,
+    }
+    log = work / "driver.log"
+    starts = 1 + sum(victim != "worker" for _, victim in deaths)
+
+    with traffic.running():
+        codes = [
+            run_driver("tests.helpers.live_kill_driver", config, log, timeout_s=START_S)
+            for _ in range(starts)
+        ]
+
+    assert codes == [-signal.SIGKILL] * (starts - 1) + [0], log.read_text()[-4000:]
+    assert len(list(work.glob("killed-*"))) == len(deaths)
+    rows = rows_in(server.address)
+    if is_orderly:
+        report = check_order(rows, traffic.expected)
+        assert report.is_clean, report
+        assert report.messages == len(traffic.expected) * len(STEPS)
+    else:
+        _check_each_once(rows, traffic)
+
+
+def _check_each_once(rows: Sequence[tuple[str, str, int, int, str, str]], traffic: Traffic) -> None:
+    """Check that each message has one row; one that was sent back has one in the retry topic, too."""
+    places = [row[:4] for row in rows]
+    assert len(places) == len(set(places))
+    found = {(order_id, step) for *_, order_id, step in rows}
+    assert found == {(order_id, step) for order_id in traffic.expected for step in STEPS}
+
+
+def test_rows_of_killed_workers_are_there_once_in_real_time(
+    cluster: ClusterUnderTest, server: Postgres, tmp_path: Path
+) -> None:
+    """I6, H1: before and after a transaction, and with the whole query after one."""
+    deaths = [*((point, "worker") for point in TRANSACTION_POINTS), ("after_transaction", "group")]
+    kill_and_check(cluster, server, tmp_path, deaths)
+
+
+def test_rows_of_a_worker_killed_in_a_micro_batch_are_there_once(
+    cluster: ClusterUnderTest, server: Postgres, tmp_path: Path
+) -> None:
+    """I6, H1: the next attempt of the task begins where the database is."""
+    deaths = [(point, "worker") for point in TRANSACTION_POINTS]
+    kill_and_check(cluster, server, tmp_path, deaths, trigger=MICRO_BATCHES)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("trigger", [REAL_TIME, MICRO_BATCHES], ids=["real time", "micro-batches"])
+@pytest.mark.parametrize("is_orderly", [True, False], ids=["orderly", "concurrent"])
+def test_rows_are_there_once_after_deaths_at_every_step(
+    cluster: ClusterUnderTest,
+    server: Postgres,
+    tmp_path: Path,
+    victim: str,
+    trigger: Mapping[str, str],
+    *,
+    is_orderly: bool,
+) -> None:
+    """I6, H1, H2"""
+    points = _POINTS + (() if victim == "worker" else PLANNER_POINTS)
+    deaths = [(point, victim) for point in points]
+    kill_and_check(cluster, server, tmp_path, deaths, is_orderly=is_orderly, trigger=trigger)
