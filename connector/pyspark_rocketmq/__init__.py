@@ -80,6 +80,7 @@ _HOME_OF = {
     "ArrowListener": "listeners.arrow_listener",
     "BatchMetrics": "monitoring.batch_metrics",
     "BatchReport": "commit.pipeline",
+    "ChangeTable": "sinks.change_table.sink",
     "CommitsGroups": "sinks.base",
     "ConnectionSettings": "client.pool",
     "ConsumeConcurrentlyContext": "listeners.context",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import random
+from base64 import b64decode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -11,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 import pyspark_rocketmq as rmq
 from pyspark_rocketmq.change_data.change import (
@@ -25,9 +28,12 @@ from pyspark_rocketmq.change_data.change import (
 )
 from pyspark_rocketmq.change_data.effects import order_of
 from pyspark_rocketmq.consumer.change_listener import ChangeListener
-from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM
+from pyspark_rocketmq.model import QUEUE_OFFSET, queue_columns
+from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM, change_schema
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
+from tests.change_data.samples import recorded
+from tests.helpers.sink_rows import Q0, files_of
 
 ORDERS = SourceTable("shop", None, "orders")
 COLUMNS = pa.schema(
@@ -156,6 +162,68 @@ def test_a_value_that_does_not_fit_exactly_is_a_bad_change(name: str, value: obj
 def test_a_text_that_is_exactly_the_value(name: str, text: str, value: object) -> None:
     """K5: where messages have no types, decimals and times come as texts."""
     assert rows_of(change(row={"id": 1, name: text}))[0][f"of_{name}"] == value
+
+
+_ORDERS = pa.schema(
+    [("tenant", pa.int32()), ("no", pa.string()), ("price", pa.decimal128(10, 2)), ("note", pa.string())]
+)
+_LEFT = {
+    "canal_gtid": {"C": (Decimal("3.50"), "changed"), "D": (Decimal("12.00"), None)},
+    "debezium_schema": {"C": (Decimal("9.99"), "first"), "snap": (Decimal("1.10"), "was there before")},
+    "debezium_plain": {"C": (Decimal("9.99"), "first"), "snap": (Decimal("1.10"), "was there before")},
+    "debezium_flat": {"C": (Decimal("9.99"), "first")},
+}
+"""Rows of ``orders`` at the end of a recording, without its truncation; the flat form has no snapshot's row."""
+
+
+def _bodies(recording: str) -> list[tuple[bytes, str]]:
+    """Bodies and KEYS of the messages of a recording."""
+    if recording == "canal_gtid":
+        return [(b64decode(line["protobuf"]), "") for line in recorded(recording)]
+    return [((line["value"] or "").encode(), line["key"] or "") for line in recorded(recording)]
+
+
+@pytest.mark.parametrize("is_truncated", [True, False])
+@pytest.mark.parametrize("recording", _LEFT)
+def test_recordings_of_real_programs_in_any_order(tmp_path: Path, recording: str, is_truncated: bool) -> None:
+    """K1, K5: messages of Canal and Debezium, shuffled and some of them twice, give the rows that were left."""
+    program, _, form = recording.partition("_")
+    envelope: dict[str, Any] = {"envelope": "debezium", "source_table": f"{form}.shop.orders"}
+    if program == "canal":
+        envelope = {"envelope": "canal-protobuf", "source_time_zone": "UTC"}
+    truncates = "apply" if is_truncated else "ignore"
+    for seed in range(3):
+        by = random.Random(seed)
+        sent = _bodies(recording)
+        sent += by.sample(sent, len(sent) // 2)
+        by.shuffle(sent)
+        sink = ChangeTable(
+            tmp_path / str(seed), keys=["tenant", "no"], columns=_ORDERS, truncates=truncates, **envelope
+        )
+        _consume(sink, sent)
+        rows = DeltaTable(tmp_path / str(seed)).to_pyarrow_table().to_pylist()
+        found = {row["no"]: (row["price"], row["note"]) for row in rows}
+        assert found == ({} if is_truncated and recording != "debezium_flat" else _LEFT[recording])
+
+
+def _consume(sink: ChangeTable, bodies: Sequence[tuple[bytes, str]]) -> None:
+    """Apply messages in batches of seven."""
+    listener = ChangeListener(sink)
+    schema = change_schema(sink.table_columns())
+    sink.prepare(schema)
+    for start in range(0, len(bodies), 7):
+        messages = [
+            rmq.Message(topic="t", body=body, properties={"KEYS": keys})
+            for body, keys in bodies[start : start + 7]
+        ]
+        run = rmq.run_listener(listener, messages, output_schema=listener.schema)
+        rows = [
+            {**queue_columns(Q0), **row, QUEUE_OFFSET: row[QUEUE_OFFSET] + start, POSITION: row[POSITION]}
+            for row in run.rows
+        ]
+        batch = sink.begin("group", {Q0: 0})
+        written = files_of(batch.task_writer(), iter([pa.RecordBatch.from_pylist(rows, schema)]))
+        batch.commit(written, {Q0: start + len(messages)})
 
 
 def test_a_bad_change_names_what_to_do() -> None:

@@ -73,9 +73,10 @@ def _parameters(called: object) -> set[str]:
     """Return the names of parameters, and those of the keywords that ``**options`` takes."""
     parameters = inspect.signature(called).parameters  # type: ignore[arg-type]
     names = set(parameters)
+    hints = get_type_hints(called.__init__ if inspect.isclass(called) else called)
     for parameter in parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            for unpacked in get_args(get_type_hints(called).get(parameter.name)):
+            for unpacked in get_args(hints.get(parameter.name)):
                 names |= get_type_hints(unpacked).keys()
     return names
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+import pyspark_rocketmq as rmq
 from pyspark_rocketmq.change_data.change import Change
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import Message
+from pyspark_rocketmq.model import ConsumeFromWhere, Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.change_data.model_database import ModelDatabase
+from tests.change_data.samples import recorded
 from tests.helpers.change_kill_driver import STEPS, consume
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.driver_process import run_driver
@@ -84,6 +87,37 @@ def test_the_table_equals_the_database(
     [bad] = DeltaTable(tmp_path / "table" / "_bad_changes").to_pyarrow_table().to_pylist()
     assert (bad["body"], bad["problem"]) == (b"no change", "The body is no JSON.")
     assert spark.read.format("delta").load(str(tmp_path / "table")).count() == len(database.rows)
+
+
+@SIM_ONLY
+@pytest.mark.spark
+def test_messages_of_canal(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> None:
+    """K1, K5: as recorded from the real program; columns are given as Spark's text."""
+    topic = cluster.create_topic(queues=1)
+    with patient_producer(cluster.name_servers) as producer:
+        for line in recorded("canal_gtid")[:7]:
+            producer.send(Message(topic=topic, body=line["flat"].encode()))
+    store = DeltaOffsetStore(str(tmp_path / "offsets"))
+    consumer = PushConsumer(
+        consumer_group=cluster.unique_name("group"),
+        name_servers=cluster.name_servers,
+        offset_store=store,
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    )
+    consumer.subscribe(topic)
+    columns = "tenant int, no string, price decimal(10,2), note string"
+    sink = rmq.ChangeTable(
+        tmp_path / "table", keys=["tenant", "no"], envelope="canal", source_time_zone="UTC", columns=columns
+    )
+
+    query = consumer.start(
+        spark, sink=sink, checkpoint=tmp_path / "checkpoint", trigger={"availableNow": True}
+    )
+    assert query.awaitTermination(_TIMEOUT_S)
+
+    table = spark.read.format("delta").load(str(tmp_path / "table"))
+    rows = [(row.tenant, row.no, row.price, row.note) for row in table.orderBy("no").collect()]
+    assert rows == [(1, "C", Decimal("3.50"), "changed"), (1, "D", Decimal("4.00"), None)]
 
 
 @pytest.mark.long

@@ -329,6 +329,21 @@ def test_a_sink_is_sent_to_a_server(path: Path) -> None:
     assert again.table_columns() == sink.table_columns()
 
 
+def test_an_envelope_by_its_name(path: Path) -> None:
+    """K5: its options are those of the sink, which is sent to a server with them."""
+    sink = ChangeTable(
+        path, keys=["id"], envelope="canal", source_time_zone="Asia/Shanghai", columns=MODEL_SCHEMA
+    )
+    assert pickle.loads(pickle.dumps(sink)).envelope == sink.envelope
+
+    with pytest.raises(OptionError, match="source_time_zone is missing"):
+        ChangeTable(path, keys=["id"], envelope="canal")
+    with pytest.raises(OptionError, match="did you mean 'canal'"):
+        ChangeTable(path, keys=["id"], envelope="canale")
+    with pytest.raises(OptionError, match="belong to an envelope that is given by its name"):
+        ChangeTable(path, keys=["id"], envelope=NoEnvelope(), source_time_zone="UTC")
+
+
 def test_side_tables_are_in_the_table_s_folder(path: Path) -> None:
     """K1: at a URI as at a path, and VACUUM of the table leaves them."""
     sink = change_table(path)

@@ -25,13 +25,11 @@ _OFFSET: Final = re.compile(r"([+-])(\d{2}):?(\d{2})\Z")
 _WHERE: Final = "options of an envelope"
 
 
-class EnvelopeOptions(TypedDict, total=False):
-    """Options of an envelope."""
+class TableOptions(TypedDict, total=False):
+    """Options of an envelope for one table, whose key is known."""
 
     source_time_zone: str
     """Zone in which Canal writes a TIMESTAMP: that of its JVM (``Asia/Shanghai``, ``+08:00``)."""
-    keys: Mapping[str, Sequence[str]] | Sequence[str]
-    """Key columns, of all tables or by ``database.table``, where messages do not have them."""
     servers: Sequence[int]
     """Ids of the MySQL servers, in the order in which they were the primary."""
     zero_dates: str
@@ -44,6 +42,13 @@ class EnvelopeOptions(TypedDict, total=False):
     """How Canal's JSON has bytes: ``latin-1``, ``hex`` (Tencent DTS) or ``base64``."""
     unavailable_value: str
     """Debezium's ``unavailable.value.placeholder``."""
+
+
+class EnvelopeOptions(TableOptions, total=False):
+    """Options of an envelope."""
+
+    keys: Mapping[str, Sequence[str]] | Sequence[str]
+    """Key columns, of all tables or by ``database.table``, where messages do not have them."""
 
 
 class _Make(Protocol):

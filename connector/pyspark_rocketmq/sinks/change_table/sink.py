@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Unpack
 
 import pyarrow as pa
 from pyspark.errors import ParseException, PySparkTypeError, PySparkValueError
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.change_data.change import Envelope
+from pyspark_rocketmq.change_data.envelopes import TableOptions, envelope_of
 from pyspark_rocketmq.delta.paths import TableName, table_uri
 from pyspark_rocketmq.delta.storage_options import GivenOptions, StorageOptions
 from pyspark_rocketmq.display import masked
@@ -60,7 +61,7 @@ class ChangeTable(DeltaSink):
         path: str | Path,
         *,
         keys: Sequence[str],
-        envelope: Envelope,
+        envelope: str | Envelope,
         columns: str | StructType | pa.Schema | None = None,
         source_table: str | None = None,
         order: str = "source",
@@ -72,13 +73,15 @@ class ChangeTable(DeltaSink):
         storage_options: GivenOptions | StorageOptions | None = None,
         today: Callable[[], date] = _utc_today,
         sleep: Callable[[float], None] = time.sleep,
+        **envelope_options: Unpack[TableOptions],
     ) -> None:
         """Set the table, and how changes are applied to it.
 
         Args:
             path: Folder or storage URI of the table.
             keys: Columns of the key: those of the source's primary key.
-            envelope: Reads the messages of the program that writes the change data.
+            envelope: Form of the messages: ``canal``, ``canal-protobuf``, ``debezium`` or ``maxwell``; or an
+                object that reads them, with a method ``decode``.
             columns: Columns of a new table, such as ``"id bigint, note string"``, and new columns of an
                 existing one; None if the table has them. Others of the source are left out.
             source_table: Name of the source's table, ``DATABASE.TABLE`` or ``DATABASE.SCHEMA.TABLE``; changes
@@ -98,15 +101,20 @@ class ChangeTable(DeltaSink):
             storage_options: See ``DeltaSink``.
             today: Function that returns the date in UTC.
             sleep: Function that waits between the tries of a commit.
+            envelope_options: Options of the envelope, as for ``change_columns``: ``source_time_zone`` …
 
         Raises:
-            OptionError: If these settings exclude each other.
+            OptionError: If these settings exclude each other, or an option of the envelope is missing or
+                wrong.
         """
         chosen = {"order": order, "deletes": deletes, "truncates": truncates, "bad_changes": bad_changes}
         _check(path, keys, chosen)
         self._chosen: Final = chosen
         self._keep_days = keep_deletions_days
-        self._envelope = envelope
+        self._named_envelope = envelope
+        self._envelope_options: dict[str, Any] = {**envelope_options}
+        key_columns = keys if source_table is None else {source_table: keys}
+        self._envelope = _envelope_of(envelope, key_columns, self._envelope_options)
         self._source_table = source_table
         self._given = columns
         self._rules = ChangeRules(
@@ -136,7 +144,8 @@ class ChangeTable(DeltaSink):
     def _settings(self) -> dict[str, Any]:
         return {
             "keys": self._rules.keys,
-            "envelope": self._envelope,
+            "envelope": self._named_envelope,
+            **self._envelope_options,
             "source_table": self._source_table,
             **self._chosen,
             "keep_deletions_days": self._keep_days,
@@ -234,6 +243,17 @@ class ChangeTable(DeltaSink):
             fills_missing=True,
             storage=self._table.storage.for_tasks(rows_uri),
         )
+
+
+def _envelope_of(
+    envelope: str | Envelope, keys: Mapping[str, Sequence[str]] | Sequence[str], options: Mapping[str, Any]
+) -> Envelope:
+    if isinstance(envelope, str):
+        return envelope_of(envelope, {"keys": keys, **options})
+    if options:
+        problem = f"{', '.join(options)} belong to an envelope that is given by its name"
+        raise OptionError((problem,), where=_WHERE)
+    return envelope
 
 
 def _schema_of(columns: str | StructType | pa.Schema | None) -> pa.Schema:
