@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from tests.helpers.processes import descendants_of, is_planner, is_worker_daemon
 from tests.real_broker.artifacts import compile_java, fetch_jars
@@ -130,14 +132,34 @@ class OurConsumer:
         consumer.register_batch_listener(reports.append)
         query = consumer.start(
             self._spark,
-            sink=DeltaSink(folder / "sink"),
+            sink=self._sink(folder),
             checkpoint=folder / "checkpoint",
             trigger=self._trigger,
         )
         try:
-            yield OurQuery(self._spark, consumer, query, reports, folder / "sink")
+            yield OurQuery(self._spark, consumer, query, reports, partial(self._times, folder))
         finally:
             query.stop()
+
+    def _sink(self, folder: Path) -> Sink:
+        """Return the sink."""
+        return DeltaSink(folder / "sink")
+
+    def _times(self, folder: Path, consumed: int) -> Times:
+        """Return the times of all messages, of which so many rows were reported."""
+        sink = folder / "sink"
+        rows = rows_with_times(sink, [*_PLACE, "stored", "heard"])
+        in_table = DeltaTable(sink).to_pyarrow_table(columns=list(_PLACE))
+        places = set(zip(*(rows[name].to_pylist() for name in _PLACE), strict=True))
+        if not len(places) == len(rows) == len(in_table) == consumed:
+            raise RuntimeError(
+                f"{len(in_table):,} rows are in the table, {len(rows):,} were committed, {len(places):,} messages "
+                f"have any, {consumed:,} rows were reported."
+            )
+        stored, heard, committed = (
+            rows[name].to_numpy().astype(np.float64) for name in ("stored", "heard", COMMITTED)
+        )
+        return Times(stored, heard, committed)
 
 
 class OurQuery:
@@ -149,13 +171,13 @@ class OurQuery:
         consumer: PushConsumer,
         query: StreamingQuery,
         reports: Sequence[BatchReport],
-        sink: Path,
+        times: Callable[[int], Times],
     ) -> None:
         self._consumer = consumer
         self._jvm = int(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]  # noqa: SLF001
         self._query = query
         self._reports = reports
-        self._sink = sink
+        self._times = times
 
     def consumed(self) -> int:
         if self._query.exception() is not None:
@@ -187,18 +209,7 @@ class OurQuery:
 
     def end(self) -> Times:
         self._query.stop()
-        rows = rows_with_times(self._sink, [*_PLACE, "stored", "heard"])
-        in_table = DeltaTable(self._sink).to_pyarrow_table(columns=list(_PLACE))
-        places = set(zip(*(rows[name].to_pylist() for name in _PLACE), strict=True))
-        if not len(places) == len(rows) == len(in_table) == self.consumed():
-            raise RuntimeError(
-                f"{len(in_table):,} rows are in the table, {len(rows):,} were committed, {len(places):,} messages "
-                f"have any, {self.consumed():,} rows were reported."
-            )
-        stored, heard, committed = (
-            rows[name].to_numpy().astype(np.float64) for name in ("stored", "heard", COMMITTED)
-        )
-        return Times(stored, heard, committed)
+        return self._times(self.consumed())
 
 
 class JavaPush:

@@ -19,6 +19,7 @@ from bench.cluster import fill, real_cluster
 from bench.contenders import LISTENER_BATCH, Contender, JavaPush, OurConsumer, Running, Times
 from bench.feeder import BODY, Feeder, Sent
 from bench.histogram import Latencies, histogram, percentile
+from bench.into_postgres import OurConsumerIntoPostgres
 from bench.measure import Result, load_average, markdown_table
 from bench.processor_time import machine_s, processor_s, processor_s_by_process, spent_since_s
 from bench.rate_source import Contest
@@ -40,11 +41,13 @@ _LATE_MS: Final = 20.0
 _TO_LISTENER: Final = (50, 95, 99, 99.9, 100)
 _TO_ROW: Final = (50, 90, 99)
 _REAL_TIME: Final = "real time"
+_INTO_POSTGRES: Final = "real time, PostgreSQL"
 _JAVA: Final = JavaPush.name
 WITHOUT_CONTENDER: Final = ("backlog", "idle")
 """Measurements besides the contenders."""
 CONTENDERS: Final = {
     "real-time": _REAL_TIME,
+    "postgres": _INTO_POSTGRES,
     "java": _JAVA,
     "trigger-0": "trigger 0 s",
     "trigger-1": "trigger 1 s",
@@ -58,11 +61,12 @@ in turn; percentiles are those of all rounds' messages.
 
 * *{real_time}*: orderly `PushConsumer` with `trigger={{"realTime": "5 minutes"}}`, `commit_interval` {interval}, `DeltaSink`,
   Delta offset store, `local[{cores}]`, at most {listener_batch} messages a call; the listener emits a row for each message.
+* *{into_postgres}*: the same with `DatabaseSink(commit_in_task=True)` into a PostgreSQL with durable commits on this machine.
 * *trigger 0 s, trigger 1 s*: the same in micro-batches, `processingTime` 0 and 1 second.
 * *{java}*: Java's `DefaultMQPushConsumer` with an orderly listener that notes the times and writes nothing.
 
 *Store → listener*: the clock when the listener is called, less the message's store time, both in whole milliseconds. *Store → row*:
-`commitInfo.timestamp` of the Delta version that added the row, less the store time. *Cores*: processor time by second, of the
+`commitInfo.timestamp` of the Delta version that added the row, or PostgreSQL's commit timestamp, less the store time. *Cores*: processor time by second, of the
 driver's Python, the JVM, the planner's and the workers' Python; Java's is its JVM's. *Others*: cores of programs that do not
 belong to the benchmark; compare only rows without any. *Backlog*: {backlog:,} messages, from the
 first listener call to the commit of the last row. *Idle*: processor time in {idle:g} s without a message."""
@@ -136,6 +140,7 @@ def run(
             seconds=seconds,
             rounds=rounds,
             real_time=_REAL_TIME,
+            into_postgres=_INTO_POSTGRES,
             java=_JAVA,
             interval=_COMMIT_INTERVAL,
             cores=CORES,
@@ -154,6 +159,7 @@ def run(
 def _contenders(spark: SparkSession) -> dict[str, Contender]:
     contenders: tuple[Contender, ...] = (
         OurConsumer(_REAL_TIME, spark, {"realTime": "5 minutes"}, commit_interval=_COMMIT_INTERVAL),
+        OurConsumerIntoPostgres(_INTO_POSTGRES, spark, commit_interval=_COMMIT_INTERVAL),
         JavaPush(),
         *(
             OurConsumer(f"trigger {each} s", spark, {"processingTime": f"{each} seconds"})
