@@ -80,6 +80,7 @@ _HOME_OF = {
     "ArrowListener": "listeners.arrow_listener",
     "BatchMetrics": "monitoring.batch_metrics",
     "BatchReport": "commit.pipeline",
+    "BodyDecoder": "schemas.decoding",
     "ChangeTable": "sinks.change_table.sink",
     "CommitsGroups": "sinks.base",
     "ConnectionSettings": "client.pool",
@@ -125,6 +126,7 @@ _HOME_OF = {
     "ReplaySummary": "replay.replay",
     "Route": "sinks.multi",
     "RowWriter": "sinks.base",
+    "SchemaRegistry": "schemas.registry",
     "SendBackSettings": "client.producer.send_back",
     "SendResult": "wire.requests.send",
     "SendStatus": "model",
@@ -143,9 +145,11 @@ _HOME_OF = {
     "change_columns": "spark.change_columns",
     "consume_orderly": "consumer.engine.state",
     "json_body": "consumer.message_table",
+    "payload": "schemas.columns",
     "register": "format",
     "reset_to_sink": "commit.recovery",
     "run_listener": "consumer.listener_trial",
+    "schema_id": "schemas.columns",
     "storage_options_of_spark": "delta.hadoop_settings",
 }
 

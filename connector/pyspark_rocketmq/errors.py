@@ -553,7 +553,7 @@ class KeysOutOfOrder(RocketMQError):
 class BadRecord(RocketMQError):
     """A message's body cannot be decoded by its schema, now or later.
 
-    Do: Keep the body elsewhere and go on ([bad records](how-to/decoding.md)).
+    Do: Keep the body elsewhere and go on ([bad records](how-to/decoding.md#with-a-schema-registry)).
     """
 
 

@@ -18,7 +18,7 @@ from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentRun
-from pyspark_rocketmq.errors import ListenerError, RequestTimeout
+from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaRegistryDown
 from pyspark_rocketmq.listeners import calls
 from pyspark_rocketmq.listeners import event_loop as listener_loop
 from pyspark_rocketmq.listeners.calls import (
@@ -185,6 +185,29 @@ def test_a_range_without_messages_is_acknowledged() -> None:
 
     assert run.consume() == []
     assert run.ack().state.next_offset == 20
+
+
+@pytest.mark.parametrize("message_model", MessageModel)
+def test_messages_wait_for_a_registry_that_is_away(message_model: MessageModel) -> None:
+    """K4, E3, E5: none is sent back, dropped or counted; the run ends before the first one that waits."""
+    broker = Broker()
+
+    def status_of(message: MessageExt) -> object:
+        if message.queue_offset in {12, 13}:
+            raise SchemaRegistryDown("http://registry", "refused")
+        return SUCCESS
+
+    seen: list[int] = []
+    run = run_of(emitting(status_of, seen), broker=broker, message_model=message_model, consume_thread_max=2)
+    rows = kept_rows(run.consume())
+    ack = run.ack()
+
+    assert offsets_of(rows) == [10, 11]
+    assert (ack.finished, ack.state.next_offset, ack.state.reconsume_times) == ("SUSPENDED", 12, 0)
+    assert ack.state.suspended_until_s is not None
+    assert broker.taken == []
+    assert set(seen) <= {10, 11, 12, 13}
+    assert "Schema registry http://registry" in (ack.last_error or "")
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,18 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.orderly import OrderlyFinish, OrderlySettings
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.orderly import DeadLetters, OrderlyRun, no_dead_letters
-from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError, UndecodableMessage
+from pyspark_rocketmq.errors import (
+    ListenerError,
+    RequestTimeout,
+    SchemaError,
+    SchemaRegistryDown,
+    SchemaRegistryRefused,
+    UndecodableMessage,
+)
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange, QueueState
@@ -306,6 +313,56 @@ def test_an_exception_none_and_nonsense_count_as_suspend(
         assert "CancelledError" in caplog.text
     if ending == "unknown":
         assert "'RECONSUME_LATER' of type str, which is not a ConsumeOrderlyStatus" in caplog.text
+
+
+@pytest.mark.parametrize("error", [SchemaRegistryDown, SchemaRegistryRefused])
+def test_a_registry_that_is_away_counts_no_attempt(error: type[SchemaRegistryDown]) -> None:
+    """K4, D6: the message waits, however long, and becomes no dead letter; then it is consumed."""
+    clock = FakeClock()
+    seen: list[int] = []
+    is_away = [True] * 5
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        seen.append(messages[0].reconsume_times)
+        context.emit(name=messages[0].keys)
+        if is_away and messages[0].queue_offset == 12:
+            is_away.pop()
+            raise error("http://registry", "refused")
+        return SUCCESS
+
+    run = run_of(listener, now_s=clock.monotonic_s, max_reconsume_times=1)
+    run.consume()
+    assert (run.ack().finished, run.ack().state.next_offset) == ("SUSPENDED", 12)
+    assert run.ack().state.reconsume_times == 0
+    assert "Schema registry http://registry" in (run.ack().last_error or "")
+    while run.finished is OrderlyFinish.SUSPENDED:
+        clock.advance(1.0)
+        run.consume()
+
+    assert [row[0] for row in kept_rows(run.consume())] == list(range(10, 20))
+    assert seen == [0] * 15
+    assert (run.ack().finished, run.ack().state.next_offset) == ("EXHAUSTED", 20)
+
+
+def test_what_accumulated_before_waits_with_it() -> None:
+    """K4, D4: a failure that is not the message's fault rolls nothing back."""
+    clock = FakeClock()
+    seen: list[int] = []
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        context.auto_commit = False
+        context.emit(name=messages[0].keys)
+        seen.append(messages[0].queue_offset)
+        if messages[0].queue_offset == 11 and seen.count(11) == 1:
+            raise SchemaRegistryDown("http://registry", "refused")
+        return ConsumeOrderlyStatus.COMMIT if messages[0].queue_offset == 12 else SUCCESS
+
+    run = run_of(listener, offsets=[10, 11, 12], now_s=clock.monotonic_s)
+    run.consume()
+    clock.advance(1.0)
+
+    assert [row[0] for row in kept_rows(run.consume())] == [10, 11, 12]
+    assert seen == [10, 11, 11, 12]
 
 
 def test_a_redelivered_message_shows_how_often_it_was_given_back() -> None:

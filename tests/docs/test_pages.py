@@ -122,11 +122,13 @@ def test_the_page_of_errors_has_all_of_them_and_says_which_are_tried_again() -> 
     text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| `(\w+)` \| (yes|later|no) \|", text, re.MULTILINE))
     parents = {cls.__base__ for cls in _errors()} - {
+        errors.BadRecord,
         errors.BrokerError,
         errors.ConnectFailed,
         errors.DataLoss,
         errors.MessageRefused,
         errors.NoPermission,
+        errors.SchemaRegistryDown,
         errors.SinkConflict,
         errors.TopicNotFound,
     }

@@ -19,8 +19,9 @@ from pyspark_rocketmq.errors import (
     SchemaRegistryDown,
     SchemaRegistryRefused,
 )
+from pyspark_rocketmq.schemas.http_lookup import HttpGet, lookup_of
 from pyspark_rocketmq.schemas.lookup import Answer, RegisteredSchema, SchemaLookup, SchemaReference
-from pyspark_rocketmq.schemas.registry import HttpGet, SchemaRegistry, lookup_of
+from pyspark_rocketmq.schemas.registry import SchemaRegistry
 from tests.helpers.certificates import Authority
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.forked import in_child
@@ -173,9 +174,9 @@ def test_tls_trusts_the_authority_of_ca_file_only(secured: FakeRegistry, authori
         lookup(secured).schema(7)
 
 
-def test_a_missing_authority_is_an_option_error(registry: FakeRegistry, tmp_path: Path) -> None:
-    """K4: the error names the file and the option."""
-    with pytest.raises(OptionError, match=r"nowhere\.pem cannot be used.*ca_file"):
+def test_a_missing_authority_makes_no_bad_record(registry: FakeRegistry, tmp_path: Path) -> None:
+    """K4: the error names the file and the argument; on an executor the messages wait."""
+    with pytest.raises(SchemaRegistryRefused, match=r"nowhere\.pem cannot be used.*ca_file"):
         lookup(registry, ca_file=str(tmp_path / "nowhere.pem")).schema(7)
 
 

@@ -7,7 +7,8 @@ The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``Proces
    share its pool (:mod:`~pyspark_rocketmq.consume.call_slots`).
 2. An answer settles its delivery's messages: those up to ackIndex are done, the others have failed (E2).
 3. A failed message is to be sent back and is done once a broker has it (E3). In broadcasting it is dropped
-   (E5).
+   (E5). If the failure has nothing to do with the message, it waits instead: the run ends, and the queue is
+   planned again, after 5 s, from the first message that is not done (K4).
 4. A message that could not be sent back is consumed again after 5 s, only with others of its kind (E4). Java
    repeats this for ever; here the second time in a row ends the run: nothing new is delivered, and the queue
    is planned again, after 5 s, from the first message that is not done.
@@ -76,6 +77,8 @@ class Answer(NamedTuple):
     """Level for those that failed: 0 lets the broker decide, -1 makes them dead letters immediately."""
     problem: str | None = None
     """A sentence for the user if the listener broke its contract."""
+    waits: bool = False
+    """Whether the failed messages wait, by rule 3."""
 
     def ended_after(self, lasted_s: float, timeout_s: float) -> ReturnType:
         """Return how a call of this duration ended, for hooks."""
@@ -105,10 +108,10 @@ def answer_of(status: object, *, ack_index: object, delay_level: object, count: 
     return Answer(_SUCCESS, max(0, min(index + 1, count)), level, index_problem or level_problem)
 
 
-def answer_of_failure(*, delay_level: object) -> Answer:
-    """Return the answer that an exception means: every message has failed."""
+def answer_of_failure(*, delay_level: object, waits: bool = False) -> Answer:
+    """Return the answer that an exception means: every message has failed, or ``waits``."""
     level, problem = _whole(delay_level, "delay_level_when_next_consume", BROKER_DECIDES)
-    return Answer(ReturnType.EXCEPTION, 0, level, problem)
+    return Answer(ReturnType.EXCEPTION, 0, level, problem, waits)
 
 
 def _whole(value: object, name: str, otherwise: int) -> tuple[int, str | None]:
@@ -156,7 +159,8 @@ class Settled(NamedTuple):
     done: Sequence[int]
     """Messages the answer has acknowledged; the rows they emitted may leave."""
     send_back: Sequence[int] = ()
-    """Messages to send back with the answer's delay level; report each with ``sent_back``."""
+    """Messages to send back with the answer's delay level; report each with ``sent_back``, or all with
+    ``put_off``."""
     dropped: Sequence[int] = ()
     """Messages that failed in broadcasting: done without success."""
 
@@ -392,7 +396,7 @@ class ConcurrentConsumption:
         last_done = indexes[answer.acknowledged - 1] if answer.acknowledged else -1
         done = [index for index in here if index <= last_done]
         failed = here[len(done) :]
-        is_dropped = self.settings.message_model is MessageModel.BROADCASTING
+        is_dropped = self.settings.message_model is MessageModel.BROADCASTING and not answer.waits
         self._settle(here if is_dropped else done)
         if not is_dropped:
             self._begin_back(failed, number)
@@ -440,6 +444,21 @@ class ConcurrentConsumption:
         self.calls_hanging += out.hangs
         if out.is_answered and not out.going_back:
             del self._out[number]
+
+    def put_off(self, indexes: Sequence[int]) -> None:
+        """Apply that messages to send back wait instead: end the run before them.
+
+        Raises:
+            KeyError: If one is not on its way back.
+        """
+        self._is_suspended = True
+        for index in indexes:
+            number = self._delivery_of.pop(index)
+            out = self._out[number]
+            out.going_back -= 1
+            self._awaited -= 1
+            if not out.going_back:
+                del self._out[number]
 
     def wake_s(self) -> float:
         """Return when something becomes due merely because time passes; infinite if nothing does."""

@@ -7,7 +7,8 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
    committed back. The two that put back suspend the queue: at ``goes_on_at_s`` this run goes on, if its
    driver is still running; otherwise the queue is planned again from ``committed`` (D3, D4).
 3. An exception, None and anything else that is not a status also put back (D5). Every put-back counts one
-   reconsumption for each message of the batch, except by rule 4; a roll-back does not.
+   reconsumption for each message of the batch, except by rule 4; a roll-back does not, nor does a failure
+   that has nothing to do with the message (K4).
 4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). A dead
    letter that a broker has stored gets no further reconsumption; if all of the batch are such, it counts as
    consumed, and the queue goes on immediately. One message that could not be sent, or that may be tried
@@ -64,6 +65,8 @@ class Effect(Enum):
     PUT_BACK = "PUT_BACK"
     """The batch is delivered again after a pause and counted; its rows are void, accumulated rows still wait.
     """
+    PUT_OFF = "PUT_OFF"
+    """Like ``PUT_BACK``, uncounted."""
     ROLL_BACK = "ROLL_BACK"
     """The batch and all accumulated ones are delivered again after a pause, uncounted; their rows are void.
     """
@@ -87,6 +90,8 @@ class NoStatus(Enum):
     """Ends of a listener call without a status."""
 
     RAISED = "RAISED"
+    NOT_NOW = "NOT_NOW"
+    """An exception that means that no message can be handled for now."""
     UNKNOWN = "UNKNOWN"
 
 
@@ -95,6 +100,7 @@ _IN_BOTH: dict[object, Outcome] = {
     ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
     None: Outcome(ReturnType.RETURNNULL, Effect.PUT_BACK, _RETURNED_NONE),
     NoStatus.RAISED: Outcome(ReturnType.EXCEPTION, Effect.PUT_BACK),
+    NoStatus.NOT_NOW: Outcome(ReturnType.EXCEPTION, Effect.PUT_OFF),
     NoStatus.UNKNOWN: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
 }
 _WITH_AUTO_COMMIT: dict[object, Outcome] = _IN_BOTH | {
@@ -352,7 +358,7 @@ class OrderlyConsumption:
         self._end(OrderlyFinish.EXHAUSTED if has_had_all else OrderlyFinish.SLICE_USED)
 
     def answered(self, answer: object, *, auto_commit: bool, suspend_millis: object, now_s: float) -> Outcome:
-        """Apply the listener's answer, or ``RAISED``.
+        """Apply the listener's answer, or ``RAISED`` or ``NOT_NOW``.
 
         Args:
             answer: Whatever the listener returned; a string equal to a status is that status.
@@ -386,10 +392,7 @@ class OrderlyConsumption:
             self._failed = _Failed(outcome, auto_commit, suspend_millis)
             return outcome
         self._stop = 0
-        if effect is _PUT_BACK:
-            self._count_up(range(self._next, stop))
-        else:
-            self._next = self.committed
+        self._go_back(effect, stop)
         self._suspend(now_s + self._settings.pause_s(suspend_millis))
         return outcome
 
@@ -422,6 +425,13 @@ class OrderlyConsumption:
             effect = _ACCUMULATE
             self._next = stop
         return failed.outcome._replace(effect=effect, dead_letters=())
+
+    def _go_back(self, effect: Effect, stop: int) -> None:
+        """Return to the message that is delivered next, and count those put back."""
+        if effect is _PUT_BACK:
+            self._count_up(range(self._next, stop))
+        elif effect is Effect.ROLL_BACK:
+            self._next = self.committed
 
     def _begin_slice(self, now_s: float) -> None:
         self._slice_end_s = now_s + self._settings.max_time_consume_continuously_s

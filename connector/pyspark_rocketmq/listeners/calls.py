@@ -15,6 +15,7 @@ from typing import Final, cast
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.concurrent import Answer, answer_of, answer_of_failure
+from pyspark_rocketmq.errors import SchemaRegistryDown
 from pyspark_rocketmq.listeners.context import (
     ConsumeConcurrentlyContext,
     ConsumeHooks,
@@ -106,7 +107,9 @@ class ListenerCall:
                 status, ack_index=self.context.ack_index, delay_level=delay_level, count=len(self.messages)
             )
             if self.failure is None
-            else answer_of_failure(delay_level=delay_level)
+            else answer_of_failure(
+                delay_level=delay_level, waits=isinstance(self.failure, SchemaRegistryDown)
+            )
         )
         if seen is not None:
             is_success = self.answer.return_type is ReturnType.SUCCESS

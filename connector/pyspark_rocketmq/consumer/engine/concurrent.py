@@ -463,17 +463,19 @@ class ConcurrentRun(RangeRun):
         if self._above:
             self._pass_rows_on()
         if send_back or dropped:
-            self._take_in_failed(send_back, dropped, answer.delay_level)
+            self._take_in_failed(send_back, dropped, answer)
         if not self._is_reported:
             self._report_settled()
 
-    def _take_in_failed(self, send_back: Sequence[int], dropped: Sequence[int], delay_level: int) -> None:
+    def _take_in_failed(self, send_back: Sequence[int], dropped: Sequence[int], answer: Answer) -> None:
         self._failed += 1
         for index in dropped:
             position = self._describe([self._messages[index]])
             logger.warning("message failed in broadcasting and is dropped %s", position)
-        if send_back:
-            self._begin_send_back(send_back, delay_level)
+        if answer.waits:
+            self._machine.put_off(send_back)
+        elif send_back:
+            self._begin_send_back(send_back, answer.delay_level)
 
     def _count(self, call: ListenerCall, answer: Answer) -> None:
         self._messages_ok += answer.acknowledged

@@ -33,7 +33,13 @@ from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, OPEN_PACE, QUEUE_PAC
 from pyspark_rocketmq.consumer.engine.delivery_times import MARK_EVERY_S
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeRun
-from pyspark_rocketmq.errors import DeadLetterRefused, OptionError, RocketMQError, UndecodableMessage
+from pyspark_rocketmq.errors import (
+    DeadLetterRefused,
+    OptionError,
+    RocketMQError,
+    SchemaRegistryDown,
+    UndecodableMessage,
+)
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.context import (
     NO_HOOKS,
@@ -56,9 +62,9 @@ DeadLetters = Callable[[MessageExt], None]
 
 # An Enum member's hash is a call in Python, which a set would need at each delivery.
 _COMMIT = Effect.COMMIT
-GIVEN_BACK = (Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK)
+GIVEN_BACK = (Effect.PUT_BACK, Effect.PUT_OFF, Effect.ROLL_BACK, Effect.SEND_BACK)
 _COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
-_COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
+_COUNTED_FAILED = (Effect.PUT_BACK, Effect.PUT_OFF, Effect.SEND_BACK)
 
 
 def no_dead_letters(message: MessageExt) -> None:
@@ -344,7 +350,7 @@ class OrderlyRun(RangeRun):
             try:
                 answer: object = turn.listener(context.follow(messages), context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the machine decides
-                answer = NoStatus.RAISED
+                answer = NoStatus.NOT_NOW if isinstance(error, SchemaRegistryDown) else NoStatus.RAISED
                 if context.broken is None:
                     self._last_error = report_failure("listener failed", self._describe(messages), error)
         finally:

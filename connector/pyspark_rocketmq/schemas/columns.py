@@ -1,0 +1,165 @@
+"""Splits frames in Spark's columns, so that ``from_avro`` and ``from_protobuf`` decode the payload.
+
+These expressions run in the JVM and return what :mod:`~pyspark_rocketmq.schemas.framing` returns for a body;
+null stands for a damaged frame.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as sf
+
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.schemas.framing import (
+    APICURIO_PROPERTIES,
+    CONFLUENT_PROPERTY,
+    BodyFormat,
+    Framing,
+)
+
+_REST: Final = 2**31 - 1
+_SMALL_ID: Final = "(?!00000000)[0-7].{7}"
+"""Hexadecimal digits of an int32 above 0."""
+_LARGE_ID: Final = "(?!0{16})[0-7].{15}"
+_GUID: Final = "(.{8})(.{4})(.{4})(.{4})(.{12})"
+_INDEX: Final = "(?:[0-7][02468ACE]|[89A-F][02468ACE](?:[89A-F].){0,3}[0-7].)"
+"""Digits of a varint whose lowest bit, the sign, is 0."""
+_MOST_INDEXES: Final = 16
+"""Maximum depth of a nested protobuf message type."""
+_INDEXES: Final = "^(00|" + "|".join(f"{2 * n:02X}{_INDEX}{{{n}}}" for n in range(1, _MOST_INDEXES + 1)) + ")"
+_INDEX_BYTES: Final = 1 + 5 * _MOST_INDEXES
+_FRAMES: Final = {
+    Framing.CONFLUENT: f"^00({_SMALL_ID})",
+    Framing.CONFLUENT_HEADERS: f"^00({_SMALL_ID})",
+    Framing.APICURIO: f"^00({_SMALL_ID})",
+    Framing.APICURIO_LEGACY: f"^00({_LARGE_ID})",
+    Framing.ROCKETMQ_AVRO: f"^10({_LARGE_ID})",
+    Framing.ROCKETMQ_JSON: f"^({_LARGE_ID})",
+    Framing.ROCKETMQ_CONNECT: f"^({_LARGE_ID})",
+}
+"""Patterns of the digits of a frame's bytes; the group is the id."""
+_PAYLOAD_FROM: Final = {
+    Framing.CONFLUENT: 6,
+    Framing.APICURIO: 6,
+    Framing.APICURIO_LEGACY: 10,
+    Framing.ROCKETMQ_AVRO: 10,
+    Framing.ROCKETMQ_JSON: 9,
+    Framing.ROCKETMQ_CONNECT: 9,
+}
+"""Place of the first byte after an id, from 1."""
+_NO_PROPERTIES: Final = "framing {} has the schema's id in a property: give properties=df.properties"
+
+
+def schema_id(body: Column, framing: str = "confluent", *, properties: Column | None = None) -> Column:
+    """Return the id of a body's schema as a string, a number or a GUID; null if the frame is damaged.
+
+    Args:
+        body: The binary bodies.
+        framing: As in ``SchemaRegistry.decoder``.
+        properties: The messages' properties, for a framing that has the id there.
+
+    Raises:
+        OptionError: If the framing is unknown, or needs ``properties``.
+    """
+    kind = _framing(framing)
+    if kind is Framing.APICURIO_HEADERS:
+        numbers = [_property(properties, kind, name) for name in APICURIO_PROPERTIES]
+        number = sf.coalesce(*numbers)
+        return sf.when(number.rlike("^[1-9][0-9]{0,18}$"), number)
+    if kind is Framing.CONFLUENT_HEADERS:
+        return _id_in_header(_property(properties, kind, CONFLUENT_PROPERTY))
+    return _id_in(sf.hex(body.substr(1, 17)), kind)
+
+
+def payload(body: Column, framing: str = "confluent", format: str = "avro") -> Column:  # noqa: A002
+    """Return the payload behind a body's frame, for ``from_avro`` and others; null if the frame is damaged.
+
+    A protobuf payload begins after the indexes or the name of its message type; a type that is nested more
+    than 16 deep, or with a name of more than 125 bytes, counts as damaged.
+
+    Args:
+        body: The binary bodies.
+        framing: As in ``SchemaRegistry.decoder``.
+        format: ``avro``, ``json`` or ``protobuf``.
+
+    Raises:
+        OptionError: If framing or format is unknown.
+    """
+    kind = _framing(framing)
+    if format not in list(BodyFormat):
+        raise OptionError((f"format is {format!r}; choose from {', '.join(BodyFormat)}",), where="payload")
+    if kind not in _PAYLOAD_FROM:
+        return body
+    start = sf.when(_id_in(sf.hex(body.substr(1, 9)), kind).isNotNull(), sf.lit(_PAYLOAD_FROM[kind]))
+    if kind is Framing.CONFLUENT:
+        is_guid = (sf.hex(body.substr(1, 1)) == "01") & (sf.length(body) >= 17)
+        start = sf.when(is_guid, sf.lit(18)).otherwise(start)
+    if format == BodyFormat.PROTOBUF:
+        if kind is Framing.CONFLUENT:
+            start = start + _indexes_length(body, start)
+        elif kind in {Framing.APICURIO, Framing.APICURIO_LEGACY}:
+            start = start + _name_length(body, start)
+    return body.substr(start, sf.lit(_REST))
+
+
+def _framing(framing: str) -> Framing:
+    try:
+        return Framing(framing)
+    except ValueError:
+        raise OptionError(
+            (f"framing is {framing!r}; choose from {', '.join(Framing)}",), where="framing"
+        ) from None
+
+
+def _property(properties: Column | None, framing: Framing, name: str) -> Column:
+    if properties is None:
+        raise OptionError((_NO_PROPERTIES.format(framing),), where="schema_id")
+    return properties[name]
+
+
+def _id_in(digits: Column, framing: Framing) -> Column:
+    """Return the id at the beginning of bytes in hexadecimal digits."""
+    found = _group(digits, _FRAMES[framing])
+    number = sf.conv(found, 16, 10)
+    if framing not in {Framing.CONFLUENT, Framing.CONFLUENT_HEADERS}:
+        return number
+    return sf.coalesce(number, _dashed(_group(digits, "^01(.{32})")))
+
+
+def _id_in_header(text: Column) -> Column:
+    """Return the id in a property: a GUID's text, digits or base64."""
+    is_digits = text.rlike("^0[01](?:[0-9A-Fa-f]{2})*$")
+    digits = sf.when(is_digits, sf.upper(text)).otherwise(sf.hex(sf.try_to_binary(text, sf.lit("base64"))))
+    of_guid = sf.when(text.rlike("^[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}$"), sf.lower(text))
+    return sf.coalesce(of_guid, _id_in(digits, Framing.CONFLUENT_HEADERS))
+
+
+def _dashed(digits: Column) -> Column:
+    return sf.lower(sf.regexp_replace(digits, _GUID, "$1-$2-$3-$4-$5"))
+
+
+def _group(digits: Column, pattern: str) -> Column:
+    """Return the first group of a match; null without a match."""
+    return sf.when(digits.rlike(pattern), sf.regexp_extract(digits, pattern, 1))
+
+
+def _indexes_length(body: Column, start: Column) -> Column:
+    """Return the number of bytes of Confluent's indexes at ``start``."""
+    digits = sf.hex(body.substr(start, sf.lit(_INDEX_BYTES)))
+    return sf.length(_group(digits, _INDEXES)) / 2
+
+
+def _name_length(body: Column, start: Column) -> Column:
+    """Return the number of bytes of Apicurio's ``Ref`` at ``start``."""
+    digits = sf.hex(body.substr(start, sf.lit(3)))
+    length = _number(_group(digits, "^([0-7].)"))
+    name = body.substr(start + 3, length - 2).cast("string")
+    is_name = (_number(_group(digits, "^..0A([0-7].)$")) == length - 2) & sf.is_valid_utf8(name)
+    is_whole = (start + length <= sf.length(body)) & ((length == 0) | is_name)
+    return sf.when(is_whole, length + 1)
+
+
+def _number(digits: Column) -> Column:
+    return sf.conv(digits, 16, 10).cast("int")

@@ -1,0 +1,227 @@
+"""Decodes messages in listeners: one by one, or a record batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pyspark_rocketmq.errors import BadRecord, OptionError, SchemaError
+from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt
+from pyspark_rocketmq.schemas.formats import Decode, avro_decoder, decode_json, protobuf_decoder
+from pyspark_rocketmq.schemas.framing import BodyFormat, Framing, SchemaId, split_frame
+from pyspark_rocketmq.schemas.http_lookup import RegistrySettings, lookup_of
+from pyspark_rocketmq.schemas.lookup import SchemaLookup
+from pyspark_rocketmq.schemas.structs import as_structs
+
+_MODULES: Final = {BodyFormat.AVRO: "fastavro", BodyFormat.PROTOBUF: "google.protobuf"}
+"""Modules of the extras."""
+_IN_HEADERS: Final = frozenset({Framing.CONFLUENT_HEADERS, Framing.APICURIO_HEADERS})
+BAD_RECORD: Final = "badRecord"
+BAD_REASON: Final = "badReason"
+_ADDED: Final = (QUEUE_OFFSET, BAD_RECORD, BAD_REASON)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSettings:
+    """Settings of a decoder; pickled to the executors."""
+
+    registry: RegistrySettings
+    framing: Framing
+    body_format: BodyFormat
+    reader_schema: str | None = None
+    message_type: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        registry: RegistrySettings,
+        *,
+        framing: str,
+        body_format: str,
+        reader_schema: str | None,
+        message_type: str | None,
+    ) -> DecoderSettings:
+        """Check arguments of users.
+
+        Raises:
+            OptionError: If one is wrong, or the extra is not installed.
+        """
+        problems = [
+            f"{name} is {value!r}; choose from {', '.join(known)}"
+            for name, value, known in (
+                ("framing", framing, [str(each) for each in Framing]),
+                ("format", body_format, [str(each) for each in BodyFormat]),
+            )
+            if value not in known
+        ]
+        if reader_schema is not None and body_format != BodyFormat.AVRO:
+            problems.append("reader_schema is for format avro")
+        elif reader_schema is not None and not _is_json(reader_schema):
+            problems.append("reader_schema is no JSON")
+        if message_type is not None and body_format != BodyFormat.PROTOBUF:
+            problems.append("message_type is for format protobuf")
+        if problems:
+            raise OptionError(tuple(problems), where="decoder")
+        settings = cls(
+            registry=registry,
+            framing=Framing(framing),
+            body_format=BodyFormat(body_format),
+            reader_schema=reader_schema,
+            message_type=message_type,
+        )
+        _check_installed(settings.body_format)
+        return settings
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_installed(body_format: BodyFormat) -> None:
+    module = _MODULES.get(body_format)
+    try:
+        is_there = module is None or find_spec(module) is not None
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        install = f"pip install 'pyspark-rocketmq[{body_format}]'"
+        problem = f"format {body_format} needs module {module}, on the executors, too: {install}"
+        raise OptionError((problem,), where="decoder")
+
+
+class BodyDecoder:
+    """Decodes bodies by their writers' schemas, in a listener, which it may be pickled with."""
+
+    def __init__(self, settings: DecoderSettings) -> None:
+        self._settings = settings
+
+    def __call__(self, message: MessageExt) -> Any:
+        """Return a message's decoded body: a dict for a record.
+
+        Raises:
+            BadRecord: If it cannot be decoded, now or later.
+            SchemaRegistryDown: If its schema is not known yet and the registry is away. Let it pass: the
+                messages wait, without counting an attempt.
+        """
+        return self._decode(message.body, message.properties)
+
+    def columns(self, messages: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Return the decoded bodies of an ``ArrowListener``'s messages as rows for it to return.
+
+        Each message is a row: ``queueOffset``, the fields of ``schema``, null where a body has none, and
+        ``badRecord`` and ``badReason``: the whole body, if it is a bad record, and why; else null. A value
+        that does not fit its column makes a bad record, too.
+
+        Raises:
+            SchemaError: If ``schema`` has one of the added columns.
+            SchemaRegistryDown: As in :meth:`__call__`.
+        """
+        if taken := [name for name in schema.names if name in _ADDED]:
+            raise SchemaError(f"The schema has column(s) {', '.join(taken)}, which columns() adds itself.")
+        bodies = messages.column("body").to_pylist()
+        values, reasons = self._values(bodies, self._properties(messages))
+        into = pa.struct(list(schema))
+        rows = as_structs(values, reasons, into)
+        return pa.RecordBatch.from_arrays(
+            [
+                messages.column(QUEUE_OFFSET),
+                *(rows.flatten() if len(schema) else ()),
+                pa.array(
+                    [None if why is None else body for body, why in zip(bodies, reasons, strict=True)],
+                    pa.binary(),
+                ),
+                pa.array(reasons, pa.string()),
+            ],
+            names=[QUEUE_OFFSET, *schema.names, BAD_RECORD, BAD_REASON],
+        )
+
+    def _properties(self, messages: pa.RecordBatch) -> Sequence[Mapping[str, str]]:
+        if self._settings.framing not in _IN_HEADERS:
+            return [{}] * messages.num_rows
+        return [dict(pairs or ()) for pairs in messages.column("properties").to_pylist()]
+
+    def _values(
+        self, bodies: Sequence[bytes], properties: Sequence[Mapping[str, str]]
+    ) -> tuple[list[Any], list[str | None]]:
+        """Return each body's record, or the reason why it has none."""
+        values: list[Any] = []
+        reasons: list[str | None] = []
+        for body, of_body in zip(bodies, properties, strict=True):
+            value: Any = None
+            reason: str | None = "The body's value is not a record."
+            try:
+                value = self._decode(body, of_body)
+            except BadRecord as bad:
+                reason = str(bad)
+            is_record = isinstance(value, dict)
+            values.append(value if is_record else None)
+            reasons.append(None if is_record else reason)
+        return values, reasons
+
+    def _decode(self, body: bytes, properties: Mapping[str, str]) -> Any:
+        settings = self._settings
+        schema_id, payload, message_type = split_frame(
+            settings.framing, body, properties, settings.body_format
+        )
+        if settings.body_format is BodyFormat.JSON:
+            return decode_json(payload)
+        decoders = _decoders_of(settings)
+        decode = decoders.get(schema_id)
+        if decode is None:
+            # Several threads may do this for the same schema, with the same result.
+            decode = decoders[schema_id] = _decoder(settings, schema_id)
+        return decode(payload, message_type)
+
+
+@lru_cache(maxsize=64)
+def _decoders_of(settings: DecoderSettings) -> dict[SchemaId, Decode]:  # noqa: ARG001 - the key
+    """Return the process's decoders by schema; they outlive a micro-batch."""
+    return {}
+
+
+def _decoder(settings: DecoderSettings, schema_id: SchemaId) -> Decode:
+    """Return the decoder for a schema; one that refuses all payloads if the schema cannot be used."""
+    lookup = lookup_of(settings.registry)
+    make: Callable[..., Decode] = (
+        partial(_avro, settings) if settings.body_format is BodyFormat.AVRO else partial(_protobuf, settings)
+    )
+    try:
+        return make(lookup, schema_id)
+    except _Unusable as unusable:
+        return partial(_refuse, f"Schema {schema_id}: {unusable}")
+
+
+class _Unusable(Exception):
+    """A schema was found and cannot be used."""
+
+
+def _avro(settings: DecoderSettings, lookup: SchemaLookup, schema_id: SchemaId) -> Decode:
+    schema = lookup.schema(schema_id)
+    references = lookup.with_references(schema)
+    try:
+        return avro_decoder(schema, references, settings.reader_schema)
+    except BadRecord as bad:
+        raise _Unusable(str(bad)) from bad
+
+
+def _protobuf(settings: DecoderSettings, lookup: SchemaLookup, schema_id: SchemaId) -> Decode:
+    schema = lookup.schema(schema_id, serialized=True)
+    references = lookup.with_references(schema, serialized=True)
+    try:
+        return protobuf_decoder(schema, references, settings.message_type)
+    except BadRecord as bad:
+        raise _Unusable(str(bad)) from bad
+
+
+def _refuse(reason: str, *_: object) -> Any:
+    raise BadRecord(reason)

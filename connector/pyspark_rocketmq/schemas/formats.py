@@ -1,0 +1,196 @@
+"""Turns payloads into values by a writer's schema; what cannot be decoded is a bad record.
+
+Schemas and payloads are foreign bytes.  fastavro's compiled reader gets only schemas whose values are limited
+by the payload's size.  A schema that contains itself would overflow its stack, so fastavro's slower reader in
+Python takes those; arrays of items without bytes are refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from pyspark_rocketmq.errors import BadRecord
+from pyspark_rocketmq.schemas.framing import FIRST_MESSAGE, MessageType
+from pyspark_rocketmq.schemas.lookup import RegisteredSchema
+
+Decode = Callable[[bytes, MessageType | None], Any]
+"""Decodes a payload, whose protobuf message type is given if its frame names it; raises ``BadRecord``."""
+References = Mapping[str, RegisteredSchema]
+
+_PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_SHOWN: Final = 200
+
+
+def decode_json(payload: bytes, _: MessageType | None = None) -> Any:
+    """Decode JSON in UTF-8, whose numbers and names stand for themselves.
+
+    Raises:
+        BadRecord: If it is not exactly one JSON value.
+    """
+    try:
+        return json.loads(payload.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadRecord(f"The payload is not JSON in UTF-8: {error}") from error
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def avro_decoder(schema: RegisteredSchema, references: References, reader_schema: str | None) -> Decode:
+    """Return a decoder of Avro by its writer's schema, brought to ``reader_schema`` if there is one.
+
+    Raises:
+        BadRecord: If the schema cannot be used.
+    """
+    import fastavro
+    import fastavro._read_py as slow
+
+    named: dict[str, Any] = {}
+    try:
+        for used in references.values():
+            fastavro.parse_schema(_avro_json(used.text), named_schemas=named)
+        writer = fastavro.parse_schema(_avro_json(schema.text), named_schemas=named)
+        shape = _AvroShape(named)
+        shape.least_bytes(writer)
+        reader = None if reader_schema is None else fastavro.parse_schema(_avro_json(reader_schema))
+    except BadRecord:
+        raise
+    except Exception as error:
+        raise BadRecord(f"The writer's schema is no Avro schema: {_reason(error)}") from error
+    read: Any = slow.schemaless_reader if shape.is_recursive else fastavro.schemaless_reader
+
+    def decode(payload: bytes, _: MessageType | None = None) -> Any:
+        stream = io.BytesIO(payload)
+        try:
+            value = read(stream, writer, reader)
+        except Exception as error:
+            raise BadRecord(f"The payload does not fit its Avro schema: {_reason(error)}") from error
+        if stream.tell() != len(payload):
+            raise BadRecord(
+                f"The payload does not fit its Avro schema: {len(payload) - stream.tell()} bytes are left."
+            )
+        return value
+
+    return decode
+
+
+def _avro_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        # A primitive type's bare name.
+        if text in _PRIMITIVES:
+            return text
+        raise
+
+
+class _AvroShape:
+    """Finds out whether a payload's size limits the size of its value."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._least: dict[str, int] = {}
+        """Least number of bytes of the named types that were looked at."""
+        self._open: set[str] = set()
+        self.is_recursive = False
+        """Whether a type contains itself."""
+
+    def least_bytes(self, schema: Any) -> int:
+        """Return the least number of bytes of a value.
+
+        Raises:
+            BadRecord: If an array's items may have none.
+        """
+        match schema:
+            case str(name):
+                return self._least_of_name(name)
+            case list(union):
+                for each in union:
+                    self.least_bytes(each)
+                return 1
+            case {"type": "record" | "error", "name": str(name), "fields": fields}:
+                return self._least_of_record(name, fields)
+            case {"type": "fixed", "size": int(size)}:
+                return size
+            case _:
+                return self._least_of_other(schema)
+
+    def _least_of_other(self, schema: Mapping[str, Any]) -> int:
+        match schema:
+            case {"type": "enum"}:
+                return 1
+            case {"type": "map", "values": values}:
+                self.least_bytes(values)
+                return 1
+            case {"type": "array", "items": items}:
+                if not self.least_bytes(items):
+                    raise BadRecord("The writer's schema has an array whose items take no bytes.")
+                return 1
+            case _:
+                return self.least_bytes(schema["type"])
+
+    def _least_of_name(self, name: str) -> int:
+        if name in _PRIMITIVES:
+            return int(name != "null")
+        if name in self._open:
+            self.is_recursive = True
+            return 1
+        if name not in self._least:
+            self._least[name] = self.least_bytes(self._named[name])
+        return self._least[name]
+
+    def _least_of_record(self, name: str, fields: Iterable[Mapping[str, Any]]) -> int:
+        self._open.add(name)
+        least = sum(self.least_bytes(field["type"]) for field in fields)
+        self._open.discard(name)
+        self._least[name] = least
+        return least
+
+
+def protobuf_decoder(schema: RegisteredSchema, references: References, message_type: str | None) -> Decode:
+    """Return a decoder of protobuf by its file's descriptor; ``message_type`` is for frames that name none.
+
+    Raises:
+        BadRecord: If the schema cannot be used.
+    """
+    from google.protobuf.message import DecodeError
+
+    from pyspark_rocketmq.schemas.protobuf import MessageTypes, as_value
+
+    try:
+        types = MessageTypes(
+            _descriptor(schema), {name: _descriptor(each) for name, each in references.items()}
+        )
+    except Exception as error:
+        raise BadRecord(f"The writer's schema is no protobuf file: {_reason(error)}") from error
+
+    def decode(payload: bytes, named: MessageType | None = None) -> Any:
+        wanted = named if message_type is None or named not in {None, FIRST_MESSAGE} else message_type
+        try:
+            message = types.message_class(wanted)()
+            message.ParseFromString(payload)
+        except (LookupError, DecodeError) as error:
+            raise BadRecord(f"The payload does not fit its protobuf schema: {_reason(error)}") from error
+        return as_value(message)
+
+    return decode
+
+
+def _descriptor(schema: RegisteredSchema) -> bytes:
+    try:
+        return base64.b64decode(schema.text, validate=True)
+    except (ValueError, binascii.Error):
+        raise ValueError(
+            "the registry answers format=serialized with the file's text, not with its descriptor"
+        ) from None
+
+
+def _reason(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

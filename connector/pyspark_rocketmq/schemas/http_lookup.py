@@ -1,0 +1,161 @@
+"""The HTTP requests to a schema registry, and the process's look-up for its settings."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ssl
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
+
+from pyspark_rocketmq.clock import Deadline, SystemClock
+from pyspark_rocketmq.errors import OptionError, SchemaRegistryDown, SchemaRegistryRefused
+from pyspark_rocketmq.schemas.lookup import Answer, SchemaLookup
+
+_MOST_BYTES: Final = 16 << 20
+"""Maximum size of an answer."""
+_PIECE_BYTES: Final = 1 << 16
+_ACCEPTED: Final = "application/vnd.schemaregistry.v1+json, application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistrySettings:
+    """How a registry is reached; pickled to the executors."""
+
+    urls: tuple[str, ...]
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    wait_s: float = 10.0
+    request_timeout_s: float = 5.0
+    not_found_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if problems := tuple(self._problems()):
+            raise OptionError(problems, where="schema registry")
+
+    def _problems(self) -> list[str]:
+        found = [] if self.urls else ["url is empty; give the registry's base URL, such as http://host:8081"]
+        for url in self.urls:
+            parts = urlsplit(url)
+            if parts.scheme not in {"http", "https"} or not parts.hostname:
+                found.append(f"{url} is no base URL of a registry, such as http://host:8081")
+            elif parts.username is not None or parts.password is not None:
+                found.append(f"{url} contains a user; give user and password as arguments")
+            elif parts.query or parts.fragment:
+                found.append(f"{url} has a query or a fragment, which a base URL has not")
+        if (self.user is None) != (self.password is None):
+            found.append("user and password belong together; give both or neither")
+        if self.user is not None and self.token is not None:
+            found.append("token and user exclude each other; give one of them")
+        if not (self.wait_s > 0 and self.request_timeout_s > 0 and self.not_found_s >= 0):
+            found.append("wait_s and request_timeout_s must be above 0, not_found_s 0 or more")
+        return found
+
+    @property
+    def authorization(self) -> str | None:
+        """The header with the credentials; None without any."""
+        if self.token is not None:
+            return f"Bearer {self.token}"
+        if self.user is None:
+            return None
+        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+
+@lru_cache(maxsize=64)
+def lookup_of(settings: RegistrySettings) -> SchemaLookup:
+    """Return the process's look-up for these settings, which keeps its schemas between micro-batches."""
+    return SchemaLookup(
+        settings.urls,
+        HttpGet(settings),
+        SystemClock(),
+        time.sleep,
+        wait_s=settings.wait_s,
+        request_timeout_s=settings.request_timeout_s,
+        not_found_s=settings.not_found_s,
+    )
+
+
+class HttpGet:
+    """Sends GET requests; see ``Get``."""
+
+    def __init__(self, settings: RegistrySettings) -> None:
+        self._opener = _opener(settings)
+        self._headers = {"Accept": _ACCEPTED}
+        if (authorization := settings.authorization) is not None:
+            self._headers["Authorization"] = authorization
+
+    def __call__(self, url: str, timeout_s: float) -> Answer:
+        """Get ``url``.
+
+        Raises:
+            SchemaRegistryDown: If no whole answer came within the time.
+            SchemaRegistryRefused: If the server's certificate is not trusted, or the answer is too large.
+        """
+        deadline = Deadline.after(SystemClock(), timeout_s)
+        base = url.partition("/schemas/")[0].partition("/subjects/")[0]
+        try:
+            with self._opener.open(Request(url, headers=self._headers), timeout=timeout_s) as response:  # noqa: S310 - settings check the scheme
+                return Answer(response.status, _read(response, base, deadline))
+        except HTTPError as error:
+            with error:
+                return Answer(error.code, _read_some(error))
+        except ssl.SSLCertVerificationError as error:
+            raise SchemaRegistryRefused(base, _untrusted(error)) from error
+        except URLError as error:
+            if isinstance(error.reason, ssl.SSLCertVerificationError):
+                raise SchemaRegistryRefused(base, _untrusted(error.reason)) from error
+            raise SchemaRegistryDown(base, str(error.reason)) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise SchemaRegistryDown(base, str(error) or type(error).__name__) from error
+
+
+def _untrusted(error: ssl.SSLCertVerificationError) -> str:
+    return (
+        f"its certificate is not trusted: {error.verify_message}. Set ca_file to the authority that signed it"
+    )
+
+
+def _read(response: http.client.HTTPResponse, base: str, deadline: Deadline) -> bytes:
+    """Read the whole answer, which may come slowly."""
+    pieces: list[bytes] = []
+    size = 0
+    while piece := response.read1(_PIECE_BYTES):
+        size += len(piece)
+        if size > _MOST_BYTES:
+            raise SchemaRegistryRefused(base, f"its answer has more than {_MOST_BYTES >> 20} MiB")
+        pieces.append(piece)
+        if deadline.has_passed:
+            raise TimeoutError("the answer comes too slowly")
+    return b"".join(pieces)
+
+
+def _read_some(error: HTTPError) -> bytes:
+    """Read the beginning of an answer that reports an error."""
+    try:
+        return error.read(_PIECE_BYTES)
+    except (OSError, http.client.HTTPException):
+        return b""
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Follows no redirect: the credentials would go to another server."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Refuse, so that the answer itself is returned."""
+
+
+def _opener(settings: RegistrySettings) -> OpenerDirector:
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file)
+    except OSError as error:
+        # No OptionError: in a consumer the messages wait until the file is there.
+        problem = f"{settings.ca_file} cannot be used: {error}. The file must be on every machine"
+        raise SchemaRegistryRefused(settings.urls[0], problem) from error
+    return build_opener(HTTPSHandler(context=context), _NoRedirects)

@@ -1,0 +1,142 @@
+"""Message types of protobuf files, and their messages as Python's values.  Needs the package ``protobuf``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC
+from typing import Any, Final
+
+from google.protobuf import (
+    any_pb2,
+    descriptor_pool,
+    duration_pb2,
+    empty_pb2,
+    field_mask_pb2,
+    message_factory,
+    struct_pb2,
+    timestamp_pb2,
+    wrappers_pb2,
+)
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+
+from pyspark_rocketmq.schemas.framing import MessageType
+
+_WELL_KNOWN: Final[Mapping[str, bytes]] = {
+    each.DESCRIPTOR.name: each.DESCRIPTOR.serialized_pb
+    for each in (any_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
+}
+"""Files that registries leave out, since every compiler has them."""
+_MAIN: Final = "writers-schema.proto"
+
+
+class MessageTypes:
+    """The message types of a file."""
+
+    def __init__(self, file: bytes, imports: Mapping[str, bytes]) -> None:
+        """Build the types of ``file``; ``imports`` are by the names under which files import them.
+
+        Raises:
+            ValueError: If a descriptor is damaged, or a file is missing.
+        """
+        self._pool = descriptor_pool.DescriptorPool()
+        self._files = {**_WELL_KNOWN, **imports}
+        self._added: set[str] = set()
+        self._main = FileDescriptorProto.FromString(file)
+        self._main.name = _MAIN
+        self._add(self._main)
+        self._classes: dict[MessageType | None, Any] = {}
+
+    def _add(self, file: FileDescriptorProto) -> None:
+        """Add a file after those that it imports."""
+        self._added.add(file.name)
+        for name in file.dependency:
+            if name in self._added:
+                continue
+            if name not in self._files:
+                raise ValueError(f"it imports {name}, which the registry does not have")
+            imported = FileDescriptorProto.FromString(self._files[name])
+            imported.name = name
+            self._add(imported)
+        try:
+            self._pool.Add(file)
+            self._pool.FindFileByName(file.name)
+        except (TypeError, KeyError) as error:
+            raise ValueError(str(error)) from error
+
+    def message_class(self, message_type: MessageType | None) -> Any:
+        """Return the class of a message type; None stands for the file's only one.
+
+        Raises:
+            LookupError: If the file has no such type.
+        """
+        found = self._classes.get(message_type)
+        if found is None:
+            descriptor = self._pool.FindMessageTypeByName(self._full_name(message_type))
+            found = self._classes[message_type] = message_factory.GetMessageClass(descriptor)
+        return found
+
+    def _full_name(self, message_type: MessageType | None) -> str:
+        package = f"{self._main.package}." if self._main.package else ""
+        if isinstance(message_type, str):
+            return message_type if message_type.startswith(package) else package + message_type
+        if message_type is None:
+            if len(self._main.message_type) != 1:
+                raise LookupError(
+                    f"the file has {len(self._main.message_type)} message types; give message_type"
+                )
+            message_type = (0,)
+        return package + _named_path(self._main, message_type)
+
+
+def _named_path(file: FileDescriptorProto, indexes: tuple[int, ...]) -> str:
+    level: Any = file.message_type
+    names = []
+    for index in indexes:
+        if index >= len(level):
+            raise LookupError(f"the file has no message type at indexes {indexes[:8]}")
+        found: DescriptorProto = level[index]
+        names.append(found.name)
+        level = found.nested_type
+    return ".".join(names)
+
+
+def as_value(message: Any) -> Any:
+    """Return a message as a dict of all its fields; those that are not there are None.
+
+    An enumeration's value is its name, or its number if that is unknown.  ``Timestamp``, ``Duration`` and the
+    wrappers are the values that they stand for.
+    """
+    special = _SPECIAL.get(message.DESCRIPTOR.full_name)
+    if special is not None:
+        return special(message)
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _field(message: Any, field: Any) -> Any:
+    if field.is_repeated:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            of_value = field.message_type.fields_by_name["value"]
+            return {key: _one(item, of_value) for key, item in getattr(message, field.name).items()}
+        return [_one(item, field) for item in getattr(message, field.name)]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _one(getattr(message, field.name), field)
+
+
+def _one(value: Any, field: Any) -> Any:
+    if field.message_type is not None:
+        return as_value(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    return value
+
+
+_SPECIAL: Final[Mapping[str, Any]] = {
+    "google.protobuf.Timestamp": lambda message: message.ToDatetime(tzinfo=UTC),
+    "google.protobuf.Duration": lambda message: message.ToTimedelta(),
+    **{
+        f"google.protobuf.{kind}Value": lambda message: message.value
+        for kind in ("Bool", "Bytes", "Double", "Float", "Int32", "Int64", "String", "UInt32", "UInt64")
+    },
+}

@@ -1,0 +1,505 @@
+"""Bodies decoded in listeners, by the schemas of a registry."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import importlib.util
+import io
+import json
+import pickle
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import timestamp_pb2, wrappers_pb2
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.errors import (
+    BadRecord,
+    FrameDamaged,
+    OptionError,
+    SchemaError,
+    SchemaNotFound,
+    SchemaRegistryDown,
+)
+from pyspark_rocketmq.listeners.messages import ArrowMessages
+from pyspark_rocketmq.model import MessageExt
+from pyspark_rocketmq.schemas.framing import BodyFormat, Framing
+from pyspark_rocketmq.schemas.registry import SchemaRegistry
+from tests.helpers.messages import message_at
+from tests.schemas.fake_registry import FakeRegistry, answers
+from tests.schemas.frames import GUID, framed
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("fastavro") is None, reason="needs the extra avro")
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "string"},
+        {"name": "amount", "type": ["null", "double"], "default": None},
+    ],
+}
+ORDER_2 = {
+    **ORDER,
+    "fields": [*ORDER["fields"], {"name": "tags", "type": {"type": "array", "items": "string"}}],
+}
+COLUMNS = pa.schema([("id", pa.string()), ("amount", pa.float64()), ("tags", pa.list_(pa.string()))])
+
+
+@pytest.fixture(autouse=True)
+def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    with FakeRegistry() as running:
+        running.add(7, ORDER)
+        running.add(8, ORDER_2)
+        yield running
+
+
+def avro(schema: object, value: object) -> bytes:
+    import fastavro
+
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    return out.getvalue()
+
+
+def message(body: bytes, offset: int = 5, **properties: str) -> MessageExt:
+    found = message_at(offset)
+    return found._replace(body=body, properties={**found.properties, **properties})
+
+
+def confluent(schema_id: int, payload: bytes) -> bytes:
+    return framed(Framing.CONFLUENT, schema_id, payload, BodyFormat.AVRO)[0]
+
+
+def order(schema_id: int = 7, **fields: Any) -> bytes:
+    value = {"id": "o1", "amount": 1.5, "tags": ["a"], **fields}
+    return confluent(schema_id, avro(ORDER if schema_id == 7 else ORDER_2, value))
+
+
+def test_a_body_is_decoded_by_its_writers_schema(registry: FakeRegistry) -> None:
+    """K4: two versions of a schema in one queue; each is asked for once, also after pickling."""
+    decode = pickle.loads(pickle.dumps(registry.client().decoder()))
+
+    found = [decode(message(order(schema_id))) for schema_id in (7, 8, 7, 8)]
+
+    assert found == [{"id": "o1", "amount": 1.5}, {"id": "o1", "amount": 1.5, "tags": ["a"]}] * 2
+    assert pickle.loads(pickle.dumps(decode))(message(order(id="o2")))["id"] == "o2"
+    assert registry.requests == ["/schemas/ids/7", "/schemas/ids/8"]
+
+
+def test_a_readers_schema_resolves_the_writers(registry: FakeRegistry) -> None:
+    """K4: fields that the writer lacks get their defaults, others are left out."""
+    wanted = {
+        **ORDER,
+        "fields": [ORDER["fields"][0], {"name": "currency", "type": "string", "default": "EUR"}],
+    }
+    decode = registry.client().decoder(reader_schema=json.dumps(wanted))
+
+    assert decode(message(order(8))) == {"id": "o1", "currency": "EUR"}
+
+
+def test_a_schema_may_use_others(registry: FakeRegistry) -> None:
+    """K4: references, which are asked for by subject and version."""
+    registry.schemas["subjects/item/versions/1"] = {
+        "schema": json.dumps({"type": "enum", "name": "shop.Colour", "symbols": ["RED", "BLUE"]})
+    }
+    registry.add(
+        9,
+        {"type": "record", "name": "shop.Item", "fields": [{"name": "colour", "type": "shop.Colour"}]},
+        references=[{"name": "shop.Colour", "subject": "item", "version": 1}],
+    )
+
+    assert registry.client().decoder()(message(confluent(9, b"\x02"))) == {"colour": "BLUE"}
+
+
+def test_a_property_may_name_the_schema(registry: FakeRegistry) -> None:
+    """K4: Confluent's headers, in a message and in a batch."""
+    registry.schemas[f"guids/{GUID}"] = {"schema": json.dumps(ORDER)}
+    decode = registry.client().decoder(framing="confluent-headers")
+    one = message(avro(ORDER, {"id": "o1", "amount": None}), __value_schema_id=str(GUID))
+
+    assert decode(one) == {"id": "o1", "amount": None}
+    assert decode.columns(ArrowMessages.of([one]).batch, COLUMNS).column("id").to_pylist() == ["o1"]
+
+
+def test_json_needs_no_registry() -> None:
+    """K4: its fields have names."""
+    decode = SchemaRegistry("http://127.0.0.1:1").decoder(framing="rocketmq-json", format="json")
+
+    assert decode(message(b"\0\0\0\0\0\0\0\x07" + b'{"id": "o1"}')) == {"id": "o1"}
+    for payload in (b"{", b"{} {}", b"\xff", b'{"a": NaN}', b"[" * 100_000):
+        with pytest.raises(BadRecord, match="not JSON in UTF-8"):
+            decode(message(b"\0\0\0\0\0\0\0\x07" + payload))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"\x04o1", "not in framing confluent"),
+        (order()[:-1], "does not fit its Avro schema: EOFError"),
+        (order() + b"x", "1 bytes are left"),
+        (confluent(7, b"\x04\xff\xff\x00"), "UnicodeDecodeError"),
+        (confluent(7, b"\x04o1\x09"), "IndexError"),
+        (confluent(66, b""), "has no schema id 66"),
+        (confluent(20, b""), "no Avro schema"),
+        (confluent(21, b""), "items take no bytes"),
+        (confluent(22, b"\x02" * 100_000 + b"\0"), "RecursionError"),
+    ],
+)
+def test_what_no_schema_decodes_is_a_bad_record(registry: FakeRegistry, body: bytes, reason: str) -> None:
+    """K4: damaged frames and payloads, unknown schemas, and schemas that cannot be used."""
+    registry.add(20, {"type": "unheard-of"})
+    registry.add(21, {"type": "array", "items": {"type": "record", "name": "E", "fields": []}})
+    registry.add(22, {"type": "record", "name": "T", "fields": [{"name": "next", "type": ["null", "T"]}]})
+    decode = registry.client().decoder()
+
+    with pytest.raises(BadRecord, match=reason) as caught:
+        decode(message(body))
+
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_schema_that_contains_itself_is_decoded(registry: FakeRegistry) -> None:
+    """K4: by another reader, which does not crash."""
+    registry.add(22, {"type": "record", "name": "T", "fields": [{"name": "next", "type": ["null", "T"]}]})
+
+    assert registry.client().decoder()(message(confluent(22, b"\x02\x02\x00"))) == {
+        "next": {"next": {"next": None}}
+    }
+
+
+def test_a_registry_that_is_away_makes_no_bad_record(registry: FakeRegistry) -> None:
+    """K4: neither in a message nor in a batch; what is known is decoded all the same."""
+    decode = registry.client(wait_s=0.01).decoder()
+    decode(message(order()))
+    registry.reaction = answers(503, {})
+
+    assert decode(message(order(id="o2")))["id"] == "o2"
+    with pytest.raises(SchemaRegistryDown):
+        decode(message(order(8)))
+    with pytest.raises(SchemaRegistryDown):
+        decode.columns(ArrowMessages.of([message(order(), 5), message(order(8), 6)]).batch, COLUMNS)
+
+
+def test_a_batch_becomes_columns(registry: FakeRegistry) -> None:
+    """K4: several schemas and bad records in one batch; each message is a row, in order."""
+    bodies = [order(8), b"{}", order(7, id="o2"), confluent(66, b""), order(8, id="o3", tags=[], amount=None)]
+    batch = ArrowMessages.of([message(body, 5 + at) for at, body in enumerate(bodies)]).batch
+
+    rows = registry.client().decoder().columns(batch, COLUMNS)
+
+    assert rows.schema.names == ["queueOffset", "id", "amount", "tags", "badRecord", "badReason"]
+    assert rows.schema.field("tags").type == pa.list_(pa.string())
+    assert rows.select(["queueOffset", "id", "amount", "tags", "badRecord"]).to_pandas().values.tolist()[0][:3] == [
+        5, "o1", 1.5,
+    ]  # fmt: skip
+    found = rows.to_pylist()
+    assert [(row["queueOffset"], row["id"], row["tags"]) for row in found] == [
+        (5, "o1", ["a"]), (6, None, None), (7, "o2", None), (8, None, None), (9, "o3", []),
+    ]  # fmt: skip
+    assert [row["badRecord"] for row in found] == [None, b"{}", None, bodies[3], None]
+    assert "looks like JSON" in found[1]["badReason"].replace("It ", "")
+    assert "no schema id 66" in found[3]["badReason"]
+
+
+def test_an_empty_batch_has_the_columns(registry: FakeRegistry) -> None:
+    """K4: a delivery never is empty, a slice may be."""
+    batch = ArrowMessages.of([message(order())]).batch.slice(0, 0)
+
+    rows = registry.client().decoder().columns(batch, COLUMNS)
+
+    assert rows.num_rows == 0
+    assert rows.schema.names[1:4] == COLUMNS.names
+
+
+def test_a_value_that_does_not_fit_its_column_is_a_bad_record(registry: FakeRegistry) -> None:
+    """K4: only that row."""
+    columns = pa.schema([("id", pa.string()), ("amount", pa.int32())])
+    bodies = [order(amount=2.0), order(amount=1.5), order(amount=1e300)]
+    batch = ArrowMessages.of([message(body, 5 + at) for at, body in enumerate(bodies)]).batch
+
+    found = registry.client().decoder().columns(batch, columns).to_pylist()
+
+    assert [row["amount"] for row in found] == [2, None, None]
+    assert [row["badRecord"] for row in found] == [None, *bodies[1:]]
+    assert found[1]["badReason"].endswith("does not fit the columns: the value of amount would change.")
+
+
+def test_a_value_that_is_no_record_is_a_bad_record_in_columns(registry: FakeRegistry) -> None:
+    """K4: one by one it is a value like others."""
+    registry.add(30, "long")
+    decode = registry.client().decoder()
+    one = message(confluent(30, b"\x08"))
+
+    assert decode(one) == 4
+    assert decode.columns(ArrowMessages.of([one]).batch, COLUMNS).to_pylist()[0]["badReason"] == (
+        "The body's value is not a record."
+    )
+
+
+def test_columns_of_its_own_are_not_overwritten(registry: FakeRegistry) -> None:
+    """K4: the error names them."""
+    with pytest.raises(SchemaError, match="badRecord"):
+        registry.client().decoder().columns(
+            ArrowMessages.of([message(order())]).batch, pa.schema([("badRecord", pa.string())])
+        )
+
+
+LOGICAL = {
+    "type": "record",
+    "name": "L",
+    "fields": [
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "key", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "raw", "type": "bytes"},
+        {"name": "counts", "type": {"type": "map", "values": "long"}},
+    ],
+}
+
+
+def test_logical_types_have_their_columns(registry: FakeRegistry) -> None:
+    """K4: exact, and UUIDs as text."""
+    registry.add(31, LOGICAL)
+    value = {
+        "day": dt.date(2026, 1, 2),
+        "at": dt.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=dt.UTC),
+        "price": decimal.Decimal("12345678.90"),
+        "key": uuid.UUID(int=7),
+        "raw": b"\0\xff",
+        "counts": {"a": 2**62},
+    }
+    columns = pa.schema(
+        [
+            ("day", pa.date32()),
+            ("at", pa.timestamp("us", "UTC")),
+            ("price", pa.decimal128(10, 2)),
+            ("key", pa.string()),
+            ("raw", pa.binary()),
+            ("counts", pa.map_(pa.string(), pa.int64())),
+        ]
+    )
+    batch = ArrowMessages.of([message(confluent(31, avro(LOGICAL, value)))]).batch
+
+    (row,) = registry.client().decoder().columns(batch, columns).to_pylist()
+
+    assert row["badReason"] is None
+    assert {name: row[name] for name in columns.names} == {
+        **value, "key": str(uuid.UUID(int=7)), "counts": [("a", 2**62)],
+    }  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(payload=st.binary(max_size=60), which=st.sampled_from([7, 8, 31]))
+def test_no_payload_ends_in_another_error(payload: bytes, which: int) -> None:
+    """K4: a value or a bad record, and in a batch a row."""
+    from pyspark_rocketmq.schemas.formats import avro_decoder
+    from pyspark_rocketmq.schemas.lookup import RegisteredSchema
+
+    schema = {7: ORDER, 8: ORDER_2, 31: LOGICAL}[which]
+    decode = avro_decoder(RegisteredSchema(json.dumps(schema)), {}, None)
+    found: object = None
+    try:
+        found = decode(payload, None)
+    except BadRecord as bad:
+        found = str(bad)
+
+    assert isinstance(found, dict | str)
+
+
+# --- protobuf -----------------------------------------------------------------------------------------------
+
+
+def field(name: str, number: int, kind: str, **more: Any) -> FieldDescriptorProto:
+    return FieldDescriptorProto(
+        name=name,
+        number=number,
+        type=getattr(FieldDescriptorProto, f"TYPE_{kind}"),
+        label=more.pop("label", FieldDescriptorProto.LABEL_OPTIONAL),
+        **more,
+    )
+
+
+def order_file() -> FileDescriptorProto:
+    """``Header`` and ``Order`` with a nested ``Item``, a map, an enumeration, a time and a wrapper."""
+    repeated = FieldDescriptorProto.LABEL_REPEATED
+    file = FileDescriptorProto(
+        name="anything.proto",
+        package="shop",
+        syntax="proto3",
+        dependency=["common/colour.proto", timestamp_pb2.DESCRIPTOR.name, wrappers_pb2.DESCRIPTOR.name],
+    )
+    file.message_type.add(name="Header")
+    found = file.message_type.add(name="Order")
+    entry = DescriptorProto(name="CountsEntry", field=[field("key", 1, "STRING"), field("value", 2, "INT64")])
+    entry.options.map_entry = True
+    found.nested_type.extend([DescriptorProto(name="Item", field=[field("sku", 1, "STRING")]), entry])
+    found.field.extend(
+        [
+            field("id", 1, "STRING"),
+            field("items", 2, "MESSAGE", type_name=".shop.Order.Item", label=repeated),
+            field("counts", 3, "MESSAGE", type_name=".shop.Order.CountsEntry", label=repeated),
+            field("colour", 4, "ENUM", type_name=".common.Colour"),
+            field("at", 5, "MESSAGE", type_name=".google.protobuf.Timestamp"),
+            field("note", 6, "MESSAGE", type_name=".google.protobuf.StringValue"),
+            field("first", 7, "MESSAGE", type_name=".shop.Order.Item"),
+        ]
+    )
+    return file
+
+
+def colour_file() -> FileDescriptorProto:
+    file = FileDescriptorProto(name="x.proto", package="common", syntax="proto3")
+    file.enum_type.add(name="Colour").value.add(name="RED", number=0)
+    file.enum_type[0].value.add(name="BLUE", number=1)
+    return file
+
+
+def as_registered(file: FileDescriptorProto) -> str:
+    return base64.b64encode(file.SerializeToString()).decode()
+
+
+@pytest.fixture
+def protobuf_registry(registry: FakeRegistry) -> FakeRegistry:
+    registry.schemas["subjects/colour/versions/3"] = {"schema": as_registered(colour_file())}
+    registry.add(
+        40,
+        as_registered(order_file()),
+        references=[{"name": "common/colour.proto", "subject": "colour", "version": 3}],
+    )
+    return registry
+
+
+ITEM = b"\x0a\x03abc"
+ORDER_BYTES = (
+    b"\x0a\x02o1" + b"\x12\x05" + ITEM + b"\x1a\x05\x0a\x01a\x10\x07" + b"\x20\x01" + b"\x2a\x02\x08\x01"
+)
+ORDER_VALUE = {
+    "id": "o1",
+    "items": [{"sku": "abc"}],
+    "counts": {"a": 7},
+    "colour": "BLUE",
+    "at": dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC),
+    "note": None,
+    "first": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("framing", "after_id", "payload", "value"),
+    [
+        ("confluent", b"\x02\x02", ORDER_BYTES, ORDER_VALUE),
+        ("confluent", b"\x04\x02\x00", ITEM, {"sku": "abc"}),
+        ("confluent", b"\x00", b"", {}),
+        ("apicurio", b"\x07\x0a\x05Order", ORDER_BYTES, ORDER_VALUE),
+        ("apicurio", b"\x0c\x0a\x0ashop.Order", ORDER_BYTES, ORDER_VALUE),
+    ],
+)
+def test_protobuf_is_decoded_by_its_files_descriptor(
+    protobuf_registry: FakeRegistry, framing: str, after_id: bytes, payload: bytes, value: object
+) -> None:
+    """K4: message types by index or name, imports, and well-known types, which no registry has."""
+    decode = protobuf_registry.client().decoder(framing=framing, format="protobuf")
+
+    assert decode(message(b"\0\0\0\0\x28" + after_id + payload)) == value
+    assert protobuf_registry.requests[0] == "/schemas/ids/40?format=serialized"
+
+
+def test_a_message_type_may_be_given(protobuf_registry: FakeRegistry) -> None:
+    """K4: where the frame names none."""
+    client = protobuf_registry.client()
+    properties = {"apicurio.value.contentId": "40"}
+    one = message(ORDER_BYTES)._replace(properties=properties)
+
+    with pytest.raises(BadRecord, match="2 message types; give message_type"):
+        client.decoder(framing="apicurio-headers", format="protobuf")(one)
+    decode = client.decoder(framing="apicurio-headers", format="protobuf", message_type="Order")
+    assert decode(one) == ORDER_VALUE
+
+
+def test_protobuf_becomes_columns(protobuf_registry: FakeRegistry) -> None:
+    """K4: structs, lists and maps."""
+    columns = pa.schema(
+        [("id", pa.string()), ("counts", pa.map_(pa.string(), pa.int64())), ("at", pa.timestamp("us", "UTC"))]
+    )
+    batch = ArrowMessages.of([message(b"\0\0\0\0\x28\x02\x02" + ORDER_BYTES)]).batch
+
+    (row,) = protobuf_registry.client().decoder(format="protobuf").columns(batch, columns).to_pylist()
+
+    assert (row["id"], row["counts"], row["at"]) == ("o1", [("a", 7)], ORDER_VALUE["at"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "reason"),
+    [
+        (None, b"\x02\x02\x0a\x09o1", "DecodeError"),
+        (None, b"\x02\x0eo1", "no message type at indexes"),
+        (None, b"\x04\x02\x0eo1", "no message type at indexes"),
+        ('syntax = "proto3"; message Order {}', b"\x00", "with the file's text"),
+        ("AAAA", b"\x00", "no protobuf file"),
+        (as_registered(FileDescriptorProto(name="a", dependency=["b.proto"])), b"\x00", "imports b.proto"),
+    ],
+)
+def test_protobuf_that_no_schema_decodes_is_a_bad_record(
+    protobuf_registry: FakeRegistry, schema: str | None, body: bytes, reason: str
+) -> None:
+    """K4: damaged payloads, unknown message types, files that cannot be used."""
+    if schema is not None:
+        protobuf_registry.add(40, schema)
+
+    with pytest.raises(BadRecord, match=reason):
+        protobuf_registry.client().decoder(format="protobuf")(message(b"\0\0\0\0\x28" + body))
+
+
+# --- arguments ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"framing": "kafka"}, "framing is 'kafka'; choose from confluent, "),
+        ({"format": "xml"}, "format is 'xml'; choose from avro, json, protobuf"),
+        ({"format": "json", "reader_schema": "{}"}, "reader_schema is for format avro"),
+        ({"reader_schema": "{"}, "reader_schema is no JSON"),
+        ({"message_type": "Order"}, "message_type is for format protobuf"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, str], problem: str) -> None:
+    """K4: before a query starts."""
+    with pytest.raises(OptionError, match=problem):
+        SchemaRegistry("http://a").decoder(**arguments)
+
+
+@pytest.mark.parametrize("error", [None, ModuleNotFoundError("google")])
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
+    """K4: what to install, and where."""
+
+    def find_spec(name: str) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr("pyspark_rocketmq.schemas.decoding.find_spec", find_spec)
+
+    with pytest.raises(OptionError, match=r"google.protobuf, on the executors, too: .*\[protobuf\]"):
+        SchemaRegistry("http://a").decoder(format="protobuf")
+
+
+def test_the_errors_are_of_three_kinds() -> None:
+    """K4: a listener catches BadRecord and lets SchemaRegistryDown pass."""
+    assert issubclass(FrameDamaged, BadRecord)
+    assert issubclass(SchemaNotFound, BadRecord)
+    assert not issubclass(SchemaRegistryDown, BadRecord)
