@@ -67,7 +67,7 @@ def registry() -> Iterator[FakeRegistry]:
         yield running
 
 
-def avro(schema: object, value: object) -> bytes:
+def avro(schema: Any, value: object) -> bytes:
     import fastavro
 
     out = io.BytesIO()
