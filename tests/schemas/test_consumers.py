@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,10 +24,7 @@ from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.schemas.fake_registry import FakeRegistry, answers
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(importlib.util.find_spec("fastavro") is None, reason="needs the extra avro"),
-]
+pytestmark = pytest.mark.spark
 
 ORDER = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "string"}]}
 COLUMNS = "id string, badRecord binary, badReason string"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import decimal
-import importlib.util
 import io
 import json
 import pickle
@@ -35,8 +34,6 @@ from pyspark_rocketmq.schemas.registry import SchemaRegistry
 from tests.helpers.messages import message_at
 from tests.schemas.fake_registry import FakeRegistry, answers
 from tests.schemas.frames import GUID, framed
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("fastavro") is None, reason="needs the extra avro")
 
 ORDER = {
     "type": "record",
