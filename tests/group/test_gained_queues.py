@@ -84,13 +84,13 @@ def test_a_queue_more_is_reported_once_for_each_plan(group: Group) -> None:
     group.plan()
     assert group.look() == []
     group.has(3)
-    assert group.look() == [(1, f"1 queue more, such as {QUEUES[2]}")]
+    assert group.look() == [(1, f"this member got 1 queue, such as {QUEUES[2]}")]
     group.has(4)
     assert group.look() == []
     group.plan()
     assert group.look() == []
     group.has(5)
-    assert group.look() == [(2, f"1 queue more, such as {QUEUES[4]}")]
+    assert group.look() == [(2, f"this member got 1 queue, such as {QUEUES[4]}")]
 
 
 def test_changes_while_a_plan_is_made_are_reported_when_the_driver_has_it(group: Group) -> None:
@@ -127,7 +127,7 @@ def test_a_queue_that_comes_back_under_another_grant_is_reported(group: Group) -
     group.plan()
     group.member.reclaim(QUEUES[1])
 
-    assert group.look() == [(1, f"1 queue more, such as {QUEUES[1]}")]
+    assert group.look() == [(1, f"this member got 1 queue, such as {QUEUES[1]}")]
 
 
 def test_a_member_that_stops_reports_nothing(group: Group) -> None:

@@ -2,31 +2,33 @@
 
 The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``ProcessQueue`` (5.3.3); rows E1-E9:
 
-1. The range is cut into deliveries of at most consumeMessageBatchMaxSize messages. At most as many are out as
-   the pool has threads, so a full pool delays messages and drops none (E1, E9). The runs of a task's queues
-   share its pool (:mod:`~pyspark_rocketmq.consume.call_slots`).
-2. An answer settles its delivery's messages: those up to ackIndex are done, the others have failed (E2).
-3. A failed message is to be sent back and is done once a broker has it (E3). In broadcasting it is dropped
-   (E5). If the failure has nothing to do with the message, it waits instead: the run ends, and the queue is
-   planned again, after 5 s, from the first message that is not done (K4).
-4. A message that could not be sent back is consumed again after 5 s, only with others of its kind (E4). Java
-   repeats this for ever; here the second time in a row ends the run: nothing new is delivered, and the queue
-   is planned again, after 5 s, from the first message that is not done.
+1. The range is divided into *deliveries*, each for one listener call, of at most consumeMessageBatchMaxSize
+   messages. At most as many are with the listener as the pool has threads, so a full pool delays messages and
+   drops none (E1, E9). The runs of a task's queues share the pool
+   (:mod:`~pyspark_rocketmq.consume.call_slots`).
+2. An answer decides about the messages of its delivery: those up to ackIndex are done, the others have failed
+   (E2).
+3. A failed message is to be sent back to a broker, and is done when a broker has stored it (E3). In
+   broadcasting it is dropped (E5). If the failure has nothing to do with the message, the message waits
+   instead: the run ends, and the queue is planned again, after 5 s, from the first message not done (K4).
+4. A message that could not be sent back is consumed again after 5 s, together only with other such messages
+   (E4). Java repeats this for ever. Here the second failure in a row ends the run: nothing new is delivered,
+   and the queue is planned again, after 5 s, from the first message that is not done.
 5. Messages whose call has lasted longer than consumeTimeout are to be sent back with level 3, at most 16 in
    one round, and are then done; the call's later answer no longer counts for them (E7).
 6. ``done`` is the smallest message not done, and never goes back (E6).
-7. A run that has lasted 60 s delivers nothing new and waits for the calls that are out, so that a micro-batch
-   ends. A run that is given up (its queue was taken away or reset, or the query stops) does so immediately.
+7. A run that has lasted 60 s delivers nothing new and waits for the running calls, so that the batch can end.
+   A run that is given up (its queue was taken away or reset, or the query stops) does so immediately.
 8. If an earlier run could not send back the first message of a range, the range begins with only that
    message. The others wait while it fails, because they would be delivered again.
+9. A range may arrive piece by piece. A run is *dry* when it has nothing to deliver and no running call, while
+   more is to arrive; the next messages begin its 60 s again.
 
-9. A range may arrive piece by piece. A run that has nothing to deliver or to wait for, while more is to
-   arrive, is *dry*; the next messages begin its 60 s again.
+A call that never returns keeps its thread. When all threads are kept in this way, the runs end with the
+messages that are done.
 
-A call that never returns keeps its thread. When all threads are lost, the runs end with the messages done.
-
-Messages are indexes ``0 … count-1`` in queue order, also when more arrive; the caller knows their offsets.
-The machine remembers only messages that are out or above ``done``, so a run may last.
+A message is named by its index in the range, ``0 … count-1``, in queue order; the caller has the offsets. The
+machine remembers only messages that are with the listener or above ``done``, so a run may last for hours.
 
 Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``, ``processConsumeResult``.
 """
@@ -199,7 +201,7 @@ class _Out:
     going_back: int = 0
     is_answered: bool = False
     gone: frozenset[int] = _NONE
-    """Messages that are sent back, on their way back, or to be consumed again."""
+    """Messages of the delivery that were sent back, are being sent back, or are to be consumed again."""
 
     @property
     def here(self) -> Sequence[int]:
@@ -233,12 +235,12 @@ class ConcurrentConsumption:
         """Begin a run.
 
         Args:
-            count: Messages of the range that have arrived.
+            count: Number of messages of the range that have arrived so far.
             settings: The consumer's settings.
             started_s: Now, by the clock that also gives every ``now_s``, in seconds.
             failures: How often in a row earlier runs could not send messages back, by index.
             is_whole: Whether these are all messages of the range; if not, ``extend`` adds the others.
-            least: Minimum number of messages of a delivery while more are to arrive, as in
+            least: Minimum number of messages of a delivery while more are to arrive; see
                 ``OrderlyConsumption``.
         """
         self._count = count
@@ -252,11 +254,11 @@ class ConcurrentConsumption:
         self.done = 0
         """Smallest index not done; ``count`` when all are done."""
         self._done_above: set[int] = set()
-        """Messages done above ``done``."""
+        """Indexes of finished messages above ``done``."""
         self._next = 0
         """First index never delivered in this run."""
         self.is_last_out = count < self._least
-        """Whether there is no message to deliver for the first time, for now if more is to arrive."""
+        """Whether all messages that have arrived were delivered once; may change when more arrive."""
         self._failures = dict(failures)
         """How often a message could not be sent back, by index; without those that are done."""
         self._again: deque[tuple[float, int]] = deque()
@@ -299,7 +301,7 @@ class ConcurrentConsumption:
 
     @property
     def is_dry(self) -> bool:
-        """Whether there is nothing to deliver or to wait for except messages that have not arrived."""
+        """Whether the run can only wait for messages that have not arrived (rule 9)."""
         is_idle = not (self._awaited or self._again) and self.is_last_out
         return is_idle and self.finished is None
 
@@ -314,10 +316,10 @@ class ConcurrentConsumption:
         """Add the next ``count`` messages.
 
         Args:
-            count: Messages that have arrived; may be 0.
-            now_s: When they arrived.
+            count: Number of messages that have arrived; may be 0.
+            now_s: Time at which they arrived.
             failures: How often in a row earlier runs could not send them back, by index in the range.
-            is_last: Whether the range has no others.
+            is_last: Whether no more messages of the range follow.
         """
         if self.is_dry:
             self._slice_end_s = now_s + self.settings.max_time_consume_continuously_s

@@ -14,14 +14,18 @@ All ranges share one connection and one worker's memory:
 4. Fair: no range has more than its share of the pulls in flight, so one without answers holds up no other.
 5. Bounded: no pull is sent if its answer, when as large as the largest so far, would exceed the bytes allowed
    for all ranges together. One pull is always allowed, so that reading goes on.
-6. A failure ends only its own range. Trouble that may pass is survived for a while, with growing pauses.
+6. A failure ends only its own range. After an error that may pass, the pull is sent again for a while, with
+   growing pauses.
 
-A range with an open end goes on with its queue, whose end every answer shows:
+In real time a range has an open end: it goes on while its queue grows. Every answer shows where the queue
+ends:
 
-7. At the queue's end the broker holds one pull until there are messages. It is not one of the pulls in
-   flight, and is made again without planning. If nothing came, that is no trouble.
-8. What arrives at the end is handed out immediately; a range that is behind is gathered like any other.
-9. Trouble that may pass never ends such a range, because the others of its task go on meanwhile.
+7. At the queue's end one pull is sent that the broker holds until there are messages (long polling). This
+   pull does not count as one of the pulls in flight. If it comes back without messages, it is sent again, and
+   that counts as no error.
+8. Messages that arrive at the queue's end are handed out immediately. While a range is behind, its messages
+   are gathered as in any other range, to be decoded fast.
+9. Errors that may pass never end such a range; the task's other ranges go on meanwhile.
 
 :mod:`~pyspark_rocketmq.consume.slave_reads` decides which broker of a name is asked. Times are seconds of one
 monotonic clock, passed in. Not thread-safe, except ``RangeWindow.stop``.
@@ -70,12 +74,15 @@ _FLOW_CONTROL_PAUSE_S: Final = 0.02
 """Pause after flow control, since a quota refills soon
 (``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``)."""
 _LEAST_HELD_S: Final = 0.5
-"""If a held pull brings nothing sooner, the server does not hold pulls, and each next one waits for longer. A
-broker with ``longPollingEnable=false`` holds for 1 s (``shortPollingTimeMills``)."""
+"""Shortest time for which a broker holds a pull that brings nothing, in seconds.
+
+A server that answers sooner does not hold pulls, so pauses between pulls to it grow. A broker with
+``longPollingEnable=false`` holds a pull for 1 s (``shortPollingTimeMills``).
+"""
 _BEHIND: Final = 256
-"""A range with more offsets to the queue's end is behind."""
+"""Number of offsets before the queue's end above which a range counts as behind."""
 _LOGGED_AGAIN_S: Final = 60.0
-"""How often trouble is logged that has lasted longer than the patience."""
+"""Pause between two log lines about trouble that has lasted longer than the patience, in seconds."""
 _LONGEST_PATIENCE_OF_A_GROUP_S: Final = 10.0
 """Maximum patience of a group: a micro-batch ends with its slowest range, so a broker in trouble delays the
 queues of other brokers."""
@@ -114,7 +121,7 @@ class PullTask(NamedTuple):
     """Id of the range's master, or of one of its replicas."""
     sent_at_s: float
     is_held: bool = False
-    """Whether the broker is to hold the pull until there are messages."""
+    """Whether the broker is to hold the pull (long polling), and to answer when there are messages."""
 
 
 class FetchedChunks(NamedTuple):
@@ -129,7 +136,7 @@ class FetchedChunks(NamedTuple):
     failure: RocketMQError | None
     """Why the range ends early; all chunks before it in queue order have been handed out."""
     reached: int
-    """All messages below this offset have been handed out: a filter may leave none for a long time."""
+    """Offset below which all messages have been handed out; it grows also while a filter leaves none."""
 
 
 class RangeWindow:
@@ -152,8 +159,8 @@ class RangeWindow:
 
         Args:
             index: Index of the range among those that are read.
-            of: The range; done immediately if its end is not past its start. One with an open end is a
-                group's.
+            of: The range; it is over immediately if its end is not past its start. Only a consumer group has
+                ranges with an open end.
             segment: Offsets per segment, at least 1.
             depth: Maximum number of pulls in flight, at least 1.
             max_ahead_bytes: While this many bytes wait for ``take()``, only the first open segment goes on
@@ -165,15 +172,15 @@ class RangeWindow:
         self._has_open_end = of.planned.has_open_end
         self.segments = Segments(
             of.pulled_from,
-            # The first answer shows where the queue ends.
+            # Where the queue ends is known from the first answer.
             of.planned.start if self._has_open_end else of.planned.end,
             segment,
             has_open_end=self._has_open_end,
         )
         self.has_held_pull = False
-        """Whether the broker holds a pull."""
+        """Whether a pull is under way that the broker may hold."""
         self.is_on_hold = False
-        """Whether no pull is to be sent for now."""
+        """Whether no pull must be sent now, because the queue has too many messages that wait."""
         self.skipped = range(0)
         """Offsets passed over, and logged, because the broker no longer has them; may be empty."""
         self.bounds: tuple[int, int] | None = None
@@ -199,9 +206,9 @@ class RangeWindow:
         self._gives_up_at_s: float | None = None
         """When patience ends; set from the first failure to the next success."""
         self._is_quiet_until_s = 0.0
-        """Before this time, trouble that lasts longer than the patience is not logged."""
+        """Time until which trouble that has lasted longer than the patience is not logged."""
         self._handed_out = of.pulled_from
-        """``reached`` of the last chunks that were taken."""
+        """Offset below which all messages had been handed out at the last ``take()``."""
         self._pause_s = _FIRST_PAUSE_S
         self._resumes_at_s = 0.0
         self._has_met_reset = False
@@ -223,12 +230,12 @@ class RangeWindow:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the range has an open end and is at most a few messages behind."""
+        """Whether the range has an open end and is near the queue's end (see ``_BEHIND``)."""
         return self._has_open_end and self.segments.end - self.segments.reached <= _BEHIND
 
     @property
     def has_news(self) -> bool:
-        """Whether ``take()`` would return chunks, or an open range has come further without any."""
+        """Whether ``take()`` would return chunks, or an open range has passed offsets without messages."""
         segments = self.segments
         return segments.takeable_bytes > 0 or (self._has_open_end and segments.reached > self._handed_out)
 
@@ -256,7 +263,7 @@ class RangeWindow:
         ]
 
     def held_task(self, now_s: float) -> PullTask | None:
-        """Return the pull that the broker is to hold, if the range has an open end and has reached it."""
+        """Return the pull for the broker to hold; None unless the range's end is open and reached."""
         pull = self.segments.pull_at_end()
         if pull is None:
             return None
@@ -297,12 +304,12 @@ class RangeWindow:
         )
 
     def _meets_end(self, task: PullTask, outcome: PullResult) -> bool:
-        """Note where the queue ends; return whether the pull is there, or where a replica ends for now."""
+        """Note where the queue ends; return whether the pull was at the end, of the queue or of a replica."""
         self.segments.end = outcome.max_offset
         if not outcome.max_offset <= task.queue_offset >= self._of.planned.start:
             return False
         if task.broker_id != MASTER_ID and outcome.status is PullStatus.NO_MATCHED_MSG:
-            # While its master lives, a slave leaves the end to it (``PullMessageProcessor``).
+            # While its master lives, a slave does not hold a pull at its end (``PullMessageProcessor``).
             return not outcome.scanned_in_vain
         return outcome.status is PullStatus.NO_NEW_MSG
 
@@ -441,7 +448,7 @@ class RangeWindow:
         return self._busy(
             result.status,
             f"the slave has offsets {result.min_offset} (inclusive) to {result.max_offset} (exclusive), and "
-            f"offset {asked} of the planned {planned.extent} is none of them; start the master, which may "
+            f"offset {asked} of the planned {planned.extent} is not among them; start the master, which may "
             "have it",
         )
 
@@ -527,7 +534,7 @@ class FetchWindow:
         self._reported: list[RangeWindow] = []
         """Ranges of which something was reported since the last ``settle``."""
         self.in_flight = 0
-        """Number of pulls not held, given out and not yet reported, those of failed ranges included."""
+        """Number of pulls under way, also those of failed ranges, without those that a broker may hold."""
         for each in ranges:
             self.add(each)
 
@@ -600,7 +607,7 @@ class FetchWindow:
         )
 
     def stand_still(self) -> None:
-        """Fail all ranges that are neither over nor on hold; see :meth:`RangeWindow.stand_still`."""
+        """Fail all ranges that could go on and have no pull to send; see :meth:`RangeWindow.stand_still`."""
         for window in self._open:
             if not window.is_on_hold:
                 window.stand_still()
@@ -608,8 +615,8 @@ class FetchWindow:
     def is_ready(self) -> bool:
         """Return whether to call ``take`` now.
 
-        True if a range is over, if enough has arrived to be decoded fast, or if no more comes before
-        something is taken.
+        True if a range is over, if a range at its queue's end has messages, if enough has arrived to be
+        decoded fast, or if nothing more can arrive before something is taken.
         """
         takeable = 0
         for window in self._open:

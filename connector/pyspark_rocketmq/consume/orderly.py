@@ -2,28 +2,30 @@
 
 The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3); rows D1-D8:
 
-1. One delivery at a time, ascending; the next only after the listener answered (D1, D2).
-2. An answer commits, accumulates (autoCommit=false), puts the current batch back, or puts everything not
-   committed back. The two that put back suspend the queue: at ``goes_on_at_s`` this run goes on, if its
-   driver is still running; otherwise the queue is planned again from ``committed`` (D3, D4).
-3. An exception, None and anything else that is not a status also put back (D5). Every put-back counts one
-   reconsumption for each message of the batch, except by rule 4; a roll-back does not, nor does a failure
-   that has nothing to do with the message (K4).
-4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). A dead
-   letter that a broker has stored gets no further reconsumption; if all of the batch are such, it counts as
-   consumed, and the queue goes on immediately. One message that could not be sent, or that may be tried
-   again, takes the whole batch back, dead letters included, so these may be sent again when it fails again
-   (``checkReconsumeTimes``).
-5. A run that has lasted 60 s yields after the running delivery; at least one is made (D7). A run that goes on
-   after a suspension begins those 60 s again, as a Java client's does. It does not yield while messages are
-   consumed without a commit: the next run would begin before them, and might never get further. A run that
-   is given up (its queue was taken away or reset, or the query stops) yields immediately, between two
-   deliveries.
-6. A range may arrive piece by piece. A run that has nothing left to deliver, while more is to arrive, is
-   *dry*; the next messages begin its 60 s again, as they begin a new ``ConsumeRequest`` in Java.
+1. Messages are delivered in ascending order, one *delivery* (the messages of one listener call, also called a
+   batch here) at a time. The next delivery is made only after the listener has answered (D1, D2).
+2. An answer does one of four things. It commits the delivery. Or it accumulates it, for a later commit
+   (autoCommit=false). Or it puts the delivery back, to be delivered again. Or it puts back everything that is
+   not committed. The last two suspend the queue. At ``goes_on_at_s`` this run goes on, if its task still
+   runs; otherwise the queue is planned again from ``committed`` (D3, D4).
+3. An exception, None and any other value that is not a status also put the delivery back (D5). Each time a
+   delivery is put back counts as one reconsumption of each of its messages, except by rule 4. A roll-back
+   does not count, nor does a failure that has nothing to do with the message (K4).
+4. A message of a failed delivery that has no reconsumption left is to be sent as a dead letter (D6). When a
+   broker has stored it, its reconsumptions are no longer counted. If all messages of the delivery are such
+   dead letters, the delivery counts as consumed, and the queue goes on immediately. If one message could not
+   be sent, or may be tried again, the whole delivery is put back, its dead letters included. So these may be
+   sent again when the delivery fails again (``checkReconsumeTimes``).
+5. A run that has lasted 60 s ends after the running delivery; it makes at least one (D7). A run that goes on
+   after a suspension begins those 60 s again, as a Java client's does. It does not end while the listener has
+   had messages without a commit: the next run would begin before these messages, and might never get further.
+   A run that is given up (its queue was taken away or reset, or the query stops) ends immediately, between
+   two deliveries.
+6. A range may arrive piece by piece. A run is *dry* when it has delivered all that has arrived and more is to
+   arrive; the next messages begin its 60 s again, as they begin a new ``ConsumeRequest`` in Java.
 
-Messages are indexes ``0 … count-1`` in queue order, also when more arrive; the driver has their offsets.
-Only messages that were put back have a counter, so the machine costs nothing per message.
+A message is named by its index in the range, ``0 … count-1``, in queue order; the caller has the offsets.
+Only messages that were put back have a counter, so the machine needs no memory for the others.
 """
 
 from __future__ import annotations
@@ -226,16 +228,17 @@ class OrderlyConsumption:
         """Begin a run.
 
         Args:
-            count: Number of messages of the range that have arrived.
+            count: Number of messages of the range that have arrived so far.
             settings: The consumer's settings.
             started_s: Now, by the clock that also gives every ``now_s``, in seconds. The run's time slice,
                 ``max_time_consume_continuously_s``, begins here.
             retry_counts: How often messages were put back before, by index; 0 for missing ones.
-            stored_times: Returns, by index, how often the broker has counted a message as consumed again;
-                called only if the message failed and there is a limit.
+            stored_times: Returns, for an index, the number of reconsumptions that the broker has stored with
+                the message; called only if the message failed and there is a limit.
             is_whole: Whether these are all messages of the range; if not, ``extend`` adds the others.
-            least: Minimum number of messages of a delivery while more are to arrive. With the maximum of a
-                delivery the calls do not depend on how the range arrives.
+            least: Minimum number of messages of a delivery while more are to arrive. If it equals the
+            maximum,
+                the deliveries do not depend on the pieces in which the range arrives.
         """
         if count < 0 or any(times < 0 for times in retry_counts.values()):
             raise ValueError(f"count={count} and retry_counts={dict(retry_counts)} must not be negative.")
@@ -245,7 +248,7 @@ class OrderlyConsumption:
         self._is_whole = is_whole
         self._least = 1 if is_whole else least
         self._was_dry = count < self._least and not is_whole
-        """Whether the run has had nothing to deliver since the last messages arrived."""
+        """Whether the run is dry (rule 6): too few messages for a delivery are left, and more will come."""
         self.committed = 0
         """Number of messages done for good, counted from the first."""
         self._next = 0
@@ -273,7 +276,7 @@ class OrderlyConsumption:
 
     @property
     def has_had_all(self) -> bool:
-        """Whether the listener has had all messages, and waits for more before it commits."""
+        """Whether the listener has had all messages of the range and has not committed the last ones."""
         return self.accumulated > 0 and self.finished is OrderlyFinish.EXHAUSTED
 
     @property
@@ -283,7 +286,7 @@ class OrderlyConsumption:
 
     @property
     def is_dry(self) -> bool:
-        """Whether the next delivery needs messages that have not arrived."""
+        """Whether the next delivery must wait for messages that have not arrived."""
         return not (self._is_whole or self._stop or self.finished or self._count - self._next >= self._least)
 
     def extend(
@@ -294,13 +297,13 @@ class OrderlyConsumption:
         retry_counts: Mapping[int, int] = MappingProxyType({}),
         is_last: bool = False,
     ) -> None:
-        """Add the next ``count`` messages, also while others are with the listener.
+        """Add the next ``count`` messages; possible also while others are with the listener.
 
         Args:
-            count: Messages that have arrived; may be 0.
-            now_s: When they arrived.
+            count: Number of messages that have arrived; may be 0.
+            now_s: Time at which they arrived.
             retry_counts: How often they were put back before, by index in the range.
-            is_last: Whether the range has no others.
+            is_last: Whether no more messages of the range follow.
         """
         self._count += count
         if retry_counts:
@@ -314,7 +317,7 @@ class OrderlyConsumption:
     def next_delivery(self, now_s: float) -> OrderlyDelivery | None:
         """Return the next messages for the listener.
 
-        None if there are none: for the reason in ``finished``, or because the run is dry.
+        None if there are none: because the run is dry, or for the reason in ``finished``.
 
         Raises:
             RuntimeError: If the previous delivery was not answered, or its dead letters were not sent.

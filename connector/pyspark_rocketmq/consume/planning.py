@@ -16,10 +16,11 @@
 6. If a listener has committed none of the messages it received (autoCommit=false), its queue gets them again
    with at least as many new ones, up to the flow-control threshold. Without new ones it waits for a while.
 
-In real time a plan has an *open* range of each queue instead (:func:`plan_open_ranges`), which has no end:
-also one of a queue with nothing to read, and one of a suspended queue, which begins when that is due. Rule 3
-applies, and nothing is limited. The ranges are dealt to one task for each slot (:func:`deal`): no task ends
-by itself, so none may wait for a slot.
+In real time a plan has *open* ranges, which have no end, and no limits (:func:`plan_open_ranges`). It has a
+range for every queue: also for a queue with nothing to read, and for a suspended queue, whose range begins
+when the suspension is over. Only rule 3 applies. There are as many tasks as task slots, and each gets several
+ranges (:func:`deal`). A task that had to wait for a slot would wait for ever, since no other task ends by
+itself.
 
 **Which ranges share a task** (:func:`shared_tasks`). Every task costs some tens of milliseconds of a core:
 Spark schedules it, and two Python processes handle it. A queue with a few messages takes less. So:
@@ -237,14 +238,14 @@ def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
 
 
 def deal(backlogs: Sequence[int], slots: int) -> list[list[int]]:
-    """Return the indexes of open ranges by task; each index once, ascending within a task.
+    """Distribute open ranges to tasks; return the indexes of each task's ranges, ascending.
 
-    They are dealt round in the order of their backlogs, the longest first: tasks have about equally many
-    ranges, and the longest backlogs have different tasks.
+    Ranges are dealt like cards, the one with the longest backlog first. So tasks get about equally many
+    ranges, and the ranges with the longest backlogs go to different tasks.
 
     Args:
-        backlogs: How many messages wait in each queue.
-        slots: How many tasks can run at the same time; 0 if unknown, for a task each.
+        backlogs: For each range, the number of messages that wait in its queue.
+        slots: Number of tasks that can run at the same time; 0 if unknown: then each range has a task.
     """
     count = min(len(backlogs), slots or len(backlogs))
     in_order = sorted(range(len(backlogs)), key=lambda index: -backlogs[index])
@@ -252,10 +253,11 @@ def deal(backlogs: Sequence[int], slots: int) -> list[list[int]]:
 
 
 class OpenBatchLength:
-    """How long a batch of open ranges may last.
+    """Decides how long the next batch in real time may last.
 
-    A queue that is held but cannot be planned, such as one whose broker is away, waits for the next plan. So
-    a batch without such a queue is short, and batches that follow each other for this reason grow longer.
+    A plan lacks a queue that this member holds if, for example, the queue's broker is away; the queue then
+    waits for the next plan. So a batch whose plan lacks queues is short. Each further such batch lasts twice
+    as long.
     """
 
     def __init__(self, most_s: float) -> None:
@@ -263,7 +265,7 @@ class OpenBatchLength:
         self._next_s = _FIRST_INCOMPLETE_S
 
     def of_next(self, *, is_complete: bool) -> float:
-        """Return how long the next batch may last; ``is_complete``: its plan has every queue."""
+        """Return the length of the next batch in seconds; ``is_complete``: its plan has every queue held."""
         if is_complete:
             self._next_s = _FIRST_INCOMPLETE_S
             return self._most_s
@@ -355,7 +357,7 @@ def plan_open_ranges(
     now_s: float,
     skip_gaps: bool = False,
 ) -> Plan:
-    """Plan every queue of ``progress`` from its next offset on, without an end.
+    """Plan an open range, without an end, for every queue of ``progress``, from its next offset on.
 
     Args:
         bounds: Bounds of these queues.
@@ -381,14 +383,14 @@ def plan_open_ranges(
 
 
 def _due_s(state: QueueState, now_s: float) -> float | None:
-    """Return when a suspended queue is due; None for one that is due now (rule 2)."""
+    """Return the end of the queue's suspension; None if it is not suspended now (rule 2)."""
     due_s = state.suspended_until_s
     is_waiting = due_s is not None and now_s < due_s <= now_s + LONGEST_SUSPEND_MILLIS / 1000
     return due_s if is_waiting else None
 
 
 def _after_gap(gap: OffsetGap, state: QueueState) -> QueueState:
-    """Return the state behind a gap; the retry counts belonged to messages that are gone."""
+    """Return the queue's state after a gap; its retry counts belonged to messages that are gone."""
     return QueueState(gap.corrected, state.epoch)
 
 

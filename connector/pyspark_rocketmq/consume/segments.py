@@ -3,8 +3,8 @@
 A range ``[start, end)`` is cut into segments, each with one pull in flight; an answer moves its segment on to
 ``nextBeginOffset`` until it has reached its end. Answers arrive in any order; chunks leave in queue order.
 
-If the range's end is open, ``end`` is where its queue ends for now, and moves. There one pull of the first
-open segment waits for more messages, and no other.
+In real time a range's end is open: ``end`` is then the newest known end of its queue, and moves. When a range
+has reached it, only one pull, of the first open segment, is made, and waits at the broker for more messages.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Segments:
             start: First offset of the range.
             end: Its end, exclusive; the range is complete immediately if that is not past ``start``.
             size: Offsets per segment, at least 1.
-            has_open_end: Whether ``end`` is only the queue's end for now; the range is never complete.
+            has_open_end: Whether ``end`` is only the queue's end for now, so that the range is never
+            complete.
         """
         self.in_flight = 0
         """Number of pulls given out and not yet reported."""
@@ -89,7 +90,7 @@ class Segments:
 
     @property
     def reached(self) -> int:
-        """The first offset that is not answered: ``take()`` returns everything below."""
+        """Lowest offset without an answer; ``take()`` returns all messages below it."""
         return self._segments[self._first_open].next_offset if self._open_count else self._next_start
 
     def pulls(self, at_most: int, *, most_open: int, has_room: bool) -> list[SegmentPull]:
@@ -112,7 +113,7 @@ class Segments:
         return pulls
 
     def pull_at_end(self) -> SegmentPull | None:
-        """Return the pull that waits at an open end; None before that end, and if pulls are in flight."""
+        """Return the pull to send at an open end; None before that end, or while pulls are in flight."""
         if self.in_flight or not self._has_open_end or self.reached < self.end:
             return None
         self.in_flight = 1
@@ -120,7 +121,7 @@ class Segments:
             return self._open_segment()
         segment = self._segments[self._first_open]
         if segment.end == self._next_start:
-            # The last segment goes on, so that the pull may bring as many messages as any other.
+            # Extend the last segment, so that this pull may bring as many messages as any other one.
             segment.end = self._next_start = segment.next_offset + self._size
         self._idle.remove(self._first_open)
         return self._pull_again(self._first_open)

@@ -40,9 +40,9 @@ _WORDS = (EARLIEST_OFFSET, LATEST_OFFSET)
 
 
 def has_range(bounds: QueueBounds, planned: QueueRange) -> bool:
-    """Return whether a slave has all of a planned range, whatever bounds the plan was made from.
+    """Return whether a slave has all messages of a planned range, whatever bounds the plan was made from.
 
-    Of an open range it has all that there is.
+    For an open range, which has no end, this is true if the slave has the range's start.
     """
     return bounds.allow(planned.start) and (planned.has_open_end or planned.end <= bounds.max_offset)
 
@@ -109,7 +109,7 @@ class ReplicaSelector:
         """Id of the broker to pull from now."""
         self._avoided_until_s = self._master_avoided_until_s = float("-inf")
         self._away_until_s = float("-inf")
-        """Before this time, a preferred replica is not pulled from, because it had no more messages."""
+        """Time until which a preferred replica is not pulled from, because it had no more messages."""
 
     @property
     def is_away(self) -> bool:
@@ -139,7 +139,7 @@ class ReplicaSelector:
         return True
 
     def ended(self, now_s: float) -> None:
-        """Note that a replica has no more messages: its master is asked, which may have, for a while."""
+        """Note that a replica has no more messages: for a while its master is pulled from instead."""
         self.broker_id = MASTER_ID
         self._away_until_s = now_s + AVOIDED_S
 

@@ -1,8 +1,9 @@
 """Decides which of a task's queues a worker takes next, and defines the driver's instructions to the task.
 
-A task has the ranges of several queues. Java has a thread for each queue that has something to do. Here one
-thread does everything as long as listener calls are quick, and several threads work when they are slow (D1,
-D3):
+A task consumes the ranges of several queues, with threads that are called *workers* here. A *turn* is the
+time for which a worker delivers messages of one queue before it takes another queue. Java has a thread for
+each queue that has something to do. Here one worker does everything while listener calls are quick, and
+several work when calls are slow (D1, D3):
 
 1. A queue is with one worker at a time. If it is consumed by key (:mod:`~pyspark_rocketmq.consume.keyed`),
    further workers join while it has deliveries for them.
@@ -45,33 +46,33 @@ HANDICAP_S: Final = 0.5
 
 
 class Pace(NamedTuple):
-    """When another worker begins beside those that work."""
+    """Durations that decide when one more worker begins (rule 2)."""
 
     slow_s: float
-    """Duration from which on a call is slow."""
+    """Duration at which a listener call counts as slow, in seconds."""
     patience_s: float
-    """How long a queue waits for a worker if calls are slow."""
+    """Time for which a queue waits for a worker when calls are slow, in seconds."""
     remembers: bool = True
-    """Whether calls count as slow from the first slow one on, or only while there is one."""
+    """True: after one slow call, calls count as slow. False: only while a slow call is running."""
 
 
 QUEUE_PACE: Final = Pace(0.1, 0.1)
 OPEN_PACE: Final = Pace(0.005, 0.002)
-"""Pace of open ranges, whose queues are to wait for milliseconds only."""
+"""Pace in real time, where messages are to wait only for milliseconds."""
 KEY_PACE: Final = Pace(0.002, 0.002, remembers=False)
-"""Pace of queues that are consumed by key, whose listener is expected to wait for other systems."""
+"""Pace of queues that are consumed by key: their listener is expected to wait for other systems."""
 
 
 class RangeInstructions:
-    """Instructions of the driver to a task; this class is for a task without a driver, and gives up nothing.
+    """Instructions of the driver to a task; this base class gives none, for a task without a driver.
 
-    Read before every delivery, so an implementation must cost no more than an attribute lookup.
+    The task reads the instructions before every delivery, so each must cost no more than an attribute lookup.
     """
 
     def is_given_up(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - a subclass's
-        """Return whether the range of ``queue`` makes no further delivery; once true, true to the task's end.
+        """Return whether the range of ``queue`` must make no further delivery; once true, it stays true.
 
-        Deliveries answered before still count, as when a range's time is used up (D7).
+        Deliveries that the listener has answered before still count, as when a range's time is used up (D7).
         """
         return False
 
@@ -83,31 +84,34 @@ class RangeInstructions:
         """
 
     def is_batch_at_work(self) -> bool:
-        """Return whether other tasks go on, so an idle one prolongs nothing; once False, always False."""
+        """Return whether other tasks of the batch have work, so that this one may wait for suspended queues.
+
+        Once False, it stays False.
+        """
         return False
 
     def is_paused(self) -> bool:
-        """Return whether no delivery may begin for now: the driver cannot be reached, or too many rows wait.
+        """Return whether no delivery may begin now: the driver cannot be reached, or too many rows wait.
 
-        Like ``is_given_up`` it is read before every delivery. Open ranges only.
+        The task reads this before every delivery. It can be true only in real time.
         """
         return False
 
     def notifies(self, changed: Callable[[], None]) -> None:
-        """Take the function to call when ``is_paused`` or ``is_given_up`` has changed; it must not wait.
+        """Set the function to call when ``is_paused`` or ``is_given_up`` has changed; it must not wait.
 
-        Open ranges only: there a queue may have nothing to deliver for hours.
+        It is used in real time: there a queue may have no messages for hours, so the task must be notified.
         """
 
     def stands(self, queue: MessageQueue, reason: str, *, is_reset: bool = False) -> None:
-        """Note that an open range has ended by itself, so that its queue must be planned again."""
+        """Report that an open range cannot go on: only another plan can continue its queue."""
 
     def counts_rows(self) -> bool:
-        """Return whether :meth:`rows_grew` is to be called; the same for all of a task's life."""
+        """Return whether to call :meth:`rows_grew`; the answer does not change during a task."""
         return False
 
     def rows_grew(self, nbytes: int) -> None:
-        """Note the size of rows of settled messages that are in no cut; any thread, does not wait."""
+        """Add the size of rows, in bytes, that wait for a commit; callable from any thread, does not wait."""
 
     def rests(self) -> None:
         """Note that there is nothing to deliver until more arrives or a suspension is over; does not wait.
@@ -116,16 +120,16 @@ class RangeInstructions:
         """
 
     def settled(self) -> None:
-        """Note that a range has something to commit that is in no cut; return immediately.
+        """Report that a range has new results to commit; returns immediately, callable from any thread.
 
-        At least once after each cut; callable from any thread.
+        Call this at least once after each cut in which the range has taken part, when there are new results.
         """
 
     def cut_with(self, cut: Callable[[], Any]) -> None:
-        """Take the function that cuts all ranges of the task; it is called by another thread."""
+        """Set the function that takes the results so far of all ranges; another thread calls it."""
 
     def take(self, brought: object) -> bool:  # noqa: ARG002 - a subclass's
-        """Take the result of a range that was given up, on any task thread; return whether it was taken."""
+        """Send the result of a range that was given up, on any of the task's threads; return if sent."""
         return False
 
 
@@ -133,7 +137,7 @@ NO_INSTRUCTIONS: Final = RangeInstructions()
 
 
 class Memory(Enum):
-    """How much memory is free for reading more."""
+    """Memory that is left for reading more messages."""
 
     PLENTY = auto()
     SHORT = auto()
@@ -144,23 +148,23 @@ class Turn(NamedTuple, Generic[QueueT]):
     """Next work for a worker."""
 
     queue: QueueT | None
-    """Queue whose messages to deliver; None to read the next piece."""
+    """Queue whose messages to deliver; None: read the next piece of the ranges instead."""
     lasts_s: float
-    """Duration after which the turn ends with the running delivery."""
+    """Duration in seconds after which the turn ends, once the running delivery is answered."""
 
 
 class Rest(NamedTuple):
-    """Nothing to do for a worker."""
+    """There is nothing to do for a worker now."""
 
     until_s: float
-    """When to ask again if nothing has happened before; may be infinite."""
+    """Time at which to ask again if nothing happens before; may be infinite."""
 
 
 class _Waiting(NamedTuple, Generic[QueueT]):
-    """A queue without a worker, or the next piece to read."""
+    """A queue that waits for a worker, or the next piece to read."""
 
     place_s: float
-    """Place in the order: the smallest of those that are due comes first."""
+    """Place in the order, as a time: of those that are due, the smallest comes first."""
     due_s: float
     queue: QueueT | None
 
@@ -173,27 +177,27 @@ class TaskTurns(Generic[QueueT]):
 
         Args:
             now_s: Now.
-            reads: Whether the workers read, too; otherwise another thread does.
-            pace: When another worker begins.
+            reads: Whether workers also read the ranges; otherwise another thread does.
+            pace: Durations that decide when one more worker begins.
         """
         self._pace = pace
         self._waiting: dict[QueueT | None, _Waiting[QueueT]] = {}
-        """Queues without a worker, and None while there may be a piece that no worker is reading."""
+        """Queues that wait for a worker; None stands for the next piece to read, unless a worker reads it."""
         if reads:
             self._waiting[None] = _Waiting(now_s, now_s, None)
         self._in_hand: dict[QueueT | None, int] = {}
         """Number of workers by queue."""
         self._dry: set[QueueT] = set()
         self._leading: set[QueueT] = set()
-        """Queues neither suspended nor ended, and suspended ones that lead: they keep the task going."""
+        """Queues that keep the task going: those not suspended, and suspended ones that ``lead``."""
         self._suspended: set[QueueT | None] = set()
-        """Queues whose suspension is not over."""
+        """Queues that were suspended and have had no worker since."""
         self._is_arriving = True
         self._has_been_slow = False
 
     @property
     def is_led(self) -> bool:
-        """Whether more may arrive, or a queue that was not suspended is left: the task lasts that long."""
+        """Whether the task goes on by itself: more may arrive, or a queue is left that is not suspended."""
         return self._is_arriving or bool(self._leading)
 
     @property
@@ -217,7 +221,7 @@ class TaskTurns(Generic[QueueT]):
         return self._is_arriving
 
     def is_suspended(self, queue: QueueT) -> bool:
-        """Return whether the queue waits, without a worker, and was suspended in this task."""
+        """Return whether the queue has no worker and waits after a suspension in this task."""
         return self.is_waiting(queue) and (queue in self._suspended or queue not in self._leading)
 
     def is_waiting(self, queue: QueueT) -> bool:
@@ -225,7 +229,7 @@ class TaskTurns(Generic[QueueT]):
         return queue in self._waiting and queue not in self._in_hand
 
     def is_dry(self, queue: QueueT) -> bool:
-        """Return whether the queue waits for messages."""
+        """Return whether the queue has consumed all that has arrived, and waits for more messages."""
         return queue in self._dry
 
     def next(
@@ -240,10 +244,10 @@ class TaskTurns(Generic[QueueT]):
 
         Args:
             now_s: Now.
-            calls_s: How long each other worker's listener call, or its reading, has lasted.
-            is_batch_at_work: Whether other tasks of the micro-batch have work, so that it goes on when this
-                one is over.
-            memory: How much is free for reading on.
+            calls_s: For each other worker, how long its listener call, or its reading, has lasted so far.
+            is_batch_at_work: Whether other tasks of the micro-batch have work, so that the micro-batch goes
+                on even if this task ends.
+            memory: Memory that is left for reading more.
         """
         is_slow = max(calls_s, default=0.0) >= self._pace.slow_s
         self._has_been_slow = is_slow or (self._has_been_slow and self._pace.remembers)
@@ -268,10 +272,10 @@ class TaskTurns(Generic[QueueT]):
     # --- arrivals -------------------------------------------------------------------------------------------
 
     def arrived(self, queues: Iterable[QueueT], now_s: float) -> None:
-        """Note that messages, or the end, of these queues' ranges have arrived.
+        """Note that messages of these queues, or the ends of their ranges, have arrived.
 
-        It changes nothing for a queue that is with a worker, or waits for one or for the end of a suspension;
-        ``offered`` does if another worker may have a delivery of it.
+        Nothing changes for a queue that has a worker, or that waits for a worker or for the end of its
+        suspension. If one more worker could deliver the new messages, call :meth:`offered`.
         """
         for queue in queues:
             if queue not in self._in_hand and queue not in self._waiting:
@@ -280,7 +284,7 @@ class TaskTurns(Generic[QueueT]):
                 self._waiting[queue] = _Waiting(now_s, now_s, queue)
 
     def begins_suspended(self, queue: QueueT, due_s: float) -> None:
-        """Note that the queue, which is new, is suspended until ``due_s``."""
+        """Note a new queue that is suspended until ``due_s``."""
         self._waiting[queue] = _Waiting(due_s, due_s, queue)
 
     def has_read(self, now_s: float) -> None:
@@ -306,7 +310,7 @@ class TaskTurns(Generic[QueueT]):
         self._release(queue, now_s + HANDICAP_S, now_s)
 
     def suspended(self, queue: QueueT, due_s: float, *, leads: bool = False) -> None:
-        """Note that the queue is suspended until ``due_s``; if it ``leads``, the task waits for it."""
+        """Note that the queue is suspended until ``due_s``; ``leads``: the task waits for the queue."""
         (self._leading.add if leads else self._leading.discard)(queue)
         self._suspended.add(queue)
         self._release(queue, due_s, due_s)
@@ -317,7 +321,7 @@ class TaskTurns(Generic[QueueT]):
         self._leading.discard(queue)
 
     def withdrawn(self, queue: QueueT) -> None:
-        """Remove a waiting or dry queue, which does not go on."""
+        """Remove a queue without a worker, because it is not continued in this task."""
         self._waiting.pop(queue, None)
         self._dry.discard(queue)
         self._suspended.discard(queue)
@@ -330,9 +334,9 @@ class TaskTurns(Generic[QueueT]):
     # --- queues with several workers ------------------------------------------------------------------------
 
     def offered(self, queue: QueueT, due_s: float, *, leads: bool = False) -> None:
-        """Note that a queue with a worker, or a suspended one, has a delivery for one more from ``due_s`` on.
+        """Note that one more worker may join a queue from ``due_s`` on, because it has a delivery to make.
 
-        If it ``leads``, the delivery keeps the task going.
+        The queue has a worker already or is suspended. ``leads``: the delivery keeps the task going.
         """
         waiting = self._waiting.get(queue)
         if waiting is None or due_s < waiting.due_s:
@@ -342,7 +346,7 @@ class TaskTurns(Generic[QueueT]):
             self._leading.add(queue)
 
     def leaves(self, queue: QueueT) -> bool:
-        """Take a worker from a queue that others have too; return False if it is the last one, which stays.
+        """Note that a worker leaves a queue; return False if it is the only one left, which must stay.
 
         Nobody joins the last one any more.
         """

@@ -96,7 +96,7 @@ class QueueOwnership(Protocol):
         ...
 
     def await_held(self, timeout_s: float) -> bool:
-        """Wait until any queue may be planned; return whether one may."""
+        """Wait until at least one queue may be planned; return False if none may be in time."""
         ...
 
 
@@ -174,7 +174,7 @@ class PlanWatcher(Protocol):
         ...
 
     def replan(self, plan: int, reason: str) -> None:
-        """Report that the plan should be another one by now: it lacks queues that this member has."""
+        """Report that the plan is outdated, because it lacks queues that this member has."""
         ...
 
     def leaves(self, plan: int) -> None:
@@ -231,11 +231,11 @@ class RunningMember:
         self._notified: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
         """Plan and queues to be given up that were last reported to the watcher."""
         self._offered: Mapping[MessageQueue, int] = {}
-        """Queues that the newest plan could have, with their grants."""
+        """Queues that the newest plan could contain, each with the number of its grant (its lock)."""
         self._made = 0
-        """Number of the newest plan that the watcher has."""
+        """Number of the newest plan that was reported to the watcher."""
         self._outgrown = 0
-        """Number of the newest plan that lacks a queue, as reported to the watcher."""
+        """Number of the newest plan that was reported to the watcher as lacking a queue."""
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -400,7 +400,8 @@ class RunningMember:
             return
         plan, leaving = self._query(lambda machine, _: (machine.plan_under_way()[0], machine.must_leave()))
         if plan != self._made:
-            # It is still being made, and the watcher drops reports on plans that it does not have.
+            # The plan is still being made. The watcher would drop a report about a plan that it does not
+            # have.
             return
         if (plan, leaving) != self._notified and (leaving or self._notified[1]):
             self._watcher.must_leave(plan, leaving)
@@ -408,7 +409,7 @@ class RunningMember:
         self._report_gained(self._watcher)
 
     def _report_gained(self, watcher: PlanWatcher) -> None:
-        """Report once for each plan that this member has a queue which the plan could not have."""
+        """Report, once for each plan, that this member has got a queue that the plan lacks."""
 
         def gained(machine: Membership, now_s: float) -> tuple[int, list[MessageQueue]]:
             held = machine.plannable(now_s)
@@ -418,7 +419,7 @@ class RunningMember:
         plan, queues = self._query(gained)
         if queues and plan != self._outgrown:
             self._outgrown = plan
-            watcher.replan(plan, f"{counted(len(queues), 'queue')} more, such as {min(queues)}")
+            watcher.replan(plan, f"this member got {counted(len(queues), 'queue')}, such as {min(queues)}")
 
     def _do_what_is_due(self) -> bool:
         """Perform the due actions once; return whether there were any, since they may have made more due."""

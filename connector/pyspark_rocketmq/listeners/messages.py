@@ -36,7 +36,7 @@ _MADE_AT_ONCE: Final = 512
 """Number of messages created at a time. Few enough for the processor's caches and for the threshold of
 Python's garbage collector; enough to make the cost of reading a column negligible."""
 _BLOCKS_KEPT: Final = 16
-"""Number of such groups that are kept if messages are delivered in another order."""
+"""Number of such groups that are kept while messages are delivered by key and not in queue order."""
 
 
 def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
@@ -109,15 +109,15 @@ class ArrowMessages(Sequence[MessageExt]):
 
 
 MessagePiece: TypeAlias = "pa.RecordBatch | list[MessageExt]"
-"""Consecutive messages of a queue: rows, or, if they are few, messages made already."""
+"""Consecutive messages of a queue: rows in columns, or ``MessageExt`` objects if they are few."""
 
 
 class ArrivedMessages(Sequence[MessageExt]):
-    """The messages of a range, as they arrive; rows become messages a few hundred at a time, when delivered.
+    """The messages of a range that have arrived; rows become objects only when messages are delivered.
 
-    As objects they take three times the memory of their columns, and the garbage collector would walk a
-    hundred thousand of them again and again. An index is that of the range's first message, 0, and up. It
-    remains the same when messages before it are forgotten.
+    A few hundred objects are created at a time. As objects, messages take three times the memory of columns,
+    and the garbage collector would visit a hundred thousand objects again and again. The index of the range's
+    first message is 0. A message keeps its index when messages before it are forgotten.
     """
 
     def __init__(
@@ -128,23 +128,26 @@ class ArrivedMessages(Sequence[MessageExt]):
     ) -> None:
         """Begin with ``pieces``; see :meth:`extend`."""
         self._queue = queue
-        # One item for each piece:
+        # Each of these lists has one item for each piece.
         self._pieces: list[MessagePiece] = []
         self._ends: list[int] = []
-        """End of each piece, as an index of messages."""
+        """For each piece, the index of the message after its last one."""
         self._offsets: list[npt.NDArray[np.int64] | list[int]] = []
         self._last_offsets: list[int] = []
         self._extras: list[Mapping[str, str]] = []
         self._sizes: list[int] = []
         self._shown: list[pa.RecordBatch | None] = []
-        """Pieces in the form of :class:`ArrowMessages`, created for the first delivery."""
+        """For each piece, its rows in the form of :class:`ArrowMessages`; None until they are needed."""
         self._first = 0
         self._made: list[MessageExt] = []
-        """The messages made, from index ``_first`` on."""
+        """Objects created for deliveries in queue order: the messages from index ``_first`` on."""
         self._blocks: dict[int, list[MessageExt]] = {}
-        """Messages made for deliveries in any order, by the index of the first; those used last come last."""
+        """Objects created for deliveries by key, in groups by the index of the first message of each.
+
+        The group that was used last is at the end.
+        """
         self.freed_bytes = 0
-        """Memory of the pieces released, as it was given with them."""
+        """Memory of the pieces that were released, in bytes, as given to :meth:`extend`."""
         self.extend(pieces, extra)
 
     def extend(
@@ -153,7 +156,10 @@ class ArrivedMessages(Sequence[MessageExt]):
         extra: Mapping[str, str] = MappingProxyType({}),
         nbytes: int = 0,
     ) -> None:
-        """Add the next messages, which take ``nbytes`` together; those of rows get properties ``extra``."""
+        """Add the next messages, which take ``nbytes`` together.
+
+        Messages that are created from rows get the additional properties ``extra``.
+        """
         for piece in pieces:
             if not len(piece):
                 continue
@@ -169,7 +175,7 @@ class ArrivedMessages(Sequence[MessageExt]):
             self._extras.append(extra)
             self._sizes.append(nbytes)
             self._shown.append(None)
-            # Counted with the first piece only.
+            # The size is that of all pieces together, so count it only with the first one.
             nbytes = 0
 
     @property
@@ -178,7 +184,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return self._pieces
 
     def forget(self, before: int) -> None:
-        """Release pieces whose messages are all below index ``before``; the last piece remains."""
+        """Release the pieces whose messages are all below index ``before``; the last piece is kept."""
         if len(self._ends) > 1 and self._ends[0] <= before:
             count = min(bisect_right(self._ends, before), len(self._ends) - 1)
             self.freed_bytes += sum(self._sizes[:count])
@@ -211,7 +217,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return int(self._offsets[number][at])
 
     def index_from(self, queue_offset: int) -> int:
-        """Return the index of the first message, of those not forgotten, at or after a queue offset."""
+        """Return the index of the first message at or after a queue offset, among those not forgotten."""
         number = bisect_left(self._last_offsets, queue_offset)
         if number == len(self._offsets):
             return len(self)
@@ -253,7 +259,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         )
 
     def objects_at(self, indexes: Iterable[int], retry_counts: Sequence[int] = ()) -> list[MessageExt]:
-        """Return the messages at these indexes, like :meth:`in_objects`."""
+        """Return the messages at these indexes as objects, with ``retry_counts`` as in :meth:`in_objects`."""
         found = []
         for index in indexes:
             number, at = self._place(index)
@@ -272,7 +278,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return _with_times(found, retry_counts) if retry_counts else found
 
     def arrow_at(self, indexes: Sequence[int], retry_counts: Sequence[int] = ()) -> ArrowMessages:
-        """Return the messages at ascending indexes, at least one, in Arrow."""
+        """Return the messages at these ascending indexes in Arrow; there must be at least one."""
         stops = [at + 1 for at, index in enumerate(indexes) if index + 1 not in indexes[at + 1 : at + 2]]
         parts = [
             self.in_arrow(indexes[start], indexes[stop - 1] + 1, retry_counts[start:stop])
@@ -288,7 +294,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         )
 
     def property_values(self, name: str, start: int = 0) -> list[str | None]:
-        """Return the value of a property for each message from index ``start`` on; None without one."""
+        """Return a property's value for each message from index ``start`` on; None if a message lacks it."""
         found: list[str | None] = []
         for piece, end in zip(self._pieces, self._ends, strict=True):
             if end > start:
@@ -307,12 +313,12 @@ class ArrivedMessages(Sequence[MessageExt]):
         )
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the number of the piece that has a message, and the message's place in it."""
+        """Return the number of the piece that has a message, and the message's place in that piece."""
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number] - len(self._pieces[number]))
 
     def _rows(self, number: int) -> pa.RecordBatch | None:
-        """Return a piece in the form of :class:`ArrowMessages`; None if it is messages already."""
+        """Return a piece's rows in the form of :class:`ArrowMessages`; None if the piece has objects."""
         shown, piece = self._shown[number], self._pieces[number]
         if shown is None and not isinstance(piece, list):
             shown = self._shown[number] = _as_shown(piece)
@@ -339,7 +345,7 @@ class ArrivedMessages(Sequence[MessageExt]):
             self._first, self._made = index, self._made_of(piece, at, self._extras[number])
 
     def _made_of(self, rows: pa.RecordBatch, at: int, extra: Mapping[str, str]) -> list[MessageExt]:
-        """Create messages of a piece of rows, from the row ``at`` on."""
+        """Create objects from the next rows of a piece, from row ``at`` on."""
         return _messages(rows.slice(at, _MADE_AT_ONCE), self._queue, extra)
 
 
@@ -352,7 +358,7 @@ def _property_values(piece: MessagePiece, name: str) -> Iterable[str | None]:
     is_named = pc.equal(column.keys.slice(first, count), name)
     hits = np.flatnonzero(is_named.to_numpy(zero_copy_only=False))
     rows = np.searchsorted(offsets - first, hits, side="right") - 1
-    # Each text is made once.
+    # Create each distinct string only once.
     values = column.items.slice(first, count).take(pa.array(hits)).dictionary_encode()
     texts = values.dictionary.to_pylist()
     of_row = {row: texts[at] for row, at in zip(rows.tolist(), values.indices.tolist(), strict=True)}

@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FIRST_OWNERSHIP_S: Final = 5.0
-"""How long the first plan waits for this member's queues; a later plan can take those that come later. In
-real time every plan waits as long for the first queue, since Spark asks again immediately."""
+"""Time for which the first plan waits for this member's queues, in seconds; later plans have queues that come
+later. In real time every plan waits so long if there is no queue yet, since Spark asks again immediately."""
 _FIRST_PLAN: Final = RetryPolicy(attempts=3, first_pause_s=REFUSED_PAUSE_S, max_pause_s=REFUSED_PAUSE_S)
 """Retries of unexplained refusals before the first plan; a refused queue rests as long as the pause."""
 _PAUSE_S: Final = 0.5
@@ -90,7 +90,7 @@ class MicroBatchPlanner:
         self._generations = generations
         self._drain = Drain(options, progress, clock, held_up)
         self._open_length: OpenBatchLength | None = None
-        """How long batches may last in real time; None for a query that plans micro-batches."""
+        """Decides how long a batch lasts in real time; None for a query that plans micro-batches."""
         if options.real_time_ms is not None:
             self._open_length = OpenBatchLength(options.real_time_ms / 1000)
         self._planned_at_s: float | None = None
@@ -162,12 +162,14 @@ class MicroBatchPlanner:
     def runnable(self, offset: Offset) -> Sequence[QueueRange]:
         """Return the ranges to run now of a plan in Spark's log, which may be old after a restart.
 
-        Open ranges are run only by the process that has planned them: another one plans them again, from
-        where the group is by now.
+        Open ranges are run only by the process that planned them. After a restart they are left out, and the
+        next plan begins where the group is by then.
         """
         planned = self.plan_of(offset)[1]
         if offset != self._known[0] and any(each.has_open_end for each in planned):
-            logger.info("a plan without ends of an earlier run is not run, it is made again")
+            logger.info(
+                "the last plan of the previous run is not run again: in real time each run makes new plans"
+            )
             planned = ()
         ranges = self._progress.runnable(planned)
         return [planned for planned in ranges if planned.count > 0]
@@ -271,7 +273,7 @@ class MicroBatchPlanner:
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
 
     def _latest_in_real_time(self, start: Offset, length: OpenBatchLength) -> Offset:
-        """Return the offset that holds the next plan, or ``start`` if no queue can be planned for a while."""
+        """Return the offset with the next plan; ``start`` if no queue can be planned within seconds."""
         seq, previous = self.plan_of(start)
         patience = Deadline.after(self._clock, _FIRST_OWNERSHIP_S)
         while True:
@@ -279,7 +281,7 @@ class MicroBatchPlanner:
             attempt = self._attempt(previous, {})
             if not isinstance(attempt, _Attempt):
                 self._report_skipped(attempt)
-            # A queue with a gap can be planned as soon as its corrected offset is stored.
+            # A queue with a gap is in no plan before its corrected offset is stored, so wait for that.
             elif attempt.ranges and (not attempt.plan.gaps or patience.has_passed):
                 open_for_s = None
                 if attempt.ranges[0].has_open_end:
@@ -291,13 +293,13 @@ class MicroBatchPlanner:
             self._pause(min(max(patience.remaining_s(), 0.001), _PAUSE_S))
 
     def _is_complete(self, attempt: _Attempt) -> bool:
-        """Whether a plan has every queue of this consumer, each at its master."""
+        """Return whether a plan has every queue of this consumer, each read from its master."""
         planned = {each.queue for each in attempt.ranges}
         names = {queue.broker_name for queue in planned}
         return planned.issuperset(self._progress.held) and names <= attempt.snapshot.addresses.keys()
 
     def _waits_for_more(self, plan: Plan) -> bool:
-        """Whether there is too little to read and still time to wait for more (``minOffsetsPerTrigger``)."""
+        """Return whether to wait for more messages before the next plan (``minOffsetsPerTrigger``)."""
         least = self._options.min_offsets_per_trigger
         is_enough = least is None or plan.readable >= least or plan.gaps
         if is_enough or self._drain.has_begun or self._planned_at_s is None:

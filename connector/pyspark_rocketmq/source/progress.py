@@ -66,16 +66,16 @@ class ProgressSource(Protocol):
         ...
 
     def await_held(self, timeout_s: float) -> bool:
-        """Wait until any queue may be planned; return whether one may."""
+        """Wait until at least one queue may be planned; return False if none may be in time."""
         ...
 
     @property
     def held(self) -> Collection[MessageQueue]:
-        """Queues that were this consumer's at the last :meth:`read`, also those that could not be planned."""
+        """Queues that this consumer held at the last :meth:`read`, even if they could not be planned."""
         ...
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
-        """Whether one of these queues must be read to a known end, behind which another log begins."""
+        """Return whether one of these queues has a known offset at which another log begins."""
         ...
 
     def begin_reading(self) -> None:
@@ -154,11 +154,11 @@ class CheckpointProgress:
 
     @property
     def held(self) -> Collection[MessageQueue]:
-        """Nothing: a plain stream is not read in real time."""
+        """No queue: only real time uses this, and a plain stream is not read in real time."""
         return ()
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:  # noqa: ARG002
-        """Return False: where another log begins, the position is corrected."""
+        """Return False: where another log begins, a plain stream's position is corrected instead."""
         return False
 
     def begin_reading(self) -> None:
@@ -311,11 +311,11 @@ class GroupProgress:
         return self._ownership.await_settled(timeout_s)
 
     def await_held(self, timeout_s: float) -> bool:
-        """Wait for the lock of any queue."""
+        """Wait until this member has the lock of at least one queue; return False if it has none in time."""
         return self._ownership.await_held(timeout_s)
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
-        """Whether the generation of one of these queues ends at a known offset."""
+        """Return whether one of these queues has a generation that ends at a known offset."""
         generations = self._generations
         return generations is not None and any(generations.end_of(queue) is not None for queue in queues)
 
@@ -528,7 +528,7 @@ class GroupProgress:
                 old.state.epoch,
                 row.epoch if row is not None else "none",
             )
-        # A listener of an open range gets further messages until it commits.
+        # Open ranges cannot stall: their listener gets further messages until it commits.
         ending = [planned for planned in kept if not planned.has_open_end]
         self._stalls.planned(ending, self._clock.monotonic_s())
         return kept

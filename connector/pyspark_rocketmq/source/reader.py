@@ -3,8 +3,9 @@
 The messages of a range come in ascending queue offset, each once; a message that is missing causes an error
 or a log entry.  :mod:`~pyspark_rocketmq.source.fetcher` sends the pulls.
 
-Columns cost a millisecond for each call, however few their messages. Callers who take objects get few
-messages decoded one by one; anything unusual is left to the columns, so that both ways give the same.
+Messages are decoded into Arrow columns, which takes about a millisecond for each call, even for one message.
+So few messages are decoded one by one, into objects, if the caller accepts objects. All unusual cases are
+left to the columns, so that both ways have the same result.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ _CHECK_S: Final = 0.5
 _ATTRIBUTES_S: Final = 10.0
 """How long a failing broker is asked for a topic's attributes."""
 _OBJECT_BYTES: Final = 2048
-"""Memory of a message as an object, without its body: what one with a few properties takes."""
+"""Assumed memory of a message object without its body, in bytes, if it has a few properties."""
 FEW: Final = 64
-"""Number of messages of a range from which on they are decoded in columns."""
+"""Number of messages of a range, that have arrived together, from which on they are decoded in columns."""
 _TOTAL: Final = struct.Struct(">I")
 """Total size of a message, with which it begins."""
 _STOP_S: Final = 10.0
@@ -192,10 +193,10 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
 
 
 def read_arrivals(partitions: Sequence[QueuePartition]) -> Iterator[list[Arrival]]:
-    """Yield a group's ranges in pieces, as they arrive: those that are decoded together in one list.
+    """Yield a group's ranges in pieces, as they arrive; each list has pieces that were decoded together.
 
     Raises:
-        RocketMQError: As for :func:`read_ranges`.
+        RocketMQError: For the same reasons as :func:`read_ranges`.
     """
     shares = [share_of(each, len(partitions)) for each in partitions]
     readers = [RangeReader(share) for share in (shares if len(shares) > 1 else partitions)]
@@ -263,7 +264,7 @@ def _read_together(
 
 
 Messages: TypeAlias = "pa.RecordBatch | list[MessageExt]"
-"""Messages in the columns of the source; few ones perhaps as objects."""
+"""Messages in the columns of the source, or as objects if they are few and the caller accepts objects."""
 
 
 def _memory_of(messages: Messages) -> int:
@@ -290,9 +291,9 @@ class DecodedChunks(NamedTuple):
 def decode_chunks(
     partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks], *, few_as_objects: bool = False
 ) -> list[DecodedChunks]:
-    """Decode bodies with the same broker and subscription together; if that fails, one after the other.
+    """Decode all bodies with the same broker and subscription together; if that fails, one after the other.
 
-    With ``few_as_objects``, ranges of which few messages have come are decoded one by one.
+    ``few_as_objects``: decode the messages of a range into objects if fewer than ``FEW`` have arrived.
     """
     messages: dict[int, Iterable[Messages | Undecodable] | RocketMQError] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
@@ -321,7 +322,7 @@ def decode_chunks(
 
 
 def _few_in(bodies: Sequence[PulledBody], partition: QueuePartition) -> list[MessageExt] | None:
-    """Return the messages if there are few, all of them decodable and with times that columns can hold."""
+    """Return the messages as objects; None if they are not few, or one of them is unusual."""
     if not _are_few(bodies):
         return None
     broker_name = partition.planned.queue.broker_name
@@ -338,7 +339,7 @@ def _few_in(bodies: Sequence[PulledBody], partition: QueuePartition) -> list[Mes
 
 
 def _are_few(bodies: Sequence[PulledBody]) -> bool:
-    """Return whether the messages' own sizes count to fewer than ``FEW``; broken sizes end the count."""
+    """Return whether there are fewer than ``FEW`` messages, counted by the size that each of them states."""
     count = 0
     for body in bodies:
         at, last = 0, len(body) - _TOTAL.size
@@ -383,7 +384,7 @@ class RangeReader:
         """Offset that the pulls have reached, with or without messages."""
         self._rows = 0
         self._body_bytes = 0
-        # A range without an end is put on hold instead.
+        # An open range has no largest size: its queue is put on hold when too many messages wait.
         self._most_bytes = None if partition.planned.has_open_end else partition.settings.max_bytes
         self._pulls, self._pull_ms = 0, 0.0
         self._is_window_counted = False
@@ -438,7 +439,7 @@ class RangeReader:
 
     @property
     def reached(self) -> int:
-        """All messages below this offset have been yielded, or need not be."""
+        """Queue offset below which every message has been yielded or need not be."""
         return max(self._expected, self._reached)
 
     @property
@@ -477,7 +478,7 @@ class RangeReader:
         return self._in_columns(messages)
 
     def _is_usual(self, messages: Sequence[MessageExt]) -> bool:
-        """Return whether all messages are the next ones of the range, and do not end it."""
+        """Return whether all messages belong to the range, in order, and do not end it."""
         offsets = [self._expected - 1, *[message.queue_offset for message in messages]]
         limit = self._most_bytes
         return (
@@ -505,13 +506,13 @@ class RangeReader:
         )
 
     def stopped(self) -> RangeEnd:
-        """End the range before its planned end, because its task is over; call it once."""
+        """Return the end of the range at what has been read, because its task is over; call this once."""
         self.is_done = True
         self._count_pulls()
         return self._range_end(self.reached, EndReason.STOPPED)
 
     def arrival(self, pieces: Sequence[Messages | RangeEnd] = ()) -> Arrival:
-        """Return pieces of the range that came together, in order; the last one may be the range's end."""
+        """Join pieces of the range that came together, in order; the last one may be the range's end."""
         end = pieces[-1] if pieces and isinstance(pieces[-1], RangeEnd) else None
         messages = [piece for piece in pieces if not isinstance(piece, RangeEnd)]
         return Arrival(

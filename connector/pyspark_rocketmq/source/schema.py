@@ -63,7 +63,7 @@ class EndReason(StrEnum):
     """A consumed message's place has another message: the topic was created again, or a broker lost the end
     of its log."""
     STOPPED = "stopped"
-    """The task ended before the range did."""
+    """The task ended before it had read the range to its end."""
 
 
 def spark_schema(
@@ -80,9 +80,9 @@ def spark_schema(
 
 
 def range_to_json(planned: QueueRange) -> dict[str, int | float | str]:
-    """Return a planned range, without its queue, as stored in plans and marker rows.
+    """Return a planned range, without its queue, in the form that plans and marker rows contain.
 
-    An open range has no end there. Fields of the queue's state that are 0 or empty are left out.
+    For an open range this form has no end. Fields of the queue's state that are 0 or empty are left out.
     """
     state = planned.state
     known = {
@@ -125,7 +125,7 @@ class RangeEnd:
 
     @property
     def described_by_messages(self) -> dict[str, str]:
-        """The properties that a consumer adds to the range's messages."""
+        """The properties that a consumer adds to each message of the range."""
         return described_by(self.bounds)
 
 
@@ -133,41 +133,41 @@ NOTHING_READ: Final = ConsumeMetrics()
 
 
 class Arrival(NamedTuple):
-    """A piece of a range: the next messages, or the range's end, or both."""
+    """A piece of a range that has been read: its next messages, or its end, or both."""
 
     planned: QueueRange
     """The range as it was planned."""
     messages: Sequence[pa.RecordBatch | list[MessageExt]] = ()
-    """The messages, in queue order: rows, or, if they are few, messages made already."""
+    """The messages, in queue order: rows in columns or, if they are few, ``MessageExt`` objects."""
     end: RangeEnd | None = None
-    """The end of the range, if nothing follows."""
+    """The end of the range; None if more of it follows."""
     reached: int | None = None
-    """Queue offset before which everything has arrived, if that is not the one after the last message."""
+    """Queue offset below which everything has arrived; None if that is the offset after the last message."""
     bounds: tuple[int, int] | None = None
-    """The queue's smallest offset and its end, from the newest pull; an end has its own."""
+    """The queue's smallest offset and its end, from the newest pull; unused if there is an ``end``."""
     nbytes: int = 0
-    """Memory that the messages take."""
+    """Memory that the messages take, in bytes."""
     reading: ConsumeMetrics = NOTHING_READ
     """The statistics of reading the range until here; an end has its own."""
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue."""
+        """The range's queue."""
         return self.planned.queue
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing follows."""
+        """Whether nothing of the range follows."""
         return self.end is not None
 
     @property
     def described_by_messages(self) -> dict[str, str]:
-        """The properties that a consumer adds to the messages of rows; see ``RangeEnd``."""
+        """The properties that a consumer adds to each message made from rows; see ``RangeEnd``."""
         return self.end.described_by_messages if self.end is not None else described_by(self.bounds)
 
 
 def described_by(bounds: tuple[int, int] | None) -> dict[str, str]:
-    """Return the properties that a consumer adds to messages: the bounds of their queue.
+    """Return the properties that a consumer adds to each message: the bounds of its queue.
 
     Source: ``PullAPIWrapper.processPullResult``.
     """
@@ -177,9 +177,9 @@ def described_by(bounds: tuple[int, int] | None) -> dict[str, str]:
 def shown_to_listener(
     messages: Sequence[MessageExt], queue: MessageQueue, namespace: str, described: Mapping[str, str]
 ) -> list[MessageExt]:
-    """Return messages of ``queue`` as a listener gets them, with the properties ``described``.
+    """Return messages of ``queue`` in the form that a listener gets, with the properties ``described``.
 
-    Columns get the same from :func:`with_origin_topics`, and when objects are made of them.
+    For messages in columns, :func:`with_origin_topics` and the creation of objects do the same.
     """
     is_retry = is_retry_topic(queue.topic)
     shown = []
