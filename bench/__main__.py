@@ -67,7 +67,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
 
 
 class _Listed(click.ParamType):  # type: ignore[type-arg]
-    """Values with commas between them."""
+    """Parameter whose value is a list, separated by commas."""
 
     name = "a,b"
 
@@ -78,10 +78,10 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[Any, ...]:
-        """Return the values."""
+        """Return the values of the list."""
         texts = value.split(",")
         if self._allowed and (unknown := [text for text in texts if text not in self._allowed]):
-            self.fail(f"{', '.join(unknown)}; there are {', '.join(self._allowed)}", param, ctx)
+            self.fail(f"unknown: {', '.join(unknown)}; choose from {', '.join(self._allowed)}", param, ctx)
         try:
             return tuple(map(self._of, texts))
         except ValueError as error:
@@ -119,14 +119,16 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
     type=float,
     help=(
         "latency, worker, rate_source, memory, endurance, compaction: length of a run; "
-        "offset_commit: at most."
+        "offset_commit: longest length of a run."
     ),
 )
-@click.option("--rates", type=_Listed(int), help="latency, worker: messages a second, as 100,1000.")
+@click.option(
+    "--rates", type=_Listed(int), help="latency, worker: messages sent per second, such as 100,1000."
+)
 @click.option(
     "--only",
     type=_Listed(str, (*latency.CONTENDERS, *latency.WITHOUT_CONTENDER)),
-    help="latency: what is measured, as java,real-time; all by default.",
+    help="latency: what to measure, such as java,real-time; all by default.",
 )
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
 @click.option("--triggers", type=int, help="planner, groups: triggers that count.")

@@ -1,4 +1,4 @@
-"""Consumers whose latencies are compared: ours in real time and in micro-batches, and Java's push consumer."""
+"""The consumers whose latencies are compared: this package's, in real time and in micro-batches, and Java's."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _STOP_S: Final = 60.0
 
 
 class Times(NamedTuple):
-    """Milliseconds of each message."""
+    """Times of each message, in milliseconds since the epoch."""
 
     stored: Latencies
     """Whole milliseconds."""
     heard: Latencies
-    """When the listener got it."""
+    """Time of the listener's call."""
     committed: Latencies | None
-    """When its row was committed; None if there are no rows."""
+    """Time of the commit of the message's row; None if the consumer writes no rows."""
 
     def between(self, first_ms: float, last_ms: float) -> Times:
         """Return the times of the messages that were stored between two moments."""
@@ -59,7 +59,7 @@ class Times(NamedTuple):
         return latencies
 
     def to_row(self) -> Latencies:
-        """Milliseconds from store to the committed row; empty without rows."""
+        """Milliseconds from store to the committed row; empty if the consumer writes no rows."""
         return np.array([]) if self.committed is None else self.committed - self.stored
 
 
@@ -67,7 +67,7 @@ class Running(Protocol):
     """A consumer at work."""
 
     def consumed(self) -> int:
-        """Messages whose rows are committed, or without rows those that the listener got.
+        """Return the number of messages whose rows are committed; without rows, those that the listener got.
 
         Raises:
             RuntimeError: If it has failed.
@@ -75,11 +75,11 @@ class Running(Protocol):
         ...
 
     def processes(self) -> Mapping[str, Sequence[int]]:
-        """Ids of its processes, by kind."""
+        """Return the ids of the consumer's processes, by kind of process."""
         ...
 
     def end(self) -> Times:
-        """Stop it; the times of all messages.
+        """Stop the consumer; return the times of all messages.
 
         Raises:
             RuntimeError: If a message has no row or two.
@@ -99,7 +99,7 @@ class Contender(Protocol):
 
 
 def note_times(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-    """A row for each message, with its times."""
+    """Emit a row with the times of each message."""
     heard_ms = time.time() * 1000
     for message in messages:
         context.emit(message, stored=message.store_timestamp, heard=heard_ms)
@@ -213,7 +213,7 @@ class OurQuery:
 
 
 class JavaPush:
-    """Java's ``DefaultMQPushConsumer`` with an orderly listener that writes nothing, in a JVM of its own."""
+    """Java's ``DefaultMQPushConsumer`` with an orderly listener that writes nothing, in a separate JVM."""
 
     name = "Java push"
 

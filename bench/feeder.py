@@ -1,4 +1,4 @@
-"""``python -m bench.feeder``: a process that sends messages of 1 KiB at a steady rate until its input ends."""
+"""``python -m bench.feeder``: sends messages of 1 KiB at a steady rate until its standard input ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _JOIN_S: Final = 60.0
 
 
 def each_send(per_second: int) -> int:
-    """Return the messages of one send: as many as make 100 sends a second, at most 50."""
+    """Return the number of messages per request: that of 100 requests a second, but at most 50."""
     return max(1, min(_LARGEST_SEND, per_second // _SENDS_PER_S))
 
 
@@ -35,7 +35,7 @@ class Sent(NamedTuple):
 
     messages: int
     late_p50_ms: float
-    """Lateness of the sends: what a send began after its time."""
+    """Median delay of requests after their planned time, in milliseconds."""
     late_p99_ms: float
     late_max_ms: float
 
@@ -66,7 +66,7 @@ class Feeder:
 
     @property
     def pid(self) -> int:
-        """The system's number of the process."""
+        """Process id."""
         return self._process.pid
 
     def end(self) -> Sent:

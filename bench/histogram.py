@@ -22,7 +22,7 @@ _PARTS: Final = " ▏▎▍▌▋▊▉"
 
 
 def percentile(latencies: Latencies, percent: float) -> float:
-    """Return the least latency that ``percent`` of all do not exceed; NaN without any."""
+    """Return the smallest latency that ``percent`` of all latencies do not exceed; NaN if there are none."""
     if not len(latencies):
         return float("nan")
     # 99.9 % of 1,000 is a little more than 999 in binary.
@@ -32,7 +32,7 @@ def percentile(latencies: Latencies, percent: float) -> float:
 
 
 def bounds_for(longest: float) -> list[float]:
-    """Return upper bounds of bins, 1, 2, 5, 10 and so on, up to the first that ``longest`` does not exceed."""
+    """Return the upper bounds of bins: 1, 2, 5, 10 and so on, until one is at least ``longest``."""
     bounds: list[float] = []
     for bound in _all_bounds():
         bounds.append(bound)
@@ -47,10 +47,10 @@ def _all_bounds() -> Iterator[float]:
 
 
 def counts(latencies: Latencies, bounds: Sequence[float]) -> list[int]:
-    """Count the latencies of each bin; a bin contains its upper bound, the first one all below it too.
+    """Count the latencies in each bin; a bin includes its upper bound, and the first bin has no lower bound.
 
     Raises:
-        ValueError: If one exceeds the last bound.
+        ValueError: If a latency exceeds the last bound.
     """
     bins = np.searchsorted(bounds, latencies, side="left")
     found = np.bincount(bins, minlength=len(bounds))
@@ -60,7 +60,7 @@ def counts(latencies: Latencies, bounds: Sequence[float]) -> list[int]:
 
 
 def bar(share: float) -> str:
-    """Return a bar for a share between 0 and 1; a share that is not 0 has a visible one."""
+    """Return a bar for a share from 0 to 1; it is visible for every share above 0."""
     eighths = round(share * _BAR * 8)
     if share > 0:
         eighths = max(1, eighths)

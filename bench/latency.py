@@ -44,7 +44,7 @@ _REAL_TIME: Final = "real time"
 _INTO_POSTGRES: Final = "real time, PostgreSQL"
 _JAVA: Final = JavaPush.name
 WITHOUT_CONTENDER: Final = ("backlog", "idle")
-"""Measurements besides the contenders."""
+"""Names for ``--only`` of the measurements that follow those at steady rates."""
 CONTENDERS: Final = {
     "real-time": _REAL_TIME,
     "postgres": _INTO_POSTGRES,
@@ -52,12 +52,12 @@ CONTENDERS: Final = {
     "trigger-0": "trigger 0 s",
     "trigger-1": "trigger 1 s",
 }
-"""Names for ``--only``, with those of the tables."""
+"""Names of the contenders, in ``--only`` and in the tables."""
 
 _METHOD: Final = """\
-Messages of 1 KiB are sent to {queues} queues of one real broker by a process of its own, 100 sends a second (at 10,000 a second
-200, of 50 messages); what is stored in the first {warm_up:g} s does not count, the next {seconds:g} s do. {rounds} rounds, all
-in turn; percentiles are those of all rounds' messages.
+A separate process sends messages of 1 KiB to {queues} queues of one real broker, in 100 requests a second (at 10,000 messages a
+second in 200 requests of 50 messages). Messages stored in the first {warm_up:g} s do not count, those of the next {seconds:g} s do.
+In each of {rounds} rounds the contenders run one after the other; percentiles are those of all rounds' messages.
 
 * *{real_time}*: orderly `PushConsumer` with `trigger={{"realTime": "5 minutes"}}`, `commit_interval` {interval}, `DeltaSink`,
   Delta offset store, `local[{cores}]`, at most {listener_batch} messages a call; the listener emits a row for each message.
@@ -65,15 +65,15 @@ in turn; percentiles are those of all rounds' messages.
 * *trigger 0 s, trigger 1 s*: the same in micro-batches, `processingTime` 0 and 1 second.
 * *{java}*: Java's `DefaultMQPushConsumer` with an orderly listener that notes the times and writes nothing.
 
-*Store → listener*: the clock when the listener is called, less the message's store time, both in whole milliseconds. *Store → row*:
-`commitInfo.timestamp` of the Delta version that added the row, or PostgreSQL's commit timestamp, less the store time. *Cores*: processor time by second, of the
-driver's Python, the JVM, the planner's and the workers' Python; Java's is its JVM's. *Others*: cores of programs that do not
-belong to the benchmark; compare only rows without any. *Backlog*: {backlog:,} messages, from the
-first listener call to the commit of the last row. *Idle*: processor time in {idle:g} s without a message."""
+*Store → listener*: the time of the listener's call minus the message's store time, both in whole milliseconds. *Store → row*:
+`commitInfo.timestamp` of the Delta version that added the row, or PostgreSQL's commit timestamp, minus the store time. *Cores*: processor seconds per second of all
+processes of the consumer (driver's Python, JVM, planner's and workers' Python; for Java its JVM). *Others*: the same of programs
+that do not belong to the benchmark; compare only rows where it is about 0. *Backlog*: rate for {backlog:,} waiting messages, from
+the first listener call to the commit of the last row. *Idle*: cores used in {idle:g} s without a message."""
 
 
 class _Run(NamedTuple):
-    """One contender at one rate."""
+    """Result of one contender at one rate, in one round."""
 
     times: Times
     used: _Used
@@ -81,13 +81,13 @@ class _Run(NamedTuple):
 
 
 class _Figures(NamedTuple):
-    """All rounds of one contender at one rate."""
+    """Result of one contender at one rate, in all rounds."""
 
     to_listener: Latencies
     to_row: Latencies
     cores: Mapping[str, float]
     others: float
-    """Cores that other programs used, in the round in which they used most."""
+    """Cores that other programs used; the largest value of all rounds."""
     late_p99_ms: float
 
     @classmethod

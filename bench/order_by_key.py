@@ -1,4 +1,4 @@
-"""An orderly listener that waits, in order of sharding keys next to the order of its queue."""
+"""Rates of a slow orderly listener, in order of sharding keys and in order of the queue."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _BODY = b"." * 1024
 _TARGET = 10.0
 
 _METHOD = """\
-{messages:,} messages of 1 KiB with {keys} sharding keys, in any order, in one queue of a real broker, consumed one per call by an
-orderly listener that waits for {sleep_ms:g} ms and emits one row, at most {threads} calls at the same time, in one micro-batch
-(`availableNow`), `DeltaSink`, Delta offset store. Once in the order of the queue, once in that of the sharding keys.
+One queue of a real broker has {messages:,} messages of 1 KiB, with {keys} sharding keys in random order. An orderly listener gets
+one message per call, waits for {sleep_ms:g} ms and emits one row; at most {threads} calls overlap. Everything is consumed in one
+micro-batch (`availableNow`), with `DeltaSink` and Delta offset store: once in the order of the queue, once by sharding key.
 
-The rate is the number of messages divided by the time from the listener's first call to the end of its last one; the
-ceilings are 1 and {threads} / {sleep_ms:g} ms. {rounds} rounds, both in turn. A run counts only if every row is there once,
-and if the calls for each key have begun in the order of its messages."""
+The rate is the number of messages divided by the time from the begin of the first call to the end of the last one. The ceilings
+are one and {threads} calls per {sleep_ms:g} ms. {rounds} rounds, in each both orders. A run counts only if every row is there
+once, and if the calls for each key have begun in the order of its messages."""
 
 
 def wait(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
@@ -100,6 +100,8 @@ class _Contest:
         offsets = rows["queueOffset"].sort_values().tolist()
         in_order = rows.sort_values("queueOffset").groupby("key")["called_s"]
         if offsets != list(range(self._backlog.per_trigger)) or not in_order.is_monotonic_increasing.all():
-            raise RuntimeError(f"By {order} a row is missing or comes twice, or calls were out of order.")
+            raise RuntimeError(
+                f"In order by {order} a row is missing or doubled, or calls were out of order."
+            )
         called_s = rows["called_s"]
         return float(len(rows) / (called_s.max() - called_s.min() + _SLEEP_S))

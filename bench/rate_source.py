@@ -1,6 +1,4 @@
-"""From the broker's store to a committed row: an orderly consumer at a steady rate,
-beside Spark's rate source.
-"""
+"""Latency from the broker's store to a committed row of an orderly consumer, compared with Spark's rate source."""
 
 from __future__ import annotations
 

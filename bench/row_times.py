@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 COMMITTED: Final = "committed"
-"""Added column: milliseconds of the commit that added the row."""
+"""Name of the added column: the time of the commit that added the row, in milliseconds since the epoch."""
 
 
 class _Commit(NamedTuple):

@@ -28,7 +28,7 @@ PulledBody = bytes | memoryview
 """Stored messages of one answer, undecoded; a view is a view of bytes, and keeps their buffer alive."""
 
 OPEN_END: Final = (1 << 63) - 1
-"""End of a range that goes on with its queue: it is beyond the offset of every message."""
+"""End of an open range, which goes on while its queue grows; higher than the offset of any message."""
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """Maximum size of the body of a message or a batch, unless a producer sets another limit
@@ -101,12 +101,12 @@ class OrderlyEngineKind(StrEnum):
 
 
 class OrderlyBy(StrEnum):
-    """Messages that an orderly listener gets one after the other."""
+    """The messages among which an orderly listener keeps the order."""
 
     QUEUE = "queue"
-    """One order for all messages of a queue."""
+    """All messages of a queue are consumed one after the other."""
     SHARDING_KEY = "sharding_key"
-    """One order for each sharding key in a queue; messages of different keys come at the same time."""
+    """Messages of a queue with the same sharding key are consumed in order, those of other keys meanwhile."""
 
 
 class ConsumeOrderlyStatus(StrEnum):
@@ -424,10 +424,11 @@ class QueueRange:
 
     queue: MessageQueue
     state: QueueState
-    """Start of the range, and the state for a group's next delivery; without last message, and only an open
-    range with a suspension: it begins when that is over."""
+    """Start of the range, and the state for a group's next delivery, without the last message.
+
+    Only an open range may have a suspension; it begins when the suspension is over."""
     end: int
-    """Exclusive queue offset; ``OPEN_END`` if the range goes on with the queue."""
+    """Exclusive queue offset; ``OPEN_END`` if the range is open."""
 
     @classmethod
     def between(cls, queue: MessageQueue, start: int, end: int, *, epoch: int = 0) -> Self:
@@ -445,17 +446,17 @@ class QueueRange:
 
     @property
     def has_open_end(self) -> bool:
-        """Whether the range goes on with the queue until somebody ends it."""
+        """Whether the range is open: it goes on while its queue grows, until the driver ends its task."""
         return self.end == OPEN_END
 
     @property
     def extent(self) -> str:
-        """Its offsets, in words."""
+        """The range's offsets in words, for a message."""
         return f"{self.start} onwards" if self.has_open_end else f"{self.start} to {self.end}"
 
     @property
     def count(self) -> int:
-        """Number of offsets of a range that ends, not of messages: a filter may leave fewer."""
+        """Number of offsets of a closed range; a filter may leave fewer messages."""
         return self.end - self.start
 
 

@@ -335,7 +335,7 @@ def test_a_second_range_of_a_queue_is_refused(is_ended: bool) -> None:
     task.start()
     task.join()
 
-    assert "two ranges of one batch came to one task" in str(task.error)
+    assert "a task got two ranges of this queue in one batch" in str(task.error)
 
 
 def test_a_source_that_forgets_an_end_is_an_error() -> None:
@@ -343,7 +343,7 @@ def test_a_source_that_forgets_an_end_is_an_error() -> None:
     task.start()
     task.join()
 
-    assert "the end of its range did not come" in str(task.error)
+    assert "reading stopped before the end of the range was reached" in str(task.error)
 
 
 def test_a_range_that_ends_early_is_acknowledged_up_to_there() -> None:

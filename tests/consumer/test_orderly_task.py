@@ -383,7 +383,7 @@ def test_a_range_that_cannot_be_read_ends_the_task_wherever_it_is_read() -> None
 
 def test_a_queue_with_two_ranges_in_one_task_is_refused() -> None:
     """D1: a user's union of the source with itself, in one partition."""
-    with pytest.raises(RocketMQError, match="two ranges of one batch came to one task"):
+    with pytest.raises(RocketMQError, match="a task got two ranges of this queue in one batch"):
         Task(lambda _, context: SUCCESS).run([range_of(OTHER), range_of(OTHER)])
 
 

@@ -148,7 +148,10 @@ def await_readable(connected: Sequence[ReadableT], timeout_s: float) -> list[Rea
 
 
 class Wake(Closing):
-    """Ends another thread's wait in ``await_readable``; that thread puts this among its connections."""
+    """Lets one thread end another thread's wait in ``await_readable``.
+
+    The waiting thread passes this object to ``await_readable`` together with its connections.
+    """
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()
@@ -156,17 +159,18 @@ class Wake(Closing):
         self._sender.setblocking(False)
 
     def fileno(self) -> int:
-        """Return the number of a socket that is readable from :meth:`set` to :meth:`clear`."""
+        """Return the file descriptor of a socket that is readable after :meth:`set` until :meth:`clear`."""
         return self._receiver.fileno()
 
     def set(self) -> None:
-        """End the wait that is under way, or else the next one. Any thread may call this, at any time."""
-        # A full buffer wakes too, and nobody waits any more after the end.
+        """End the running wait; if there is none, end the next one. Any thread may call this, at any time."""
+        # An error does no harm: with a full buffer the thread wakes anyway, and with closed sockets nobody
+        # waits.
         with contextlib.suppress(OSError):
             self._sender.send(b"\0")
 
     def clear(self) -> None:
-        """Let the next wait last until :meth:`set` is called again; for the thread that waits."""
+        """Let the next wait last until :meth:`set` is called again; only for the thread that waits."""
         with contextlib.suppress(BlockingIOError):
             while self._receiver.recv(_WAKE_BYTES):
                 pass

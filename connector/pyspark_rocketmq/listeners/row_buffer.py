@@ -68,7 +68,7 @@ class SpillFile:
 
     @property
     def is_used(self) -> bool:
-        """Whether rows were written, also if they were dropped since."""
+        """Whether any rows were written, even if they were dropped later."""
         return self._file is not None
 
     def write(self, rows: pa.RecordBatch) -> SpilledRows:
@@ -90,7 +90,7 @@ class SpillFile:
                 at += os.pwrite(descriptor, data[at:], begin + at)
         except OSError as error:
             raise RocketMQError(
-                "Rows of a message that is not yet acknowledged could not be written to a temporary file in "
+                "Output rows that wait for their commit could not be written to a temporary file in "
                 f"{_folder()}: {error}. They take {len(data)} bytes, and the file has {begin} already. Give "
                 "spark.local.dir more room, or let the listener emit fewer rows for a message."
             ) from error
@@ -189,7 +189,7 @@ class RowBuffer:
             self.pack()
 
     def spill_to(self, file: SpillFile) -> None:
-        """Write further rows to another file."""
+        """Write rows from now on to another file."""
         self._file = file
 
     def take(self) -> list[Emitted]:

@@ -16,17 +16,21 @@ queues], …], "putBack": {index: text}}``. The columns are the queue id (as a d
 ``from``, ``to`` (as a difference to ``from``), ``epoch`` and ``times``. Each column has the lowest bytes of
 all queues first, then the next ones, up to eight, because most of the higher bytes are 0.
 
-A plan of open ranges is ``{"v": 3, "seq": 7, "for_s": 300.0, "live": …}``. Its ranges have no ``to``; one of
-a suspended queue has ``until``: the second, since the epoch, when the queue is due. Above 256 queues it has
-``queues`` and ``packed`` instead of ``live``; ``to`` is 0 for all there, and the line also has ``"until":
-{index: second}``. The ranges in the log are for people: only the process that has made them runs them.
+In real time ranges are *open*: they have no end. A plan of open ranges is ``{"v": 3, "seq": 7, "for_s":
+300.0, "live": …}``, where ``for_s`` is the length of the batch in seconds. Its ranges have no ``to``. The
+range of a suspended queue has ``until``: the end of the suspension, in seconds since the epoch. Above 256
+queues the plan has ``queues`` and ``packed`` instead of ``live``; then every ``to`` is 0, and the line also
+has ``"until": {index: second}``. Only the process that made such a plan runs it; in Spark's log its ranges
+are for people.
 
-With option ``handOverRanges`` a range is passed on in place of its messages, and the next operator reads it.
-Otherwise every message would be decoded in one Python process, converted to Spark's rows, and converted to
-Arrow again for the other process.  The first row is then a *ticket*, the pickled partitions of ranges that
-are read together.  The other rows are null, one for each further offset of these ranges: Spark counts a
-stream's rows as its input (``numInputRows``), and users watch that number. They are dropped after they are
-counted. How many messages open ranges will have is not known, so their tickets have no such rows.
+With option ``handOverRanges`` the source passes ranges on, not messages, and the next operator, the
+consumer's engine, reads them. Otherwise every message would be decoded in one Python process, converted to
+Spark's rows, and converted to Arrow again for the other process. The first row of a range is then a *ticket*:
+the pickled partitions of ranges that are read together. The other rows are null, one for each further offset
+of these
+ranges: Spark counts a stream's rows as its input (``numInputRows``), and users watch that number. The null
+rows are dropped after Spark has counted them. A ticket of open ranges has no null rows, because nobody can
+tell how many messages will come.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ TICKET_SCHEMA = pa.schema([(PLANNED_RANGE, pa.binary())])
 _VERSION = 1
 _PACKED_VERSION = 2
 _OPEN_VERSION = 3
-"""Version of a plan of open ranges, which earlier releases refuse."""
+"""Version of a plan with open ranges; earlier releases refuse it."""
 _MOST_IN_JSON: Final = 256
 _MOST_QUEUES: Final = 1_000_000
 _MOST_BYTES_A_QUEUE: Final = 4096
@@ -161,20 +165,19 @@ def partitions_of(
 
 
 class Ticket(NamedTuple):
-    """Ranges that are passed on in place of their messages."""
+    """Ranges that the source passes on to the consumer's engine, which reads their messages."""
 
     partitions: tuple[QueuePartition, ...]
     """The partitions of ranges that are read together; at least one."""
     tasks: int = 1
     """Number of tasks of the batch."""
     open_for_s: float | None = None
-    """How long the batch may last, in seconds, if the ranges are open; then a task has one ticket. None for
-    closed ranges."""
+    """Length of the batch in seconds if the ranges are open; then a task has one ticket. Otherwise None."""
 
 
 @dataclass(frozen=True)
 class SharedTask(InputPartition):
-    """The input of a task that hands ranges over."""
+    """The input of a task that passes ranges on as tickets."""
 
     tickets: tuple[Ticket, ...]
 
@@ -182,7 +185,7 @@ class SharedTask(InputPartition):
 def tasks_of(
     ranges: Sequence[QueuePartition], listener_ms: Callable[[MessageQueue], float | None], slots: int = 0
 ) -> list[SharedTask]:
-    """Return the tasks that hand ``ranges`` over.
+    """Return the tasks that pass ``ranges`` on as tickets.
 
     Args:
         ranges: The ranges of one micro-batch.
@@ -209,13 +212,13 @@ def open_tasks_of(
     slots: int,
     open_for_s: float,
 ) -> list[SharedTask]:
-    """Return the tasks that hand open ``ranges`` over.
+    """Return the tasks that pass open ``ranges`` on as tickets.
 
     Args:
-        ranges: One of each queue.
-        bounds: Bounds of the queues, which show how much waits in them.
-        slots: How many tasks can run at the same time; 0 if unknown.
-        open_for_s: How long the batch may last.
+        ranges: One range for each queue.
+        bounds: Bounds of the queues, which show how many messages wait in each.
+        slots: Number of tasks that can run at the same time; 0 if unknown.
+        open_for_s: Length of the batch in seconds.
     """
     backlogs = [
         bounds[each.planned.queue].max_offset - each.planned.start if each.planned.queue in bounds else 0
@@ -253,9 +256,9 @@ def plan_to_offset(
 
     Args:
         seq: The plan's number.
-        ranges: One for each queue.
-        stored_by: The latest time at which a message before their ends was stored, by each broker's clock.
-        open_for_s: How long a batch of open ranges may last, in seconds; None for closed ones.
+        ranges: One range for each queue.
+        stored_by: For each broker, the latest store time of a message before the ranges' ends.
+        open_for_s: Length of a batch of open ranges in seconds; None for closed ranges.
     """
     in_order = sorted(ranges, key=attrgetter("queue"))
     known: dict[str, Any] = {"storedBy": dict(stored_by)} if stored_by else {}
@@ -423,7 +426,7 @@ def _checked(planned: QueueRange, *, is_open: bool) -> QueueRange:
     state = planned.state
     _whole(state.next_offset, 0)
     if not is_open and _whole(planned.end, state.next_offset) == OPEN_END:
-        raise ValueError("a range that ends has no end")
+        raise ValueError("a closed range has no end")
     if state.suspended_until_s is not None:
         _check_seconds(state.suspended_until_s)
     _whole(state.epoch, 0)

@@ -73,12 +73,15 @@ _PROBE_TIMEOUT_S: Final = 60.0
 _ASK_TIMEOUT_S: Final = 60.0
 """Maximum time for which the start of a query waits for executors."""
 _MOST_ASKED: Final = 200
-"""Maximum number of tasks that ask."""
+"""Maximum number of tasks of a job that checks the executors."""
 _UDF_IDLE: Final = "spark.sql.execution.pyspark.udf.idleTimeoutSeconds"
 _UDF_KILL: Final = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
 _WORKER_IDLE: Final = "spark.python.worker.idleTimeoutSeconds"
 _WORKER_KILL: Final = "spark.python.worker.killOnIdleTimeout"
-"""Settings of Spark for SQL, and those from which it takes their defaults. Spark 4.0 kills no idle worker."""
+"""Spark's settings by which it kills idle Python workers. Those of SQL default to the other two.
+
+Spark 4.0 kills no idle worker.
+"""
 
 NO_DELTA: Final = (
     "This Spark session has no Delta Lake. Start it with "
@@ -89,11 +92,12 @@ NO_DELTA: Final = (
 
 
 class IdleKill(NamedTuple):
-    """How Spark ends Python workers that yield nothing."""
+    """Spark's settings by which it kills a Python worker that yields no rows."""
 
     after_s: float
+    """Time without rows after which Spark kills the worker, in seconds."""
     settings: tuple[str, str]
-    """Names of the settings for the time and for the end."""
+    """Names of the two settings: the one of the time, and the one that switches killing on."""
 
 
 class BatchInterrupted(Exception):
@@ -336,7 +340,7 @@ def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
 
 
 def encrypts_network(spark: SparkSession) -> bool:
-    """Whether Spark is set to encrypt any connection between its processes."""
+    """Return whether Spark's settings encrypt any connection between its processes."""
     settings = _settings(spark)
     return any(str(settings.get(key, "false")).strip().lower() == "true" for key in _ENCRYPTIONS)
 
@@ -371,7 +375,7 @@ def calls_end_s(spark: SparkSession) -> float:
 
 
 def idle_kill(spark: SparkSession) -> IdleKill | None:
-    """Return when Spark ends a Python worker that yields nothing; None if it does not."""
+    """Return after what time Spark kills a Python worker that yields no rows; None if it never does."""
     try:
         context = spark.sparkContext.getConf()
         killed = spark.conf.get(_UDF_KILL, context.get(_WORKER_KILL, "false"))
@@ -392,12 +396,12 @@ def ask_executors(
 
     Args:
         spark: A classic session.
-        ask: A function of ``mapInArrow``; it gets some numbers.
-        columns: Columns that it yields, as DDL.
-        description: The job's in Spark's UI.
+        ask: Function for ``mapInArrow``; its input is a few numbers, which it may ignore.
+        columns: Columns of the rows that ``ask`` yields, as DDL.
+        description: Description of the job in Spark's UI.
 
     Returns:
-        The rows; None if no executor was running in time.
+        All rows that the calls yielded; None if no executor was running in time.
     """
     context = spark.sparkContext
     group = f"rocketmq-executors-{uuid.uuid4()}"

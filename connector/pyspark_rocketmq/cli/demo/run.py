@@ -70,7 +70,7 @@ _POLL_S = 0.1
 _REQUEST_TIMEOUT_MS = 5_000
 _LIVE_PER_SECOND = 2_000.0
 _LIVE_BATCH = 8
-"""Messages per request in real time, so that a message is not kept back for others of its queue."""
+"""Messages per request in real time: few, so that a message hardly waits for others of its queue."""
 _STOP_QUERY_S = 60.0
 
 
@@ -303,7 +303,7 @@ def _produce(
     per_second: float = inf,
     first_sent: Callable[[], None] | None = None,
 ) -> int:
-    """Send the messages; return their number. ``first_sent`` is called after the first one, and may wait."""
+    """Send the messages; return their number. ``first_sent`` is called after the first one and may wait."""
     events = order_events(settings.orders, settings.seed)
     started_s = time.monotonic()
     with (
@@ -348,7 +348,7 @@ def _consumer(
     consumer.register_message_listener(on_order, orderly=True, output_schema=OUTPUT_SCHEMA)
     consumer.register_batch_listener(counter)
     console.print(
-        "The listener gives some deliveries back on purpose: the tracebacks and warnings are part of it."
+        "The demo's listener fails on purpose now and then, so tracebacks and warnings are expected."
     )
     return consumer
 
@@ -360,7 +360,7 @@ def _consume_in_real_time(
     queues: Sequence[MessageQueue],
     console: Console,
 ) -> tuple[int, LatencyHistogram]:
-    """Consume while the messages are sent; return their number, and how long they took to the listener."""
+    """Consume while the messages are sent; return their number, and their latencies to the listener."""
     counter = RowCounter()
     with spark_session("demo") as spark:
         consumer = _consumer(settings, names, name_servers, counter, console)
@@ -372,7 +372,7 @@ def _consume_in_real_time(
         )
 
         def await_first() -> None:
-            """Wait until the query runs, whose start would count as latency."""
+            """Wait until the first row is there, so that the query's start does not count as latency."""
             while not counter.rows and query.isActive:
                 time.sleep(_POLL_S)
             counter.forget_latencies()
@@ -388,7 +388,10 @@ def _consume_in_real_time(
         )
         await_query(query, counter, sent, console, is_enough=lambda: counter.rows >= sent)
         if not consumer.stop(query, _STOP_QUERY_S):
-            raise JobFailed(f"The query did not end within {_STOP_QUERY_S:g} s; its log shows where it is.")
+            raise JobFailed(
+                f"The query did not end within {_STOP_QUERY_S:g} s after it was asked to stop. Look for the "
+                "reason in the log above, and run the demo again."
+            )
         console.print(f"Consumed {counter.rows} rows while they were sent")
     return sent, counter.to_listener
 
@@ -426,5 +429,7 @@ def _check(settings: DemoSettings, names: RunNames, sent: int, console: Console)
     console.print(verdict_line(sent, report), markup=False, highlight=False, soft_wrap=True)
     if not report.is_clean or report.rows != sent:
         raise JobFailed(
-            "The order check failed: the consumed messages differ from the sent ones, as shown above."
+            "The consumed messages differ from the sent ones: some are missing, doubled or out of order, as "
+            "shown above. This is a bug, unless something else used the demo's topic or table: run the demo "
+            "again, and report the output if it fails again."
         )

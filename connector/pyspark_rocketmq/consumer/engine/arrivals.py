@@ -1,12 +1,13 @@
-"""The ranges of a task as an engine gets them: pieces that are read and handed to it.
+"""Reads a task's ranges, and passes their messages to the engine piece by piece, as they arrive.
 
-A :class:`Source` reads; :class:`Arrivals` runs it, in a thread of its own or piece by piece in the engine's
-threads, and calls the engine. The engine decides how much it takes:
+A :class:`Source` reads. :class:`Arrivals` runs the source, either in a separate thread or, piece by piece, in
+the engine's threads, and gives the pieces to the engine. When too many messages wait in the task, the engine
+slows the reading:
 
-* Of closed ranges it pauses the reading of all, since the memory of a task is what they fill, and a range
-  that is read early is not consumed earlier.
-* Of open ranges it holds only queues that have too many messages (``hold``, ``go_on``), since one slow queue
-  must not delay the others.
+* Closed ranges (micro-batches): the engine pauses the reading of all ranges. Nothing is lost by this, because
+  a range that is read early is not consumed earlier.
+* Open ranges (real time): the engine holds only the queues that have too many messages (``hold``, ``go_on``),
+  since one slow queue must not delay the others.
 
 The thread is a daemon: a broker that does not answer must not keep a worker process from ending.
 """
@@ -28,29 +29,30 @@ from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd, ReadPiece
 
 PULL_THRESHOLD_FOR_QUEUE: Final = 1000
-"""Number of messages not passed at which a queue is held
+"""Number of waiting messages at which no more are read from an open range's queue
 (``DefaultMQPushConsumer.pullThresholdForQueue``)."""
 _HELD_BYTES: Final = 64 << 20
-"""Memory of messages not released at which a queue is held."""
+"""Memory of a queue's messages, in bytes, at which no more are read from an open range's queue."""
 _CHECK_S: Final = 0.5
-"""How often a paused thread checks whether the engine has ended."""
+"""Time between two checks of a paused thread whether the engine has ended, in seconds."""
 _STOP_S: Final = 10.0
-"""How long an engine that ends waits for the thread."""
+"""Longest time for which an engine that ends waits for the thread, in seconds."""
 
 
 class Source(Protocol):
-    """Reads the ranges of one task; methods other than ``arrivals`` come from any thread and do not wait."""
+    """Reads the ranges of one task; its methods, except ``arrivals``, are for any thread and do not wait."""
 
     @property
     def is_open(self) -> bool:
-        """Whether all ranges are open; otherwise all of them end."""
+        """True: all ranges are open. False: all ranges are closed."""
         ...
 
     def arrivals(self) -> Generator[Sequence[Arrival]]:
-        """Yield pieces as soon as there are some, until every range has had its end.
+        """Yield pieces as soon as there are some, until the end of every range has been yielded.
 
-        The pieces of a range come in order. The first one of an open range comes first of all, also without
-        messages, so that its queue can be given up. Closing the generator releases all connections.
+        The pieces of a range come in order. Each open range has its first piece at the very beginning, even
+        if there are no messages, so that its queue can be given up. Closing the generator releases all
+        connections.
 
         Raises:
             RocketMQError: If a range cannot be read.
@@ -58,7 +60,7 @@ class Source(Protocol):
         ...
 
     def hold(self, queue: MessageQueue) -> None:
-        """Read no more of a queue for now; what is under way may still come."""
+        """Read no more of a queue until :meth:`go_on`; answers that are under way may still come."""
         ...
 
     def go_on(self, queue: MessageQueue) -> None:
@@ -75,7 +77,7 @@ class Source(Protocol):
 
 
 class ClosedSource:
-    """Reads ranges that end, as ``made`` yields them; goes on only when the caller wants more."""
+    """Reads closed ranges: it yields the pieces that ``made`` yields, each when the caller wants more."""
 
     is_open = False
 
@@ -87,7 +89,7 @@ class ClosedSource:
         yield from self._made
 
     def hold(self, queue: MessageQueue) -> None:
-        """Do nothing: the reading of closed ranges is paused as a whole."""
+        """Do nothing: closed ranges are paused all together, not one by one."""
 
     def go_on(self, queue: MessageQueue) -> None:
         """Do nothing; see :meth:`hold`."""
@@ -96,20 +98,20 @@ class ClosedSource:
         """Do nothing: the rest of a closed range is small."""
 
     def end(self) -> None:
-        """Do nothing: no pull waits for messages."""
+        """Do nothing: with closed ranges no pull waits for messages at a broker."""
 
 
 class TakesArrivals(Protocol):
-    """The run of a range; both properties are for any thread."""
+    """The consumption of one range; any thread may read both properties."""
 
     @property
     def passed(self) -> int:
-        """Number of messages passed, of all that have arrived."""
+        """Number of arrived messages that are below the range's progress, so that they wait no more."""
         ...
 
     @property
     def freed_bytes(self) -> int:
-        """Memory of messages that is released, of all that has arrived."""
+        """Memory of arrived messages that was released, in bytes."""
         ...
 
 
@@ -118,26 +120,26 @@ RunT = TypeVar("RunT", bound=TakesArrivals)
 
 @dataclass(slots=True, eq=False)
 class ArrivingRange(Generic[RunT]):
-    """One range in an engine's hands."""
+    """One range that an engine consumes, and what has arrived of it."""
 
     planned: QueueRange
     run: RunT | None = None
-    """Its run, once it has begun."""
+    """The consumption of the range; None before it begins."""
     arrivals: deque[Arrival] = field(default_factory=deque)
-    """Pieces that the run has not taken in."""
+    """Pieces that have arrived and that the run has not taken yet."""
     end: RangeEnd | None = None
-    """Its end, once that has arrived."""
+    """The end of the range; None before it has arrived."""
     is_whole: bool = False
-    """Whether its end has arrived, perhaps after the range has ended here."""
+    """Whether the end has arrived, even if the engine had given the range up before."""
     is_held: bool = False
-    """Whether no more is read of its queue for now."""
+    """Whether no more is read from the queue now, because too many messages wait."""
     arrived: int = 0
     """Number of messages that have arrived."""
     arrived_bytes: int = 0
-    """Memory of all pieces that have arrived."""
+    """Memory of all pieces that have arrived, in bytes."""
 
     def add(self, arrival: Arrival) -> None:
-        """Add a piece."""
+        """Add a piece that has arrived."""
         self.arrived += sum(map(len, arrival.messages))
         self.arrived_bytes += arrival.nbytes
         self.end, self.is_whole = arrival.end, arrival.is_end
@@ -145,29 +147,29 @@ class ArrivingRange(Generic[RunT]):
 
     @property
     def held(self) -> int:
-        """Number of messages that have arrived and are not passed."""
+        """Number of messages that have arrived and wait."""
         return self.arrived - (0 if self.run is None else self.run.passed)
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the messages that have arrived and are not released."""
+        """Memory of the messages that have arrived and are still kept, in bytes."""
         return self.arrived_bytes - (0 if self.run is None else self.run.freed_bytes)
 
 
 class Arrivals:
-    """Reads a task's ranges, in a thread or piece by piece; used once."""
+    """Runs a source for an engine, in a separate thread or piece by piece; for one task only."""
 
     def __init__(self, source: Source) -> None:
-        """Begin nothing yet."""
+        """Prepare to read ``source``; :meth:`begin` or :meth:`read` starts."""
         self._source = source
         self._may_read = threading.Event()
         self._may_read.set()
         self._has_ended = False
         self._thread: threading.Thread | None = None
         self._made: Generator[Sequence[Arrival]] | None = None
-        """The pieces, if the engine reads them itself."""
+        """The source's pieces, if the engine reads them in its own threads."""
         self._reads = threading.Lock()
-        """Held by the thread that reads a piece."""
+        """Held by the engine's thread that is reading a piece."""
         self.leave = source.leave
 
     def begin(
@@ -175,11 +177,11 @@ class Arrivals:
         arrived: Callable[[Sequence[Arrival]], None],
         over: Callable[[BaseException | None], None],
     ) -> None:
-        """Begin to read.
+        """Start a thread that reads.
 
         Args:
-            arrived: Called with each list of pieces, by the thread, which reads on when it returns.
-            over: Called once, after the last piece, with the error if there was one.
+            arrived: Called by the thread with each list of pieces; the thread reads on when it returns.
+            over: Called once by the thread, after the last piece, with the error if there was one.
         """
         self._thread = threading.Thread(
             target=self._run, args=(arrived, over), name="rocketmq-arrivals", daemon=True
@@ -187,9 +189,9 @@ class Arrivals:
         self._thread.start()
 
     def read(self) -> Sequence[Arrival] | None:
-        """Read the next pieces in this thread, instead of :meth:`begin`; None after the last ones.
+        """Read and return the next pieces, without the thread of :meth:`begin`; None after the last ones.
 
-        For one thread at a time.
+        Only one thread at a time may call this.
         """
         with self._reads:
             if self._has_ended:
@@ -199,9 +201,9 @@ class Arrivals:
             return next(self._made, None)
 
     def hold_if_full(self, one: ArrivingRange[Any], most_held: int) -> None:
-        """Read no more of an open range's queue while too many of its messages wait; then read on (D13).
+        """Hold an open range's queue if too many of its messages wait; otherwise read it again (D13).
 
-        ``most_held`` is the number of messages not passed at which no more are read.
+        ``most_held`` is the number of waiting messages at which the queue is held.
         """
         is_full = one.held >= most_held or one.held_bytes >= _HELD_BYTES
         if one.is_held != is_full:
@@ -209,15 +211,15 @@ class Arrivals:
             (self._source.hold if is_full else self._source.go_on)(one.planned.queue)
 
     def pause(self) -> None:
-        """Have the thread read no more after its current call of ``arrived``; from any thread."""
+        """Pause the thread after its current call of ``arrived``; any thread may call this."""
         self._may_read.clear()
 
     def resume(self) -> None:
-        """Have the thread read again; from any thread."""
+        """Let the thread read again; any thread may call this."""
         self._may_read.set()
 
     def end(self) -> None:
-        """Read nothing more, and close the source. Wait for a thread that reads, unless a broker keeps it."""
+        """Stop reading and close the source; wait some seconds at most for a thread that is reading."""
         self._has_ended = True
         self._may_read.set()
         self._source.end()
@@ -235,7 +237,7 @@ class Arrivals:
         try:
             for pieces in made:
                 arrived(pieces)
-                # Release them before waiting for the next ones.
+                # Release these pieces before waiting for the next ones.
                 del pieces
                 while not (self._may_read.wait(_CHECK_S) or self._has_ended):
                     pass
@@ -248,32 +250,36 @@ class Arrivals:
 
 
 def report_stand(instructions: RangeInstructions, ack: QueueAck, end: RangeEnd | None) -> None:
-    """Report an open range that has ended by itself: only another plan can bring its queue further.
+    """Report to the driver that an open range cannot go on: only another plan can continue its queue.
 
-    ``end`` is the reader's, if the range has ended because of it.
+    ``end`` is the reader's reason, if the reader has ended the range; otherwise ``ack`` has the reason.
     """
     if instructions.is_given_up(ack.queue) or (end is not None and end.reason is EndReason.STOPPED):
         return
     is_reset = end is not None and end.reset_to is not None
-    reason = ack.finished if end is None else f"its range ended: {end.reason}"
+    reason = ack.finished if end is None else f"reading it ended: {end.reason}"
     instructions.stands(ack.queue, "an operator has reset it" if is_reset else reason, is_reset=is_reset)
 
 
 def two_ranges(queue: MessageQueue) -> RocketMQError:
-    """Return the error for a second range of a queue."""
+    """Return the error for a second range of the same queue in one task."""
     return RocketMQError(
-        f"{queue}: two ranges of one batch came to one task; nothing of the batch is committed. Do not copy "
-        "or union the rows of format('rocketmq') before they are consumed."
+        f"{queue}: a task got two ranges of this queue in one batch, so messages could be consumed twice. "
+        "Nothing of the batch is committed. Do not copy or union the rows of format('rocketmq') before they "
+        "are consumed."
     )
 
 
 def end_did_not_come(queue: MessageQueue) -> RocketMQError:
-    """Return the error for a range of which the source has forgotten the end."""
-    return RocketMQError(f"{queue}: the end of its range did not come.")
+    """Return the error for a range whose end the source has not delivered."""
+    return RocketMQError(
+        f"{queue}: reading stopped before the end of the range was reached; this is a bug of "
+        "pyspark-rocketmq. Run the query again."
+    )
 
 
 def whole_ranges(pieces: Iterable[ReadPiece]) -> Iterator[list[Arrival]]:
-    """Yield the ranges in ``pieces``, each as a whole when its end has come."""
+    """Join ``pieces`` to whole ranges; yield each range when its end has come."""
     read: list[pa.RecordBatch] = []
     for piece in pieces:
         if not isinstance(piece, RangeEnd):

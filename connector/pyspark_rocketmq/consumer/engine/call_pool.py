@@ -35,7 +35,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.schema import Arrival
 
 _OUT_OF_MEMORY_BYTES: Final = 128 << 20
-"""Memory of what has arrived at which the task reads no more; a single range may take any amount."""
+"""Memory of arrived messages, in bytes, at which the task reads no more; one range may take any amount."""
 _WAITING_RANGES: Final = 8
 """Maximum number of unfinished ranges beyond those that can have a call: they send messages back, or
 pause."""
@@ -155,34 +155,34 @@ class CallPool:
 
 
 class ConsumingRun(PooledRun, TakesArrivals, Protocol):
-    """The run of a range."""
+    """The consumption of one range."""
 
     @property
     def is_dry(self) -> bool:
-        """Whether there is nothing to do until more arrives; for any thread."""
+        """Whether there is nothing to do until more messages arrive; any thread may read this."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class PooledRange(ArrivingRange[ConsumingRun]):
-    """One range in the task's hands."""
+    """One range that the task consumes."""
 
     is_begun: bool = False
 
     @property
     def needs_more(self) -> bool:
-        """Whether only messages that have not arrived can bring it further."""
+        """Whether the range can go on only when more messages arrive."""
         return self.run is not None and self.run.is_dry and not self.is_whole
 
 
 class _Over(NamedTuple):
-    """Everything has arrived."""
+    """Event: everything has arrived."""
 
     error: BaseException | None
 
 
 class _Ended(NamedTuple):
-    """A range has ended."""
+    """Event: the consumption of a range has ended."""
 
     one: PooledRange
     result: Consumed | BaseException | None
@@ -207,9 +207,9 @@ class RangesAtOnce:
             source: Reads the ranges.
             consume: Consumes one range to its end; called on threads, for several ranges at the same time.
             pool: The pool in which calls take slots.
-            give_away: Takes, if it can, the result of a range that was given up, on the thread that consumed
-                it: the task's own thread may be writing.
-            instructions: The driver's.
+            give_away: Sends the result of a range that was given up; returns False if it cannot. It is called
+                on the thread that consumed the range, as the task's own thread may be writing.
+            instructions: The driver's instructions to the task.
             most_held: As for :class:`~pyspark_rocketmq.consumer.engine.direct.OrderlyTask`.
         """
         self._arrivals = Arrivals(source)
@@ -220,18 +220,18 @@ class RangesAtOnce:
         self._pool = pool
         self._give_away = give_away
         self._events: SimpleQueue[Sequence[Arrival] | _Ended | _Over | None] = SimpleQueue()
-        """Everything that happens; None means that another range may begin."""
+        """Everything that happens in the task, in order; None means that another range may begin."""
         self._ranges: dict[MessageQueue, PooledRange] = {}
-        """Ranges that have arrived, in this order, and have not ended."""
+        """Ranges that have not ended, in the order of their first pieces."""
         self._early: dict[MessageQueue, PooledRange] = {}
         """Ranges that have ended."""
         self._at_hand = 0
-        """Number of ranges that have begun and not ended."""
+        """Number of ranges that have begun and have not ended."""
         self._is_arriving = True
         self._is_paused = False
-        """Whether reading has paused after the pieces that were taken last."""
+        """Whether the reading thread was paused after the pieces that were taken last."""
         self._is_full = False
-        """Whether reading goes on pausing, for want of memory."""
+        """Whether reading stays paused because memory is short."""
         pool.last_out = lambda: self._events.put(None)
 
     def consumed(self) -> Iterator[Consumed]:
@@ -256,7 +256,7 @@ class RangesAtOnce:
         self._events.put(arrivals)
 
     def _instructions_changed(self) -> None:
-        """Have every range check what the driver has ordered; called by any thread."""
+        """Let every range read the driver's instructions again; called by any thread."""
         for one in list(self._ranges.values()):
             if (run := one.run) is not None:
                 run.look_again()
@@ -285,7 +285,7 @@ class RangesAtOnce:
 
     @property
     def _can_only_read(self) -> bool:
-        """Whether no range at hand has anything to do with what has arrived."""
+        """Return whether no range can go on with the messages that have arrived."""
         return all(one.needs_more for one in self._ranges.values() if one.is_begun)
 
     def _begin(self, one: PooledRange) -> None:

@@ -7,12 +7,13 @@ since waking another thread first would cost a listener of some milliseconds a t
 that holds the run's guard owns the machine and all other state of the run; nothing waits under the guard.
 Spark is not used.
 
-Rows leave only below the offset that the run has reached. A run normally ends with every message done or sent
-back, so these are all rows. If a message could not be sent back, the offset stays at it, and rows of later
-messages are dropped: these messages are delivered again with the next range, and emit again. So a row reaches
-the sink from exactly the run that passes its message, and that offset is the sink's watermark.
+Only rows of messages below the offset that the run has reached go to the sink. A run normally ends with every
+message done or sent back, so these are all rows. If a message could not be sent back, the offset stays at
+this message, and rows of later messages are dropped: those messages are delivered again with the next range,
+and emit their rows again. So the sink gets a row only from the run that moves the offset past the row's
+message, and this offset is the sink's watermark.
 
-A range is delivered as it arrives, and acknowledged up to where it was passed.
+Messages of a range are delivered as they arrive, and acknowledged up to the offset that was reached.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class ConcurrentRun(RangeRun):
             self._messages.in_arrow if self._is_in_arrow else self._messages.in_objects
         )
         self._begins_s = -inf
-        """Monotonic second before which nothing is delivered: an open range may be planned suspended."""
+        """Monotonic time before which nothing is delivered: an open range may begin with a suspension."""
         until_s = planned.state.suspended_until_s
         if planned.has_open_end and until_s is not None:
             self._begins_s = self._started_s + until_s - clock.now_s()
@@ -151,7 +152,7 @@ class ConcurrentRun(RangeRun):
         self._free = 0
         """Slots of calls that have ended and that are not yet given back or used again."""
         self._was_last_out = False
-        """Whether the pool was informed that another range may begin."""
+        """Whether the pool has been informed that another range may begin."""
         self._needs_slot = False
         """Whether messages wait because the pool is full."""
         self._hanging = 0
@@ -293,7 +294,7 @@ class ConcurrentRun(RangeRun):
 
     @property
     def _is_paused(self) -> bool:
-        """Whether nothing is delivered for now; a run that is to end does not wait for the pause to end."""
+        """Return whether deliveries are paused; a run that is to end ignores a pause."""
         instructions, planned = self._instructions, self._planned
         if not planned.has_open_end:
             return False
@@ -445,7 +446,7 @@ class ConcurrentRun(RangeRun):
         messages, context = call.messages, call.context
         if fatal is not None:
             raise ListenerError(
-                f"The listener raised {type(fatal).__name__}, which ends the Spark task; it was called with "
+                f"The listener raised {type(fatal).__name__}, which ends the Spark task. It was called with "
                 f"{self._describe(messages)}. Messages of the task that are not committed are delivered "
                 "again. To have messages tried again, raise an Exception or return RECONSUME_LATER."
             ) from fatal

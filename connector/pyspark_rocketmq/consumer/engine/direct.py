@@ -1,18 +1,18 @@
 """The direct engine: one task's ranges through an orderly listener, in the task that reads them.
 
-One thread works while the listener's calls are quick, and several when they are slow; nothing moves between
-tasks, and nothing is kept in Spark. :mod:`pyspark_rocketmq.consume.turns` decides what is next; this module
-has the threads that do it. The task's own thread is one of the workers, and the only one that yields results.
-One more worker sleeps as long as something waits that it may have to begin; when it begins, the next one is
-started, up to ``consume_thread_max``.
+One thread works while the listener's calls are quick, and several work when calls are slow. No data moves
+between tasks, and Spark keeps none. :mod:`pyspark_rocketmq.consume.turns` decides what a worker (thread) does
+next; this module has the workers. The task's own thread is one of them, and only this one yields results.
+While something waits, one more worker sleeps, ready to begin if calls turn out to be slow. When that worker
+begins, another one is started, up to ``consume_thread_max`` of them.
 
-One guard protects everything that workers share. Reading and delivering happen outside it: a worker has its
-range to itself, unless that is consumed by key, and any thread adds pieces
-(:mod:`~pyspark_rocketmq.consumer.engine.arrivals`). Threads are daemons: a call that never returns must not
-keep its worker process from ending.
+One lock, the guard, protects everything that workers share. No worker holds it while it reads or calls the
+listener. A range belongs to one worker at a time, unless it is consumed by key. Any thread may add pieces of
+it (:mod:`~pyspark_rocketmq.consumer.engine.arrivals`). Threads are daemons: a call that never returns must
+not keep its worker process from ending.
 
-A task that has only suspended queues left continues them while the driver reports that other tasks of its
-batch are at work.
+If a task has only suspended queues left, it waits for them and delivers them again, while the driver reports
+that other tasks of its batch have work.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ from pyspark_rocketmq.source.schema import Arrival
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
 OUT_OF_MEMORY_BYTES: Final = 256 << 20
-"""Memory of messages that have arrived, at which it is short, or used up; a single range may take any amount.
+"""Memory of arrived messages, in bytes, at which memory counts as short, and as used up.
+
+A single range may take any amount.
 """
 _Range: TypeAlias = ArrivingRange[OrderlyRun]
 _LOOK_EVERY_S: Final = 0.5
@@ -59,7 +61,7 @@ _GOING_ON = (None, OrderlyFinish.SUSPENDED)
 
 
 class OrderlyTask:
-    """Consumes a task's ranges as they arrive; used once."""
+    """Consumes the ranges of one task, as they arrive."""
 
     def __init__(
         self,
@@ -71,16 +73,16 @@ class OrderlyTask:
         give_away: Callable[[Consumed], bool] = lambda _: False,
         most_held: int = PULL_THRESHOLD_FOR_QUEUE,
     ) -> None:
-        """Begin nothing yet.
+        """Prepare the task; :meth:`consumed` starts it.
 
         Args:
-            source: Reads the ranges; either all of them are open or none is.
-            consumer: Has the listener and its settings.
-            instructions: The driver's.
-            clock: Measures durations, and gives the time in acks.
-            give_away: Takes, if it can, the result of a range that was given up, from the worker that
-                consumed it: the task's own thread may be in a slow call by then.
-            most_held: Number of messages not passed at which no more are read of an open range's queue (D13).
+            source: Reads the ranges, which are either all open or all closed.
+            consumer: The listener and its settings.
+            instructions: The driver's instructions to the task.
+            clock: Measures durations, and provides the times in acks.
+            give_away: Sends the result of a range that was given up; returns False if it cannot. It is called
+                by the worker that consumed the range, as the task's own thread may be in a slow call.
+            most_held: Number of waiting messages at which no more are read from an open range's queue (D13).
         """
         self._arrivals = Arrivals(source)
         self._consumer = consumer
@@ -100,7 +102,7 @@ class OrderlyTask:
         """Ranges that have begun and may go on."""
         self._ended: dict[MessageQueue, _Range] = {}
         self._arrived_bytes = 0
-        """Memory of all that has arrived of the ranges that have begun."""
+        """Memory of everything that has arrived of ranges that have begun, in bytes."""
         self._workers: list[_Worker] = []
         self._done: list[Consumed] = []
         """Results that are still to be yielded."""

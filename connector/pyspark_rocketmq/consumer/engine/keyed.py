@@ -4,10 +4,11 @@
 part in a run at the same time. They share its state under the run's guard, a lock that no worker holds while
 it calls the listener.
 
-Rows leave only below the lowest unfinished message, which is the offset of the run's acks and the sink's
-watermark. Rows of messages finished above it are held: in memory, beyond 8 MiB in the range's file. If the
-run ends with the gap open, they are dropped, and their messages are delivered again. So a row reaches the
-sink from exactly the run that passes its message, and rows are in the order of the queue, across keys too.
+Only rows of messages below the lowest unfinished message go to the sink; its offset is the run's progress and
+the sink's watermark. Rows of finished messages above it wait: in memory, and beyond 8 MiB in the range's
+temporary file. If the run ends before the lower message is finished, the waiting rows are dropped, and their
+messages are delivered again. So the sink gets a row only from the run that moves the offset past the row's
+message, and rows are in the order of the queue, across keys, too.
 """
 
 from __future__ import annotations
@@ -45,18 +46,21 @@ from pyspark_rocketmq.source.schema import Arrival
 from pyspark_rocketmq.wire.properties import SHARDING_KEY
 
 _Held = tuple[int, int, list[Emitted]]
-"""A message's index, and the memory and the rows that it takes."""
+"""A message's index, the memory of its rows in bytes, and the rows."""
 
 
 class HeldRows:
-    """Rows that may not leave yet: not committed, or above the lowest unfinished message; bounded memory."""
+    """Rows that wait: their messages are not committed, or are above the lowest unfinished message.
+
+    Rows beyond a limit are in a file, so the memory is bounded.
+    """
 
     def __init__(self, columns: RowColumns, file: SpillFile) -> None:
         self._columns = columns
         self._file = file
         self._nbytes = 0
         self._above: list[_Held] = []
-        """Heap of the rows of finished messages."""
+        """Rows of finished messages, as a heap by index."""
         self._pending: dict[Key, list[_Held]] = {}
         """Rows of messages that wait for a COMMIT, by key."""
 
@@ -72,17 +76,17 @@ class HeldRows:
         self._spill_if_large()
 
     def accumulate(self, key: Key, rows: Iterable[tuple[int, list[Emitted]]]) -> None:
-        """Add rows of messages of ``key`` that wait for a COMMIT."""
+        """Add rows of a message of ``key`` that waits for a COMMIT."""
         self._pending.setdefault(key, []).extend(self._measured(rows))
         self._spill_if_large()
 
     def commit(self, key: Key) -> None:
-        """Note that what ``key`` has accumulated is finished."""
+        """Note that all messages of ``key`` that waited for a COMMIT are finished."""
         for held in self._pending.pop(key, ()):
             heappush(self._above, held)
 
     def roll_back(self, key: Key) -> None:
-        """Drop what ``key`` has accumulated."""
+        """Drop the rows of all messages of ``key`` that waited for a COMMIT."""
         for _, nbytes, rows in reversed(self._pending.pop(key, ())):
             self._nbytes -= nbytes
             self._file.drop(rows)
@@ -117,7 +121,7 @@ class HeldRows:
 
 
 class _KeyedContext(ConsumeOrderlyContext):
-    """The context of a delivery between whose messages are those of other keys."""
+    """The context of a delivery by key: between its messages, the queue may have messages of other keys."""
 
     __slots__ = ("_offsets",)
 
@@ -136,7 +140,7 @@ class _KeyedContext(ConsumeOrderlyContext):
         super()._check_delivered(message)
         if message.queue_offset not in self._offsets:
             raise ListenerError(
-                f"emit() was given the message at {self.message_queue} queueOffset={message.queue_offset}, "
+                f"emit() got the message at {self.message_queue} queueOffset={message.queue_offset}, "
                 "which is not one of this delivery, whose messages have one sharding key; a row can only "
                 "belong to a message that is acknowledged with it."
             )
@@ -153,7 +157,7 @@ class KeyedTurn:
         self.call_began_s = self.answered_s = now_s()
 
     def consume(self, for_s: float = inf) -> None:
-        """Deliver until there is nothing to deliver for this worker, or ``for_s`` is over."""
+        """Deliver until there is nothing for this worker to deliver, or ``for_s`` seconds are over."""
         self._run.work(self, for_s)
 
     def call_lasts_s(self) -> float:
@@ -177,10 +181,10 @@ class KeyedRun(OrderlyRun):
         arrivals: deque[Arrival] | None = None,
         **more: Any,
     ) -> None:
-        """Begin nothing yet; see :class:`OrderlyRun`. A call has messages that have arrived until then."""
+        """Prepare the run; see :class:`OrderlyRun`. A call has only messages that have arrived by then."""
         super().__init__(planned, messages, settings=settings, arrivals=arrivals, **more)
         self.offer: Callable[[float], None] = lambda _: None
-        """Called, without the guard, when there is a delivery for one more worker from that time on."""
+        """Called without the guard, with the time from which on one more worker has something to deliver."""
         self._offered_s = inf
         """Time of the last offer that no worker has taken."""
         self._held = HeldRows(self._output.rows, self._file)
@@ -225,14 +229,14 @@ class KeyedRun(OrderlyRun):
         self._held.spill_to(file)
 
     def pause_s(self) -> float:
-        """Return how long the queue stays suspended, or is worth waiting for."""
+        """Return for how many seconds the queue stays suspended, or the task waits for it."""
         machine, now_s = self._machine, self._now_s()
         wakes_at_s = machine.wakes_at_s or now_s
         ends_s = min(wakes_at_s, machine.lead_ends_s) if machine.leads(now_s) else wakes_at_s
         return max(0.0, ends_s - now_s)
 
     def work(self, turn: KeyedTurn, for_s: float) -> None:
-        """Deliver on behalf of a turn; called by several workers at the same time.
+        """Deliver for one worker's ``turn``; several workers call this at the same time.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
@@ -316,11 +320,11 @@ class KeyedRun(OrderlyRun):
             if above or index >= committed:
                 self._held.finish(index, emitted)
             else:
-                # Nearly every delivery of a listener whose calls last equally long.
+                # Take a short way for the usual case: calls that last equally long end in order.
                 self._rows.add(emitted)
 
     def _by_message(self, indexes: Sequence[int], emitted: list[Emitted]) -> list[tuple[int, list[Emitted]]]:
-        """Return the rows of each message that has emitted some."""
+        """Return the rows by message, for messages with rows."""
         if not emitted:
             return []
         if len(indexes) == 1:
@@ -355,7 +359,7 @@ class KeyedRangeConsumer(RangeConsumer):
 
 
 def _by_offset(emitted: Iterable[Emitted], file: SpillFile) -> dict[int, list[Emitted]]:
-    """Return the rows of each queue offset, in order; those from the file are written there again."""
+    """Return the rows of each queue offset, in order; rows that were in the file are written there again."""
     found: dict[int, list[Emitted]] = defaultdict(list)
     for rows in emitted:
         if isinstance(rows, tuple):
@@ -373,7 +377,7 @@ def _by_offset(emitted: Iterable[Emitted], file: SpillFile) -> dict[int, list[Em
 def _slices(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of each queue offset."""
     offsets = rows.column(0).to_numpy()
-    # Arrow's sort is not used, because it is not stable.
+    # Do not use Arrow's sort: it is not stable.
     order = np.argsort(offsets, kind="stable")
     ordered, offsets = rows.take(pa.array(order)), offsets[order]
     starts = np.flatnonzero(np.diff(offsets, prepend=offsets[0] - 1)).tolist()
