@@ -7,7 +7,8 @@ time, at the broker too, which gets bursts instead of single requests.
 
 Rule 1: one thread. Rule 2: close the connection after any error. Rule 3: silence is measured only while
 waiting, not while the caller is busy or the process is suspended, because answers may have arrived meanwhile.
-Silence about a pull that the broker may hold begins when the broker must have answered.
+A broker may hold a pull until there are messages; its silence about that pull is measured only from the time
+at which it must have answered.
 Rule 4: a pull that is not answered while others are is given up, and the connection goes on; a broker may
 drop an answer that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5: no pull
 is sent before the server has given its broker name, because a broker reports a reset only once, with the next
@@ -43,7 +44,7 @@ class Pull(Outgoing, Protocol):
 
     @property
     def held_s(self) -> float:
-        """Seconds for which the broker may hold the pull."""
+        """Time for which the broker may hold the pull, in seconds; 0 for an ordinary pull."""
         ...
 
 
@@ -186,11 +187,11 @@ class PullConnection(Generic[PullT]):
         self._decoder = PullResponseDecoder()
         self._opaques = itertools.count()
         self._waiting: dict[int, tuple[PullT, float]] = {}
-        """Pulls and when silence about them begins, by opaque in the order of sending. The time is the
-        connection's own, which passes only while it waits for bytes."""
+        """Unanswered pulls by opaque, in the order of sending, each with the time from which on silence is
+        measured. That time is the connection's own: it passes only while the connection waits for bytes."""
         self._listened_s = 0.0
         self._heard_s = 0.0
-        """``_listened_s`` when bytes came last."""
+        """Value of ``_listened_s`` when the last bytes arrived."""
         self._next_look_s = 0.0
         renew_in_children(self)
 
@@ -233,10 +234,10 @@ class PullConnection(Generic[PullT]):
     def receive(
         self, silence_s: float, *, waited_s: float = 0.0
     ) -> list[tuple[PullT, PullResult | RocketMQError]]:
-        """Wait for bytes and return the answers that are complete, perhaps none; errors are of single pulls.
+        """Wait for bytes; return each pull that is complete, with its answer or its error; perhaps none.
 
-        A pull without an answer after ``silence_s`` of waiting gets ``RequestTimeout``; the caller has
-        waited ``waited_s`` already.
+        A pull without an answer after ``silence_s`` seconds of waiting gets ``RequestTimeout``. ``waited_s``
+        are the seconds that the caller has waited already.
 
         Raises:
             RequestTimeout: If no byte came for about ``silence_s`` seconds (to within one second).
@@ -258,7 +259,7 @@ class PullConnection(Generic[PullT]):
         return answers
 
     def pass_time(self, waited_s: float, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
-        """Count time in which the caller waited for several connections and nothing came on this one.
+        """Count ``waited_s`` seconds in which the caller waited for several connections, and none came here.
 
         Returns:
             The pulls that are given up now, with their errors, as from ``receive``.
@@ -355,7 +356,7 @@ class PullConnection(Generic[PullT]):
 
 
 def _held_s(pull: Pull) -> float:
-    """Return the seconds before silence about the pull begins."""
+    """Return the time from sending until silence about the pull is measured, in seconds."""
     held_s = pull.held_s
     return held_s + HOLD_SCAN_S if held_s else 0.0
 

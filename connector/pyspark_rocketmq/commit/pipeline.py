@@ -86,7 +86,7 @@ class BatchReport:
         )
 
     def with_later(self, later: BatchReport) -> BatchReport:
-        """Return the results of this commit and a later one of the same batch together."""
+        """Return one report for this commit and a later one of the same batch."""
         acks = {ack.queue: ack for ack in self.acks}
         for ack in later.acks:
             before = acks.get(ack.queue)

@@ -7,8 +7,10 @@ the pulls in flight.  :mod:`~pyspark_rocketmq.consume.fetch_window` decides what
 1. Back-pressure: nothing happens until the caller wants more.
 2. A broken connection counts as a failure of the ranges that had pulls on it; so does finding another broker
    at its address.
-3. The next pulls are sent before answers are handed out. Only a thread that hands out waits; others wake it.
-4. A range with an open end never waits for a connection to another broker: each is made by its own thread.
+3. The next pulls are sent before answers are handed out. Only the thread that iterates over the answers
+   waits; other threads wake it.
+4. An open range never waits for the connection to another broker: each connection is made by a separate
+   thread.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ from pyspark_rocketmq.wire.subscription import expression_type
 logger = logging.getLogger(__name__)
 
 _HELD_S: Final = 15.0
-"""How long a broker may hold a pull (``DefaultMQPushConsumerImpl.BROKER_SUSPEND_MAX_TIME_MILLIS``)."""
+"""Time for which a broker may hold a pull, in seconds
+(``DefaultMQPushConsumerImpl.BROKER_SUSPEND_MAX_TIME_MILLIS``)."""
 _MUCH_BYTES: Final = 64 << 10
 """Size of decoded bytes from which on a connection goes on in another buffer."""
 
@@ -76,7 +79,7 @@ class _Pull(NamedTuple):
 
 
 class _Order(Enum):
-    """Order of another thread about a queue."""
+    """An order about a queue, which another thread has given."""
 
     HOLD = auto()
     GO_ON = auto()
@@ -87,9 +90,9 @@ _Answers = Iterable[tuple[_Pull, PullResult | RocketMQError]]
 
 
 class Fetcher:
-    """Reads ranges as :class:`~pyspark_rocketmq.consume.fetch_window.FetchWindow` decides.
+    """Reads ranges, with the pulls that :class:`~pyspark_rocketmq.consume.fetch_window.FetchWindow` chooses.
 
-    For one thread; others may call ``hold``, ``go_on``, ``leave`` and ``end`` at any time.
+    Only one thread uses it; others may call ``hold``, ``go_on``, ``leave`` and ``end`` at any time.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class Fetcher:
     ) -> None:
         """Prepare to read ``partitions``, which share one query's options; nothing is connected yet.
 
-        ``sleep`` takes the place of a wait for the end of pauses.
+        ``sleep`` is called instead of waiting for the end of a pause; for tests.
         """
         self._clock = clock or SystemClock()
         self._sleep = sleep or self._await_wake
@@ -109,7 +112,7 @@ class Fetcher:
         self._has_open_ends = any(each.planned.has_open_end for each in partitions)
         self._partitions: list[QueuePartition] = []
         self._templates: list[tuple[PullRequestTemplate, PullRequestTemplate]] = []
-        """Templates of each range's pulls: those that are answered immediately, and those that are held."""
+        """For each range, the templates of its ordinary pulls and of those that a broker may hold."""
         self._window = FetchWindow(
             (),
             depth=max((each.settings.pulls_in_flight for each in partitions), default=1),
@@ -117,16 +120,16 @@ class Fetcher:
             log=logger.log,
         )
         self._orders: deque[tuple[MessageQueue, _Order]] = deque()
-        """Orders of other threads, as they came."""
+        """Orders of other threads, in the order in which they were given."""
         self._on_hold: set[MessageQueue] = set()
         self._is_ended = False
         self._wake: Wake | None = None
         """Present while chunks are handed out."""
         self._connections: dict[_Place, PullConnection[_Pull]] = {}
         self._connecting: dict[_Place, list[_Pull]] = {}
-        """Pulls that wait for a connection that a thread makes."""
+        """Pulls that wait for a connection which a thread is making, by broker."""
         self._connected: deque[tuple[_Place, PullConnection[_Pull] | Exception]] = deque()
-        """The outcomes of these threads."""
+        """Connections that such threads have made, or their errors."""
         self._places: dict[tuple[BrokerAddress, str, ConnectionSettings], _Place] = {}
         self._place_of: dict[tuple[int, int], _Place] = {}
         """Places by range and broker id."""
@@ -141,7 +144,7 @@ class Fetcher:
         return self._window.ranges
 
     def add(self, partition: QueuePartition) -> RangeWindow:
-        """Read one more range, with the options of the others; in place of one of its queue that is over."""
+        """Read one more range, with the same options; it may replace a range of its queue that is over."""
         self._partitions.append(partition)
         template = PullRequestTemplate(_request(partition))
         held = (
@@ -167,12 +170,12 @@ class Fetcher:
         self._rouse()
 
     def end(self) -> None:
-        """End ``arrivals`` immediately, whatever has not been handed out."""
+        """End ``arrivals`` immediately, even if chunks have not been handed out."""
         self._is_ended = True
         self._rouse()
 
     def arrivals(self, within_s: float = math.inf) -> Generator[list[FetchedChunks]]:
-        """Yield the chunks of all ranges as they come, and whatever there is each ``within_s`` seconds.
+        """Yield the chunks of all ranges as they come; at least every ``within_s`` seconds, perhaps none.
 
         Each range's chunks are in queue order, and its last ones are marked. Bodies are views of receive
         buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
@@ -230,7 +233,7 @@ class Fetcher:
         return bool(self._connecting) or any(each.in_flight for each in self._connections.values())
 
     def _stand_by(self, left_s: float) -> None:
-        """Wait without a pull in flight: for the end of a pause, or until a range may go on."""
+        """Wait while no pull is in flight: for the end of a pause, or until a range may go on."""
         pause_s = self._window.shortest_pause_s(self._clock.monotonic_s())
         if pause_s is not None:
             self._sleep(min(pause_s, left_s))
@@ -245,7 +248,7 @@ class Fetcher:
             self._wake.clear()
 
     def _receive(self, wake: Wake, at_most_s: float) -> None:
-        """Take in what has arrived; wait for something, or to be woken, for ``at_most_s``."""
+        """Take in what has arrived; wait for that, or to be woken, at most ``at_most_s`` seconds."""
         waiting = [
             (place, connection) for place, connection in self._connections.items() if connection.in_flight
         ]
@@ -358,7 +361,7 @@ class Fetcher:
         threading.Thread(target=self._connect, args=(place, self._wake), name=name, daemon=True).start()
 
     def _connect(self, place: _Place, wake: Wake) -> None:
-        """Connect to a broker, on a thread of its own."""
+        """Connect to a broker; called on a separate thread."""
         made: PullConnection[_Pull] | Exception
         try:
             made = self._acquire(place)
@@ -370,7 +373,7 @@ class Fetcher:
             self._release_connected()
 
     def _take_connected(self) -> None:
-        """Send the pulls that have waited for connections made since the last call."""
+        """Send the pulls that waited for connections which were made since the last call."""
         has_failed = False
         while self._connected:
             place, made = self._connected.popleft()
@@ -387,7 +390,7 @@ class Fetcher:
             self._window.settle(self._clock.monotonic_s())
 
     def _release_connected(self) -> None:
-        """Release connections that nobody waits for any more; threads may do so at the same time."""
+        """Release connections that were made too late; several threads may call this at the same time."""
         with suppress(IndexError):
             while True:
                 place, made = self._connected.popleft()

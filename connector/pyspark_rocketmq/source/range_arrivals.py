@@ -1,6 +1,7 @@
-"""Ranges as they arrive: messages are handed out when they come, whether the range's end is closed or open.
+"""Reads ranges and yields their messages as they arrive, whether the ranges have an end or are open.
 
-One thread iterates; it pulls and decodes. Others may hold a queue, go on with it, and end everything.
+One thread iterates over the arrivals; it pulls and decodes. Other threads may hold a queue, let it go on, and
+end everything.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pyspark_rocketmq.source.schema import Arrival
 
 
 class RangeArrivals:
-    """Reads a group's ranges together, over one connection per broker; a ``Source`` of the engines.
+    """Reads a group's ranges together, over one connection per broker; engines use it as their ``Source``.
 
-    Each offset is handed out once, and every gap reported, as by :mod:`~pyspark_rocketmq.source.reader`.
+    Each offset is yielded once, and every gap is reported, as by :mod:`~pyspark_rocketmq.source.reader`.
     """
 
     def __init__(
@@ -33,13 +34,14 @@ class RangeArrivals:
     ) -> None:
         """Prepare to read ``partitions``, each of another queue; nothing is connected yet.
 
-        Each of several ranges with an end has its share of bytes, as in ``read_ranges``.
+        If several ranges have an end, they share the bytes that one range may have, as in ``read_ranges``.
 
         Args:
             partitions: The ranges, which share one query's options.
-            few_as_objects: Whether few messages may come as objects; otherwise all come in columns.
+            few_as_objects: Whether messages may be yielded as objects if they are few; otherwise all are in
+                columns.
             clock: The clock of pauses and time-outs.
-            sleep: Takes the place of a wait for the end of pauses.
+            sleep: Called instead of waiting for the end of a pause; for tests.
         """
         self._partitions = [share_of(partition, len(partitions)) for partition in partitions]
         """The range that each window of the fetcher reads."""
@@ -50,15 +52,15 @@ class RangeArrivals:
         for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
             reader.begin(window)
         self._left: set[MessageQueue] = set()
-        """Queues of which nothing more is handed out."""
+        """Queues of which nothing more is yielded."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the ranges' ends are open."""
+        """Whether the ranges are open, so that they have no end."""
         return self._readers[0].partition.planned.has_open_end
 
     def hold(self, queue: MessageQueue) -> None:
-        """Send no more pulls for the queue until ``go_on``; what they bring is handed out."""
+        """Send no more pulls for the queue until ``go_on``; messages of pulls under way are still yielded."""
         self._fetcher.hold(queue)
 
     def go_on(self, queue: MessageQueue) -> None:
@@ -66,18 +68,18 @@ class RangeArrivals:
         self._fetcher.go_on(queue)
 
     def leave(self, queue: MessageQueue) -> None:
-        """Read nothing more of the queue, and hand nothing more of it out, its end included."""
+        """Read and yield nothing more of the queue, not even the end of its range."""
         self._left.add(queue)
         self._fetcher.leave(queue)
 
     def end(self) -> None:
-        """End ``arrivals`` immediately; its last list has the ends of all ranges that were not over."""
+        """End ``arrivals`` immediately; its last list contains the ends of all ranges that were not over."""
         self._fetcher.end()
 
     def arrivals(self, within_s: float = math.inf) -> Generator[list[Arrival]]:
-        """Yield what has arrived, when it arrives; each ``within_s`` seconds a list that may be empty.
+        """Yield what has arrived as soon as it arrives; at least every ``within_s`` seconds, perhaps nothing.
 
-        The first list has an arrival without messages for each range that has no end.
+        The first list has an arrival without messages for each open range.
 
         Raises:
             DataLoss: If offsets of a range are gone and ``failOnDataLoss`` is true.
@@ -107,7 +109,7 @@ class RangeArrivals:
             yield stopped
 
     def _compared_ahead(self) -> Iterator[Arrival]:
-        """Yield the ends of ranges that must not be read."""
+        """Yield the ends of ranges that must not be read, because their log may be another one."""
         for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
             for end in reader.compare_ahead():
                 window.stop()
@@ -125,7 +127,7 @@ class RangeArrivals:
         if pieces or reader.reached > reached:
             yield reader.arrival(pieces)
         if chunks.is_last and not reader.is_done:
-            # An undecodable message hides where the next one begins.
+            # After an undecodable message it is unknown where the next one begins, so pull again from there.
             left = reader.left()
             self._partitions.append(left)
             self._readers.append(reader)

@@ -29,8 +29,8 @@ Spark's rows, and converted to Arrow again for the other process. The first row 
 the pickled partitions of ranges that are read together. The other rows are null, one for each further offset
 of these
 ranges: Spark counts a stream's rows as its input (``numInputRows``), and users watch that number. The null
-rows are dropped after Spark has counted them. A ticket of open ranges has no null rows, because nobody can
-tell how many messages will come.
+rows are dropped after Spark has counted them. A ticket of open ranges has no null rows, because the number of
+their messages is not known.
 """
 
 from __future__ import annotations

@@ -76,22 +76,22 @@ def no_dead_letters(message: MessageExt) -> None:
 
 
 def no_listener(*_: object) -> NoReturn:
-    """Refuse: the run has not been given its listener."""
+    """Raise an error: the run's ``listener`` was not set before a delivery."""
     raise RuntimeError("A run delivers with a borrowed listener, and has none.")
 
 
 class RangeTurn(Protocol):
-    """One worker's deliveries of a range."""
+    """The deliveries of a range by one worker (thread), until it takes another range."""
 
     listener: MessageListenerOrderly
     """The listener to call; set before each turn."""
     ends_turn: bool
-    """Set by another thread if the running delivery is to be the last one of this turn."""
+    """Whether this turn ends with the running delivery; set by another thread."""
     call_began_s: float
     answered_s: float
 
     def consume(self, for_s: float = inf) -> object:
-        """Deliver until there is nothing to deliver for this worker, or ``for_s`` is over."""
+        """Deliver until there is nothing for this worker to deliver, or ``for_s`` seconds are over."""
         ...
 
     def call_lasts_s(self) -> float:
@@ -100,10 +100,10 @@ class RangeTurn(Protocol):
 
 
 class OrderlyRun(RangeRun):
-    """The consumption of one planned range, in one turn at a time, which is the run itself.
+    """The consumption of one planned range in queue order, by one worker at a time; it is its own turn.
 
-    Messages not committed at its end count as never delivered, whatever the listener has answered: their rows
-    are dropped, and the next range begins with them (row D4).
+    Messages that are not committed at the run's end count as never delivered, whatever the listener has
+    answered: their rows are dropped, and the next range begins with them (row D4).
     """
 
     def __init__(
@@ -122,11 +122,12 @@ class OrderlyRun(RangeRun):
         instructions: RangeInstructions = NO_INSTRUCTIONS,
         arrivals: deque[Arrival] | None = None,
     ) -> None:
-        """Begin nothing yet.
+        """Prepare the run; :meth:`consume` begins.
 
-        ``now_s``, a monotonic clock, measures durations. ``wall_s``, by default the same clock, gives the
-        time in the ack until which the queue is suspended. ``arrivals`` are as for :class:`RangeRun`: a call
-        has as many messages as if the whole range had arrived, except in an open one.
+        ``now_s``, a monotonic clock, measures durations. ``wall_s``, by default the same clock, provides the
+        time in the ack until which the queue is suspended. ``arrivals`` are as for :class:`RangeRun`. In a
+        closed range a listener call waits until it has as many messages as if the whole range had arrived; in
+        an open range it has those that have arrived.
         """
         super().__init__(planned, messages, output, instructions, began_s=now_s(), arrivals=arrivals)
         self.listener = listener
@@ -137,7 +138,7 @@ class OrderlyRun(RangeRun):
         self._hooks = hooks
         self.call_began_s = self.answered_s = self._started_s
         self._ended = ended
-        """Why a range ends that came as a whole."""
+        """Reason why the range ends, if it arrived as a whole."""
         self._pending = RowBuffer(output.rows, self._file)
         """Rows of messages consumed and not committed."""
         self._machine = OrderlyConsumption(
@@ -151,14 +152,14 @@ class OrderlyRun(RangeRun):
         )
 
     leads = False
-    """Whether the run, which is suspended, is worth waiting for."""
+    """Whether the task waits for the run when it is suspended; only runs by key do this."""
 
     def turn(self) -> RangeTurn:
         """Begin the turn of a worker."""
         return self
 
     def due_s(self) -> float:
-        """Return when there is a delivery for one more worker; infinite if none is foreseen."""
+        """Return the time at which one more worker has a delivery to make; infinite: never."""
         return inf
 
     @property
@@ -168,15 +169,15 @@ class OrderlyRun(RangeRun):
 
     @property
     def is_dry(self) -> bool:
-        """Whether there is nothing to deliver until more arrives; for the thread that calls ``consume``."""
+        """Whether nothing can be delivered until more messages arrive; for ``consume``'s thread."""
         return self._machine.is_dry and not self._arrivals
 
     def consume(self, for_s: float = inf) -> list[Emitted]:
-        """Deliver until the range or its time is used up, it is dry, suspended or given up, or time ends.
+        """Deliver until the run is over, suspended or waits for more messages, or ``for_s`` seconds are over.
 
-        Call it again to continue; after a suspension it continues with the messages that were put back. Each
-        call makes at least one delivery if there is one. Returns the rows acknowledged since the last cut, in
-        all calls.
+        Call this again to continue; after a suspension it continues with the messages that were put back.
+        Each call makes at least one delivery, if there is one. Returns the rows of all acknowledged messages
+        since the last cut, also those of earlier calls.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
@@ -249,7 +250,7 @@ class OrderlyRun(RangeRun):
         self._pending.spill_to(file)
 
     def _take_in_changes(self) -> None:
-        """Take in the pieces that have come, and note that the queue is given up."""
+        """Take in the pieces that have arrived, and give the run up if the driver has instructed that."""
         self._take_in_arrivals(self._now_s())
         if self._instructions.is_given_up(self._planned.queue):
             self._machine.give_up()
@@ -342,7 +343,7 @@ class OrderlyRun(RangeRun):
         context: ConsumeOrderlyContext,
         answered: Callable[..., Outcome],
     ) -> Outcome:
-        """Call the listener of ``turn``, and apply its answer by the machine's ``answered``."""
+        """Call the listener of ``turn``, and apply its answer with ``answered``, the machine's method."""
         self._guard.release()
         try:
             seen = self._hooks.before(self._planned.queue, messages) if self._hooks else None
@@ -413,9 +414,9 @@ class RangeConsumer:
     """Consumes one range after the other; pickled to the executors with the listener."""
 
     pace, open_pace = QUEUE_PACE, OPEN_PACE
-    """When another worker begins, in a task of ranges that end, and of open ones."""
+    """Paces that decide when one more worker begins, with closed ranges and with open ones."""
     is_shared = False
-    """Whether several workers may have a turn with one range."""
+    """Whether several workers may deliver one range at the same time."""
     _run = OrderlyRun
 
     def __init__(
@@ -449,7 +450,7 @@ class RangeConsumer:
             )
 
     def consume(self, whole: Arrival) -> Consumed:
-        """Deliver the messages of a range that has arrived as a whole."""
+        """Consume a range that has arrived as a whole; return rows and ack."""
         with self.borrow() as listener:
             run = self.run_of(whole.planned, deque([whole]), NO_INSTRUCTIONS)
             run.listener = listener
@@ -472,9 +473,9 @@ class RangeConsumer:
         instructions: RangeInstructions,
         clock: Clock | None = None,
     ) -> OrderlyRun:
-        """Prepare to consume a range; set the run's ``listener`` to a borrowed one before it consumes.
+        """Return a run for a range. Borrow a listener and set the run's ``listener`` before it consumes.
 
-        ``arrivals`` has its pieces, to which any thread may add more. The default clock is the system's.
+        ``arrivals`` has the range's pieces; any thread may add more. The default clock is the system's.
         """
         clock = clock or SystemClock()
         settings = self._settings

@@ -38,14 +38,14 @@ _GOING_ON: Final = "GOING_ON"
 
 
 class RangeRun(ABC):
-    """Base of both kinds of runs: keeps the rows and counts of the consumed range, and makes its acks.
+    """Base of the orderly and the concurrent run: keeps rows and counts of a range, and makes its acks.
 
-    The range arrives as a whole, or piece by piece: :meth:`extend` comes from any thread, also while the
-    listener is called. The run takes a piece in before its next delivery.
+    A range arrives as a whole or piece by piece. Any thread may add a piece by :meth:`extend`, even during a
+    listener call; the run takes it in before its next delivery.
 
-    A *cut* takes rows and progress since the cut before it. It comes from any thread at any time, also while
-    the listener is called. The acks of all cuts and of the range's end, joined, are the ack of a range that
-    was not cut.
+    A *cut* takes the rows and the progress since the previous cut, so that they can be committed while the
+    range goes on. Any thread may cut at any time, even during a listener call. The acks of all cuts and of
+    the range's end, joined, are equal to the ack of a range that was not cut.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class RangeRun(ABC):
         began_s: float,
         arrivals: deque[Arrival] | None,
     ) -> None:
-        """Begin with ``messages``.
+        """Begin with ``messages``, which are the whole range if ``arrivals`` is None.
 
-        They are the whole range, unless there are ``arrivals``, to which any thread may add the rest.
+        Otherwise ``arrivals`` has further pieces, and any thread may add more to it.
         """
         self._planned = planned
         self._output = output
@@ -68,17 +68,17 @@ class RangeRun(ABC):
         self._guard = threading.Lock()
         """Guards everything below; free while the listener or a broker is called."""
         self._arrivals: deque[Arrival] = deque() if arrivals is None else arrivals
-        """Pieces that are not taken in."""
+        """Pieces that have arrived and that the run has not taken in."""
         self._messages = (
             messages
             if isinstance(messages, ArrivedMessages)
             else ArrivedMessages(planned.queue, [messages if isinstance(messages, list) else list(messages)])
         )
         self._reached = planned.end if arrivals is None else planned.start
-        """Queue offset before which everything has arrived."""
+        """Queue offset below which everything has arrived."""
         self._times = self._times_of(self._messages.pieces)
         self._end: RangeEnd | None = None
-        """The end of a range that arrives piece by piece, once it has come."""
+        """The end of a range that arrives piece by piece; None before it has arrived."""
         self._retried = planned.state.retry_spans
         self._file = SpillFile()
         self._rows = (
@@ -109,11 +109,11 @@ class RangeRun(ABC):
         self._calls_s = 0.0
 
     def extend(self, arrival: Arrival) -> None:
-        """Add the next piece of the range; called by any thread, does not wait."""
+        """Add the next piece of the range; any thread may call this, it does not wait."""
         self._arrivals.append(arrival)
 
     def _take_in_arrivals(self, now_s: float) -> None:
-        """Take in the pieces that have come; called with the guard held, between deliveries."""
+        """Take in the pieces that have arrived; call between deliveries, with the guard held."""
         self._forget()
         while self._arrivals:
             self._take_in(self._arrivals.popleft(), now_s)
@@ -146,17 +146,17 @@ class RangeRun(ABC):
         """The monotonic and the wall clock, at this moment."""
 
     def _forget(self) -> None:
-        """Release messages that are passed, except the last of them, which acks name."""
+        """Release messages below the progress, except the last of them, which acks contain."""
         self._messages.forget(self._done - 1)
 
     @property
     def passed(self) -> int:
-        """Number of messages passed, of all that have arrived; for any thread."""
+        """Number of arrived messages below the range's progress; any thread may read this."""
         return self._done
 
     @property
     def freed_bytes(self) -> int:
-        """Memory of messages that is released, of all that has arrived; for any thread."""
+        """Memory of messages that was released, in bytes; any thread may read this."""
         return self._messages.freed_bytes
 
     @abstractmethod
@@ -186,16 +186,16 @@ class RangeRun(ABC):
     def _spill_to(self, file: SpillFile) -> None:
         """Write further rows to a new file, so that a run of hours does not fill the disk.
 
-        The old one disappears with its last row.
+        The old file disappears when its last row is released.
         """
         self._file = file
         self._rows.spill_to(file)
 
     def last(self, end: RangeEnd | None = None) -> Consumed:
-        """Take all that no cut has taken, at the end of the range; call after the last delivery.
+        """Return everything that no cut has taken; call this once, after the last delivery of the range.
 
-        A range that came as a whole needs its ``end``. One that ends before its end has come, ends after what
-        has arrived.
+        ``end`` is needed if the range arrived as a whole. If a range piece by piece is ended before its end
+        has arrived, it ends after the last piece.
         """
         with self._guard:
             self._take_in_arrivals(self._started_s)
@@ -240,7 +240,7 @@ class RangeRun(ABC):
         )
 
     def _earlier_retries(self, start: int = 0) -> dict[int, int]:
-        """Return how often messages from index ``start`` on were given back before this range, by index."""
+        """Return how often messages from index ``start`` on were given back in earlier ranges, by index."""
         if not self._retried:
             return {}
         index_from = self._messages.index_from
@@ -308,7 +308,7 @@ class RangeRun(ABC):
 
 
 class _CountedRows(RowBuffer):
-    """Rows whose size is reported."""
+    """Rows of a range in real time, whose size is reported to the task's instructions."""
 
     __slots__ = ("_grew",)
 

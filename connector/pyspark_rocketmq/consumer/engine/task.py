@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 _RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
 _MOST_ROW_BYTES: Final = 2 << 20
-"""Size of rows from which on a task with open ranges cuts by itself, if its rows travel within the parts."""
+"""Size of rows inside parts, in bytes, at which a task with open ranges begins a cut by itself."""
 _MOST_UNCOMMITTED_BYTES: Final = 8 << 20
 """Size of rows that are in no commit of a task with open ranges at which it delivers nothing more."""
 RESULT_COLUMNS: Final = "parts string, could_ask boolean"
@@ -255,7 +255,7 @@ class TaskParts:
         return self._kept_back
 
     def abandon(self, error: BaseException | None = None) -> None:
-        """Undo everything that was not handed over: the task has failed with ``error``."""
+        """Undo everything that was not sent to the driver; the task has failed with ``error``."""
         self._is_abandoned = True
         self._close()
         if self._instructions is not None:
@@ -338,13 +338,13 @@ class TaskParts:
         return self._begin(lambda: self._cut(number, is_whole=number is not None))
 
     def _begin_own_cut(self) -> bool:
-        """Begin a cut that was not asked for."""
+        """Begin a cut that the driver has not asked for."""
         return self._begin(lambda: self._cut(None, is_whole=True))
 
     def _cut(self, number: int | None, *, is_whole: bool) -> None:
-        """Hand over everything that is settled, or only ranges that have ended unless ``is_whole``.
+        """Send the results so far to the driver; only those of ranges that have ended unless ``is_whole``.
 
-        ``number`` is that of the driver's cut, if it is one.
+        ``number`` is the number of the driver's cut; None if the driver has not asked for it.
         """
         instructions = self._instructions
         assert instructions is not None
@@ -450,9 +450,10 @@ class TaskParts:
         if not (is_first and self._instructions.hand_over(finished, ends=ends, cut=number)):
             if self._instructions.counts_rows() and not self._instructions.is_cut_off:
                 raise ListenerError(
-                    f"A task has {len(str(finished.facts)) >> 20} MiB for the driver in one part, and the "
-                    "sink takes its rows from the driver, not from files. Have the listener emit fewer rows "
-                    "for a message, or use a sink that writes files."
+                    f"The rows of one commit are too many for a task's connection to the driver: "
+                    f"{len(str(finished.facts)) >> 20} MiB. They pass through the driver because the sink "
+                    "does not take them from files. Let the listener emit fewer rows for a message, or use a "
+                    "sink that writes files, such as DeltaSink."
                 )
             if self._instructions.is_cut and not self._kept_back:
                 logger.warning(
@@ -475,9 +476,9 @@ class Engine(Protocol):
     def __call__(
         self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed]:
-        """Consume a task's ranges, each until ``instructions`` end it; yield each result at its end.
+        """Consume the ranges of ``source`` as they arrive; yield the result of each range at its end.
 
-        What ``source`` reads is consumed as it arrives.
+        ``instructions`` may end a range early.
         """
         ...
 
@@ -543,9 +544,9 @@ class BatchTask:
         if asked is None and open_for_s is not None:
             address = self._terms.address
             raise RocketMQError(
-                f"The driver at {address.host}:{address.port} cannot be reached, and only the driver can end "
-                "a task with open ranges. Nothing was delivered. Let executors reach that host "
-                "(spark.driver.host)."
+                f"An executor cannot reach the driver at {address.host}:{address.port}. A query in real time "
+                "needs this, because only the driver can end its tasks. Nothing was delivered. Let executors "
+                "reach that host (spark.driver.host)."
             )
         return asked
 
@@ -568,16 +569,16 @@ class BatchTask:
 
 
 def _source_of(tickets: Sequence[Ticket], instructions: TaskControl | None) -> Source:
-    """Return what reads the tickets' ranges, which are either all open or all closed."""
+    """Return the source that reads the tickets' ranges, which are either all open or all closed."""
     if not any(ticket.open_for_s for ticket in tickets):
         return ClosedSource(_read(tickets, instructions))
     begun = list(chain.from_iterable(_begun(ticket, instructions) for ticket in tickets))
-    # An engine with nothing to do ends immediately.
+    # If all ranges were given up already, the engine gets an empty source and ends immediately.
     return RangeArrivals(begun) if begun else ClosedSource(())
 
 
 def _begun(ticket: Ticket, instructions: TaskControl | None) -> list[QueuePartition]:
-    """Return the ticket's ranges without those given up by then."""
+    """Return the ticket's ranges, except those that the driver has given up by now."""
     return [
         partition
         for partition in ticket.partitions
@@ -586,7 +587,7 @@ def _begun(ticket: Ticket, instructions: TaskControl | None) -> list[QueuePartit
 
 
 def _read(tickets: Iterable[Ticket], instructions: TaskControl | None) -> Iterator[Sequence[Arrival]]:
-    """Read the tickets' ranges in order, without those given up by then."""
+    """Read the tickets' ranges in order, except those that the driver has given up when it is their turn."""
     for ticket in tickets:
         yield from read_arrivals(_begun(ticket, instructions))
 
