@@ -1,18 +1,19 @@
 """Decides when tasks hand over what they have consumed, and which parts the driver commits together.
 
-A *cut* ends what a task has settled since its cut before: written rows and one ack per queue, its *part*. The
-driver asks all tasks for a cut at the same time, gathers the parts, and commits them as one *group*: one data
-commit and one offset commit, however many tasks there are. The offset commit may wait for that of a later
-group (``consume.offset_pace``). A task that has settled something reports so once per cut, so nothing is
-asked or committed while nothing happens. Two machines beside each other::
+A batch may commit several times while its tasks run. For each commit the driver asks all tasks for a *cut*:
+to send what is *settled* since the task's last cut. That is the task's *part*: the rows of messages that are
+done, and one ack per queue. The driver gathers the parts and commits them as one *group*: one data commit and
+one offset commit, however many tasks there are. The offset commit may wait for that of a later group
+(``consume.offset_pace``). A task that has settled something reports, once per cut, that it is *dirty*, so
+nothing is asked or committed while nothing happens. Two state machines::
 
     asking:     QUIET --dirty--> DUE --tick--> GATHERING --all answered, late, a queue ended--> QUIET or DUE
     committing: IDLE --parts wait--> COMMITTING --failed--> RETRY --tick--> COMMITTING; after 60 s FAILED
 
-Rule 1 (chain): the parts of a queue form a chain. Each begins at the epoch and the offset that the part
-before has reached; the first one where the plan begins. A part that does not follow is not taken.
-Rule 2 (known parts): a part that is sent again, because its sender did not hear that it has arrived, is
-confirmed again and not counted again.
+Rule 1 (chain): the parts of a queue form a chain. Each begins at the epoch and the offset that the previous
+part has reached; the first one begins where the plan does. Any other part is not accepted.
+Rule 2 (known parts): a task sends a part again if it got no confirmation. If the part has arrived already, it
+is confirmed again and otherwise ignored.
 Rule 3 (attempts): where ranges are open, a later attempt of a task consumes nothing and ends the batch: its
 queues begin again from the offset store. The attempt that it replaces may be alive; then its last part
 counts, and the batch is not over before it has ended or paused. The batch fails if tasks with the same queue
@@ -50,41 +51,42 @@ from pyspark_rocketmq.model import MessageQueue
 Queues = frozenset[MessageQueue]
 
 _FIRST_CUT_AFTER_S: Final = 0.005
-"""How long a message that comes after a pause waits for others before the cut."""
+"""Time between the first result after a pause and the cut, in seconds."""
 _GATHER_S: Final = 0.1
-"""How long a group waits for the parts of all tasks."""
+"""Longest time for which a group waits for the parts of all tasks, in seconds."""
 _LARGEST_GROUP: Final = 1_000
 """Maximum number of files of a group of more than one part."""
 _FIRST_RETRY_S: Final = 0.5
 _LONGEST_RETRY_S: Final = 5.0
 _FAIL_AFTER_S: Final = 60.0
-"""How long a failed commit is tried again."""
+"""Time for which a failed commit is tried again, in seconds."""
 _MOST_DEATHS: Final = 4
-"""Deaths of tasks of which no queue moves that fail the batch, as ``spark.task.maxFailures``."""
+"""Number of deaths of a task, without progress of any of its queues, that fail the batch; as Spark's
+``spark.task.maxFailures``."""
 _MOST_DEATHS_BESIDE_OTHERS: Final = 12
-"""Deaths of tasks at the same offset of a queue that fail the batch although other queues of theirs move."""
+"""Number of deaths at the same offset of a queue that fail the batch, even if other queues move."""
 _KNOWN_PARTS: Final = 1_000
-"""Number of ids kept for each task; parts in doubt are fewer."""
+"""Number of ids of arrived parts that are kept for each task; far fewer can be unconfirmed."""
 _CLOSED_S: Final = 1.0
-"""How long a task may take to notice that its connection is closed, and its call in hand to end."""
+"""Time within which a task notices that its connection is closed, and ends its running call, in seconds."""
 _SILENCE_S: Final = 20.0
-"""How long a task may go on when nothing comes from its driver."""
+"""Time for which a task may go on when nothing comes from its driver, in seconds."""
 _NOTHING: Final[Queues] = frozenset()
 
 
 class EndReason(Enum):
-    """Why the tasks of a batch are ended before their ranges."""
+    """Reason why the driver ends the tasks of a batch before their ranges end."""
 
     TIME = "time"
     """The batch has lasted long enough."""
     PLAN = "plan"
     """Another plan is needed."""
     STOP = "stop"
-    """Nothing more is to be consumed: the query ends."""
+    """The query ends, so nothing more must be consumed."""
 
 
 class Place(NamedTuple):
-    """How far a queue was consumed."""
+    """Position up to which a queue was consumed."""
 
     epoch: int
     next_offset: int
@@ -99,15 +101,15 @@ class Answer:
 
     task: str
     is_stopped: bool
-    """True if it must deliver nothing."""
+    """True if the task must deliver nothing."""
     known: frozenset[str] = frozenset()
-    """Ids of its parts in doubt that have arrived; it is to send the others, in order."""
+    """Ids of the task's unconfirmed parts that have arrived; the task sends the others again, in order."""
     uncommitted: frozenset[str] = frozenset()
-    """Ids of its parts that have arrived and are neither committed nor dropped yet."""
+    """Ids of the task's parts that have arrived and are neither committed nor dropped yet."""
     dropped: Queues = _NOTHING
-    """Queues that it must give up without a part."""
+    """Queues that the task must give up without sending a part."""
     left_out: Queues = _NOTHING
-    """Queues that the attempt before has begun, and with which it must not begin."""
+    """Queues with which the task must not begin, because the previous attempt has begun them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +152,21 @@ class StoreOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Have tasks give up queues, and drop what they have not handed over of them."""
+    """Instruct tasks to give up queues, and to drop results of these queues that they have not sent."""
 
     queues: Queues
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Nobody delivers these queues, and all that was delivered is committed or never will be."""
+    """Queues that no task delivers, and whose results are all committed or dropped."""
 
     queues: Queues
 
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Report that queues cannot go on in this batch; if they are still held, the batch should be ended."""
+    """Report queues that cannot go on in this batch; if this member still holds them, end the batch."""
 
     queues: Queues
     reason: str
@@ -172,7 +174,7 @@ class Replan:
 
 @dataclass(frozen=True, slots=True)
 class EndTasks:
-    """Have tasks end after the call in hand and hand over their last part."""
+    """Instruct tasks to end after the running call, and to send their last part."""
 
     reason: EndReason
     tasks: tuple[str, ...]
@@ -226,13 +228,13 @@ class _Task:
     is_stopped: bool
     """True if it was stopped before it delivered anything."""
     known: dict[str, None] = field(default_factory=dict)
-    """Ids of its newest parts that have arrived, in order; older ones cannot be in doubt any more."""
+    """Ids of the task's newest parts that have arrived, in order; older ones were confirmed long ago."""
     is_connected: bool = True
     is_done: bool = False
     is_replaced: bool = False
-    """True if another attempt consumes its queues, so that nothing of it counts any more."""
+    """True if another attempt has replaced this one, so that its further results are ignored."""
     pauses_at_s: float = -inf
-    """When it stops to deliver because it is not connected."""
+    """Time at which the task certainly delivers no more, because its connection is lost."""
 
     @property
     def is_running(self) -> bool:
@@ -251,7 +253,7 @@ class _Task:
 @dataclass(slots=True)
 class _Gathering:
     number: int | None
-    """Number of the cut; None for the last parts of a batch that is ended."""
+    """Number of the cut; None while the last parts of an ended batch are gathered."""
     until_s: float
     missing: set[str]
     """Ids of tasks that have not answered."""
@@ -272,20 +274,20 @@ class _Batch:
     """Facts that end with the batch."""
 
     reached: dict[MessageQueue, Place] = field(default_factory=dict)
-    """How far the parts of each queue have come."""
+    """Position that the arrived parts of each queue have reached."""
     waiting: deque[_Waiting] = field(default_factory=deque)
     """Parts that are in no group yet."""
     in_hand: list[_Waiting] = field(default_factory=list)
     """Parts of the group that is being committed."""
     poisoned: set[MessageQueue] = field(default_factory=set)
     ended: set[MessageQueue] = field(default_factory=set)
-    """Queues that their task has ended, and that are not free yet."""
+    """Queues that their task has ended and whose results are not all committed yet."""
     free: set[MessageQueue] = field(default_factory=set)
     tasks: dict[str, _Task] = field(default_factory=dict)
     newest: dict[int, _Task] = field(default_factory=dict)
     """Newest attempt of each partition."""
     dirty: set[str] = field(default_factory=set)
-    """Tasks that have reported since the last cut was asked for that they have settled something."""
+    """Tasks that have reported new results since the driver last asked for a cut."""
     is_closed: bool = False
     """Whether nothing more is accepted from tasks."""
     is_hurried: bool = False
@@ -298,9 +300,9 @@ class Cuts:
     def __init__(self, interval_s: float | None, *, may_offsets_wait: bool = False) -> None:
         """Begin without a batch.
 
-        ``interval_s``: shortest time between two cuts, in seconds; 0 asks again as soon as a commit is over.
-        None asks for none: parts come when queues are given up and at the end of tasks.
-        ``may_offsets_wait``: see ``OffsetPace``.
+        ``interval_s`` is the shortest time between two cuts in seconds; with 0 the next one is asked for when
+        a commit is over. With None no cut is asked for: parts come only when queues are given up or tasks
+        end. ``may_offsets_wait``: see ``OffsetPace``.
         """
         self._interval_s = interval_s
         self._pace = OffsetPace(may_wait=may_offsets_wait and interval_s is not None)
@@ -310,7 +312,7 @@ class Cuts:
         self.begin_batch()
 
     def begin_batch(self) -> None:
-        """Begin a batch, before its job; nothing of the one before may be waiting or in hand."""
+        """Begin a batch, before its job; no part of the previous batch may wait or be in a commit."""
         self._batch = _Batch()
         self._due_s: float | None = None
         self._gathering: _Gathering | None = None
@@ -342,7 +344,7 @@ class Cuts:
 
     @property
     def next_tick_s(self) -> float | None:
-        """When :meth:`tick` has something to do; None if only another event can change anything."""
+        """Time at which :meth:`tick` must be called; None if there is nothing to wait for."""
         due_s = None if self._is_held_back else self._due_s
         gathered_s = None if self._gathering is None else self._gathering.until_s
         offsets_s = self._pace.due_s if self._may_commit else None
@@ -386,13 +388,18 @@ class Cuts:
         *,
         is_open: bool = False,
     ) -> list[Action]:
-        """Answer a task that is going to begin with its queues, at the places of the plan.
+        """Answer a task that is going to begin with its queues, at the positions of the plan.
 
-        A task that is connected again before it got the answer begins again. The caller leaves out what comes
-        late from an older connection than the task's newest one.
+        A task that connects again before it got the answer asks again. The caller must ignore messages that
+        come late, from an older connection than the task's newest one.
 
-        ``task`` is the unique id of the attempt, ``attempt`` its number, from 0; ``is_open``: it consumes its
-        queues until the driver ends it (rule 3).
+        Args:
+            task: Unique id of the attempt.
+            partition: Number of the task, the same for all attempts.
+            attempt: Number of the attempt, from 0.
+            places: The position of each of the task's queues in the plan.
+            now_s: Now.
+            is_open: Whether the task's ranges are open, so that it runs until the driver ends it (rule 3).
         """
         batch = self._batch
         former = batch.newest.get(partition)
@@ -502,7 +509,7 @@ class Cuts:
         return self._go_on(now_s)
 
     def failed(self, task: str, error: BaseException, now_s: float) -> list[Action]:
-        """Note that a task has failed with an error that another attempt would meet again: fail the batch."""
+        """Fail the batch: a task has failed with an error that would occur again in another attempt."""
         if self._accepted(task) is None:
             return []
         return [*self._fail(error), *self.done(task, now_s), *self.end(EndReason.STOP, now_s)]

@@ -1,4 +1,4 @@
-"""Decides which queue of the batch under way a task must give up, and when a queue is free; no I/O, no clock.
+"""Decides which queues of the running batch a task must give up, and when a queue is free; no I/O, no clock.
 
 The planner reports which queues its plan holds and which of them it must give away. Tasks report the queues
 that they begin with, and their outcome. The driver reports when a batch begins and ends, and which groups of
@@ -12,18 +12,19 @@ Rule 2: a queue that no task has begun is free immediately if every task asks be
 cannot ask may begin only in a batch in which tasks need not ask (``must_ask``).
 Rule 3: a part that a task hands over belongs to the driver from then on, whatever happens to the task;
 another attempt of the task must leave its queues out, also those that the part does not end.
-Rule 4: the queues of a task whose connection broke are free when the batch is over, or when another attempt
-of it reports so: its call may still run.
+Rule 4: a task whose connection broke may still be in a listener call. So its queues are free only when the
+batch is over, or when another attempt of the task reports that they are.
 Rule 5: a task that has only suspended queues left is *idle*, and stays so. It waits for them while its batch
 is *at work*: all tasks have begun, and at least one is not idle. While some have not begun, it waits two
 seconds if a slot is free; without a free slot it ends, because they may need its slot. An instruction to end
 is final.
-Rule 6: a batch whose ranges are *open* is ended as ``hub.open_batch`` decides, or by another attempt of one
-of its tasks (``consume.cuts``). Where a connection breaks, its tasks pause and resume; their parts and queues
-stay theirs. The batch is over once nobody delivers any more, also no attempt that Spark believes dead.
-Rule 7: a planner that ends keeps its locks until nobody delivers any more. So nothing is delivered from then
-on. The plan is over once the batch is committed or given up, and each of its tasks has ended or may not
-begin. If that is not known of a task, the planner waits as long as Spark may take to end a worker.
+Rule 6: in real time ranges are *open*: they have no end. ``hub.open_batch`` decides when such a batch ends;
+it also ends when another attempt of one of its tasks begins (``consume.cuts``). If a task's connection
+breaks, the task pauses and resumes, and keeps its parts and queues. The batch is over when no task delivers
+any more, not even an attempt that Spark believes dead.
+Rule 7: a planner that ends keeps its locks until no task delivers any more; so tasks deliver nothing from
+then on. Its plan is over when the batch is committed or given up, and each task has ended or may not begin.
+If this is not known of a task, the planner waits as long as Spark may take to end a worker.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ the Python worker of one ``spark.python.task.killTimeout`` (2 s), then ends it w
 _PLANNER_GONE_S: Final = 15.0
 """How long tasks go on without their planner, since it may come back."""
 _ZOMBIES_END_S: Final = 60.0
-"""How long an open batch waits for attempts that Spark believes dead: as long as their queues stay locked."""
+"""Time for which an open batch waits for attempts that Spark believes dead, in seconds: while locks last."""
 _BEGIN_WITHIN_S: Final = 2.0
 """How long an idle task waits for tasks that have not begun although there seems to be a slot for them."""
 _NOTHING: Final[Queues] = frozenset()
@@ -104,13 +105,13 @@ class Flushed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The open batch is ended; for the log."""
+    """The batch in real time is being ended; only for the log."""
 
     ending: Ending
 
 
 class StillDelivered(NamedTuple):
-    """The batch is over although an attempt that Spark believes dead may still deliver; for the log."""
+    """The batch is over although an attempt that Spark believes dead may still deliver; only for the log."""
 
 
 Action = Send | Commit | Look | Flushed | Ended | StillDelivered
@@ -140,11 +141,11 @@ class _Task:
     is_waiting: bool = False
     """True while it is idle and waits because the batch is at work."""
     is_connected: bool = True
-    """False while a task with open ranges has no connection, from which it may resume."""
+    """False while a task with open ranges has lost its connection and may connect again."""
     connection: int = 0
-    """Number of the newest connection on which it has begun or resumed."""
+    """Number of the newest connection on which the task has begun or resumed."""
     left_out: Queues = _NOTHING
-    """Queues that it was instructed to leave out when it began."""
+    """Queues that the task was instructed to leave out when it began."""
 
     @property
     def is_open(self) -> bool:
@@ -160,7 +161,7 @@ class _Task:
 
 
 class _Closing(NamedTuple):
-    """An end of a batch that waits until nobody delivers any more."""
+    """The end of a batch, which waits until no task delivers any more."""
 
     could_ask: bool | None
     until_s: float
@@ -205,7 +206,7 @@ class HubState:
         self._batch_id: int | None = None
         self._slots = slots
         self._most_planned = slots.most_planned
-        """Maximum number of tasks for the next batch: not more than have begun in the last one."""
+        """Maximum number of tasks of the next batch: at most as many as have begun in the last one."""
         self._held_up = ""
         self._tasks: dict[str, _Task] = {}
         self._owner: dict[MessageQueue, _Task] = {}
@@ -222,7 +223,7 @@ class HubState:
         """Whether the batch is closed, and not known to be flushed."""
         self._closing: _Closing | None = None
         self._replan: tuple[int, str] = (0, "")
-        """Newest plan that the planner wants to replace, and why."""
+        """Number of the newest plan that the planner wants to replace, and the reason."""
         self.is_stopping = False
         self._last_plan: int | None = None
         """Plan of a planner that ends."""
@@ -256,7 +257,7 @@ class HubState:
         return self._give_up(now_s)
 
     def replan(self, number: int, why: str, now_s: float) -> list[Action]:
-        """Note that the planner wants another plan than this one; an older one has been replaced already."""
+        """Note that the planner wants to replace plan ``number``; ignored if that has happened already."""
         if number != self._plan:
             return []
         self._replan = number, why
@@ -275,7 +276,7 @@ class HubState:
 
     @property
     def is_planner_lost(self) -> bool:
-        """Whether the planner was connected, and is no longer."""
+        """Whether the planner was connected, and is not any more."""
         return self._planner is None and self._planner_lost_s is not None
 
     # --- the driver -----------------------------------------------------------------------------------------
@@ -344,7 +345,7 @@ class HubState:
         return self._close(now_s, could_ask=could_ask, is_whole=is_whole)
 
     def _close_if_quiet(self, now_s: float) -> list[Action]:
-        """End the open batch, as it was to be, once nobody delivers any more."""
+        """Close the open batch that waits for its end, if no task delivers any more."""
         closing = self._closing
         is_delivered = self._cuts.is_anybody_delivering(now_s)
         if closing is None or (is_delivered and now_s < closing.until_s):
@@ -457,7 +458,7 @@ class HubState:
         return [Send(peer, go), *superseded, *stopped, *freed]
 
     def _begins_again(self, task: _Task, peer: Hashable, start: TaskBegins, now_s: float) -> list[Action]:
-        """Answer a task once more whose connection broke before it got the answer."""
+        """Answer a task again, whose connection broke before it got the answer."""
         if start.connection <= task.connection:
             return []
         answer, *others = self._reconnects(task, peer, start.connection, (), now_s)
@@ -466,7 +467,7 @@ class HubState:
         return [Send(peer, go), *self._carry_out(others, now_s)]
 
     def task_resumes(self, peer: Hashable, resumed: TaskResumes, now_s: float) -> list[Action]:
-        """Answer a task with open ranges that is connected again."""
+        """Answer a task with open ranges that has connected again."""
         task = self._task_of_batch(resumed)
         if task is None:
             if resumed.task in self._late:
@@ -489,10 +490,10 @@ class HubState:
     def _reconnects(
         self, task: _Task, peer: Hashable, connection: int, in_doubt: Collection[str], now_s: float
     ) -> list[cuts.Action]:
-        """Go on with a task on a newer connection; return the actions of ``Cuts``, the answer first."""
+        """Continue a task on its newer connection; return the actions of ``Cuts``, the answer first."""
         task_id = task.start.task
         task.peer, task.connection, task.is_connected = peer, connection, True
-        # The connection before may not be known to be broken.
+        # It may not be known yet that the previous connection broke.
         lost = self._cuts.lost(task_id, now_s)
         return [*self._cuts.resume(task_id, in_doubt), *lost]
 
@@ -502,7 +503,7 @@ class HubState:
         return task if is_its else None
 
     def queue_stands(self, peer: Hashable, stands: QueueStands, now_s: float) -> list[Action]:
-        """Note that an open range cannot go on."""
+        """Note that an open range cannot go on, so that its queue must be planned again."""
         if self._task(peer, stands.task) is None:
             return []
         self._open.stands(f"{stands.queue}: {stands.reason}", now_s, at_once=stands.is_reset)
@@ -555,9 +556,9 @@ class HubState:
     def task_failed(
         self, peer: Hashable, task_id: str, now_s: float, fatal: FatalError | None = None
     ) -> list[Action]:
-        """Note that an attempt of a task has failed: only the parts that it has handed over count.
+        """Note that an attempt of a task has failed; the parts that it has sent still count.
 
-        ``fatal``: error that another attempt would meet again, so that the batch fails.
+        ``fatal`` is an error that would occur again in another attempt, so that the batch must fail.
         """
         task = self._task(peer, task_id)
         if task is None:
@@ -572,7 +573,7 @@ class HubState:
         return self._carry_out(over, now_s) + self._end_idle(now_s)
 
     def lost(self, peer: Hashable, now_s: float, *, is_silent: bool = False) -> list[Action]:
-        """Note that a connection is lost; ``is_silent``: its other end may not have noticed."""
+        """Note that a connection is lost; ``is_silent``: the process at its other end may not know."""
         look: list[Action] = []
         if peer == self._planner:
             self._planner, self._planner_lost_s = None, now_s
@@ -596,7 +597,7 @@ class HubState:
 
     @property
     def next_tick_s(self) -> float | None:
-        """When :meth:`tick` must not be late; None if only events change anything soon."""
+        """Time at which :meth:`tick` must be called; None if there is nothing to wait for."""
         due = (self._cuts.next_tick_s, self._open.next_tick_s)
         return min((at_s for at_s in due if at_s is not None), default=None)
 
@@ -632,7 +633,7 @@ class HubState:
         if ending is None or self._cuts.is_ending:
             return []
         actions: list[Action] = [Ended(ending)]
-        # A shortage may be over by the end of the batch after it.
+        # After one batch with fewer tasks, try again with all slots: the shortage may be over by then.
         most_planned = self._slots.most_planned if ending.slots is None else ending.slots
         if most_planned != self._most_planned:
             self._most_planned = most_planned
@@ -687,7 +688,7 @@ class HubState:
             elif not task.is_lost and queue not in task.asked:
                 task.asked.add(queue)
                 is_dropped = queue in self._moved
-                # A task that is not connected gets it when it resumes.
+                # A task that is not connected gets the instruction when it resumes.
                 if task.is_connected:
                     give_up = GiveUpQueues(task.start.task, frozenset({queue}), is_dropped)
                     actions.append(Send(task.peer, give_up))
@@ -739,7 +740,7 @@ class HubState:
         return Commit(group, stored & self._wanted & (self._settled | self._cuts.ended))
 
     def _replan_without(self, queues: Queues, reason: str, now_s: float) -> list[Action]:
-        # The rest of a closed range is for the next batch in any case.
+        # With closed ranges nothing needs to be done: the next batch reads the rest of the range anyway.
         if self._open.is_open and queues - self._leaving:
             named = ", ".join(map(str, sorted(queues)))
             self._open.stands(f"{named}: {reason}", now_s, at_once=False)
