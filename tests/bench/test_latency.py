@@ -64,4 +64,4 @@ def test_a_contender_that_is_unknown_is_refused() -> None:
     done = CliRunner().invoke(main, ["latency", "--only", "java,kafka"])
 
     assert done.exit_code == 2
-    assert "unknown: kafka; choose from real-time, java" in done.output
+    assert "unknown: kafka; choose from real-time, postgres, java" in done.output
