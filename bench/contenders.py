@@ -128,8 +128,8 @@ class OurConsumer:
         )
         consumer.subscribe(topic)
         consumer.register_message_listener(note_times, orderly=True, output_schema=_OUTPUT_SCHEMA)
-        reports: list[BatchReport] = []
-        consumer.register_batch_listener(reports.append)
+        committed = _CommittedRows()
+        consumer.register_batch_listener(committed.add)
         query = consumer.start(
             self._spark,
             sink=self._sink(folder),
@@ -137,7 +137,7 @@ class OurConsumer:
             trigger=self._trigger,
         )
         try:
-            yield OurQuery(self._spark, consumer, query, reports, partial(self._times, folder))
+            yield OurQuery(self._spark, consumer, query, committed, partial(self._times, folder))
         finally:
             query.stop()
 
@@ -162,6 +162,16 @@ class OurConsumer:
         return Times(stored, heard, committed)
 
 
+class _CommittedRows:
+    """Number of rows that a query has committed; it keeps no report, since a run may last hours."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, report: BatchReport) -> None:
+        self.count += report.rows
+
+
 class OurQuery:
     """A query of a ``PushConsumer``."""
 
@@ -170,19 +180,19 @@ class OurQuery:
         spark: SparkSession,
         consumer: PushConsumer,
         query: StreamingQuery,
-        reports: Sequence[BatchReport],
+        committed: _CommittedRows,
         times: Callable[[int], Times],
     ) -> None:
         self._consumer = consumer
         self._jvm = int(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]  # noqa: SLF001
         self._query = query
-        self._reports = reports
+        self._committed = committed
         self._times = times
 
     def consumed(self) -> int:
         if self._query.exception() is not None:
             raise RuntimeError(f"The query failed: {self._query.exception()}")
-        return sum(report.rows for report in self._reports)
+        return self._committed.count
 
     def processes(self) -> Mapping[str, Sequence[int]]:
         kinds: dict[str, list[int]] = {

@@ -351,7 +351,18 @@ def _cases(member: Any) -> list[Any]:
 
 def test_every_golden_file_has_its_tests() -> None:
     """A file that nobody reads fails here."""
-    assert {path.name for path in _GOLDEN.iterdir()} == MEMBERS.keys() | {"sequences.json", "frames.jsonl"}
+    others = {"sequences.json", "frames.jsonl", "change_data"}
+    assert {path.name for path in _GOLDEN.iterdir()} == MEMBERS.keys() | others
+
+
+def test_every_recording_of_change_data_is_read_by_a_test() -> None:
+    """A recording that no test of the envelopes names fails here."""
+    tests = "".join(path.read_text() for path in (_TESTS / "change_data").glob("*.py"))
+    recordings = [path.stem for path in (_GOLDEN / "change_data").glob("*.jsonl")]
+    assert recordings
+    # Debezium's are named by what follows their prefix, too.
+    names = {name: (name, name.removeprefix("debezium_")) for name in recordings}
+    assert [name for name, each in names.items() if not any(f'"{one}"' in tests for one in each)] == []
 
 
 @pytest.mark.parametrize("file_name", MEMBERS)
