@@ -673,6 +673,15 @@ def test_an_error_that_another_attempt_would_meet_again_fails_the_batch() -> Non
     assert not cuts.is_anybody_delivering(1.3)
 
 
+def test_a_task_that_fails_after_its_batch_has_failed_delivers_no_more() -> None:
+    """Otherwise the batch would wait a minute for a task that has ended."""
+    cuts = two_tasks()
+    cuts.failed("one", AWAY, 1.0)
+    assert cuts.is_anybody_delivering(1.1)
+    assert cuts.failed("two", AWAY, 1.2) == []
+    assert not cuts.is_anybody_delivering(1.2)
+
+
 def test_of_a_whole_job_only_attempts_that_others_have_replaced_may_still_deliver() -> None:
     cuts = two_tasks()
     begins("again", 0, A, B, attempt=1)(cuts, 1.0)

@@ -511,7 +511,8 @@ class Cuts:
     def failed(self, task: str, error: BaseException, now_s: float) -> list[Action]:
         """Fail the batch: a task has failed with an error that would occur again in another attempt."""
         if self._accepted(task) is None:
-            return []
+            # The batch has failed already, or another attempt has the task's place; this one has ended too.
+            return self.done(task, now_s)
         return [*self._fail(error), *self.done(task, now_s), *self.end(EndReason.STOP, now_s)]
 
     # --- commits --------------------------------------------------------------------------------------------
