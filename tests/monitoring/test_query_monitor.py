@@ -119,7 +119,7 @@ def test_each_commit_within_a_batch_is_shown_when_it_is_made(
     monitor: QueryMonitor, told: list[BatchMetrics], clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """B5, D11: what came after the last of them is shown with the batch's end; all is counted once."""
-    caplog.set_level(logging.INFO, "pyspark_rocketmq.monitoring")
+    caplog.set_level(logging.DEBUG, "pyspark_rocketmq.monitoring")
     monitor.onQueryStarted(started())
     for stop in (4, 8):
         clock.advance(0.5)

@@ -196,8 +196,8 @@ class QueryState:
 class QueryMonitor(StreamingQueryListener):
     """Metrics of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
 
-    One log line for each micro-batch, and for each commit while it runs, at INFO; :meth:`queries` shows all;
-    listeners get each of them.
+    One log line for each micro-batch, at INFO, and for each commit while it runs, at DEBUG; :meth:`queries`
+    shows all; listeners get each of them.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:
@@ -363,7 +363,8 @@ class QueryMonitor(StreamingQueryListener):
         with self._guard:
             state = self._queries.get(metrics.run_id, QueryState(latest=metrics))
             self._queries[metrics.run_id] = state.after(metrics)
-        logger.info("batch %s", metrics.line())
+        # A batch in real time commits twice a second.
+        logger.log(logging.INFO if metrics.has_ended else logging.DEBUG, "batch %s", metrics.line())
         for listener in self._listeners:
             try:
                 listener(metrics)
