@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pyarrow as pa
 
 from pyspark_rocketmq.sinks.database import DatabaseSink
@@ -25,7 +24,7 @@ _COLUMNS = ("topic", "brokerName", "queueId", "queueOffset", "order_id", "step")
 
 def make_table(address: str) -> None:
     """Make the table of rows."""
-    with psycopg.connect(address) as connection:
+    with _opened(address) as connection:
         connection.execute("DROP TABLE IF EXISTS orders, rocketmq_watermarks")
         connection.execute(
             "CREATE TABLE orders (id SERIAL, topic TEXT, broker TEXT, queue_id INTEGER, queue_offset BIGINT, "
@@ -41,13 +40,23 @@ def killing_sink(address: str, killer: Killer) -> DatabaseSink:
 def rows_in(address: str) -> list[tuple[str, str, int, int, str, str]]:
     """Return topic, broker, queue, offset, order and step of all rows, in the order in which they came."""
     columns = "topic, broker, queue_id, queue_offset, order_id, step"
-    with psycopg.connect(address) as connection:
-        return connection.execute(f"SELECT {columns} FROM orders ORDER BY id").fetchall()
+    with _opened(address) as connection:
+        found: list[tuple[str, str, int, int, str, str]] = connection.execute(
+            f"SELECT {columns} FROM orders ORDER BY id"
+        ).fetchall()
+    return found
 
 
 def count_rows(address: str) -> int:
     """Return the number of messages that have a row."""
     return len({row[:4] for row in rows_in(address)})
+
+
+def _opened(address: str) -> Any:
+    # Not in the environments of other Sparks, which collect tests that import this module.
+    import psycopg
+
+    return psycopg.connect(address)
 
 
 def _insert(cursor: Any, rows: pa.Table) -> None:
@@ -60,7 +69,7 @@ def _insert(cursor: Any, rows: pa.Table) -> None:
 
 
 def _connect(address: str, killer: Killer) -> Any:
-    connection = psycopg.connect(address)
+    connection = _opened(address)
     if os.getpid() == killer.driver:
         return connection
     killer.works_here()
