@@ -430,6 +430,9 @@ class QueueRange:
     end: int
     """Exclusive queue offset; ``OPEN_END`` if the range is open."""
 
+    def __str__(self) -> str:
+        return f"{self.queue} offsets={self.extent}"
+
     @classmethod
     def between(cls, queue: MessageQueue, start: int, end: int, *, epoch: int = 0) -> Self:
         """Create a range whose first message was never given back."""

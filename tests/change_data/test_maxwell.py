@@ -127,7 +127,7 @@ def test_key_is_named_by_the_reader_where_maxwell_has_none() -> None:
 
     assert one(decode(body)).key == {}
     assert one(decode(body, Rules(keys=(("*", ("id",)),)))).key == {"id": 1}
-    assert "no column x of the key" in reason(decode(body, Rules(keys=(("*", ("x",)),))))
+    assert "the row lacks x of the key" in reason(decode(body, Rules(keys=(("*", ("x",)),))))
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,10 @@ def _row_of(facts: Sequence[Fact], columns: Sequence[str], deleted_at: Order) ->
 
 
 def compressed(places: Mapping[str, Order], at: Order) -> Mapping[str, Order]:
-    """Return the places that differ from ``at``; the commonest is under ``OTHERS`` where that is shorter."""
+    """Return only the columns whose place differs from ``at``.
+
+    Where it makes the result shorter, the most frequent place stands once, under ``OTHERS``.
+    """
     older = {name: place for name, place in places.items() if place != at}
     if len(older) < 2:
         return older

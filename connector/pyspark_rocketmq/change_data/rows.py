@@ -50,7 +50,7 @@ class RowImage:
         missing = [name for name in self.key_columns if name not in row]
         if missing:
             raise Unreadable(
-                f"the row has no column {', '.join(missing)} of the key: set MySQL's binlog_row_image=FULL"
+                f"the row lacks {', '.join(missing)} of the key: set MySQL's binlog_row_image=FULL"
             )
         return {name: row[name] for name in self.key_columns}
 

@@ -168,7 +168,10 @@ class ConsistentHash:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Source: ``AllocateMessageQueueConsistentHash``, ``ConsistentHashRouter``."""
+        """Return the member's queues by consistent hashing, as Java does.
+
+        Source: ``AllocateMessageQueueConsistentHash``, ``ConsistentHashRouter``.
+        """
         if not is_member(client_id, queues, members):
             return ()
         ring = self._ring(members)

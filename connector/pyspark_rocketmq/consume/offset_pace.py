@@ -36,7 +36,7 @@ class OffsetPace:
     """The pace of one query's offset commits. Not thread-safe."""
 
     def __init__(self, *, may_wait: bool) -> None:
-        """Begin without offsets to store; ``may_wait`` is false if none may wait (rule 1)."""
+        """Begin without offsets to store; with ``may_wait=False`` each commit stores them (rule 1)."""
         self._may_wait = may_wait
         self._stored_s = -inf
         """When offsets were last stored."""

@@ -126,7 +126,10 @@ class RangeInstructions:
         """
 
     def cut_with(self, cut: Callable[[], Any]) -> None:
-        """Set the function that takes the results so far of all ranges; another thread calls it."""
+        """Set the function that collects what all ranges have settled since its last call (a cut).
+
+        Another thread than the one that calls this method calls it.
+        """
 
     def take(self, brought: object) -> bool:  # noqa: ARG002 - a subclass's
         """Send the result of a range that was given up, on any of the task's threads; return if sent."""

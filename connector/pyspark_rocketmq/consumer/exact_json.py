@@ -76,7 +76,7 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
 
 
 def _is_text(text: Column) -> Column:
-    """Check that a string is UTF-8 and has no escapes of half a character, which become question marks."""
+    """Check that a string is UTF-8 and escapes no unpaired surrogate, which Spark would turn into ``?``."""
     has_halves = sf.contains(text, sf.lit("\\ud")) | sf.contains(text, sf.lit("\\uD"))
     are_pairs = ~sf.regexp_replace(text, _WHOLE_CHARACTERS, " ").rlike(_HALF)
     return sf.is_valid_utf8(text) & (~has_halves | are_pairs)

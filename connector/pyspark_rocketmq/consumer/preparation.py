@@ -113,7 +113,7 @@ def check_commits_groups(sink: Sink, consumer_group: str) -> None:
 
 
 def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:
-    """Log that ``where``, unless it is the default, is not used because the group has progress.
+    """Log that ``where`` is ignored if the group already has progress; nothing is logged for the default.
 
     Raises:
         OffsetStoreUnavailable: If the store cannot be read.

@@ -163,7 +163,7 @@ class GroupCalls:
 
 
 class PlanWatcher(Protocol):
-    """Informs whoever runs a plan about changes to its queues; must not wait."""
+    """Informs whoever runs a plan about changes to its queues; its methods must not block."""
 
     def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """Report a new plan with its number and ``queues``."""

@@ -125,7 +125,7 @@ class OffsetMirror:
         self._news.set()
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
-        """Wait until none of these offsets is waiting to be sent; return whether that is the case.
+        """Wait until none of these offsets is still to be sent; return False if the time is over before.
 
         Such an offset has arrived, was replaced by a newer one, or was dropped (rule 2).
         """

@@ -399,7 +399,7 @@ class HubState:
     def moved(self, epochs: Mapping[MessageQueue, int], now_s: float) -> list[Action]:
         """Compare the stored epochs with those that the running tasks began with.
 
-        A queue with another epoch was claimed or reset, so that nothing more of it is committed.
+        A queue with another epoch was claimed or reset since then, so nothing more of it may be committed.
         """
         moved = frozenset(
             queue

@@ -251,7 +251,7 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 @parses("column name")
 def column_name(text: str) -> str:
-    """Parser of the name of one of the source's columns, without regard to case, as Spark does."""
+    """Parse the name of a column of the source; case does not matter, as in Spark."""
     by_lower = {name.lower(): name for name in MESSAGE_COLUMNS}
     if text.lower() not in by_lower:
         close = closest(text, MESSAGE_COLUMNS)

@@ -37,7 +37,7 @@ def subscriptions_of(topics: Iterable[str], tags: str, sql_filter: str | None) -
 
 
 def topic_problems(options: OptionSet) -> list[str]:
-    """Return a problem for options that specify topics, or the messages to read from them, twice."""
+    """Return a problem if more than one option names the topics, or more than one filters their messages."""
     filters = ("subscription", "sqlFilter")
     problems = options.said_twice("topic", "topics", "topicPattern", "subscriptions")
     problems += options.said_twice(*filters)

@@ -177,7 +177,7 @@ class QueueSelector:
         sampler: KeySampler | None = None,
         queues_now: Callable[[str], Sequence[MessageQueue]] = lambda _: (),
     ) -> None:
-        """``queues_of`` looks up the queues of a topic, ``queues_now`` does so without any cache."""
+        """``queues_of`` returns the queues of a topic and may use a cache; ``queues_now`` always asks."""
         self._queues_of = queues_of
         self._queues_now = queues_now
         self._now: dict[str, Sequence[MessageQueue]] = {}

@@ -89,8 +89,8 @@ class Sending:
                 name,
                 self.target_offset,
                 f"offsets below {bounds.max_offset} only",
-                "The topic was created again or has lost its latest messages, and the record of what was "
-                "replayed into it is no longer true: replay with another record.",
+                "The topic was created again or has lost its latest messages, so the record of what was "
+                "replayed into it no longer matches it: replay with a new record.",
             )
         if highest is not None:
             return highest + 1
@@ -101,9 +101,9 @@ class Sending:
                     name,
                     self.target_offset,
                     gone,
-                    "The target has deleted messages since, and cannot show whether messages of "
-                    f"{self.source} were among them. Set failOnDataLoss=false to send them all, or replay "
-                    "with another record.",
+                    "The target has deleted messages since the last replay, so it no longer shows which "
+                    f"messages of {self.source} it had. Set failOnDataLoss=false to send all of them, "
+                    "some perhaps again, or replay with a new record.",
                 )
             logger.warning(
                 "replay of a range begins again, because its target has only %s: %s", gone, self.source

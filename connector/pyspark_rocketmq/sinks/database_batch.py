@@ -259,7 +259,7 @@ def known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, gen
 def committed_by_itself(
     table: WatermarkTable, consumer_group: str, attempt: str, since: Mapping[MessageQueue, int]
 ) -> SinkConflict:
-    """Return the error of a transaction that was committed before its end."""
+    """Return the error of a transaction that the user's function has committed too early."""
     where = "; ".join(f"{queue} from offset {offset} on" for queue, offset in sorted(since.items()))
     return SinkConflict(
         f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it "

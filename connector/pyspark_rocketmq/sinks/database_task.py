@@ -418,7 +418,7 @@ class TaskCommittedBatch:
         spans: Mapping[MessageQueue, Span],
         group_id: str,  # noqa: ARG002 - of the interface; a check may be made again
     ) -> None:
-        """Check that no task has refused a queue; see ``CommitsGroups``.
+        """Check only that no task has refused a queue, since tasks commit; see ``CommitsGroups``.
 
         Raises:
             SinkMoved: If one has; it names the queues.

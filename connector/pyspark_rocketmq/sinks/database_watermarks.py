@@ -190,9 +190,9 @@ class WatermarkTable:
 
     @contextmanager
     def open_attempt(self, cursor: Any, consumer_group: str, attempt: str) -> Iterator[None]:
-        """Check that the block does not end the cursor's transaction.
+        """Check, at the end of a ``with`` block, that the cursor's transaction has not ended in it.
 
-        If the block commits, the attempt is in ``Stored.open_attempts`` from then on.
+        If the block commits all the same, the attempt stays in ``Stored.open_attempts``.
 
         Raises:
             RuntimeError: If the transaction is no longer the one in which the block began.

@@ -71,7 +71,7 @@ class MessageLookup:
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
     ) -> dict[MessageQueue, Found | RocketMQError]:
-        """Return the answer about each offset, or the error; brokers are queried at the same time.
+        """Return what is stored at each offset, or the error of its lookup; brokers are queried in parallel.
 
         A queue whose pull is refused is not asked again for 3 s; until then that refusal is its error.
         """

@@ -173,7 +173,7 @@ class OptionPositions:
 
 
 def _await_masters(queues: Sequence[MessageQueue], wanted: str) -> None:
-    """Raise a retryable error if there are ``queues`` that only a master that is down can answer for."""
+    """Raise a retryable error if there are ``queues``: only their masters can answer, and those are down."""
     if queues:
         raise TransportError(
             queues[0].broker_name,

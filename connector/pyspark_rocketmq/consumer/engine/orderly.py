@@ -155,7 +155,7 @@ class OrderlyRun(RangeRun):
     """Whether the task waits for the run when it is suspended; only runs by key do this."""
 
     def turn(self) -> RangeTurn:
-        """Begin the turn of a worker."""
+        """Begin the turn of a worker: it delivers messages of this range until it takes another."""
         return self
 
     def due_s(self) -> float:

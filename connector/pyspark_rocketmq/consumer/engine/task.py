@@ -375,7 +375,7 @@ class TaskParts:
         part.add(rows, [each.ack for each in going_on], is_end=False)
 
     def _add_ended(self, part: GrowingPart, consumed: Consumed, instructions: TaskControl) -> None:
-        """Add the result of a range that has ended, unless nothing of it may leave or counts."""
+        """Add the result of a range that has ended, except if it stays for another part or does not count."""
         queue = consumed.ack.queue
         fate = instructions.fate(queue)
         is_rest = consumed.ack.counts or part.has(queue)
@@ -385,7 +385,7 @@ class TaskParts:
             part.add(consumed.batches(), [consumed.ack])
 
     def _give_up(self, consumed: Consumed) -> None:
-        """Hand over the result of a range that was given up."""
+        """Send the driver what was consumed of a range whose queue the task gives up."""
         assert self._instructions is not None
         # What the task has committed of the queue is in the part that grows, and must be there before.
         leaves = GrowingPart(self._writer, self._clock)

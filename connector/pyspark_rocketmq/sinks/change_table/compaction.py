@@ -126,13 +126,13 @@ def merge_source(
     deletions: Mapping[Key, Order],
     truncated_at: Order = LOWEST,
 ) -> pa.Table:
-    """Return a row per key for a MERGE: its values, place and effect.
+    """Return one row per key for a MERGE: values, place in the order, and whether to write or delete it.
 
     Args:
         changes: Changes of the batch.
-        stored: Rows of the table that were read (:attr:`KeyedChanges.unfinished`), without duplicates.
+        stored: The table's rows of the keys :attr:`KeyedChanges.unfinished`, one per key.
         deletions: The highest deletion of each key that earlier batches have recorded.
-        truncated_at: The highest truncation that is known; ``LOWEST`` without one.
+        truncated_at: Place of the latest truncation; ``LOWEST`` if there was none.
     """
     columns = changes.columns
     facts = {key: list(found) for key, found in changes.facts.items()}

@@ -97,7 +97,7 @@ class FileAppender:
         self.table.add_columns(columns)
 
     def put(self, log: SinkLog, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
-        """Commit files, and watermarks and record as they are in ``commit``; return the new version."""
+        """Commit ``files`` with the watermarks and the record of ``commit``; return the new version."""
         begun_at = self.table.version
         self.table.append(files, log.note_of(commit))
         return log.note_made(begun_at, commit)

@@ -152,7 +152,7 @@ def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray,
 
 
 class ColumnBuilder:
-    """Creates columns from rows without inner batches."""
+    """Creates columns from rows, none of which is an inner batch."""
 
     def __init__(self, rows: Rows, broker_name: str, budget: ExpansionBudget) -> None:
         self._rows = rows
