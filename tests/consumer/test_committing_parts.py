@@ -101,7 +101,7 @@ class Database:
         self.releases: list[str] = []
 
     def open(self) -> Any:
-        return Writing(self)
+        raise AssertionError("all writing of a task belongs to what it has begun")
 
     def written(self, facts: Mapping[str, Any]) -> Any:
         return facts
@@ -110,10 +110,7 @@ class Database:
         return self
 
     def begin_task(self) -> Any:
-        return self
-
-    def close(self) -> None:
-        self.releases.append(threading.current_thread().name)
+        return Task(self)
 
     def has_made(self, count: int) -> bool:
         return len(self.transactions) >= count
@@ -125,6 +122,17 @@ class Database:
     @property
     def spans(self) -> list[dict[MessageQueue, Span]]:
         return [{queue: each.span for queue, each in progress.items()} for _, progress in self.transactions]
+
+
+class Task:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def open(self) -> Any:
+        return Writing(self._database)
+
+    def close(self) -> None:
+        self._database.releases.append(threading.current_thread().name)
 
 
 class Writing:
@@ -361,7 +369,7 @@ def test_rows_that_are_in_no_transaction_are_bounded(driver: Driver, database: D
 
 def test_messages_grow_no_older_after_their_task_has_committed_them(clock: FakeClock) -> None:
     """D11, I6: their rows are there before the driver gets the part."""
-    part = GrowingPart(Database(), clock)
+    part = GrowingPart(Database().begin_task(), clock)
 
     def consume(start: int, age_ms: int) -> None:
         one = progress_of(A, start, start + 1)

@@ -303,6 +303,17 @@ class TaskConformance(SinkConformance):
         [result] = other.result()
         assert result.to_dict() == {"refused": [[*Q0, 6]]}
 
+    def test_an_attempt_that_has_not_consumed_all_behind_another_ones_commit_is_refused(
+        self, database: Database, in_task: DatabaseSink
+    ) -> None:
+        """I6, H1: the offsets between are in no row, and would be below the watermark for ever."""
+        batch = _begun(in_task)
+        one, other = Task(batch), Task(batch)
+        one.commit({Q0: (0, 4)}, rows(Q0, 0, 4, "one"))
+
+        assert other.commit({Q0: (6, 8), Q1: (0, 1)}, rows(Q0, 6, 8), rows(Q1, 0, 1, "other")) == {Q0}
+        assert stored_in(database) == [*((0, offset, "one") for offset in range(4)), (1, 0, "other")]
+
     def test_a_queue_that_another_query_has_moved_is_refused_from_the_first_transaction_on(
         self, database: Database, in_task: DatabaseSink
     ) -> None:

@@ -163,11 +163,18 @@ class DatabaseBatch:
         moved_to = {queue: self._watermark(queue, offset, attempt_id) for queue, offset in grown.items()}
 
         def attempt(_: Exception | None) -> None:
-            if tried.attempts and self._is_made(grown, tried):
+            was_tried = bool(tried.attempts)
+            if was_tried and self._is_made(grown, tried):
                 return
             tried.attempts[attempt_id] = moved_to
-            self._write(rows, moved_to, attempt_id)
-            self._note_made(tried, attempt_id)
+            try:
+                self._write(rows, moved_to, attempt_id)
+            except SinkMoved:
+                # The try before may have been committed only now.
+                if not (was_tried and self._is_made(grown, tried)):
+                    raise
+            else:
+                self._note_made(tried, attempt_id)
 
         try:
             commit_with_retry(
@@ -257,17 +264,27 @@ def known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, gen
 
 
 def committed_by_itself(
-    table: WatermarkTable, consumer_group: str, attempt: str, since: Mapping[MessageQueue, int]
+    table: WatermarkTable, consumer_group: str, attempt: str, since: Mapping[MessageQueue, int] | None
 ) -> SinkConflict:
-    """Return the error of a transaction that the user's function has committed too early."""
-    where = "; ".join(f"{queue} from offset {offset} on" for queue, offset in sorted(since.items()))
+    """Return the error of a transaction that the user's function has committed too early.
+
+    ``since``: from which offsets on rows are to be removed; None if that is not known before all tasks have
+    ended.
+    """
+    if since is None:
+        advice = "start the query again: its error names the rows to remove."
+    else:
+        where = "; ".join(f"{queue} from offset {offset} on" for queue, offset in sorted(since.items()))
+        advice = (
+            f"remove the rows of {where or 'all queues'}, and then run: "
+            f"{table.forget_attempts_statement(consumer_group)}"
+        )
     return SinkConflict(
         f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it "
         "was at its end: write(cursor, rows) commits by itself (commit(), `with connection:`, "
         "executescript(), or a statement that commits implicitly, as CREATE TABLE does in MySQL), or its "
         "connection does. Rows may be in the database without their watermarks, and would come a second "
-        f"time. Have the function leave commits to the sink, remove the rows of {where or 'all queues'}, and "
-        f"then run: {table.forget_attempts_statement(consumer_group)}"
+        f"time. Have the function leave commits to the sink, and {advice}"
     )
 
 

@@ -75,7 +75,8 @@ def new_mark() -> str:
 class DatabaseAccess:
     """A user's functions and the table of watermarks, pickled once for all tasks of a query."""
 
-    pickled: bytes
+    pickled: bytes = field(repr=False)
+    """The functions, which may contain a password."""
     table: str
     placeholder: str
 
@@ -236,6 +237,8 @@ class DatabaseTask:
         self._batch: DatabaseBatch | None = None
         self._moved: set[MessageQueue] = set()
         """Queues that somebody else had moved before the task's first transaction."""
+        self._earlier: dict[MessageQueue, int] = {}
+        """Watermarks of an earlier attempt, of queues of which this task has not committed anything."""
         self._refused: set[MessageQueue] = set()
 
     def open(self) -> Writing:
@@ -259,6 +262,9 @@ class DatabaseTask:
         outcome = Outcome(len(rows) - len(new))
         self._refuse(
             (queue for queue, each in progress.items() if not self._may_commit(queue, each.epoch)), outcome
+        )
+        self._refuse(
+            (queue for queue, each in progress.items() if self._leaves_gap(queue, each.span)), outcome
         )
         batch.note_newest({queue: each.newest for queue, each in progress.items() if each.newest})
         spans = {queue: each.span for queue, each in progress.items()}
@@ -300,6 +306,10 @@ class DatabaseTask:
         epochs = self.writer.epochs
         return queue not in self._moved and (epochs is None or epochs.get(queue) == epoch)
 
+    def _leaves_gap(self, queue: MessageQueue, span: Span) -> bool:
+        """Return whether offsets between an earlier attempt's commit and this span were not consumed."""
+        return span.start > self._earlier.pop(queue, span.start)
+
     def _without_committed(self, rows: pa.Table, batch: DatabaseBatch) -> pa.Table:
         """Leave out rows that an earlier attempt of the task has added."""
         if batch.writer.watermarks == self.writer.watermarks:
@@ -311,17 +321,15 @@ class DatabaseTask:
         writer = self.writer
         stored = self._read()
         if stored.open_attempts:
-            since = {queue: each.next_offset for queue, each in stored.watermarks.items()}
-            raise committed_by_itself(
-                self._database.table, writer.consumer_group, "an earlier attempt", since
-            )
+            # Other tasks go on committing, so which rows are too many is known when nothing runs.
+            raise committed_by_itself(self._database.table, writer.consumer_group, "an earlier attempt", None)
         begun = dict(writer.watermarks)
         for queue, generation in writer.generations.items():
             now = stored.watermarks.get(queue)
             if now == writer.stored.get(queue):
                 continue
             if now is not None and now.attempt.startswith(writer.mark) and now.generation == generation:
-                begun[queue] = now.next_offset
+                begun[queue] = self._earlier[queue] = now.next_offset
             else:
                 self._moved.add(queue)
         self._batch = DatabaseBatch(

@@ -168,7 +168,7 @@ class TaskParts:
         self._instructions = instructions
         self._changed = threading.Condition()
         """Guards the attributes below; nothing is written or sent under it."""
-        self._growing: GrowingPart | None = GrowingPart(writer, self._clock)
+        self._growing: GrowingPart | None = GrowingPart(self._writer, self._clock)
         """The part that grows; None while a thread adds to it."""
         self._thread: threading.Thread | None = None
         """Thread that hands parts over, from the first one on."""
