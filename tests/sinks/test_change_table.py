@@ -13,9 +13,11 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
 from pyspark_rocketmq.change_data.change import Change, Operation
 from pyspark_rocketmq.change_data.effects import order_of
+from pyspark_rocketmq.delta.commit import CommitNote
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue, queue_columns
@@ -318,6 +320,34 @@ def test_keys_that_cannot_be_used(path: Path, keys: list[str], type_: pa.DataTyp
     """K5: a key is a column of exact values."""
     with pytest.raises(OptionError, match=problem):
         change_table(path, keys=keys, columns=pa.schema([("id", type_)]))
+
+
+def test_a_text_key_cannot_be_a_partition_column(path: Path) -> None:
+    """K1: its empty value would be null there, and match nothing."""
+    write_deltalake(path, pa.table({"id": ["a"], "a": [1]}), partition_by=["id"])
+    sink = ChangeTable(path, keys=["id"], envelope=NoEnvelope())
+    with pytest.raises(OptionError, match="key id is a partition column"):
+        sink.prepare(change_schema(sink.table_columns()))
+
+
+def test_queues_whose_offsets_begin_again_cannot_order_changes(path: Path) -> None:
+    """K1: their changes would be taken for older ones."""
+    sink = ChangeTable(
+        path, keys=["id"], envelope=NoEnvelope(), columns=MODEL_SCHEMA, order="queue", truncates="ignore"
+    )
+    sink.prepare(change_schema(sink.table_columns()))
+    sink.begin(GROUP, {Q0: 0})
+    with pytest.raises(SinkConflict, match="have begun again at 0"):
+        sink.begin(GROUP, {Q0: 0, Q1: 1})
+
+
+def test_a_merge_that_the_table_forbids_is_no_lost_race(path: Path) -> None:
+    """H7: it is tried with pauses, and its error names the reason."""
+    write_deltalake(path, pa.table({"id": [1], "a": [1]}), configuration={"delta.appendOnly": "true"})
+    table = TableSnapshot(DeltaTable(path))
+    note = CommitNote()
+    with pytest.raises(CommitFailedError, match="append"):
+        table.write_next(lambda opened, by: opened.delete("id = 1", commit_properties=by), note)
 
 
 def test_a_sink_is_sent_to_a_server(path: Path) -> None:

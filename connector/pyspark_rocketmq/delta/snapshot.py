@@ -440,6 +440,10 @@ class TableSnapshot:
                 nothing = FileCommit(operation="WRITE", parameters={"mode": "Append"}, added=(), note=note)
                 commit_files(self._log, table, begun_at, nothing, only_next=True)
         except CommitFailedError as error:
+            self.refresh()
+            if self.version == begun_at:
+                # delta-rs also raises this where the table forbids the commit.
+                raise
             raise FileExistsError(errno.EEXIST, f"There is a commit after version {begun_at}") from error
         self.refresh()
         self._note_commit(begun_at, note)

@@ -22,11 +22,12 @@ from pyspark_rocketmq.change_data.envelopes import TableOptions, envelope_of
 from pyspark_rocketmq.delta.paths import TableName, table_uri
 from pyspark_rocketmq.delta.storage_options import GivenOptions, StorageOptions
 from pyspark_rocketmq.display import masked
-from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender, ChangeRules
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, change_schema
 from pyspark_rocketmq.sinks.change_table.compaction import TableColumns
+from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.table import PathHome
@@ -217,11 +218,30 @@ class ChangeTable(DeltaSink):
             raise SchemaError(
                 f"The columns of {self.path} were altered while the query was starting. Start it again."
             )
-        _check_keys(self.keys, table)
+        _check_keys(self.keys, table, self._read(f"The partitions of {self.path}", self._partition_columns))
         keys = TableColumns(keys=self.keys, others=(), keeps_deleted=self._rules.keeps_deleted)
         # Only the first 32 columns have statistics, by which files without older values are left out.
         is_wide = len(table) + len(keys.hidden) > _WITH_STATISTICS
         super().prepare(pa.schema([*keys.hidden, *table] if is_wide else [*table, *keys.hidden]))
+
+    def _partition_columns(self) -> Sequence[str]:
+        handle = self._table.home.open()
+        return () if handle is None else handle.log.table.form().partition_by
+
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
+        """See :meth:`DeltaSink.begin`.
+
+        Raises:
+            SinkConflict: Also if the order is the queue's, and a queue's offsets have begun again.
+        """
+        again = sorted(queue for queue, generation in queues.items() if generation)
+        if again and self._chosen["order"] == "queue":
+            raise SinkConflict(
+                f"The offsets of {'; '.join(map(str, again))} have begun again at 0, so with order='queue' "
+                f"new changes would count as older than those that {self.path} has. Load the source's table "
+                "into a new change table, and start the query with that."
+            )
+        return super().begin(consumer_group, queues)
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:  # noqa: ARG002 - of a protocol
         """Return 0: changes that are applied twice change nothing."""
@@ -270,8 +290,8 @@ def _schema_of(columns: str | StructType | pa.Schema | None) -> pa.Schema:
     raise SchemaError(f"columns={columns!r} are no columns such as 'id bigint, note string': {problem}")
 
 
-def _check_keys(keys: Sequence[str], table: pa.Schema) -> None:
-    """Refuse keys that are no columns, or whose values are not exact.
+def _check_keys(keys: Sequence[str], table: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Refuse keys that are no columns, or whose values are not exact in the table.
 
     Raises:
         OptionError: With all problems.
@@ -285,6 +305,12 @@ def _check_keys(keys: Sequence[str], table: pa.Schema) -> None:
         f"key {name} has a floating point, so it is not exact; use a decimal"
         for name in keys
         if name in table.names and pa.types.is_floating(table.field(name).type)
+    ]
+    problems += [
+        f"key {name} is a partition column, where Delta stores an empty text as null; create the table with "
+        "other partitions, or none"
+        for name in keys
+        if name in partition_by and pa.types.is_string(table.field(name).type)
     ]
     if problems:
         raise OptionError(tuple(problems), where=_WHERE)
