@@ -604,7 +604,9 @@ class PartCommitter:
                 report.batch_id,
                 report.left_out,
             )
-        logger.info(
+        logger.log(
+            # A batch in real time commits twice a second.
+            logging.DEBUG if report.is_ahead else logging.INFO,
             "batch committed group=%s batch=%d queues=%d messages=%d rows=%d failed=%d version=%s",
             self._group,
             report.batch_id,
