@@ -159,7 +159,7 @@ def test_the_demo_says_before_it_consumes_that_its_warnings_are_part_of_it(
     announced, consumed, judged = map(
         output.getvalue().index,
         (
-            "The listener gives some deliveries back on purpose: the tracebacks and warnings are part of it.",
+            "The demo's listener fails on purpose now and then, so tracebacks and warnings are expected.",
             "Consumed 100 rows",
             "messages: 100 · rows: 100 · duplicates: 0 · lost: 0 · order violations: 0",
         ),

@@ -538,5 +538,5 @@ def test_rows_that_are_too_large_for_the_connection_fail_a_task_with_open_ranges
     task.control.receive(CutWanted(task.control.id, 1))
 
     wait_until(lambda: task.control.is_given_up(A))
-    with pytest.raises(ListenerError, match="Have the listener emit fewer rows for a message"):
+    with pytest.raises(ListenerError, match="Let the listener emit fewer rows for a message"):
         task.parts.finish()

@@ -296,6 +296,6 @@ def test_a_task_that_cannot_reach_its_driver_consumes_nothing_and_fails_if_only_
         [result] = task(iter([rows]))
         assert result.column("could_ask").to_pylist() == [False]
     else:
-        with pytest.raises(RocketMQError, match="only the driver can end a task with open ranges"):
+        with pytest.raises(RocketMQError, match="only the driver can end its tasks"):
             list(task(iter([rows])))
     assert read == []
