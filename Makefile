@@ -29,7 +29,7 @@ check: ## Format, lint, types, import contracts, spelling, habits of prose, gene
 	@$(CHECK) ruff check $(SOURCES)
 	@$(CHECK) mypy
 	@$(CHECK) lint-imports --no-cache
-	@$(CHECK) codespell --skip tests/golden --ignore-words-list droped,nam,strng,unknow $(SOURCES) docs conf README.md CHANGELOG.md Makefile spark-submit.sh
+	@$(CHECK) codespell --skip tests/golden --ignore-words-list committs,droped,nam,strng,unknow $(SOURCES) docs conf README.md CHANGELOG.md Makefile spark-submit.sh
 	@$(CHECK) python -m scripts.prose
 	@$(CHECK) sh -c 'for page in options errors answers; do python -m scripts.pages $$page | diff -u docs/$$page.md - || { echo "docs/$$page.md is not what the code says: run make docs" >&2; exit 1; }; done'
 	@$(CHECK) sh -c 'python -m tests.semantics_page | diff -u docs/semantics.md - || { echo "docs/semantics.md is not what the tests say: run make docs" >&2; exit 1; }'

@@ -231,7 +231,7 @@ def test_a_queue_on_hold_stays_so_when_it_is_pulled_again(broker: Broker) -> Non
     fetcher = Fetcher([broker.partition(0), broker.partition(1)])
     arrivals = fetcher.arrivals(within_s=0.01)
     next(arrivals)
-    wait_until(lambda: broker.held() == {0, 1})
+    wait_until(lambda: next(arrivals) is not None and broker.held() == {0, 1})
     fetcher.hold(queue)
     next(arrivals)
     fetcher.ranges[0].stop()

@@ -34,7 +34,7 @@ from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import sql_literal
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import SinkConflict
-from pyspark_rocketmq.model import POSITION_COLUMNS
+from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, PROBLEM, keyed_rows
 from pyspark_rocketmq.sinks.change_table.compaction import (
     EFFECT,
@@ -287,10 +287,10 @@ class _Batch:
 
 
 def _bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
+    rows = bad.select([*POSITION_COLUMNS, PROBLEM]).slice(0, _SHOWN).to_pylist()
     shown = "; ".join(
-        f"{row['topic']}/{row['brokerName']}/{row['queueId']} at offset {row['queueOffset']}: "
-        f"{row[PROBLEM].rstrip('.')}"
-        for row in bad.select([*POSITION_COLUMNS, PROBLEM]).slice(0, _SHOWN).to_pylist()
+        f"{MessageQueue(*queue)} at offset {offset}: {problem.rstrip('.')}"
+        for *queue, offset, problem in (row.values() for row in rows)
     )
     return SinkConflict(
         f"{len(bad)} changes cannot be applied to {masked(place)}: {shown}. Nothing of this batch was added. "
