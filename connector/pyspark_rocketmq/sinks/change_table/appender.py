@@ -27,7 +27,7 @@ from deltalake import CommitProperties, DeltaTable
 
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import LOWEST, Order
-from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS
+from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.merge import predicate, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
@@ -49,7 +49,7 @@ from pyspark_rocketmq.sinks.change_table.compaction import (
     share_of,
 )
 from pyspark_rocketmq.sinks.change_table.side_tables import BAD_CHANGES, DELETIONS, BadChanges, Deletions
-from pyspark_rocketmq.sinks.delta.appenders import FileAppender, with_record
+from pyspark_rocketmq.sinks.delta.appenders import FileAppender
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
@@ -101,26 +101,22 @@ class ChangeAppender:
         files: Sequence[WrittenFile],
         before: GroupCommit,
         commit: SinkCommit,
-        columns: pa.Schema,
+        columns: pa.Schema,  # noqa: ARG002 - a change has those of the table
     ) -> int:
         """See :meth:`Appender.append`.
 
         Raises:
             SinkConflict: If a change cannot be applied, and the rules stop there.
         """
-        if not files:
-            return FileAppender(self.table).append(log, files, before, commit, columns)
-        commit = with_record(before, commit)
-        begun_at = self.table.version
-        with ExitStack() as spools:
-            batch = _Batch(self, log, files)
-            batch.check()
-            source, keys_between = batch.source(spools)
-            write = partial(self._merge, source, batch, keys_between)
-            self.table.write_next(write, log.note_of(commit))
-        version = log.note_made(begun_at, commit)
-        log.files.remove(files)
-        return version
+
+        def merge(note: CommitNote) -> None:
+            with ExitStack() as spools:
+                batch = _Batch(self, log, files)
+                batch.check()
+                source, keys_between = batch.source(spools)
+                self.table.write_next(partial(self._merge, source, batch, keys_between), note)
+
+        return FileAppender(self.table).append_merged(log, files, before, commit, merge)
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
         """See :meth:`Appender.set_watermarks`."""
@@ -196,7 +192,7 @@ class _Batch:
             truncations = rows.filter(pc.and_not(is_truncation, is_bad))
             self.truncated_at = max([self.truncated_at, *truncations[POSITION].to_pylist()])
             bad = rows.filter(is_bad)
-            # What the table is to have after a truncation, only its owner can decide.
+            # Only the table's owner can decide what it is to have after a truncation.
             is_final = self._rules.stops_at_bad_changes or _TRUNCATE in bad[OPERATION].to_pylist()
             if len(bad) and is_final:
                 raise _bad_changes_error(self._folder, bad)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
+from pyspark_rocketmq.delta.commit import CommitNote
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.snapshot import Snapshot, TableSnapshot
 from pyspark_rocketmq.model import POSITION_COLUMNS
@@ -102,6 +103,27 @@ class FileAppender:
         self.table.append(files, log.note_of(commit))
         return log.note_made(begun_at, commit)
 
+    def append_merged(
+        self,
+        log: SinkLog,
+        files: Sequence[WrittenFile],
+        before: GroupCommit,
+        commit: SinkCommit,
+        merge: Callable[[CommitNote], None],
+    ) -> int:
+        """Have ``merge`` commit the rows of the tasks' files, and remove these; return the new version.
+
+        Without files only watermarks and record are committed. ``merge`` raises as :meth:`Appender.append`.
+        """
+        commit = with_record(before, commit)
+        if not files:
+            return self.put(log, files, commit)
+        begun_at = self.table.version
+        merge(log.note_of(commit))
+        version = log.note_made(begun_at, commit)
+        log.files.remove(files)
+        return version
+
 
 @dataclass(frozen=True)
 class MergeAppender:
@@ -130,15 +152,12 @@ class MergeAppender:
         a key, the one emitted last is the newest.  Messages with the same key belong in one queue: there is
         no order between queues, and the queue that sorts last wins.
         """
-        if not files:
-            return FileAppender(self.table).append(log, files, before, commit, columns)
-        commit = with_record(before, commit)
-        begun_at = self.table.version
-        rows = log.files.read(files, self.table.arrow_schema)
-        self.table.merge(rows, self.keys, columns.names, log.note_of(commit), order=POSITION_COLUMNS)
-        version = log.note_made(begun_at, commit)
-        log.files.remove(files)
-        return version
+
+        def merge(note: CommitNote) -> None:
+            rows = log.files.read(files, self.table.arrow_schema)
+            self.table.merge(rows, self.keys, columns.names, note, order=POSITION_COLUMNS)
+
+        return FileAppender(self.table).append_merged(log, files, before, commit, merge)
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
         """See :meth:`Appender.set_watermarks`."""
