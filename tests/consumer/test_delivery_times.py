@@ -32,7 +32,7 @@ from tests.helpers.messages import QUEUE, message_at
 OUTPUT = OutputColumns.of(StructType().add("step", "long"))
 WALL_S = 1_700_000_000.0
 AHEAD_S = WALL_S - 50.0
-"""By how much the brokers' clock is ahead of the runs'."""
+"""Lead of the brokers' clock over that of the runs."""
 
 
 def stored(offset: int, at_s: float) -> MessageExt:

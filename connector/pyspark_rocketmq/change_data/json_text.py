@@ -41,7 +41,7 @@ def show(value: Any) -> str:
     """Write a value of a change as JSON: all digits of a number, bytes in base64, times in ISO 8601."""
     match value:
         case float() if not isfinite(value):
-            # As Java's writers have it, and Spark's readers take it: JSON has no such number.
+            # JSON has no such number; Java writes it like this, and Spark reads it.
             return json.dumps({"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)])
         case None | bool() | str() | float():
             return json.dumps(value, ensure_ascii=False)

@@ -98,7 +98,7 @@ def _latencies(states: list[QueryState]) -> Iterator[Metric]:
     for state in states:
         for family, found in ((to_listener, state.store_to_listener), (to_commit, state.store_to_commit)):
             if not found.counts:
-                # As of a query without a consumer.
+                # A query without a consumer counts none.
                 continue
             below = zip(_EDGES_MS, found.below(_EDGES_MS), strict=True)
             buckets = [(f"{edge / 1000}", count) for edge, count in below]

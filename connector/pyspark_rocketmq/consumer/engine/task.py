@@ -387,7 +387,7 @@ class TaskParts:
     def _give_up(self, consumed: Consumed) -> None:
         """Send the driver what was consumed of a range whose queue the task gives up."""
         assert self._instructions is not None
-        # What the task has committed of the queue is in the part that grows, and must be there before.
+        # The growing part has what the task committed of the queue before; the driver must get that first.
         leaves = GrowingPart(self._writer, self._clock)
         with self._leaving(leaves if self._commits is None else self._take_growing(leaves)) as part:
             self._add_ended(part, consumed, self._instructions)
