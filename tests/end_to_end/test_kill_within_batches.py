@@ -34,7 +34,7 @@ _ORDERS = 10
 _PAUSE_S = 0.3
 _TURN_S = 6.0
 """How long another member stays, and is away."""
-START_S = 500.0
+_START_S = 500.0
 """How long each start of the driver may take."""
 
 
@@ -44,7 +44,7 @@ class Traffic:
     """
 
     def __init__(self, cluster: ClusterUnderTest, folder: Path, deaths: int, *, is_orderly: bool) -> None:
-        self._name_servers = cluster.name_servers
+        self.name_servers = cluster.name_servers
         self._folder = folder
         self._deaths = deaths
         self._is_orderly = is_orderly
@@ -79,7 +79,7 @@ class Traffic:
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             first = len(self.expected)
-            self.expected |= produce_orders(self._name_servers, self.topic, _ORDERS, first=first)
+            self.expected |= produce_orders(self.name_servers, self.topic, _ORDERS, first=first)
             self._is_over.wait(_PAUSE_S)
 
     @contextmanager
@@ -88,7 +88,7 @@ class Traffic:
         store = MemoryOffsetStore("rival", clock=clock)
         options = ReadOptions.parse(
             {
-                "nameServers": self._name_servers,
+                "nameServers": self.name_servers,
                 "topic": self.topic,
                 "consumerGroup": self.group,
                 "offsetStore": store.spec,
@@ -103,6 +103,42 @@ class Traffic:
             member.stop(_TURN_S)
 
 
+def kill_all(
+    traffic: Traffic,
+    work: Path,
+    deaths: Sequence[tuple[str, str]],
+    *,
+    is_orderly: bool,
+    trigger: Mapping[str, str],
+    **more: str,
+) -> None:
+    """Consume the traffic, and start again after each death of a driver, until it is consumed.
+
+    ``more``: further settings of :mod:`tests.helpers.live_kill_driver`.
+    """
+    config = {
+        "nameServers": traffic.name_servers,
+        "topic": traffic.topic,
+        "group": traffic.group,
+        "work": str(work),
+        "deaths": deaths,
+        "isOrderly": is_orderly,
+        "trigger": trigger,
+        **more,
+    }
+    log = work / "driver.log"
+    starts = 1 + sum(victim != "worker" for _, victim in deaths)
+
+    with traffic.running():
+        codes = [
+            run_driver("tests.helpers.live_kill_driver", config, log, timeout_s=_START_S)
+            for _ in range(starts)
+        ]
+
+    assert codes == [-signal.SIGKILL] * (starts - 1) + [0], log.read_text()[-4000:]
+    assert len(list(work.glob("killed-*"))) == len(deaths)
+
+
 def kill_and_check(
     cluster: ClusterUnderTest,
     work: Path,
@@ -112,26 +148,7 @@ def kill_and_check(
     trigger: Mapping[str, str] = REAL_TIME,
 ) -> None:
     traffic = Traffic(cluster, work, len(deaths), is_orderly=is_orderly)
-    config = {
-        "nameServers": cluster.name_servers,
-        "topic": traffic.topic,
-        "group": traffic.group,
-        "work": str(work),
-        "deaths": deaths,
-        "isOrderly": is_orderly,
-        "trigger": trigger,
-    }
-    log = work / "driver.log"
-    starts = 1 + sum(victim != "worker" for _, victim in deaths)
-
-    with traffic.running():
-        codes = [
-            run_driver("tests.helpers.live_kill_driver", config, log, timeout_s=START_S)
-            for _ in range(starts)
-        ]
-
-    assert codes == [-signal.SIGKILL] * (starts - 1) + [0], log.read_text()[-4000:]
-    assert len(list(work.glob("killed-*"))) == len(deaths)
+    kill_all(traffic, work, deaths, is_orderly=is_orderly, trigger=trigger)
     if not is_orderly:
         check_concurrent(
             DeltaTable(work / "sink"), traffic.expected, traffic.topic, f"%RETRY%{traffic.group}"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from pyspark_rocketmq.cli.demo.report import check_order
-from tests.end_to_end.test_kill_within_batches import MICRO_BATCHES, REAL_TIME, START_S, Traffic
+from tests.end_to_end.test_kill_within_batches import MICRO_BATCHES, REAL_TIME, Traffic, kill_all
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
-from tests.helpers.driver_process import run_driver
 from tests.helpers.killing_database import TRANSACTION_POINTS, make_table, rows_in
 from tests.helpers.live_kill_driver import PLANNER_POINTS, VICTIMS
 from tests.helpers.orders import STEPS
@@ -49,27 +47,7 @@ def kill_and_check(
     """Kill each victim at its point; every message's row is in the database once, in the queue's order."""
     make_table(server.address)
     traffic = Traffic(cluster, work, len(deaths), is_orderly=is_orderly)
-    config = {
-        "nameServers": cluster.name_servers,
-        "topic": traffic.topic,
-        "group": traffic.group,
-        "work": str(work),
-        "deaths": deaths,
-        "isOrderly": is_orderly,
-        "trigger": trigger,
-        "database": server.address,
-    }
-    log = work / "driver.log"
-    starts = 1 + sum(victim != "worker" for _, victim in deaths)
-
-    with traffic.running():
-        codes = [
-            run_driver("tests.helpers.live_kill_driver", config, log, timeout_s=START_S)
-            for _ in range(starts)
-        ]
-
-    assert codes == [-signal.SIGKILL] * (starts - 1) + [0], log.read_text()[-4000:]
-    assert len(list(work.glob("killed-*"))) == len(deaths)
+    kill_all(traffic, work, deaths, is_orderly=is_orderly, trigger=trigger, database=server.address)
     rows = rows_in(server.address)
     if is_orderly:
         report = check_order(rows, traffic.expected)
