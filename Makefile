@@ -101,9 +101,10 @@ bench-against: ## Measure this work tree's speed beside another one's: OTHER=../
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev python -m bench.against $(OTHER) $(ARGS)
 
-docs: ## Write docs/options.md, errors.md and answers.md from the code and docs/semantics.md from the tests
+docs: ## Write docs/options.md, errors.md and answers.md from the code, semantics.md and change-facts.md from the tests
 	@$(CHECK) sh -c 'for page in options errors answers; do python -m scripts.pages $$page > docs/$$page.md.part && mv docs/$$page.md.part docs/$$page.md || exit 1; done'
 	@$(CHECK) sh -c 'python -m tests.semantics_page > docs/semantics.md.part && mv docs/semantics.md.part docs/semantics.md'
+	@$(CHECK) sh -c 'python -m tests.facts_page > docs/change-facts.md.part && mv docs/change-facts.md.part docs/change-facts.md'
 
 figures: ## How large the project is, beside how large it should be at most
 	@$(CHECK) python scripts/figures.py
