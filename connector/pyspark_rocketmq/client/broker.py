@@ -272,7 +272,7 @@ class BrokerClient:
     # --- membership and locks -------------------------------------------------------------------------------
 
     def heartbeat(self, address: str, heartbeat: bodies.HeartbeatData, *, broker_name: str = "") -> None:
-        """Report this client's groups and their whole subscriptions; missing topics are unsubscribed."""
+        """Report this client's groups and all their subscriptions; a topic left out is unsubscribed."""
         body = dumps_java(self._names.named_heartbeat(heartbeat))
         self._calls.call(address, command_of(RequestCode.HEART_BEAT, body=body), broker_name=broker_name)
 

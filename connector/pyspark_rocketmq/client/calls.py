@@ -1,4 +1,4 @@
-"""How a request reaches one broker and its answer comes back, whatever the request is."""
+"""Send any request to one broker and return its answer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BrokerCalls:
         return Deadline.after(self._clock, request.held_s + slack_s + self.timeout_s)
 
     def channel(self, address: str, deadline: Deadline, broker_name: str) -> Channel:
-        """Return a connection to the address, confirmed to be of the broker that is named, if one is."""
+        """Return a connection to the address; if ``broker_name`` is not empty, it is that broker's."""
         channel = self._pool.get(address, deadline)
         if broker_name:
             confirm(channel, broker_name, deadline)

@@ -7,8 +7,8 @@ that ends the channel with the reason. Therefore every callback comes exactly on
 
 Rule 1: under ``_lock`` only the table, the end reason and the silence are touched. Rule 2: under
 ``_send_lock`` the transport only sends (or is closed). With a stuck peer, sending ends by the transport's own
-time-out or the sender's deadline; a thread that waits for the lock gives up at its own deadline. Rule 3:
-neither lock is held while the other is taken, while waiting, or during a callback.
+time-out or the sender's deadline; a thread that waits for the lock gives up at its own deadline. Rule 3: a
+thread that holds one of these locks does not take the other, wait, or call back.
 """
 
 from __future__ import annotations
@@ -209,8 +209,9 @@ class Channel:
     is ignored. A server's request never delays an answer. A server that answers GO_AWAY gets no new request
     from the pool, and the channel ends after the last awaited answer.
 
-    A request that is given up ends the channel if nothing at all has arrived since it was sent (``silence``).
     If a peer, proxy or tunnel vanishes silently, its connection stays open for ever, while new ones work.
+    Therefore a request that is given up ends the channel if nothing has arrived since it was sent (see
+    ``silence``).
 
     Source: RocketMQ 5.3.3 ``NettyRemotingClient.invokeSync`` with ``clientCloseSocketIfTimeout``.
     """
@@ -369,7 +370,7 @@ class Channel:
             return True
         finally:
             self._send_lock.release()
-        # Part of the frame may have been sent: the peer could not understand anything after it.
+        # Part of the frame may have been sent: the peer would take the next frame for its rest.
         self._end(failure)
         return True
 
@@ -410,7 +411,7 @@ class Channel:
         raise ChannelClosed(self.address, detail)
 
     def _take_in(self, command: RemotingCommand) -> None:
-        # Each side numbers its own requests, so the flag decides and not the opaque.
+        # Each side numbers its own requests, so an opaque may occur twice: the flag marks an answer.
         if not command.is_response:
             logger.debug("< request code=%d opaque=%d address=%s", command.code, command.opaque, self.address)
             self._dispatcher.dispatch(command)

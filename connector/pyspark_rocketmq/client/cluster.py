@@ -37,8 +37,8 @@ _CONNECTING: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 """Retries while connecting: a wrong address soon ends in an error, a single broken connection does not."""
 _SOON_S: Final = 1.0
 _LATE_S: Final = 30.0
-"""First and longest pause between two look-ups of a retry topic that is not on all brokers yet. A broker
-creates it at the group's first heartbeat: it exists a moment later, or never if rights are missing."""
+"""Seconds between look-ups of a retry topic that is not on all brokers yet: the first pause, and the longest.
+A broker creates the topic right after the group's first heartbeat, or never if rights are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,12 @@ def subscription_data(wanted: Subscription, *, sub_version: int) -> Subscription
 def run_concurrently(calls: Sequence[Callable[[], T]], *, at_most: int = 64) -> list[T]:
     """Make the calls on several threads, and return their results in the order of ``calls``.
 
-    This thread and up to ``at_most - 1`` others make them, so that a slow call holds up no other one while
+    This thread and up to ``at_most - 1`` others make them, so a slow call does not delay the others while
     threads are left. Each call must end by its own deadline. A process that is about to end starts no threads
     (Python 3.12 and later): then this thread makes all calls.
 
-    After a call has raised, no more are begun. When the calls under way have ended, the error of the first
-    failed one in ``calls`` is raised.
+    After a call has raised, no other call is begun. Once the calls under way have ended, the error is raised;
+    of several errors, that of the first call in ``calls``.
     """
     outcomes: list[Future[T]] = [Future() for _ in calls]
     left = deque(zip(calls, outcomes, strict=True))
@@ -229,10 +229,10 @@ class _NotThere(TopicNotFound):
 class PatientLookup:
     """Finds the queues of topics for one producer, and waits for topics that seem to be missing.
 
-    A topic that the producer has never seen may be new, or its brokers may be restarting. It is looked up
-    again until ``timeout_s`` is over, and only then is it left to brokers to create it. If they created a
-    topic that exists elsewhere, keys would move to them. Messages without keys need not wait: they go
-    immediately to brokers that create topics.
+    A topic that the producer has never seen may be new, or its brokers may be restarting. If another broker
+    created it in the second case, sharding keys would move to that broker. So the topic is looked up again
+    until ``timeout_s`` is over, and only then may brokers create it. Messages without keys do not wait:
+    they go immediately to brokers that create topics.
     """
 
     producer: Producer
@@ -279,9 +279,9 @@ class Routes:
 
     by_topic: Mapping[str, TopicRoute]
     absent: Mapping[str, TopicNotFound] = field(default_factory=dict)
-    """Topics that no name server knows and that have no known route; a retry topic is never among them."""
+    """Topics that no name server lists and that have no known route; never a retry topic."""
     denied: Mapping[str, TopicNotFound] = field(default_factory=dict)
-    """Topics that no name server knows at the moment; their last routes stay in use."""
+    """Topics that no name server lists at the moment; their last known routes stay in use."""
 
     @cached_property
     def queues(self) -> tuple[MessageQueue, ...]:

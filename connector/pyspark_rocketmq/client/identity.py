@@ -1,14 +1,15 @@
 """Ask each server for its broker name, because an address does not identify a broker.
 
-Brokers that restart may come back at each other's address, or at one that another broker had, while routes
-are up to 30 s old and name servers' data up to two minutes. So each new connection begins with a request for
-the broker's name, and requests for another broker are not sent. If a server does not give its name, it is
-assumed to be the broker that the route names, with a warning. Such servers are a RocketMQ 5 Proxy, which
-finds the broker by itself, a managed cluster's gateway, and a broker that refuses the request. Once a server
-has given its name, it keeps that name, whatever it answers later. Source:
-``AdminBrokerProcessor.getBrokerConfig``, which every user may call.
+A broker that restarts may get an address that another broker had. Routes are up to 30 s old then, and name
+servers' data up to two minutes. So each new connection begins with a request for the broker's name, and
+requests for another broker are not sent.
 
-Two threads may ask at the same time: a connection has one server, which gives both the same name.
+Some servers do not give their name: a RocketMQ 5 Proxy, which finds the broker by itself, a managed cluster's
+gateway, and a broker that refuses the request. Such a server is assumed to be the broker that the route
+names, and a warning is logged. A name that a server has given stays valid for the connection, whatever the
+server answers later. Two threads may ask at the same time: both get the same name.
+
+Source: ``AdminBrokerProcessor.getBrokerConfig``, which every user may call.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WHO: Final = RemotingCommand(code=RequestCode.GET_BROKER_CONFIG)
 UNKNOWN: Final = ""
 """Name of a server that does not give its name."""
 _ASKED_AGAIN_S: Final = 60.0
-"""How long after a refusal a server is asked again: the failure may pass, or rights may be granted."""
+"""Seconds after which a server that refused is asked again: the fault may pass, or rights may be granted."""
 _NAME: Final = re.compile(rb"^brokerName=(.*?)\r?$", re.MULTILINE)
 
 _warned: set[str] = set()
@@ -94,7 +95,7 @@ def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:
 
 
 def confirm(channel: Channel, broker_name: str, deadline: Deadline) -> None:
-    """Ask a server for its name, once for each connection, and again if it is not the wanted one.
+    """Ask a server for its name once for each connection; ask again if the name is not the wanted one.
 
     Raises:
         WrongBroker: If the server is another broker.
@@ -102,7 +103,7 @@ def confirm(channel: Channel, broker_name: str, deadline: Deadline) -> None:
     """
     if _is_confirmed(channel, broker_name, deadline):
         return
-    # Asking again also ends a silent connection to another broker, which would block a new one.
+    # If the connection to another broker is silent, this request ends it, so that a new one can be opened.
     left_s = deadline.remaining_s()
     answer = channel.request(WHO, deadline)
     _take_in(channel, broker_name, answer, left_s, deadline)
@@ -146,7 +147,7 @@ def _is_confirmed(channel: Channel, broker_name: str, deadline: Deadline) -> boo
 def _take_in(
     channel: Channel, broker_name: str, answer: RemotingCommand, left_s: float, deadline: Deadline
 ) -> None:
-    # A slow server has too little time left for a second answer: the channel must not end because of that.
+    # After a slow answer the next request has little time left. Its time-out must not end the channel.
     channel.answered_after(left_s - deadline.remaining_s())
     name = name_in(answer, channel.address)
     if name != UNKNOWN:

@@ -60,7 +60,7 @@ class Names:
         return replace(batch, queue=self.named_queue(batch.queue), messages=messages)
 
     def named_settings(self, settings: SendSettings) -> SendSettings:
-        """Add the namespace to the producer group, but not to the topic after which new ones are modelled."""
+        """Add the namespace to the producer group; the template topic for new topics keeps its name."""
         if not self.namespace:
             return settings
         return replace(settings, producer_group=self.named(settings.producer_group))

@@ -35,9 +35,10 @@ from pyspark_rocketmq.wire.requests.topics import decode_route
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S: Final = 1.0
-"""Time for which a known route is used after an error, before it is asked for again."""
+"""Seconds for which a known route is used after name servers answered with an error; then they are asked
+again."""
 _SILENT_S: Final = 30.0
-"""Time after a missing answer in which a name server is asked only if no other one answers."""
+"""Seconds for which a name server that did not answer is asked only if no other one answers."""
 
 
 class KnownRoute(NamedTuple):
@@ -53,16 +54,16 @@ class KnownRoute(NamedTuple):
 
     @property
     def denial(self) -> TopicNotFound | None:
-        """The answer, if every name server that answered lately denied the topic."""
+        """Denial of the topic by every name server that answered when last asked; None if one listed it."""
         return self.trouble if isinstance(self.trouble, TopicNotFound) else None
 
 
 class NameServerClient:
     """Asks one name server as long as it answers, then the next one. Shared by any number of threads.
 
-    The answer of a single name server proves little: if it denies a topic or answers with an error, it may
-    have restarted, or brokers may no longer register with it. Then the others are asked, and the last known
-    route of a topic stays in use. Only a topic's brokers can show that it was deleted.
+    A name server that denies a topic, or answers with an error, may just have restarted, or brokers may no
+    longer register with it. So the others are asked, and a topic's last known route stays in use. Only a
+    topic's brokers can show that the topic was deleted.
 
     Source: RocketMQ 5.3.3 ``NettyRemotingClient.getAndCreateNameserverChannel`` (sticky choice),
     ``MQClientInstance.updateTopicRouteInfoFromNameServer`` (refresh, keep the old route on failure and at
@@ -102,9 +103,9 @@ class NameServerClient:
         """Return the topic's route, at most ``route_max_age_s`` old.
 
         An older route is returned while no name server answers, and while all that answer deny the topic or
-        return errors. Brokers outlive name servers. A name server denies a topic while its only broker
-        restarts, and denies every topic from its own restart until brokers have registered again. If a
-        message went elsewhere then, it would leave its key's queue.
+        return errors. This proves little: a name server denies a topic while the topic's only broker
+        restarts, and denies every topic after its own restart until brokers have registered again. If a
+        message were sent to another broker then, it would leave its key's queue.
 
         Raises:
             TopicNotFound: If all name servers that answered deny the topic, and no route was ever known.
@@ -126,7 +127,7 @@ class NameServerClient:
         return fresh.route
 
     def denial(self, topic: str) -> TopicNotFound | None:
-        """Return the denial despite which :meth:`route` returned a known route; None if there was none."""
+        """Return name servers' denial of a topic whose known route stays in use; None if they list it."""
         known = self.last_known(topic)
         return None if known is None else known.denial
 
@@ -229,9 +230,10 @@ class NameServerClient:
         return known._replace(route=self._where_brokers_are(known), since_s=since_s, trouble=error)
 
     def _where_brokers_are(self, kept: KnownRoute) -> TopicRoute:
-        """Return a route that no name server returns any more, with the brokers' addresses from newer routes.
+        """Return a route that no name server lists any more, with its brokers' newer addresses.
 
-        A broker that is back at another address may have registered only other topics.
+        They are taken from other topics' routes: a broker that restarted at another address may have
+        registered only those topics so far.
         """
         with self._lock:
             known = [each for each in self._known.values() if each.trouble is None and not each.is_expected]
@@ -295,9 +297,9 @@ def _is_plain(error: BrokerError) -> bool:
 
 
 def _verdict(failures: Sequence[RocketMQError]) -> RocketMQError:
-    """Return the error to raise: prefer retryable answers, then other errors, then denials, then no answer.
+    """Return the error to raise of several failures: the last one of the most important kind.
 
-    Of several equal ones it is the last.
+    The order of importance is: answers that are retryable, other errors, denials, no answer.
     """
 
     def weight(error: RocketMQError) -> int:

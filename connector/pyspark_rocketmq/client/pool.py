@@ -74,7 +74,7 @@ class Elsewhere:
     """Connects to other addresses than those that brokers announce."""
 
     addresses: Mapping[str, str]
-    """Addresses to connect to, by announced address; an address that is not in it is used as it is."""
+    """Addresses to connect to, by announced address. An address without an entry is used unchanged."""
     inner: Connect
 
     def connect(self, address: str, timeout_s: float) -> Transport:
@@ -116,7 +116,7 @@ class ChannelPool(Closing):
         self._signer = signer
         self._lock = threading.Lock()
         self._channels: dict[str, Future[Channel]] = {}
-        """Channels by address; a future that is not done means that a thread is connecting."""
+        """Channels by address; while a thread is connecting, the future is not done."""
         self._leaving: list[Channel] = []
         """Channels replaced because the server sent GO_AWAY, but still awaiting answers."""
         self._is_closed = False

@@ -73,13 +73,13 @@ Settings are part of the key because a connection has one user's credentials.
 class ReceiveBuffer:
     """Owns the memory where one connection's bytes arrive and message bodies are used in place.
 
-    The rule: a body is a view of the buffer, and no view may be kept when the next bodies are asked for. By
-    then it has been decoded into other memory (the reader does that in the call that takes it) or copied. If
-    it still waits for its turn, the fetcher has moved it (``swap``, then ``retain`` for each).
+    A body is a view of the buffer. The rule: when the next bodies are asked for, no view may be kept. The
+    reader decodes a body into other memory in the call that takes it. The fetcher moves bodies that still
+    wait for their turn (``swap``, then ``retain`` for each). Others copy them.
 
-    A view that is kept nevertheless costs memory, but never damages a message: a buffer is written again only
-    when no view of it is left; otherwise another one is used. With the rule, two buffers are enough, and both
-    stay in the processor's cache.
+    A view that is kept in spite of the rule costs memory, but never damages a message: a buffer with a view
+    is not written again, and another one is used. With the rule two buffers are enough, and both stay in the
+    processor's cache.
     """
 
     __slots__ = ("_at", "_bytes", "_filled", "_limit", "_spares", "_view")
@@ -173,7 +173,7 @@ class PullConnection(Generic[PullT]):
     def __init__(
         self, transport: Transport, clock: Clock, *, signer: Signer | None = None, broker_name: str = ""
     ) -> None:
-        """Take over a connection to the broker of that name; any server if it is empty."""
+        """Take over a connection, and confirm its broker's name unless ``broker_name`` is empty."""
         self.broker_name = broker_name
         self._is_confirmed = not broker_name
         self._who: int | None = None
@@ -187,8 +187,8 @@ class PullConnection(Generic[PullT]):
         self._decoder = PullResponseDecoder()
         self._opaques = itertools.count()
         self._waiting: dict[int, tuple[PullT, float]] = {}
-        """Unanswered pulls by opaque, in the order of sending, each with the time from which on silence is
-        measured. That time is the connection's own: it passes only while the connection waits for bytes."""
+        """Unanswered pulls by opaque, in the order of sending, each with the time at which its silence
+        begins. This time is counted in seconds that the connection has waited for bytes."""
         self._listened_s = 0.0
         self._heard_s = 0.0
         """Value of ``_listened_s`` when the last bytes arrived."""
@@ -307,7 +307,7 @@ class PullConnection(Generic[PullT]):
         if not self._is_confirmed and command.is_response and command.opaque == self._who:
             self._confirm(command)
             return
-        # Brokers send requests only to clients that sent heartbeats: other frames are not meant for this one.
+        # Brokers send requests only to clients that sent heartbeats, and this connection sends none.
         found = self._waiting.pop(command.opaque, None) if command.is_response else None
         if found is None:
             logger.debug("! unexpected frame ignored code=%d address=%s", command.code, self.address)
@@ -332,7 +332,7 @@ class PullConnection(Generic[PullT]):
                 self._check_silence(silence_s, self._listened_s + waited_s)
 
     def _check_silence(self, silence_s: float, now_s: float) -> None:
-        """Raise ``RequestTimeout`` if a pull has waited too long, after as long a silence of the server."""
+        """Raise ``RequestTimeout`` if a pull has waited too long and no byte has come for as long."""
         for pull, from_s in self._waiting.values():
             if now_s - from_s >= silence_s:
                 raise self._timeout(pull, now_s - from_s + _held_s(pull))

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 _LEAST_S: Final = 0.1
 """A shorter silence proves nothing: the request had hardly any time left when it was sent."""
 _SURE_S: Final = 3.0
-"""A silence this long ends a connection even if requests with more time are under way on it."""
+"""Seconds of silence that end a connection even if requests with later deadlines are under way on it."""
 _SLOWEST_S: Final = 2.5
-"""Maximum answering time that is allowed for: a longer silence is suspicious even of a slow server. Less
-than a request's time-out."""
+"""Seconds of silence that are suspicious even if the server has needed longer for an answer; less than a
+request's time-out."""
 
 
 class Sent(NamedTuple):
@@ -52,7 +52,7 @@ class Silence:
         self._least_s = max(self._least_s, min(took_s, _SLOWEST_S))
 
     def is_suspicious(self, given_up: Iterable[Sent], now_s: float) -> bool:
-        """Return whether nothing has arrived since one of these requests was sent, for long enough."""
+        """Return whether the silence since one of these requests was sent has been long enough."""
         silent_s = (now_s - each.at_s for each in given_up if each.received_before == self.received)
         return max(silent_s, default=0.0) >= self._least_s
 

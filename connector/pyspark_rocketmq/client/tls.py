@@ -32,7 +32,7 @@ _OTHER_HOST: Final = frozenset({62, 64})
 _NOT_VALID_NOW: Final = frozenset({9, 10})
 """OpenSSL's codes ``X509_V_ERR_CERT_NOT_YET_VALID`` and ``X509_V_ERR_CERT_HAS_EXPIRED``."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
-"""Reasons of errors if a server answers with something other than a handshake."""
+"""OpenSSL's reasons for an error if a server answers the handshake with something else than TLS."""
 
 
 class TlsConnector:

@@ -164,8 +164,8 @@ class Wake(Closing):
 
     def set(self) -> None:
         """End the running wait; if there is none, end the next one. Any thread may call this, at any time."""
-        # An error does no harm: with a full buffer the thread wakes anyway, and with closed sockets nobody
-        # waits.
+        # Errors are harmless: if the buffer is full, the thread wakes anyway; if the sockets are closed, no
+        # thread waits.
         with contextlib.suppress(OSError):
             self._sender.send(b"\0")
 
@@ -182,7 +182,7 @@ class Wake(Closing):
 
 
 class SendingTime:
-    """How long sending may take: ``stall_s`` for each step, and in total as its size and caller allow."""
+    """Limit of the time for sending: ``stall_s`` for each step; for all, what the size and caller allow."""
 
     __slots__ = ("_began_s", "_bytes", "_limit_s", "_stall_s")
 
@@ -193,7 +193,7 @@ class SendingTime:
         self._began_s = time.monotonic()
 
     def next_s(self) -> float:
-        """Return the timeout of the next send; never 0, so that data the socket can take now is sent."""
+        """Return the time-out of the next send. It is never 0: a socket that can take data still gets it."""
         return max(0.001, min(self._stall_s, self._limit_s - (time.monotonic() - self._began_s)))
 
     def complaint(self, rest: int) -> str:

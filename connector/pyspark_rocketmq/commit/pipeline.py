@@ -4,13 +4,14 @@ The order is the guarantee. The sink takes written data together with its waterm
 after that the offset store moves. If the driver is killed in between, the batch runs again and the sink drops
 the rows it has; the offsets are never ahead of the data.
 
-The epochs fence: before data is committed, parts are dropped that have a queue claimed or reset since the
-plan, and the offset store refuses commits under an older epoch.
+Epochs keep former owners out. If a queue was claimed or reset since the plan, its parts are dropped before
+data is committed, and the offset store refuses commits under an older epoch.
 
 A *group* of parts is one commit of data and one of offsets; the offsets may wait for those of a later group
 of the batch (``consume.offset_pace``). All groups are committed in the same way: at the end of a batch, and
-while its job runs when tasks hand parts over. One group at a time; a group that failed is tried again, as it
-was, before any other, since its outcome may be unknown. Nothing here knows Spark.
+while its job runs when tasks hand parts over. Only one group is committed at a time. A group that failed may
+be committed in spite of the error, so it is tried again, unchanged, before any other. This module does not
+use Spark.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 _NOTHING_STORED: Final = CommitResult(accepted=(), refused=())
 _SHOWN_WITHIN_S: Final = 2.0
-"""How long a queue waits for its broker to get its offset before another member may have it."""
+"""Longest wait for a broker to get a queue's offset before another member may have the queue, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,23 +61,23 @@ class BatchReport:
     rows: int
     """Output rows written, without those left out."""
     left_out: int
-    """Output rows below the watermark of the sink, or of one of several: it has them already."""
+    """Output rows that a sink left out because it has them already: they are below its watermark."""
     sink_version: int | None
     """Table version of the data commit; None if nothing was written."""
     refused: tuple[QueueCommit, ...]
-    """Queues that now belong to another consumer, or were reset while the batch ran; offsets that waited are
-    refused with a later commit than that of their rows."""
+    """Offsets that the store refused, because their queues now belong to another consumer or were reset while
+    the batch ran. Offsets that waited are in a later report than their rows."""
     offsets: tuple[OffsetRow, ...] = ()
     """Positions of all this consumer's queues after the batch, even those without a part in it; by queue."""
     is_ahead: bool = False
     """Whether the commit was made while the batch's job was running."""
     store_to_listener: LatencyHistogram = NONE_COUNTED
-    """Times from a message's store to the begin of its delivery, of the messages passed."""
+    """For the messages passed: times from a message's storage at its broker until its delivery begins."""
     store_to_commit: LatencyHistogram = NONE_COUNTED
-    """Times from a message's store to this commit, of the messages passed."""
+    """For the messages passed: times from a message's storage at its broker until this commit."""
 
     def without_counts(self) -> BatchReport:
-        """Return only the positions, for a total in which the counts are already."""
+        """Return the report with all counts 0, to be added to a total that already includes them."""
         acks = tuple(
             replace(ack, consumed=0, failed=0, read=0, dead_letters=0, sent_back=0) for ack in self.acks
         )
@@ -107,8 +108,8 @@ class BatchReport:
 
 
 BatchListener = Callable[[BatchReport], None]
-"""Called on the driver once everything is committed, and after each commit ahead of a batch's end, with the
-results of that commit, whose offsets may wait; an exception is logged and changes nothing."""
+"""Called on the driver after each commit, with its results: at a batch's end, and for commits while its job
+runs. Then the offsets may still wait. An exception is logged and changes nothing."""
 
 
 class Mirror(Protocol):
@@ -158,7 +159,7 @@ class OpenBatch:
 
     @property
     def sinks(self) -> RecordedSinks:
-        """Text about the batch's sinks for the offset rows."""
+        """How far the batch's sinks are, as the offset rows record it."""
         return NO_SINKS if self.sink is None else recorded_sinks(self.sink.batch.standings)
 
 
@@ -237,12 +238,18 @@ class PartCommitter:
     def commit_group(
         self, group: Group, batch: OpenBatch, *, stores_offsets: bool = True, is_ahead: bool = False
     ) -> GroupResult:
-        """Commit the parts of a group as far as their queues have not moved.
+        """Commit the parts of a group, except those of queues that were claimed or reset meanwhile.
 
-        A group that failed may be committed again, also without some queues; if its data is committed, only
-        the offsets follow. ``stores_offsets``: store its offsets and those that wait; else they wait, too,
-        and no epoch is read: the sink refuses rows of a queue whose next owner has added some. Without a sink
-        offsets must not wait. ``is_ahead`` is for the report.
+        A group that failed may be committed again, also without some of its queues. If its data is already
+        committed, only its offsets are stored.
+
+        Args:
+            group: The parts.
+            batch: Their batch.
+            stores_offsets: Whether to store the group's offsets and those that wait. If not, the group's
+                offsets wait, too, and no epoch is read: if a queue's next owner has added rows, the sink
+                refuses the group's rows of that queue. Without a sink this must be True.
+            is_ahead: Whether the batch's job is still running; for the report.
 
         Raises:
             RocketMQError: If data or offsets could not be committed.
@@ -252,7 +259,7 @@ class PartCommitter:
         try:
             return self._commit_group(group, batch, stores_offsets=stores_offsets, is_ahead=is_ahead)
         except BaseException:
-            # If the batch is read again, it lacks the resets: the broker reports each only once.
+            # A broker reports a reset only once, so the batch does not contain it when it is read again.
             for ack in group.acks:
                 if ack.reset_to is not None:
                     logger.warning(
@@ -364,7 +371,7 @@ class PartCommitter:
             queue=ack.queue,
             state=ack.state,
             statistics=counted[ack.queue],
-            # A position in the log of before would stand for messages of the new one.
+            # Brokers would take an offset of the queue's former log for one of its present log.
             is_shown=self._mirror is not None and ack.reset_to is None and not ack.is_another_log,
             arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
             sinks=sinks,
@@ -392,11 +399,10 @@ class PartCommitter:
     def _add_to(
         self, sink: _SinkSide, group: Group, committed: Collection[MessageQueue], *, reads_epochs: bool
     ) -> tuple[Group, frozenset[MessageQueue], int | None]:
-        """Commit the data of a group as far as it may be.
+        """Commit the data of a group, except that of queues which moved.
 
-        A part's files hold rows of several queues. Rows of a queue that now belongs to another member, or
-        begins elsewhere, must not reach the sink. Queues that are dropped with it are planned again from
-        where they were.
+        Rows of a queue that now belongs to another member, or begins elsewhere, must not reach the sink. If
+        such a queue shares files with other queues, their rows are dropped, too, and planned again.
 
         Returns:
             What is left of the group, the queues that were dropped, and the table's version.
@@ -417,14 +423,14 @@ class PartCommitter:
                 version = self._add(sink, Group(kept), group.id)
                 break
             except SinkMoved as error:
-                # A query was held up between that check and its commit: a former owner, which wrote the same
-                # rows, or this query. In both cases the next plan begins at the offset store's position.
+                # The epochs were right, but somebody has committed rows of a queue since: a former owner that
+                # was held up, or the next owner while this query was. Either way the next plan begins at the
+                # offset store's position.
                 logger.warning("batch dropped group=%s: %s", self._group, error)
                 queues = Group(kept).queues
                 kept, lost = self._without(sink, kept, (queues & error.queues) or queues)
                 self._follow_resets(lost, lost=self._moved(lost))
-                # Otherwise the planner would assume that the listener has had everything and committed
-                # nothing.
+                # Without this the planner would assume that the batch was delivered but nothing committed.
                 self._look_at_sink(lost)
                 dropped += lost
         return Group(kept), frozenset(ack.queue for ack in dropped) - group.without, version
@@ -475,11 +481,11 @@ class PartCommitter:
             )
 
     def _note_sink_ahead(self, acks: Sequence[QueueAck], sink_batch: SinkBatch) -> bool:
-        """Record in the offset store where the sink has newer messages of a queue than it; return if it has.
+        """Record in the offset store how far the sink is ahead of it; return whether it is ahead.
 
-        That raises the queue's epoch, so its parts of this batch are dropped, and the planner checks the
-        queue again. It happens when another member was killed between the commits of sink and offsets: nobody
-        has checked since that the broker still has those messages.
+        The sink is ahead of a queue's offset when another member was killed between its two commits. Nobody
+        has checked since that the broker still has those messages. Recording this raises the queue's epoch,
+        so that its parts of this batch are dropped, and the planner checks the queue again.
         """
         is_ahead = bool(ahead_of(self._planned_rows(acks), sink_batch.standings))
         if is_ahead:

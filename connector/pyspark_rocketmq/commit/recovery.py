@@ -1,7 +1,7 @@
 """Reconciles a group's offsets with its sink before a query starts: either may be behind the other.
 
-Data is committed before offsets, so a sink may be a batch or some seconds ahead; after a loss of one of them,
-more.
+Data is committed before offsets, so after a kill the sink may be a batch or some seconds ahead. If one of the
+two was lost or restored, they are further apart.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Start a group that has no rows in the store at the watermarks of its sink; ignores a new group.
+    """Start a group whose offsets were lost at the watermarks of its sink; do nothing for a new group.
 
-    Starting where the options say would skip messages, or consume all of them again. The watermarks are the
-    offsets that the store had, or one batch more. A group of Java and Spark members continues at its brokers'
-    offsets, if they are further.
+    If it started where the options say, it would skip messages or consume all of them again. The watermarks
+    are the offsets that the store had, or one batch further. A group of Java and Spark members continues at
+    its brokers' offsets where these are further.
 
     Raises:
         OffsetError: If the sink's log cannot be read.
@@ -45,7 +45,7 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
     watermarks = sink.watermarks(consumer_group)
     if not watermarks:
         return
-    # A claim by nobody: the members' own claims follow.
+    # The rows get no owner: members claim them later.
     starts = {key.queue: offset for key, offset in watermarks.items()}
     generations = {key.queue: key.number for key in watermarks}
     store.claim(consumer_group, "", starts, generations)
@@ -113,11 +113,12 @@ def reset_to_sink(
         store: The store with the group's offsets.
         sink: Every sink of the query.
         consumer_group: The group.
-        beside_rows: Go back to the beginning of a Delta table without watermarks even if it has rows of the
-            queues, which are not the group's.
+        beside_rows: For a Delta table without watermarks of the group: move the offsets back to the beginning
+            even if it has rows of the queues. Set this if others wrote these rows.
 
     Raises:
-        SinkConflict: If such a table has rows of the queues, which it would then have twice.
+        SinkConflict: If such a table has rows of the queues and ``beside_rows`` is not set: it might get them
+            twice.
         OffsetError: If a sink cannot be read, or if a queue was claimed or moved meanwhile; such a queue is
             not moved.
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
@@ -134,7 +135,7 @@ def reset_to_sink(
                 targets[queue] = min(target, targets.get(queue, target))
     if not targets:
         return {}
-    # A sink's position proves nothing about the broker's current log: a loss there is still noticed.
+    # The rows keep what they record of the broker's log, so that a loss there is still noticed.
     moved = store.reset(consumer_group, targets, under={queue: rows[queue].epoch for queue in targets})
     missed = sorted(targets.keys() - moved.keys())
     if missed:
@@ -160,9 +161,9 @@ def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
 def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Store the newest messages of a sink that is ahead of the group's offsets, for planners to check.
 
-    A sink is ahead after a kill between its commit and the offset commit, which may follow by seconds, after
-    an offset store was restored to an earlier state, and if the offsets were created from the sink. The
-    broker may have lost these messages since, and other messages may have their offsets.
+    A sink is ahead in three cases: the query was killed between its data commit and its offset commit, the
+    offset store was restored to an earlier state, or the offsets were created from the sink. The broker may
+    have lost these messages since, and other messages may have their offsets.
 
     Raises:
         OffsetError: If the sink's log cannot be read.

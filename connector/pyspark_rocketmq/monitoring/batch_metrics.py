@@ -3,8 +3,8 @@
 Rule 1: planned ranges and brokers' offsets come from Spark's progress, which every query of the source has. A
 consumer's results come from its :class:`BatchReport`. A query without a consumer has reached the end of its
 plan.
-Rule 2: A commit that is made while its batch's job runs has metrics of its own, from its report and from the
-brokers. The metrics of the batch's end have what came after the last of them.
+Rule 2: A commit that is made while its batch's job runs has its own metrics, from its report and from the
+brokers. The metrics at the batch's end count only what came after the last such commit.
 Rule 3: :class:`QueueLag` defines lag, here and in ``pyspark-rocketmq offsets lag``.
 """
 
@@ -33,7 +33,7 @@ class QueueMetrics:
     read: int | None = None
     """Messages read; None without a consumer, because Spark then counts all queues together."""
     acknowledged: int = 0
-    """Messages passed, including dead letters; offsets if there is no consumer."""
+    """Messages passed, including dead letters. Without a consumer: offsets passed."""
     retried: int = 0
     """Deliveries given back by the listener."""
     dead_letters: int = 0
@@ -41,7 +41,7 @@ class QueueMetrics:
     reconsume_times: int = 0
     """Number of times that the next message was given back so far."""
     suspended_until_s: float | None = None
-    """Wall-clock seconds; a moment in the past is not a suspension."""
+    """Wall-clock second until which the queue is suspended; one in the past means that it is not."""
     lag: QueueLag | None = None
     """None if the batch was dropped because one of its queues had moved to another consumer."""
 
@@ -67,14 +67,14 @@ class BatchMetrics:
     queues: tuple[QueueMetrics, ...]
     """Metrics by queue: the queues of the batch, and the consumer's other queues."""
     input_rows: int | None = None
-    """Rows that Spark read from its RocketMQ sources; None with a consumer, where some rows are not messages.
-    """
+    """Rows that Spark read from the query's RocketMQ sources. None with a consumer, because some of its rows
+    are not messages."""
     has_ended: bool = True
-    """False for a commit within the batch; all counts are since the commit before it."""
+    """False for a commit while the batch runs; its counts begin after the commit before it."""
     store_to_listener: LatencyHistogram = NONE_COUNTED
-    """Times from a message's store to its delivery, of the consumer's messages that were passed."""
+    """For the messages that a consumer has passed: times from storage at the broker to delivery."""
     store_to_commit: LatencyHistogram = NONE_COUNTED
-    """Times from a message's store to the commit that has passed it."""
+    """For the same messages: times from storage at the broker to the commit that passed them."""
 
     @property
     def planned(self) -> int:
@@ -109,13 +109,13 @@ class BatchMetrics:
 
     @property
     def lag(self) -> int | None:
-        """Messages stored and not yet consumed, over all queues with a known lag; None if no lag is known."""
+        """Messages stored and not yet consumed, in all queues whose lag is known; None if none is known."""
         known = [one.lag.messages for one in self.queues if one.lag and one.lag.messages is not None]
         return sum(known) if known else None
 
     @property
     def lag_s(self) -> float | None:
-        """Time for which the oldest of the next messages has waited; None if it is unknown for all queues."""
+        """Longest time, in seconds, that a queue's next message has waited; None if no queue's is known."""
         seconds = (one.lag.seconds(self.at_s) for one in self.queues if one.lag)
         return max((one for one in seconds if one is not None), default=None)
 
@@ -209,7 +209,7 @@ def metrics_of_commit(
     since_s: float,
     now_s: float,
 ) -> BatchMetrics:
-    """Return the metrics of a commit within a batch; its ranges count as far as they were read.
+    """Return the metrics of a commit while its batch runs; of a range, only offsets already read count.
 
     Args:
         report: Report of the commit.
@@ -276,14 +276,14 @@ def _range_metrics(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> Qu
     if ack is not None:
         return _ack_metrics(ack, count)
     if planned.state.epoch:
-        # A consumer group's batch without a report: nothing of it was committed.
+        # A consumer's batch without a report was dropped: nothing of it was committed.
         return QueueMetrics(queue=planned.queue, planned=count)
     lag = QueueLag(planned.end, plan.max_offsets.get(planned.queue))
     return QueueMetrics(queue=planned.queue, planned=count, acknowledged=count, lag=lag)
 
 
 def _planned(planned: QueueRange, ack: QueueAck | None) -> int:
-    """Return how many offsets a batch was to read; of an open range those that it has read."""
+    """Return how many offsets a batch was to read; for an open range, how many it has read."""
     if not planned.has_open_end:
         return planned.count
     return 0 if ack is None else ack.read

@@ -18,7 +18,7 @@ _QUERY: Final = ("query",)
 _QUEUE: Final = ("query", "topic", "broker", "queue")
 _PREFIX: Final = "pyspark_rocketmq_"
 _EDGES_MS: Final = sorted({1, *(n << power for n in (2, 3) for power in range(21))})
-"""Bounds of the exported buckets, at which buckets of ``LatencyHistogram`` begin."""
+"""Bounds of the exported buckets, in milliseconds; a bucket of ``LatencyHistogram`` begins at each."""
 
 
 class QueryCollector(Collector):

@@ -1,9 +1,9 @@
 """``QueryMonitor``: listens to streaming queries and reports their queues' positions after each commit.
 
 The consumer reports each commit on a thread of the query; Spark reports the batch's end, on its listener
-thread. A commit while the batch's job runs is shown immediately, any other with the batch's end. Both only
-pass on their data: the monitor computes metrics, queries brokers and calls listeners on its own thread, so
-that an unreachable broker delays neither Spark nor the query.
+thread. Both only pass on their data: the monitor computes metrics, queries brokers and calls listeners on its
+own thread, so that an unreachable broker delays neither Spark nor the query. A commit while the batch's job
+runs is shown immediately, any other with the batch's end.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ _TIMEOUT_S: Final = 1.5
 """Time-out of one request. It is short, so that an unreachable broker does not delay metrics for long."""
 _CALLS_AT_ONCE: Final = 16
 _SHARE_OF_TIME: Final = 20
-"""How many times as long as it took to ask brokers none is asked, after a commit within a batch."""
+"""Pause after brokers were asked, as a multiple of the time that this took. In the pause, commits within a
+batch ask no broker."""
 
 _REPORTS_KEPT: Final = 100
-"""Reports kept of batches without progress: Spark drops events if its listeners are too slow."""
+"""Maximum number of reports kept until Spark reports their batches' ends. Spark may never do so: it drops
+events if its listeners are too slow."""
 MetricsListener = Callable[[BatchMetrics], None]
 
 
@@ -67,13 +69,14 @@ class StoredTimes:
 
     @property
     def is_due(self) -> bool:
-        """Whether brokers may be asked again: within a batch they are for a small share of the time."""
+        """Whether the pause since brokers were last asked is over; commits within a batch respect it."""
         return self._clock.monotonic_s() >= self._due_s
 
     def ends(self, positions: Mapping[MessageQueue, int], *, asks: bool) -> dict[MessageQueue, int]:
         """Return the ends of the queues whose brokers answer.
 
-        With ``asks=False`` they are those of before, but not below ``positions``, which were consumed since.
+        With ``asks=False`` no broker is asked: return the ends found last. An end below the queue's position
+        in ``positions`` is raised to it, because messages up to there have been consumed since.
         """
         if not asks:
             return {queue: max(end, positions.get(queue, end)) for queue, end in self._ends.items()}
@@ -162,7 +165,7 @@ class QueryState:
 
     latest: BatchMetrics
     batches: int = 0
-    """Micro-batches that have ended since the monitor started; the other sums are from there, too."""
+    """Micro-batches that have ended since the monitor started; the other sums begin then, too."""
     batch_s: float | None = None
     """Duration of the last micro-batch that has ended; None before."""
     rows: int = 0
@@ -196,17 +199,17 @@ class QueryState:
 class QueryMonitor(StreamingQueryListener):
     """Metrics of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
 
-    One log line for each micro-batch, at INFO, and for each commit while it runs, at DEBUG; :meth:`queries`
-    shows all; listeners get each of them.
+    It logs one line for each micro-batch, at INFO, and one for each commit while a batch runs, at DEBUG.
+    Listeners get the metrics of both; :meth:`queries` returns the present state of all queries.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:
         """Create a monitor that watches nothing yet; see :meth:`watch`.
 
         Args:
-            options: Options of the source, with which brokers are queried for queries without a consumer, to
-                find how long their messages have waited. None: the lag of such queries is known only in
-                messages.
+            options: Options of the source, for access to brokers. With them the monitor also finds how long
+                the messages of queries without a consumer have waited. Without them the lag of such queries
+                is known only in messages.
             clock: The system's clock unless given.
 
         Raises:

@@ -1,9 +1,9 @@
 """Asynchronous sends with a future each, bounded in number and bytes.
 
-A future is completed by the thread that reads the broker's answers and gives up overdue requests, or by the
-thread that repeats the producer's attempts. A future is done within a second after the producer's send
-time-out, or after twice that time if a repeated attempt had to wait for those of other sends. Callbacks
-(``add_done_callback``) run on the same thread and must not block.
+A future is done within a second after the producer's send time-out. If a repeated attempt had to wait for
+those of other sends, it may take twice that time. Callbacks (``add_done_callback``) must not block: they run
+on the thread that completes the future. This is the thread that reads the broker's answers and gives up
+overdue requests, or the one that repeats the producer's attempts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class AsyncSends:
         self._sends = 0
         self._bytes = 0
         self._undone = 0
-        """Futures that are not done; a send makes room for the next a moment before its future is done."""
+        """Futures that are not done. A send frees its room for others a moment before its future is done."""
         renew_in_children(self)
 
     def renew(self) -> None:

@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 OutcomeT = TypeVar("OutcomeT")
 
 _LATE_S: Final = 60.0
-"""How long after a send's time-out its outcome may come; later, a callback was lost, which is a bug."""
+"""Seconds after a send's time-out within which its outcome must come. If none does, a callback was lost,
+which is a bug."""
 _WAIT_S: Final = 1.0
 
 _AVOIDED_MS: Final = (
@@ -180,7 +181,7 @@ class FaultTable:
     def preferred(
         self, queues: Sequence[MessageQueue], failed_broker: str | None = None
     ) -> Sequence[MessageQueue]:
-        """Return the queues of available brokers, else reachable ones, except the failed broker's; else all.
+        """Return the queues of available brokers without the failed one; else of reachable ones; else all.
 
         Source: ``MQFaultStrategy.selectOneMessageQueue``, which returns the next one of these queues.
         """

@@ -4,10 +4,10 @@ Order. A message with a sharding key or a given queue is sent only to that queue
 the key's order, so an error is raised and the caller decides. Messages are stored in the order of sends only
 if each send is answered before the next one for that queue begins, as in all blocking methods here.
 
-A key's queue depends on the number of queues. Create a topic before its first ordered message: brokers that
-create it by themselves do so one by one, each at its own first message. Like Java's, a producer that found no
-topic sends as if all brokers had it, until its route expires. After that it uses the brokers that have the
-topic, and so do producers that start later.
+A key's queue depends on the number of queues. So create a topic before its first ordered message. Otherwise
+each broker creates the topic by itself, when it gets its first message. A producer that found no topic sends
+as if all brokers had it, as Java's does, until its route expires. After that it uses only the brokers that
+have the topic by then, and so do producers that start later.
 
 Restarts. The last known route of a topic stays in use while no living broker has it, so that no key moves
 when a broker or a name server restarts. Sends to a broker that is away fail until it is back; they can be
@@ -70,7 +70,7 @@ from pyspark_rocketmq.wire.requests.send import (
 
 _TIME_AND_COUNTER_DIGITS = 12
 _MORE_THAN_A_MONTH_S = 32 * 86_400.0
-"""Seconds that lead from the start of any month into the next one."""
+"""Seconds to add to the start of a month to reach a moment of the next month."""
 
 _SIGNS_OF_AN_OLD_ROUTE: Final = (TransportError, TopicNotFound)
 _ORDERED_CHUNK: Final = 4096
@@ -198,10 +198,10 @@ class Producer(Closing):
     def queues(
         self, topic: str, *, may_create: bool = True, afresh: bool = False
     ) -> tuple[MessageQueue, ...]:
-        """Return the queues that messages go to, in route order, by which sharding keys choose a queue.
+        """Return the queues that messages go to; their order decides which queue a sharding key gets.
 
         Args:
-            topic: If it was never seen, the queues are those that brokers will create for it, if any do.
+            topic: If it was never seen, the result is the queues that brokers will create, if any do so.
             may_create: If False, the topic must exist or have existed.
             afresh: Whether to ask the name server even if the known route is young.
 
@@ -306,7 +306,7 @@ class Producer(Closing):
     def send_oneway(
         self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
     ) -> None:
-        """Send one message to which the broker does not answer; nothing reports whether it was stored."""
+        """Send one message without asking for an answer; nothing reports whether it was stored."""
         prepared, settings = self._prepare(message)
         route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
         self._brokers.send_oneway(self._master(route, chosen), prepared, chosen, settings)
@@ -332,7 +332,7 @@ class Producer(Closing):
     ) -> dict[MessageQueue, SendResult | RocketMQError]:
         """Send one batch to each of several queues at the same time; return the outcome of each.
 
-        A batch of one is sent as a message. Within a queue the order of calls is the order of messages.
+        A batch of one message is sent as a plain message. A queue stores batches in the order of calls.
         """
         outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
 
@@ -524,7 +524,7 @@ class Producer(Closing):
         return master
 
     def _watching_route(self, topic: str, on_result: OnSend) -> OnSend:
-        """Wrap ``on_result`` so that an outdated route is forgotten first: the next send gets a new one."""
+        """Wrap ``on_result``: before it gets an error, the route is forgotten if it may be outdated."""
 
         def on_outcome(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, _SIGNS_OF_AN_OLD_ROUTE):
@@ -543,7 +543,7 @@ class Producer(Closing):
         raise explained from error
 
     def _explained(self, topic: str, error: RocketMQError) -> RocketMQError:
-        """Return the error; for a known topic that is away, one that names its brokers and is retryable."""
+        """Return the error to raise: if a known topic is away, a retryable one that names its brokers."""
         known = self._name_servers.last_known(topic)
         if known is None or known.is_expected:
             return error

@@ -104,8 +104,8 @@ class SendBack:
             self._settings.name_servers,
             CLIENT_INNER_PRODUCER_GROUP,
             send_timeout_s=self._settings.send_timeout_s,
-            # A broker has stored this body, compressed if it is large, so it takes it again: a smaller limit
-            # for uncompressed bodies would refuse it.
+            # A broker has stored this body before, perhaps compressed. A limit for uncompressed bodies could
+            # refuse it now.
             max_message_size=MAX_BODY_BYTES,
             pool=self._cluster.pool,
             clock=self._clock,
@@ -122,7 +122,7 @@ class SendBack:
             message: The message as it was consumed, with its own topic even if it came from the retry topic.
             delay_level: 0: the broker chooses 3 + reconsume times; -1: a dead letter immediately; otherwise
                 the level itself.
-            max_reconsume_times: A message tried more often becomes a dead letter; at least 0.
+            max_reconsume_times: At least 0; a message that was given back more often becomes a dead letter.
 
         Raises:
             RocketMQError: If neither way is known to have stored the message.
@@ -182,9 +182,9 @@ class SendBack:
     def send_as_retry(self, message: MessageExt, *, max_reconsume_times: int) -> None:
         """Send ``message`` to the group's retry topic; it is stored when this returns.
 
-        This is how orderly consumers give a message up: it has one attempt more than before, which exceeds
-        ``max_reconsume_times``, so that its broker keeps it as a dead letter. Brokers where the group holds a
-        lock do so whatever the number. A micro-batch that runs again sends its dead letters again.
+        This is how orderly consumers give a message up. Its reconsume times grow by one and then exceed
+        ``max_reconsume_times``, so the broker keeps it as a dead letter. A broker where the group holds a
+        lock does so whatever the number. A micro-batch that runs again sends its dead letters again.
 
         Raises:
             RocketMQError: If the message is not known to be stored.
