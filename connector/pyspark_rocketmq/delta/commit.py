@@ -196,15 +196,15 @@ def commit_on_top(
 ) -> T:
     """Commit on top of the commits of others; try until the commit is known to be stored.
 
-    If another commit comes first, the commit is made on top of it immediately, up to 100 times in one try;
-    after more, and after other errors, the next try follows a pause.
+    If another commit comes first, the commit is made on top of that one immediately, up to 100 times in one
+    try. After 100 times, or after another error, there is a pause before the next try.
 
     Args:
         what: Name of the commit, for the log.
-        follow: Checks what other writers have committed since the last try, and returns a function that makes
-            the commit on top of it; if an earlier try has stored the commit, the function only returns the
-            result.  ``follow`` gets the error of the last try, None the first time.  The function raises
-            FileExistsError if another commit came first.
+        follow: Checks what other writers have committed since the last try, and returns a function.  That
+            function makes the commit on top of theirs and returns the result, or raises FileExistsError if
+            another commit came first.  If an earlier try has stored the commit, it only returns the result.
+            ``follow`` gets the error of the last try; None the first time.
         pauses_s: Pauses before further tries; when they are used up, the last error reaches the caller.
         sleep: Function that waits.
         unknown: Errors after which the commit may have been stored; all others reach the caller immediately.

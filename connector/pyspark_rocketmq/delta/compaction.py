@@ -1,7 +1,8 @@
 """Compacts the small files of a sink's table: decides which are worth it, rewrites and commits them.
 
-A micro-batch adds at least one file to each partition it writes to, so a day of batches adds 86,400.  Files
-grow in steps (:data:`TARGETS`): a row is rewritten about once a step, and not each time new files arrive.
+A micro-batch adds at least one file to each partition that it writes to: at one batch a second, 86,400 files
+a day.  Files grow in steps (:data:`TARGETS`), so that a row is rewritten about once in each step, and not
+whenever new files arrive.
 
 delta-rs (1.6.6) compacts, too, but does not notice that another OPTIMIZE has replaced the same files, and
 then both versions of the rows stay (``docs/upstream/delta-rs-two-optimizes.md``).
@@ -62,14 +63,14 @@ a minute."""
 _COMMIT_AFTER_S: Final = 60.0
 """Time after which the work so far is committed, so that it is kept if the process ends."""
 _ROWS_AT_ONCE: Final = 16 * 1024
-"""Rows of small files that are gathered before they are added, since statistics take time for each piece."""
+"""Number of rows of small files that are added together, since statistics take time for each piece."""
 _BYTES_AT_ONCE: Final = 16 << 20
 """Maximum number of bytes of rows in memory, and of a file that is read whole."""
 _PAUSE_AFTER_S: Final = 0.05
 _PAUSE_FACTOR: Final = 4.0
 """Pause after each piece of work, in multiples of its duration: at most a fifth of a core is used."""
 _REMOTE_PAUSE_FACTOR: Final = 1.0
-"""The same for remote storage, where most of the duration is waiting."""
+"""The same factor for remote storage, where most of the time is spent waiting."""
 _TARGET_PROPERTY: Final = "delta.targetFileSize"
 _UNITS: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _FILE_ERRORS: Final = (ArrowException, FileNotFoundError, SchemaError)
@@ -87,7 +88,7 @@ class Compacted(NamedTuple):
     files_removed: int = 0
     files_added: int = 0
     files_changed: int = 0
-    """Files that were not replaced, because another commit came first."""
+    """Number of files that were not replaced, because another commit had changed or removed them."""
 
 
 def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | None:
@@ -106,7 +107,7 @@ def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | N
 
 
 def largest_target(configuration: Mapping[str, str]) -> int:
-    """Return the size of files in a table's properties, 128 MiB by default."""
+    """Return the file size that a table's properties ask for; 128 MiB if they do not."""
     text = configuration.get(_TARGET_PROPERTY, "").strip().lower()
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = text[len(number) :].strip() or "b"
@@ -230,8 +231,8 @@ class Compactor:
 def unchecked_removals(log: LogFiles, since: int, version: int) -> list[tuple[int, str]]:
     """Return the versions after ``since``, up to ``version``, in which delta-rs removed files unchecked.
 
-    These are the operations by which delta-rs removes files without checking the commits made since it
-    began.  Each version comes with the name of its operation.
+    In some operations delta-rs removes files without checking the commits that were made since it began.
+    Each version comes with the name of its operation.
     """
     infos = takewhile(lambda info: info["version"] > since, log.commit_infos_below(version + 1))
     return sorted(
@@ -322,7 +323,7 @@ class _Rewriter:
         self._removed_since: set[str] = set()
         """Decoded paths of files that other commits have removed since this compaction began."""
         self._is_changed = False
-        """Whether the table or its form has changed, so that nothing more can be committed."""
+        """Whether the table was replaced or its columns or properties changed: nothing can be committed."""
         self._failure: Exception | None = None
         self._done = Compacted()
         self._committed_s = time.monotonic()

@@ -19,7 +19,7 @@ _ALLOWED_FEATURES = frozenset(
         "deletionVectors",
         "timestampNtz",
         "v2Checkpoint",
-        # Harmless while no column or property uses them, which refused_features checks.
+        # These are harmless while no column or property uses them; refused_features checks that.
         "checkConstraints",
         "columnMapping",
         "generatedColumns",
@@ -105,7 +105,7 @@ def features_of_every_commit(form: TableForm) -> tuple[str, ...]:
 
 
 def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
-    """List the changes that may keep files written for the form ``before`` from fitting ``now``."""
+    """List the changes because of which files written for the form ``before`` may not fit ``now``."""
     columns = [
         {column.name: replace(column, metadata=_without_comment(column.metadata)) for column in form.columns}
         for form in (before, now)
@@ -143,9 +143,9 @@ def expires_transactions(form: TableForm) -> bool:
 def uncompacted_features(form: TableForm) -> tuple[str, ...]:
     """Return the names of the features that forbid compacting the table's files; empty if none does.
 
-    Deletion vectors forbid it because delta-rs does not show which files have one.  Timestamps as partition
-    values forbid it because delta-rs does not show their zone in the log: Spark may have used another one
-    than UTC.
+    Deletion vectors forbid it because delta-rs does not show which files have one.  So do timestamps as
+    partition values: delta-rs does not show the time zone that the log uses for them, and Spark may have used
+    another one than UTC.
     """
     types = form.column_types
     many_texts = [name for name in form.partition_by if types[name] not in PARTITION_TYPES]
@@ -157,5 +157,5 @@ def uncompacted_features(form: TableForm) -> tuple[str, ...]:
 
 
 def writable_columns(form: TableForm) -> frozenset[str]:
-    """Return the columns whose values come with the rows; Delta computes the others."""
+    """Return the columns for which a writer gives values; Delta computes the others."""
     return frozenset(column.name for column in form.columns if not _COMPUTED & column.metadata.keys())

@@ -47,8 +47,9 @@ PartitionValues = tuple[str | None, ...]
 class FileStatistics:
     """Collects the row count, null counts and bounds of one file while its batches are written.
 
-    Readers skip files by them, so a bound may be loose but never wrong. If an exact bound cannot be written
-    (NaN, infinity, truncated text, dates beyond year 9999), a looser one or none is written.
+    Readers skip files by these bounds: a bound may be loose, but no value may lie outside of it. If an exact
+    bound cannot be written (NaN, infinity, truncated text, dates beyond year 9999), a looser one or none is
+    written.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -101,7 +102,7 @@ def _has_bounds(type_: pa.DataType) -> bool:
 
 
 def _min_max(column: pa.Array) -> tuple[Any, Any]:
-    """Return least and greatest value; times and dates as integers, as Python's types may not hold them."""
+    """Return the least and the greatest value; times and dates as integers: Python's types hold fewer."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     elif pa.types.is_date32(column.type):
@@ -126,9 +127,9 @@ def _bound_values(type_: pa.DataType, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _text_above(text: str) -> str | None:
-    """Return an upper bound of ``text`` that is short: its beginning, then the greatest character there is.
+    """Return a short upper bound of ``text``: its beginning, followed by the greatest possible character.
 
-    None if the bound could be too low.
+    None if this could be below ``text``.
     """
     if len(text) <= _TEXT_LENGTH:
         return text

@@ -32,9 +32,9 @@ _SSE: Final = {"AES256": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:ds
 _CREDENTIAL: Final = re.compile(
     r"key|secret|token|password|credential|sas|encryption|impersonation|account\.email|assumed\.role\.arn"
 )
-"""Names of settings without which the storage may refuse access, or store data without encryption."""
+"""Names of settings that storage may need to give access or to encrypt data."""
 _OTHER_PLACE: Final = re.compile(r"bucket\.|.*\.(?:dfs|blob)\.|sas\.[^.]+$")
-"""Names of settings of another bucket, account or container."""
+"""Names of settings that belong to one bucket, account or container."""
 _OWN_PROVIDER: Final = re.compile(
     r"(?:.*\.)?(?:Simple|Temporary|Default|Instance|IAM|Environment|Container|WebIdentity)\w*"
 )

@@ -17,7 +17,8 @@ from pyspark_rocketmq.delta.log import CommitFile
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 
 _PAGES: Final = (20, 200, 2_000, None)
-"""Numbers of commits to read: each is tried until one is enough. On a local disk, each read takes 0.2 s."""
+"""Numbers of commits to read, tried in this order until one is enough; None reads all. On a local disk each
+read takes 0.2 s."""
 
 ReadCommits = Callable[[int | None], list[dict[str, Any]]]
 """Function that reads the newest commits, the newest first: at most the number given, or all for None.
@@ -90,7 +91,7 @@ class CatalogHistory:
             self._read_more()
 
     def commit_file(self, version: int) -> CommitFile:
-        """Return a mark that distinguishes a commit from another table's, as of the last look."""
+        """Return a mark that distinguishes a commit, as of the last look, from one of another table."""
         entry = self.commit_info(version)
         if entry is None:
             return CommitFile(version, None, None)

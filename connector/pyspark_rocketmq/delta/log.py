@@ -1,13 +1,14 @@
 """Reads, writes and cleans up the log of a Delta table where delta-rs cannot, or is too slow.
 
 delta-rs makes checkpoints, removes expired files of the log, and reads everything about a table's newest
-version.  For each commit it lists the whole log several times, and it keeps the name of every file.  A commit
-therefore takes 3 ms at first, and 400 ms after 100,000 commits or with 200,000 files
-(``docs/upstream/delta-rs-cost-of-a-commit.md``; once that is fixed, and delta-rs also waits until a commit's
-file is on the disk, commits on a local disk can go through it as all others do).  :meth:`LogFiles.put` always
-takes 0.1 ms plus the disk's time to store the file, and :meth:`LogFiles.keeps_form` 0.1 ms for each commit of
-another writer.  Measured on one machine with a
-local disk and delta-rs 1.6.6.
+version.  For each commit it lists the whole log several times, and it keeps the name of every file.  So a
+commit takes 3 ms at first, and 400 ms after 100,000 commits or with 200,000 files
+(``docs/upstream/delta-rs-cost-of-a-commit.md``).  :meth:`LogFiles.put` always takes 0.1 ms plus the disk's
+time to store the file, and :meth:`LogFiles.keeps_form` 0.1 ms for each commit of another writer.  These times
+were measured on one machine with a local disk and delta-rs 1.6.6.
+
+Commits on a local disk can go through delta-rs, as all others do, once a delta-rs commits faster and also
+waits until a commit's file is on the disk.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class LogFiles:
 
     @property
     def takes_commits(self) -> bool:
-        """Whether :meth:`put` works: in local folders. Those without links were refused at the start."""
+        """Whether :meth:`put` works: in local folders. One without hard links was refused earlier."""
         return self.is_local
 
     @cached_property
@@ -114,9 +115,9 @@ class LogFiles:
     def commit_file(self, version: int) -> CommitFile:
         """Return size and time of the file of commit ``version``.
 
-        They distinguish it from a commit with the same number in another table at this place; delta-rs does
-        not notice the difference.  This takes 0.01 ms.  delta-rs takes 0.3 ms to list the log for a newer
-        commit, and 6 ms after 5,000 commits.
+        If another table was put at this place, they distinguish its commit from the one with the same number
+        in the former table; delta-rs does not notice the difference.  This takes 0.01 ms.  To list the log
+        for a newer commit, delta-rs takes 0.3 ms, and 6 ms after 5,000 commits.
         """
         [info] = self._files.get_file_info([_commit_path(version)])
         return CommitFile(version, info.size, info.mtime_ns)
@@ -164,11 +165,11 @@ class LogFiles:
         return {action["remove"]["path"] for action in actions if "remove" in action}
 
     def put(self, version: int, actions: Iterable[Mapping[str, Any] | str]) -> None:
-        """Make the commit of a version whole or not at all; only where :attr:`takes_commits` is true.
+        """Make the commit of a version, completely or not at all; only where :attr:`takes_commits` is true.
 
         Like delta-rs, this gives a complete file a second name.  Unlike delta-rs, it first waits until the
-        file is on the disk.  Otherwise a power cut might leave a commit without its actions before a later
-        one that has them, and readers would pass over it.
+        file is on the disk.  Without that, a power cut might leave an empty commit before a later one that is
+        complete, and readers would skip it without an error.
 
         Args:
             version: The version to commit.
@@ -259,9 +260,9 @@ class LogFiles:
     def remove_before(self, version: int) -> int:
         """Remove log files before the newest checkpoint that is not above ``version``; return their number.
 
-        delta-rs cleans the log up only by age, and every commit lists it: at ten commits a second each list
-        would have a day's 860,000 files.  The newest version is never touched.  If this is killed, the
-        versions that are left have no gap.
+        delta-rs cleans the log up only by age, and every commit lists it: at ten commits a second, each list
+        would have 860,000 files after a day.  The newest version is never touched.  If this is killed, the
+        remaining versions have no gap.
         """
         names = self._names()
         checkpoints = _versions(_CHECKPOINT, names)

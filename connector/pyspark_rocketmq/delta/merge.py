@@ -33,10 +33,11 @@ def merge_rows(
     is_local: bool,
     properties: CommitProperties,
 ) -> None:
-    """Add the newest row of each key on top of the version that ``table`` is at.
+    """Merge the newest row of each key into the table, on top of the version that ``table`` is at.
 
-    Where the table has a row with the key, its ``columns`` are updated.  A key that contains a null equals no
-    other key, so its rows are always added.  For ``order`` see :func:`newest_rows`.
+    If the table has a row with the key, the ``columns`` of that row are updated; else the new row is added.
+    A key that contains a null equals no other key, so its rows are always added.  For ``order`` see
+    :func:`newest_rows`.
 
     Raises:
         SchemaError: If a partition value is too long for the name of a local folder.

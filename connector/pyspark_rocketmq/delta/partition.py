@@ -1,7 +1,7 @@
 """Reads, follows and replaces the rows of one partition, in a table that has one partition column.
 
-On a disk of this machine, this needs neither delta-rs nor a list of the log once the partition's files are
-known, because later commits show which files have taken their place.
+Once the partition's files are known, later commits show which files have taken their place.  So on a disk of
+this machine neither delta-rs nor a list of the log is needed any more.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Partition(NamedTuple):
 
     @property
     def predicate(self) -> str:
-        """Condition of its rows, in delta-rs' SQL."""
+        """Condition for the partition's rows, in delta-rs' SQL."""
         return f"{self.column} = {sql_literal(self.value)}"
 
     @property
@@ -56,22 +56,22 @@ class Partition(NamedTuple):
         return ((self.column, self.value),)
 
     def rows_in(self, table: DeltaTable) -> pa.Table:
-        """Return its rows in the version that ``table`` is at; raise the errors of :func:`query_rows`."""
+        """Return the partition's rows in the table's version; raise the errors of :func:`query_rows`."""
         return query_rows(table, f"SELECT * FROM rows WHERE {self.predicate}")  # noqa: S608 - a quoted literal
 
     def files_in(self, table: DeltaTable) -> Files | None:
-        """Return its files in the version that ``table`` is at; None if only delta-rs may replace them."""
+        """Return the partition's files in the table's version; None if only delta-rs may replace them."""
         files = tuple(file for file in stored_files(table) if file.partition == self._key)
         return files if all(is_below(file.path) for file in files) else None
 
     def files_after(self, log: LogFiles, files: Files, versions: range, *, mark: str) -> Files | None:
-        """Return its files after further commits, if it had ``files`` before them.
+        """Return the partition's files after further commits.
 
         Args:
             log: The table's log.
-            files: Its files before these commits.
+            files: The partition's files before these commits.
             versions: The commits, in order.
-            mark: Name of a field in the information of those commits that add and remove only whole files.
+            mark: Name of a field of ``commitInfo``; a commit that has this field changes only whole files.
 
         Returns:
             The files; None if they cannot be known in this way, so that delta-rs has to be asked.
@@ -107,16 +107,17 @@ class Partition(NamedTuple):
     def replace(
         self, snapshot: TableSnapshot, rows: pa.Table, files: Files | None, note: CommitNote
     ) -> Files | None:
-        """Replace its rows, on top of the version that ``snapshot`` is at.
+        """Replace the partition's rows, on top of the version that ``snapshot`` is at.
 
         Args:
             snapshot: The table.
             rows: The new rows, with all columns.
-            files: Its files in that version; None if only delta-rs may replace them.
+            files: The partition's files in that version; None if only delta-rs may replace them.
             note: The information of the commit.
 
         Returns:
-            Its files after the commit; None if delta-rs made the commit, which does not report them.
+            The partition's files after the commit; None if delta-rs made it, since delta-rs does not report
+            them.
 
         Raises:
             FileExistsError: If another commit came first.  On a mount that sends requests twice, it may be

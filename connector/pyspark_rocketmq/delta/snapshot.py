@@ -3,10 +3,10 @@
 A snapshot is at one version and moves to newer ones when asked.  A commit is checked against the version that
 the snapshot is at, so threads must not share one (:class:`HandlePerThread`).
 
-On disks of this machine, a snapshot can make the commits of files and follow commits of others one by one
-without delta-rs, which would need more time for both, the more commits and files there are
-(:mod:`pyspark_rocketmq.delta.log`).  delta-rs then opens the table again whenever a commit may have changed
-more than files.  On other storage, and to merge or replace rows, delta-rs does everything.
+On disks of this machine, a snapshot can commit files, and follow commits of others one by one, without
+delta-rs.  delta-rs would need more time for both, the more commits and files there are
+(:mod:`pyspark_rocketmq.delta.log`).  It is then used only to open the table again after a commit that may
+have changed more than files.  On other storage, and to merge or replace rows, delta-rs does everything.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from pyspark_rocketmq.display import masked
 logger = logging.getLogger(__name__)
 
 MAX_AGE_S: Final = 3600.0
-"""Maximum age of the last look at which newer commits are followed one by one; after it, the table is opened
-again.
+"""Seconds since the last look up to which newer commits are followed one by one. After a longer time the
+table is opened again, because commits may have been cleaned up.
 
-Delta keeps commits for 30 days unless a table's properties say otherwise.
+By default Delta keeps commits for 30 days.
 """
 _MAX_FOLLOWED: Final = 1_000
 """Maximum number of commits that are read one by one; opening the table takes about as long as reading this
@@ -85,9 +85,9 @@ class TableView(Protocol):
         ...
 
     def is_still_there(self) -> bool:
-        """Return whether the log still has the very commit that was the newest one at the last look.
+        """Return whether the log still has the commit that was the newest one at the last look.
 
-        It does not if the table was deleted, created again or put back to an earlier state.
+        This is False if the table was deleted, created again or put back to an earlier state.
         """
         ...
 
@@ -134,7 +134,7 @@ class Snapshot(TableView, Protocol):
 
     @property
     def shows_transactions(self) -> bool:
-        """Whether :meth:`all_transactions` has the ids of all commits, not only of those made by the path."""
+        """Whether :meth:`all_transactions` also has the ids of commits made through a catalog."""
         ...
 
     def form(self) -> TableForm:
@@ -180,8 +180,8 @@ class TableSnapshot:
     ) -> None:
         """Start at the version of ``table``, which was just opened with the storage options ``storage``.
 
-        ``needs_delta_rs``: whether rows will be merged, replaced or queried, for which delta-rs keeps the
-        names of all files.
+        ``needs_delta_rs``: whether rows will be merged, replaced or queried. delta-rs does that, and keeps
+        the names of all files in memory for it.
         """
         self._log = LogFiles(table.table_uri, storage)
         self._values = storage.values
@@ -268,8 +268,7 @@ class TableSnapshot:
     def is_still_there(self) -> bool:
         """See :meth:`TableView.is_still_there`.
 
-        delta-rs does not notice another table that has as many commits, and would add a commit to that one's
-        log.
+        delta-rs does not notice if another table with as many commits was put here, and would commit to it.
         """
         return self._log.commit_file(self._tip.version) == self._tip
 
@@ -427,10 +426,10 @@ class TableSnapshot:
     def write_next(self, write: Callable[[DeltaTable, CommitProperties], object], note: CommitNote) -> None:
         """Let delta-rs write exactly the next version, and move to it.
 
-        If ``write`` makes no commit, since no row changes, one without changes is made for the note.
+        If no row changes, ``write`` makes no commit; then an empty commit is made to store the note.
 
         Raises:
-            FileExistsError: If another commit came first. ``write`` read what was before it.
+            FileExistsError: If another commit came first: ``write`` used the state before that commit.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         begun_at, table = self.version, self.table

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STORAGE_ERRORS = (DeltaError, OSError)
-"""Errors of delta-rs when a table or its storage does not answer; those of storage are ``OSError``."""
+"""Errors that delta-rs raises if a table cannot be read (``DeltaError``) or its storage does not answer
+(``OSError``)."""
 
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before remote storage is asked again."""
@@ -100,7 +101,7 @@ def parse_columns(schema_json: str) -> tuple[Column, ...]:
 def writer_features(
     min_writer_version: int, named_writer: Iterable[str] | None, named_reader: Iterable[str] | None
 ) -> frozenset[str]:
-    """Return the features of a protocol action: those it names, or those an old version number implies."""
+    """Return the features of a protocol action: those that it names, or that its old version implies."""
     if min_writer_version >= _TABLE_FEATURES_VERSION:
         return frozenset(named_writer or ()) | frozenset(named_reader or ())
     return frozenset(name for version, name in _LEGACY_WRITER_FEATURES if version <= min_writer_version)
@@ -175,8 +176,9 @@ def read_with_retry(
 def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int | None = None) -> DeltaTable:
     """Open a table, its newest version by default, with the storage options as last renewed.
 
-    delta-rs lists the log's folder, which takes a while if it is large.  If two commits are made meanwhile, a
-    local disk may list only the later one, and delta-rs then reports a gap in the log.  So this tries again.
+    delta-rs lists the log's folder, which takes a while if the folder is large.  If two commits are made
+    meanwhile, a local disk may list only the later one.  delta-rs then reports a gap in the log, and this
+    function opens the table again.
 
     Raises:
         DeltaError: If there is no table, or its storage does not answer.
@@ -209,7 +211,8 @@ def create_table(
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     check_exclusive_create(uri)
-    # If delta-rs lost the race for version 0 and tried again, version 1 would give the table another id.
+    # Without this, a delta-rs that lost the race for version 0 would try again, and its version 1 would give
+    # the table another id.
     once = CommitProperties(max_commit_retries=0)
     try:
         return DeltaTable.create(

@@ -2,8 +2,9 @@
 
 Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writer wins. Consequences:
 
-* *Nothing is fenced.* A member that lost a queue, or a batch that an operator's reset overtook, still stores
-  its offset. It never lowers an offset that it sees, but it does not see all: messages may come twice.
+* *Nothing is fenced.* A member that lost a queue still stores its offset, and so does a batch that began
+  before an operator's reset. A member does not lower an offset that it has read, but another one may have
+  been stored since: messages may come twice.
 * *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
   once.
 * A broker that crashes loses the last five seconds.
@@ -80,7 +81,7 @@ class BrokerOffsetStore:
         return "broker:"
 
     def groups(self) -> tuple[str, ...]:
-        """Return this group, once it has an offset."""
+        """Return the name of this group if it has an offset, else nothing."""
         return (self._group.consumer_group,) if self._group.read() else ()
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
@@ -114,13 +115,13 @@ class BrokerOffsetStore:
     def commit(
         self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
     ) -> CommitResult:
-        """Store each queue's offset unless the stored one is larger, whoever commits.
+        """Store each queue's offset unless the stored one is larger; the owner does not matter.
 
         Source: ``RemoteBrokerOffsetStore.updateOffset`` with ``increaseOnly``, as concurrent consumers call
         it.
         """
         rows = self._checked(consumer_group, [commit.queue for commit in commits])
-        # Accept offsets that are behind without applying the rules, which would refuse them as a regression.
+        # Offsets below the stored ones count as accepted; the rules would refuse them as a regression.
         forward = [
             commit
             for commit in commits

@@ -3,20 +3,20 @@
 One row per group and queue, partitioned by ``consumer_group``. A change is: newest snapshot → the group's
 rows → pure rule → overwrite of the group's partition in one commit.
 
-Rule 1: the snapshot that was read is the snapshot the commit is checked against, so a table handle is never
-shared between threads.
-Rule 2: writers of one group must always conflict. On a disk of this machine every commit conflicts with every
-other one, and the later one is decided again on the newer rows. Elsewhere delta-rs commits: the transaction
-id ``offsets:GROUP`` in each commit makes writers of one group conflict, and the literal partition predicate
+Rule 1: a commit is checked against the snapshot from which its rows were read, so threads never share a table
+handle.
+Rule 2: two writers of one group must always conflict; then the later one reads the newer rows and decides
+again. On a disk of this machine all commits conflict. Elsewhere delta-rs commits: the transaction id
+``offsets:GROUP`` in each commit makes writers of one group conflict, and the literal partition predicate
 keeps writers of different groups from conflicting.
-Rule 3: an error of a commit means "unknown": it may have been stored (delta-rs#2279). Read again, decide
-again.
+Rule 3: after an error a commit may be stored all the same (delta-rs#2279). So the rows are read and decided
+upon again.
 Rule 4: the cost of a commit does not depend on the number of earlier ones. Whatever grows with that number is
 cleaned up in the background by :mod:`pyspark_rocketmq.offsets.delta_history`.
 
 A commit takes about 3 ms on a disk, where it is a file and a link, and 8 ms more where delta-rs makes it. It
-needs no Spark job, so the planner process can make it. delta-rs must not be used in a process that forks
-later, so nothing that an executor imports may import this module.
+needs no Spark job, so the planner process can make it. Modules that an executor imports must not import this
+one: it loads delta-rs, which must not be used in a process that forks later.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ logger = logging.getLogger(__name__)
 
 _PARTITION_BY = ("consumer_group",)
 _ALLOWED_FEATURES = frozenset({"appendOnly", "invariants"})
-"""Protocol 1/2, the default of delta-rs and delta-spark, which both read and write correctly."""
+"""Features of protocol 1/2, the default of delta-rs and delta-spark; both support all of it."""
 _TABLE_PROPERTIES: Mapping[str, str | None] = {
     # Every checkpoint lists removed files for this long. Changes older than the log are in the history
     # table.
@@ -317,14 +317,14 @@ class DeltaOffsetStore(RowOffsetStore):
             )
             stored = _with_dropped_columns(rows_to_table(rows.values()), newest.form())
             files = _partition(consumer_group).replace(newest, stored, before.files, note)
-        # This is our version, unless another group's commit came between: then the next look finds a higher
-        # one.
+        # If another group's commit came between, our version is higher. The next look then finds that, and
+        # does not use these cached rows as they are.
         self._cached[consumer_group] = _CachedRows(before.version + 1, rows, files, transaction)
         self._upkeep.after_commit(before.version)
         return change.result
 
     def _opened(self) -> TableSnapshot:
-        # The same table may have been restored to an older state: its versions mean other content now.
+        # If the table was restored to an older state, its next versions have other content than before.
         self._cached.clear()
         self.storage.renew()
         try:
@@ -369,7 +369,7 @@ class _CachedRows(NamedTuple):
 
 
 def _followed(newest: TableSnapshot, consumer_group: str, known: _CachedRows | None) -> _CachedRows | None:
-    """Return the group's newest rows from those of an earlier version and the commits since, if possible."""
+    """Return the group's newest rows, from the known rows and the commits since; None if impossible."""
     if known is None or known.files is None or known.version > newest.version:
         return None
     since = range(known.version + 1, newest.version + 1)

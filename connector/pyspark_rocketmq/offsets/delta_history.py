@@ -1,13 +1,14 @@
 """Keeps an offset table small and its history readable.
 
-The history is a second Delta table in the folder ``_history`` of the offset table. It has the same columns
-and, before them, the version, time and action of the change that wrote the row. It is partitioned by day, so
-that deleting a day touches no other. Anybody may read it: one query returns a group's progress over days.
+The history is a second Delta table in the folder ``_history`` of the offset table. Its first columns are the
+version, time and action of the change that wrote a row; the others are those of the offset table. It is
+partitioned by day, so that a day can be deleted without rewriting another. Anybody may read it: one query
+returns a group's progress over days.
 
 The upkeep runs every hundred versions on a background thread. It copies older versions into the history
 table, writes a checkpoint of the log, deletes old log entries, and removes files that are no longer used.
 
-Rule 1: nothing is removed before the history has it.
+Rule 1: a version is removed only after the history contains it.
 Rule 2: the upkeep may be interrupted after any step; the next one continues from there, in any process.
 Rule 3: an upkeep that fails is harmless: the failure is logged, and the next upkeep does the work.
 """
@@ -38,7 +39,7 @@ from pyspark_rocketmq.offsets.store import OffsetRow
 logger = logging.getLogger(__name__)
 
 HISTORY_DAYS: Final = 7
-"""How far back a group can be reset or charted."""
+"""Days for which a group's offsets are kept, to reset the group to them or to draw them."""
 _FOLDER: Final = "_history"
 _TRANSACTION: Final = "offsets"
 _CHANGE_COLUMNS = pa.schema(
@@ -60,8 +61,8 @@ _SCHEMA = pa.schema([*_CHANGE_COLUMNS, *SCHEMA])
 EVERY: Final = 100
 """Versions from one upkeep to the next."""
 KEPT_COMMITS: Final = 200
-"""Number of the newest versions that can be restored exactly. Each one makes every commit a little slower,
-since it lengthens the listing of the log."""
+"""Number of newest versions that stay in the log, so that each can be restored; older ones are thinned out.
+Each version in the log makes every commit a little slower, because the log's listing is longer."""
 _FILES_KEPT_S: Final = 3600.0
 """Minimum time for which a snapshot of the table stays readable."""
 _REMOVE_FILES_EVERY: Final = 10
@@ -238,7 +239,7 @@ class Upkeep:
                 kept.append(self._moments(change))
             except STORAGE_ERRORS as error:
                 if not kept:
-                    # If even the newest rows are unreadable, the storage does not answer at all.
+                    # If even the newest rows cannot be read, the storage does not answer at all.
                     raise
                 logger.warning(
                     "an old state of offsets is not kept, since one of its files is gone or damaged path=%s "

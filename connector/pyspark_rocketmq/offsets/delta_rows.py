@@ -25,9 +25,9 @@ from pyspark_rocketmq.stored_values import StoredValue
 
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
 NEWEST_VERSION: Final = 5
-"""Version 5 adds ``boundaries``. Earlier releases must refuse it: they would also treat a row that remembers
-several messages (``RememberedMessages``) as damaged, and a message of which only the offset is known as
-another message.
+"""Version 5 adds ``boundaries``. Earlier releases must refuse it for two more reasons: they would treat a row
+that remembers several messages (``RememberedMessages``) as damaged, and would mistake a message of which only
+the offset is known for another message.
 """
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
 """Columns (name → type) of earlier versions. A table that has them keeps them, and new rows have nulls."""
@@ -96,9 +96,9 @@ def check_version(path: str, configuration: Mapping[str, str]) -> int:
 
 
 def columns_of_version(version: int, columns: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the newest ``columns`` (name → type) that a table of ``version`` must have.
+    """Return the columns (name → type) that a table of ``version`` must have.
 
-    ``found`` are the columns that the table has.
+    ``columns`` are those of the newest version, and ``found`` those of the table.
     """
     # If an upgrade was interrupted, the table has newer columns and still the old version.
     wanted = {

@@ -4,10 +4,11 @@ The format is that of Java's ``LocalFileOffsetStore``: the same file name, the s
 previous content in ``offsets.json.bak``. Fields that Java does not keep are in ``rows``, beside the table.
 A file written by Java can be read as it is.
 
-Rule 1: a change is made under the group's lock file, so that the processes of one machine see each other's
-changes. Other machines do not see them: this store is for a consumer that shares its queues with nobody.
-Rule 2: at every moment ``offsets.json`` or, if that is missing, ``offsets.json.bak`` is complete. It has the
-last change that was reported done, or a newer one.
+Rule 1: a change is made under the group's lock file, so the processes of one machine do not overwrite each
+other's changes. Other machines do not share the files: this store is for a consumer that shares its queues
+with nobody.
+Rule 2: at every moment ``offsets.json`` is complete or missing; if it is missing, ``offsets.json.bak`` is
+complete. The complete file has the last change that was reported as stored, or a newer one.
 Rule 3: a file that cannot be read is an error. Treating it as "no offsets" would restart the group.
 
 Shape, pretty-printed or not; ``rows`` is our addition, and ``offsetTable`` has objects as keys, as in Java::
@@ -244,7 +245,7 @@ def _bak(main: Path) -> Path:
 def _replace(main: Path, content: bytes) -> None:
     """Write the complete new file, keep the old one as ``.bak``, and put the new one in its place."""
     new = main.with_name(f"{_NAME}.tmp")
-    # A file there is left from a crash, or it is a link that somebody made: do not write through it.
+    # A file of this name is left from a crash, or is somebody's link: remove it instead of writing into it.
     new.unlink(missing_ok=True)
     with new.open("xb") as file:
         file.write(content)

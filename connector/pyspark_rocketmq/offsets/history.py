@@ -1,7 +1,7 @@
 """History of an offset store, and the choice of what to keep of it. Pure.
 
-All recent versions are kept. Of the older ones, the last of each minute is kept, and every operator's reset
-with the version before it, so that a mistake can be undone.
+All recent versions are kept. Of the older ones, the last one of each minute is kept. An operator's reset is
+also kept, with the version before it, so that a mistake can be undone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StoredChange(NamedTuple):
     at_s: float
     """Wall-clock seconds, rounded to milliseconds."""
     consumer_group: str | None
-    """None if another program wrote the version, which then may concern every group."""
+    """None if another program wrote the version; it may then have changed any group."""
     action: str
     """Description of the change, without the group's name."""
 

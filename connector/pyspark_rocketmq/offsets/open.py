@@ -1,7 +1,7 @@
 """Opens the store that option ``offsetStore`` names, and detects a store that was restored to an older state.
 
-The planner runs in its own process, so a store travels there as its ``spec``. Delta is imported only when it
-is needed: executors import this module too, and delta-rs must not be loaded in a process that forks.
+The planner runs in its own process and opens a store again by its ``spec``. Executors import this module,
+too, and delta-rs must not be loaded in a process that forks. So Delta is imported only when a store needs it.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def checked_rows(
 ) -> dict[MessageQueue, OffsetRow]:
     """Return ``rows``, unless the store was restored to an older state since ``seen`` was read.
 
-    With an older state the group would look new, or members that lost a queue would not be fenced off. A
-    store at the brokers is not checked: it has no epochs, and it returns no rows while all brokers are away.
+    With an older state a group could look new, and members that lost a queue could commit again. A store at
+    the brokers is not checked: it has no epochs, and it returns no rows while all brokers are away.
 
     Raises:
         OffsetError: If it was restored.
@@ -142,9 +142,10 @@ def checked_rows(
 def describe_setbacks(
     before: Mapping[MessageQueue, OffsetRow], now: Mapping[MessageQueue, OffsetRow]
 ) -> tuple[str, ...]:
-    """Describe each queue that no change could have brought from ``before`` to ``now``, sorted by queue.
+    """Describe each queue whose row now shows that the store was set back, sorted by queue.
 
-    No change removes a row, lowers its epoch, or moves it back within one epoch.
+    Such a row is missing, has a smaller epoch than before, or a smaller offset in the same epoch. No change
+    of a store does this.
     """
     return tuple(
         words for queue, row in sorted(before.items()) if (words := _describe_setback(row, now.get(queue)))

@@ -13,8 +13,8 @@ from pyspark_rocketmq.stored_values import StoredValue, read_json
 class RecordedSinks(StoredValue[Mapping[str, str]]):
     """The sinks of the batch that moved an offset row last.
 
-    Text: a JSON object with the identity of each sink's table by the sink's name; empty without sinks. A text
-    that cannot be read names no sink.
+    Text: a JSON object with the id of each sink's table by the sink's name, such as ``{"orders": "6f1c…"}``;
+    empty without sinks. A text that cannot be read counts as empty.
     """
 
     __slots__ = ()
@@ -29,8 +29,8 @@ class RecordedSinks(StoredValue[Mapping[str, str]]):
 
         Args:
             name: The sink's name.
-            identity: The id that its table has now. If it is recorded under any name, it is returned, so that
-                a renamed sink is found.
+            identity: The present id of its table. If this id is recorded under another name, the sink was
+                renamed, and the id is returned.
         """
         known = self.identities
         return identity if identity and identity in known.values() else known.get(name)

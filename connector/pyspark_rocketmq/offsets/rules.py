@@ -1,10 +1,10 @@
 """Effects of a claim, a commit and a reset on a group's rows: pure functions, and a base class of stores.
 
 Rule 1: each function takes the stored rows and returns all rows to store. Unchanged rows are the same
-objects, so "nothing to write" is ``after == before``.
+objects. If ``after == before``, there is nothing to write.
 Rule 2: a change is applied as a whole; an error means that no row changes.
-Rule 3: applying a change to its own result is harmless. A store that does not know whether its write arrived
-reads again and applies the rule again.
+Rule 3: applying a change a second time changes nothing. So a store whose write may or may not have arrived
+reads the rows and applies the rule again.
 """
 
 from __future__ import annotations
@@ -150,14 +150,14 @@ def apply_begin_generations(
 def _begun(row: OffsetRow, new: NewGeneration, now_s: float) -> OffsetRow:
     boundary = new.next_offset if new.boundary is None else new.boundary
     boundaries = row.boundaries.begun(boundary, row.state.last_message)
-    # Without its boundaries, since the move must not take the row back to an earlier generation.
+    # Drop the boundaries first: with them, the move could take the row back to an earlier generation.
     moved = _reset(row._replace(boundaries=NO_BOUNDARIES), new.next_offset, now_s, SKIPPED)
     moved = moved._replace(generation=row.generation + 1, boundaries=boundaries)
     return _with(moved, last_message=NO_MESSAGES)
 
 
 def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[None]:
-    """Forget the sent offsets that are older than the one that each queue's broker is known to have."""
+    """Record that brokers have stored these offsets; offsets sent to them earlier are forgotten."""
     known = {
         queue: before[queue]._replace(shown=before[queue].shown.since(offset))
         for queue, offset in arrived.items()
@@ -167,10 +167,10 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_last_skipped(before: Rows, passed: Mapping[MessageQueue, LastSkipped]) -> Change[None]:
-    """Remember the last message before each queue's position, unless its epoch or position has changed since.
+    """Remember the last message before each queue's position, if epoch and position are still the same.
 
-    A lost message, and one older than the newest that the row remembers, is remembered even if a batch has
-    moved the row since.
+    If a batch has moved the row since, a message is remembered in two cases: it is lost, or it is older than
+    the newest one that the row remembers. If the epoch has changed, nothing is remembered.
     """
     known = {
         queue: _with(row, last_message=row.state.last_message.with_passed(skipped.last_message))
@@ -203,8 +203,8 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
     if record.generation < row.generation:
         return row
     if record.generation > row.generation and row.boundaries.ahead is not None:
-        # The group was set back from that generation; the sink has the rows that the group will consume
-        # again.
+        # The group was set back from that generation to an earlier one, and the sink already has the rows
+        # that the group will consume again.
         again = row._replace(
             generation=record.generation, boundaries=NO_BOUNDARIES, updated_at_s=_round_to_us(now_s)
         )
@@ -220,7 +220,8 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
     merged = row.state.last_message.with_newest_of(newest)
     row = _consumed_in(row)
     if row.was_reset or row.was_followed:
-        # The group has consumed from that position since, so it no longer hints at a replaced log.
+        # The sink has later rows, so the group has consumed from the position to which it was moved. That
+        # position can no longer be a sign of a replaced log.
         row = row._replace(batch_id=SKIPPED)
     elif row.batch_id == CLAIMED:
         row = row._replace(batch_id=NOTED)
@@ -247,7 +248,7 @@ def _with(row: OffsetRow, **changes: Any) -> OffsetRow:
 def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) -> OffsetRow:
     """Move the row to where somebody else has put the queue at its broker since."""
     if before is not None and at_broker in before.shown and at_broker not in row.shown:
-        # The broker was queried before a later offset of our own had arrived.
+        # The broker's answer is older than an offset of our own that has arrived there since.
         return row
     next_offset = resolve_start_offset(row.next_offset, row.shown, at_broker, was_reset=row.was_reset)
     # ``QueueClaims`` writes a reset to the broker before it plans anything.
@@ -265,7 +266,7 @@ def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
         next_offset, row.epoch, last_message=row.state.last_message if messages is None else messages
     )
     if messages is not None and batch_id == FOLLOWED:
-        # It was moved to messages before the boundary on purpose, so it is not an offset of an old log.
+        # Somebody moved it on purpose to messages before the boundary: it is no offset of an old log.
         batch_id = SKIPPED
     return row._replace(
         state=state,
@@ -284,8 +285,8 @@ def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
 
 
 def _reset(row: OffsetRow, target: int, now_s: float, batch_id: int = RESET) -> OffsetRow:
-    # Forget the batch, too: the rule that a replay never moves a queue back must not undo an operator's
-    # reset.
+    # Forget the batch, too. Otherwise a replay of that batch could undo an operator's reset, since a replay
+    # never moves a queue back.
     return _with(_moved(row, target, batch_id), epoch=row.epoch + 1)._replace(
         updated_at_s=_round_to_us(now_s)
     )
@@ -324,7 +325,7 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
 
 
 def _consumed_in(row: OffsetRow) -> OffsetRow:
-    """Return the row after a message of its generation was consumed; sinks then have a watermark in it."""
+    """Return the row after a message of its generation was consumed: earlier boundaries are forgotten."""
     return row._replace(boundaries=row.boundaries.consumed_in()) if row.boundaries.behind else row
 
 

@@ -1,17 +1,16 @@
 """The interface of an offset store, its values, and the keys of groups.
 
-Rule 1: a row is changed only under its epoch.  A claim and a reset raise the epoch; a commit must name the
-epoch it was planned under, so a consumer that lost a queue can no longer move it.  This fences off old
-owners; a broker's queue lock does not.
+Rule 1: a commit names the epoch under which it was planned, and changes a row only if this is still the row's
+epoch.  Claims and resets raise the epoch.  So a consumer that lost a queue can no longer move it; a broker's
+queue lock would not prevent that.
 Rule 2: ``next_offset`` follows RocketMQ: the last consumed queue offset + 1. It is never negative: the
 protocol's -1 means "not found" and must not become a position.
 
 This module does not depend on any storage.  The rules are in :mod:`pyspark_rocketmq.offsets.rules`.
 
-Keys are ``GROUP``, ``NAMESPACE%GROUP``, and ``GROUP@INSTANCE`` for each instance of a broadcasting group.
-Groups with the same name in two namespaces may share a store, and broadcasting instances share only the
-group's name. A namespace ends at the first ``%``, as in RocketMQ. Names of groups and instances contain no
-``@``.
+A group's key is ``GROUP`` or, with a namespace, ``NAMESPACE%GROUP``. So groups with the same name in two
+namespaces may share a store. In a broadcasting group each instance has its own key, ``GROUP@INSTANCE``. A
+namespace ends at the first ``%``, as in RocketMQ. Names of groups and instances contain no ``@``.
 """
 
 from __future__ import annotations
@@ -35,21 +34,22 @@ _AFTER_NAMESPACE = "%"
 StoredKind = type[StoredValue[Any]]
 
 RESET = -1
-"""``batch_id`` of a row that no batch has moved since an operator made or reset it."""
+"""``batch_id`` of a row that no batch has moved since an operator created or reset it."""
 CLAIMED = -2
 """``batch_id`` of a row that no batch has moved since a claim created it."""
 FOLLOWED = -3
-"""``batch_id`` of a row that no batch has moved since its offset was taken from the queue's broker, where
-another member of the group or an operator had stored it."""
+"""``batch_id`` of a row whose offset was taken from the queue's broker, where another member of the group or
+an operator had stored it. No batch has moved the row since."""
 SKIPPED = -4
-"""``batch_id`` of a row that no batch has moved since a member skipped messages that were gone or went on to
-the queue's next generation, or since a command moved it to a recorded offset."""
+"""``batch_id`` of a row that a member moved beyond messages that were gone, or to the queue's next
+generation, or that a command moved to a recorded offset. No batch has moved the row since."""
 NOTED = -5
-"""``batch_id`` of a row that no batch has moved since a claim, and that remembers a message of a sink."""
+"""``batch_id`` of a row that was claimed and then got a message from a sink's position. No batch has moved
+the row since."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 """Generations of queues whose offsets have never started again."""
 NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
-"""Rows of a group of which none was read."""
+"""No rows, as of a group whose rows were not read."""
 
 
 class OffsetKey(NamedTuple):
@@ -99,8 +99,8 @@ class OffsetRow(NamedTuple):
     shown: ShownOffsets = NEVER_SHOWN
     """Offsets of ours that the queue's broker may have; empty if the broker was never queried."""
     sinks: RecordedSinks = NO_SINKS
-    """Sinks of the batch that last moved the row. Empty without sinks, and after a reset or another member of
-    the group has moved the row."""
+    """Sinks of the batch that last moved the row. Empty without sinks, after a reset, and after the row
+    followed an offset at the broker."""
     boundaries: Boundaries = NO_BOUNDARIES
     """Offsets where the queue's generations meet; empty once a message of the newest one is consumed."""
 
@@ -116,7 +116,7 @@ class OffsetRow(NamedTuple):
 
     @property
     def was_reset(self) -> bool:
-        """Whether an operator, or a member that skipped something, last moved the row."""
+        """Whether a reset, or a member that skipped messages, moved the row, and no batch since."""
         return self.batch_id in {RESET, SKIPPED}
 
     @property
@@ -134,10 +134,10 @@ class OffsetRow(NamedTuple):
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether the row was, or may have been, moved to an offset that somebody else stored at the broker.
+        """Whether the row may have been moved to an offset that somebody else stored at the broker.
 
-        An earlier release marked such a row as a claimed one. A claimed row remembers no message, or the one
-        before its position.
+        This is also true of every claimed row, since an earlier release marked such rows as claimed. A
+        claimed row remembers no message, or the one before its position.
         """
         return self.batch_id in {FOLLOWED, CLAIMED}
 
@@ -202,7 +202,7 @@ class QueueCommit:
 
     queue: MessageQueue
     state: QueueState
-    """State for the next range, whoever consumes it; its epoch is the one the batch was planned under."""
+    """State with which the next range begins. Its epoch is the one under which the batch was planned."""
     statistics: MetricsSnapshot = NO_METRICS
     """Statistics after this batch; a commit that changes nothing else does not store them."""
     is_shown: bool = False
@@ -217,10 +217,12 @@ class NewGeneration(NamedTuple):
     """Position at which a queue continues after its offsets started again at 0."""
 
     epoch: int
-    """Epoch stored when the queue was inspected. If it has risen since, its new owner inspects the queue."""
+    """Epoch stored when the queue was inspected. If it has risen since, nothing is changed: the new owner
+    inspects the queue itself."""
     next_offset: int
     boundary: int | None = None
-    """Offset from which the logs differ; ``next_offset`` if None. The group may have been moved beyond it."""
+    """First offset at which the new log differs from the former one; None means ``next_offset``. The two are
+    different if the group was moved beyond that offset."""
 
 
 class SinkRecord(NamedTuple):
@@ -284,11 +286,18 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over: raise each one's epoch and set its owner; return the claimed queues' rows.
 
-        A stored ``next_offset`` is kept, with its suspension, unless somebody else has moved the queue since:
-        ``consume.positions`` decides that from the group's offsets ``at_brokers`` (None if the brokers were
-        not queried). ``rows_before`` were read before the brokers were queried; offsets that they record as
-        sent are our own, however far another member has committed meanwhile. An unknown queue starts at
-        ``starts[queue]``, in its first generation unless ``generations`` names another.
+        A stored ``next_offset`` is kept, with its suspension, unless somebody else has moved the queue since.
+        ``consume.positions`` decides that from the group's offsets ``at_brokers``. A queue without a row
+        starts at ``starts[queue]``.
+
+        Args:
+            consumer_group: The group.
+            owner: Client id of the member.
+            starts: The queues to claim, each with its start.
+            generations: Generations of queues without a row; the first generation if not named.
+            at_brokers: The group's offsets at the brokers; None if these were not queried.
+            rows_before: Rows read before the brokers were queried. Offsets that they record as sent are our
+                own, even if another member has committed further meanwhile.
 
         Raises:
             OffsetError: If a start is negative.
@@ -320,7 +329,7 @@ class OffsetStore(Protocol):
         ...
 
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, LastSkipped]) -> None:
-        """Remember the last message before positions to which somebody has moved queues; move no queue.
+        """Remember the last message before a position to which a queue was moved; move no queue.
 
         A queue is left out if its stored epoch is different, or if a batch has moved it since.
 
@@ -378,7 +387,7 @@ class OffsetStore(Protocol):
 
 @runtime_checkable
 class RenewsStorage(Protocol):
-    """A store in storage that is reached with options, which may expire."""
+    """A store that reaches its storage with options that may expire, such as credentials."""
 
     @property
     def has_renewable_storage(self) -> bool:
@@ -400,9 +409,9 @@ class OpensAgain(Protocol):
 
 
 def is_at_brokers(store: OffsetStore) -> bool:
-    """Return whether the store's offsets are those at the group's brokers, as ``is_at_brokers = True`` shows.
+    """Return whether the brokers themselves keep the store's offsets (its ``is_at_brokers`` is True).
 
-    Such a store has no epochs, so nobody is fenced off, and there is nothing to send to the brokers. A store
-    without the attribute is fenced, and its offsets are sent.
+    Such a store has no epochs, so it refuses no commit, and there is nothing to send to the brokers. A store
+    without this attribute has epochs, and its offsets are also sent to the brokers.
     """
     return bool(getattr(store, "is_at_brokers", False))
