@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from bench import (
+    beside_kafka,
     compaction,
     consume,
     consume_concurrent,
@@ -42,6 +43,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "wire": wire.run,
     "pull": pull.run,
     "source": source.run,
+    "beside_kafka": beside_kafka.run,
     "sink": sink.run,
     "micro_batch": micro_batch.run,
     "consume": consume.run,
@@ -96,12 +98,14 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="growth: the work tree to compare with; it runs only with one.",
 )
-@click.option("--messages", type=int, help="pull, source, sink: messages per body size.")
+@click.option(
+    "--messages", type=int, help="pull, source, sink: messages per body size; beside_kafka: messages."
+)
 @click.option(
     "--rounds",
     type=int,
     help=(
-        "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, order_by_key, latency, "
+        "pull, source, beside_kafka, sink, micro_batch, consume, consume_concurrent, suspended, order_by_key, latency, "
         "handover, rate_source, delta_sink, old_sinks, compaction, object_store, growth, groups, simulator, "
         "worker: rounds that count."
     ),

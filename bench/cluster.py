@@ -13,7 +13,7 @@ from tests.real_broker.harness import RealCluster
 
 QUEUES = 8
 _BATCH = 64
-_SERVER_OPTIONS = "-Xms1g -Xmx1g -XX:MaxDirectMemorySize=1g -XX:TieredStopAtLevel=4"
+SERVER_OPTIONS = "-Xms1g -Xmx1g -XX:MaxDirectMemorySize=1g -XX:TieredStopAtLevel=4"
 """Options of a production server; the servers of tests are small and compile little."""
 
 
@@ -22,7 +22,7 @@ def real_cluster() -> Iterator[ClusterUnderTest]:
     """One name server and one broker with 1 GiB heap (serial collector, full compilation)."""
     # _JAVA_OPTIONS overrides the command line. The servers' environment is copied when the cluster is made,
     # so Spark's own JVM never sees it.
-    os.environ["_JAVA_OPTIONS"] = _SERVER_OPTIONS
+    os.environ["_JAVA_OPTIONS"] = SERVER_OPTIONS
     try:
         cluster = RealCluster(brokers=1)
     finally:

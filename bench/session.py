@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,10 +19,12 @@ CORES = 2
 
 
 @contextmanager
-def bench_session(work: Path, *, with_delta: bool = False) -> Iterator[SparkSession]:
+def bench_session(
+    work: Path, *, with_delta: bool = False, jars: Sequence[Path] = ()
+) -> Iterator[SparkSession]:
     """Start a session that keeps its files below ``work``; workers find the connector and the benchmarks.
 
-    It has no Delta jars unless requested, since delta-rs does the writing.
+    It has no Delta jars unless requested, since delta-rs does the writing. ``jars`` are further ones.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # The jobs' settings name Delta's classes, whose jars may not be here; those that count are given below.
@@ -35,8 +37,9 @@ def bench_session(work: Path, *, with_delta: bool = False) -> Iterator[SparkSess
     builder = SparkSession.builder.master(f"local[{CORES}]").appName("pyspark-rocketmq bench")
     for key, value in _defaults(with_delta=with_delta).items():
         builder = builder.config(key, value)
-    if with_delta:
-        builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(map(str, delta_jars())))
+    class_path = [*(delta_jars() if with_delta else ()), *jars]
+    if class_path:
+        builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(map(str, class_path)))
     session = (
         builder.config("spark.driver.memory", "2g")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
