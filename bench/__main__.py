@@ -11,6 +11,7 @@ import click
 
 from bench import (
     beside_kafka,
+    change_table,
     compaction,
     consume,
     consume_concurrent,
@@ -44,6 +45,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "pull": pull.run,
     "source": source.run,
     "beside_kafka": beside_kafka.run,
+    "change_table": change_table.run,
     "sink": sink.run,
     "micro_batch": micro_batch.run,
     "consume": consume.run,
@@ -99,13 +101,15 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
     help="growth: the work tree to compare with; it runs only with one.",
 )
 @click.option(
-    "--messages", type=int, help="pull, source, sink: messages per body size; beside_kafka: messages."
+    "--messages",
+    type=int,
+    help="pull, source, sink: messages per body size; beside_kafka: messages; change_table: rows of the table.",
 )
 @click.option(
     "--rounds",
     type=int,
     help=(
-        "pull, source, beside_kafka, sink, micro_batch, consume, consume_concurrent, suspended, order_by_key, latency, "
+        "pull, source, beside_kafka, change_table, sink, micro_batch, consume, consume_concurrent, suspended, order_by_key, latency, "
         "handover, rate_source, delta_sink, old_sinks, compaction, object_store, growth, groups, simulator, "
         "worker: rounds that count."
     ),

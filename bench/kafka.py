@@ -54,13 +54,15 @@ def kafka_broker(folder: Path, *, partitions: int) -> Iterator[str]:
     environment = {**java_environment([lib / "*"]), "_JAVA_OPTIONS": SERVER_OPTIONS}
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     format_logs = ["format", "-t", cluster_id, "-c", str(properties)]
-    subprocess.run(
-        java_command(folder, "kafka.tools.StorageTool", format_logs, heap=()),
-        env=environment,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        timeout=_FORMAT_S,
-    )
+    with (folder / "log").open("wb") as log:
+        subprocess.run(
+            java_command(folder, "kafka.tools.StorageTool", format_logs, heap=()),
+            env=environment,
+            check=True,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=_FORMAT_S,
+        )
     command = java_command(folder, "kafka.Kafka", [str(properties)], heap=())
     broker = JavaProcess(command, environment, folder / "log")
     try:
