@@ -345,11 +345,14 @@ class Cuts:
     @property
     def next_tick_s(self) -> float | None:
         """Time at which :meth:`tick` must be called; None if there is nothing to wait for."""
-        due_s = None if self._is_held_back else self._due_s
-        gathered_s = None if self._gathering is None else self._gathering.until_s
-        offsets_s = self._pace.due_s if self._may_commit else None
-        due = (due_s, gathered_s, self._retry_s, offsets_s)
-        return min((at for at in due if at is not None), default=None)
+        at_s = inf if self._due_s is None or self._is_held_back else self._due_s
+        if self._gathering is not None:
+            at_s = min(at_s, self._gathering.until_s)
+        if self._retry_s is not None:
+            at_s = min(at_s, self._retry_s)
+        if (offsets_s := self._pace.due_s) is not None and self._may_commit:
+            at_s = min(at_s, offsets_s)
+        return None if at_s == inf else at_s
 
     @property
     def is_settled(self) -> bool:
@@ -767,6 +770,8 @@ class Cuts:
     def _next_group(self, now_s: float) -> list[Action]:
         """Take the parts that wait; parts of poisoned queues are dropped."""
         batch = self._batch
+        if not batch.waiting:
+            return []
         taken: list[_Waiting] = []
         dropped: list[_Waiting] = []
         files = 0

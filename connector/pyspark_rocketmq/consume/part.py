@@ -106,7 +106,7 @@ class Part:
     left_out: int = 0
     """Number of data rows not written, because the sink has them already."""
 
-    @property
+    @cached_property
     def queues(self) -> frozenset[MessageQueue]:
         """Queues whose ranges are in the part."""
         return frozenset(ack.queue for ack in self.acks)
@@ -134,7 +134,7 @@ class Part:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """Parts that are committed together, in the order in which they came."""
 
@@ -147,7 +147,7 @@ class Group:
         """Unique id, the same each time that the group is tried."""
         return self.parts[0].id
 
-    @property
+    @cached_property
     def acks(self) -> tuple[QueueAck, ...]:
         """One ack for each queue, from the first part's start to the last one's state; by queue."""
         acks: dict[MessageQueue, QueueAck] = {}
@@ -158,7 +158,7 @@ class Group:
                     acks[ack.queue] = ack if before is None else joined(before, ack)
         return tuple(acks[queue] for queue in sorted(acks))
 
-    @property
+    @cached_property
     def queues(self) -> frozenset[MessageQueue]:
         """Queues that are committed."""
         return frozenset(queue for part in self.parts for queue in part.queues) - self.without

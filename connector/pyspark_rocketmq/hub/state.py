@@ -347,8 +347,10 @@ class HubState:
     def _close_if_quiet(self, now_s: float) -> list[Action]:
         """Close the open batch that waits for its end, if no task delivers any more."""
         closing = self._closing
+        if closing is None:
+            return []
         is_delivered = self._cuts.is_anybody_delivering(now_s)
-        if closing is None or (is_delivered and now_s < closing.until_s):
+        if is_delivered and now_s < closing.until_s:
             return []
         self._closing = None
         closed = self._close(now_s, could_ask=closing.could_ask, is_whole=True)
@@ -598,8 +600,10 @@ class HubState:
     @property
     def next_tick_s(self) -> float | None:
         """Time at which :meth:`tick` must be called; None if there is nothing to wait for."""
-        due = (self._cuts.next_tick_s, self._open.next_tick_s)
-        return min((at_s for at_s in due if at_s is not None), default=None)
+        cut_s, end_s = self._cuts.next_tick_s, self._open.next_tick_s
+        if cut_s is None or end_s is None:
+            return end_s if cut_s is None else cut_s
+        return min(cut_s, end_s)
 
     @property
     def _is_orphaned(self) -> bool:
@@ -666,7 +670,7 @@ class HubState:
 
     def _end_idle(self, now_s: float) -> list[Action]:
         """End idle tasks if there is no task left for which they could wait."""
-        waiting = [task for task in self._running() if task.is_waiting]
+        waiting = [task for task in self._tasks.values() if task.is_waiting and task.is_running]
         return self._end_waiting(waiting) if waiting and not self._is_at_work(now_s) else []
 
     def _end_waiting(self, waiting: Sequence[_Task]) -> list[Action]:

@@ -17,7 +17,6 @@ import logging
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -113,7 +112,7 @@ class TaskControl(RangeInstructions):
     def __init__(
         self, connection: _DriverConnection, places: Mapping[MessageQueue, Place], *, is_cut: bool
     ) -> None:
-        self.id = uuid.uuid4().hex
+        self.id = os.urandom(16).hex()
         """Unique id of the attempt."""
         self.is_cut: Final = is_cut
         """Whether the driver asks for parts while the batch runs."""
