@@ -35,8 +35,9 @@ _CHOICES = {"--sparks": _SHORT, "--long": "long", "--all": "(long or not long)"}
 """Options, and the tests that they choose; with each of them, other Sparks are tested, too."""
 _WITH_SPARK, _WITHOUT = "spark", "not spark"
 _OTHER_SPARKS = ("make", "--no-print-directory", "spark-test")
-_LONGEST_S = 75 * 60.0
-"""Maximum duration of a run; the longest takes three quarters of an hour on two cores."""
+_LONGEST_S = 150 * 60.0
+"""Maximum duration of a run; the longest takes three quarters of an hour on two cores, and as long again for
+the worlds of ``tests.simulation``."""
 _STACKS_S, _END_S = 5.0, 60.0
 """Time for a process to print its stacks, and then to end before it is killed."""
 

@@ -28,10 +28,21 @@ class ClosedDriver(Driver):
         self.is_cut = world.random.random() < 0.75
         super().__init__(world)
 
+    def _is_worth_a_batch(self) -> bool:
+        # Few batches without messages are enough: Spark plans none.
+        world = self.world
+        if world.is_patient or (world.is_faulty and world.random.random() < 0.25):
+            return True
+        rows, stored = world.store.rows, world.brokers.stored
+        return any(stored[queue] > rows[queue].next_offset for queue in self.held)
+
     def _plan_ranges(self, places: Mapping[MessageQueue, Place]) -> None:
         stored, random = self.world.brokers.stored, self.world.random
+        is_backlog = self.world.is_backlog
         self.range_ends = {
-            queue: min(stored[queue], place.next_offset + random.randrange(12))
+            queue: stored[queue]
+            if is_backlog
+            else min(stored[queue], place.next_offset + random.randrange(12))
             for queue, place in places.items()
         }
 

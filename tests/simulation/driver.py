@@ -7,9 +7,9 @@ ranges are open; :mod:`tests.simulation.closed` has those of micro-batches.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark_rocketmq.consume.cuts import Asking, Committing, Place
 from pyspark_rocketmq.consume.part import Group, Part
@@ -31,7 +31,7 @@ from pyspark_rocketmq.hub.messages import (
     TaskResumes,
     ToPlanner,
 )
-from pyspark_rocketmq.hub.state import Action, Commit, Ended, Flushed, Send, StillDelivered
+from pyspark_rocketmq.hub.state import Action, Commit, Ended, Flushed, HubState, Send, StillDelivered
 from pyspark_rocketmq.model import MessageQueue
 from tests.simulation.storage import Span, Violation
 from tests.simulation.task import Task
@@ -45,6 +45,20 @@ Peer = tuple[str, int]
 _PLANNER = "planner"
 _RENEW_S = 20.0
 _LOOK_S = 1.0
+_TAKEN_BY: Final[Mapping[type[FromTask], Callable[[HubState, Peer, Any, float], list[Action]]]] = {
+    TaskBegins: lambda hub, peer, begins, now_s: hub.task_begins(peer, begins, now_s),
+    TaskResumes: lambda hub, peer, resumes, now_s: hub.task_resumes(peer, resumes, now_s),
+    TaskDone: lambda hub, peer, done, now_s: hub.task_done(peer, done.task, done.part, now_s),
+    TaskFailed: lambda hub, peer, failed, now_s: hub.task_failed(peer, failed.task, now_s, failed.fatal),
+    TaskDirty: lambda hub, peer, dirty, now_s: hub.task_is_dirty(peer, dirty.task, now_s),
+    PartHandedOver: lambda hub, peer, handed, now_s: hub.handed_over(peer, handed, now_s),
+    NothingToCut: lambda hub, peer, nothing, now_s: hub.nothing_to_cut(
+        peer, nothing.task, nothing.cut, now_s
+    ),
+    QueuesReleased: lambda hub, peer, each, now_s: hub.released(peer, each.task, each.queues, now_s),
+    QueueStands: lambda hub, peer, stands, now_s: hub.queue_stands(peer, stands, now_s),
+}
+"""Methods of the hub for the messages of tasks."""
 
 
 class Driver:
@@ -137,12 +151,12 @@ class Driver:
         if not self.held:
             self.world.after(1.0, self._plan_batch)
             return
-        store = self.world.store
-        for queue in sorted(self.held):
-            if store.rows[queue].owner != self.member:
-                store.claim(queue, self.member)
+        self._claim()
+        if not self._is_worth_a_batch():
+            self.world.after(0.3, self._plan_batch)
+            return
         self.plan += 1
-        places = {queue: store.place(queue) for queue in sorted(self.held)}
+        places = {queue: self.world.store.place(queue) for queue in sorted(self.held)}
         self._planned = frozenset(places)
         self.begin_marks = tuple(dict(sink.marks) for sink in self.world.sinks)
         self._expected = tuple(dict(sink.marks) for sink in self.world.sinks)
@@ -163,6 +177,16 @@ class Driver:
         self._not_started = deque(self._partitions)
         for _ in range(self._slots_now(most)):
             self._start_next()
+
+    def _claim(self) -> None:
+        store = self.world.store
+        for queue in sorted(self.held):
+            if store.rows[queue].owner != self.member:
+                store.claim(queue, self.member)
+
+    def _is_worth_a_batch(self) -> bool:
+        """Return whether to plan a batch now."""
+        return True
 
     def _plan_ranges(self, places: Mapping[MessageQueue, Place]) -> None:
         """Decide how far the ranges go."""
@@ -241,7 +265,7 @@ class Driver:
             attempt = self._attempts[partition]
             task = self._new_task(partition, attempt)
             self.tasks[task.name] = task
-            self.world.tasks.append(task)
+            self.world.task_begins(task)
 
     def _new_task(self, partition: int, attempt: int) -> Task:
         return Task(self.world, self, partition, attempt, self._partitions[partition])
@@ -311,48 +335,11 @@ class Driver:
     def receive(self, task: Task, message: FromTask, connection: int) -> None:
         """Take a message of a task."""
         peer = (task.name, connection)
-        match message:
-            case TaskBegins() | TaskResumes() | TaskDone() | TaskFailed():
-                actions = self._task_event(peer, message)
-            case TaskDirty() | PartHandedOver() | NothingToCut() | QueuesReleased() | QueueStands():
-                actions = self._progress_event(peer, message)
-            case _:
-                raise TypeError(message)
-        self._take(actions)
-
-    def _task_event(
-        self, peer: Peer, message: TaskBegins | TaskResumes | TaskDone | TaskFailed
-    ) -> list[Action]:
-        now_s, hub = self.world.now_s, self.hub
-        match message:
-            case TaskBegins():
-                return hub.task_begins(peer, message, now_s)
-            case TaskResumes():
-                self.world.counts["resumed tasks"] += 1
-                return hub.task_resumes(peer, message, now_s)
-            case TaskDone(name, copy):
-                return hub.task_done(peer, name, copy, now_s)
-            case TaskFailed(name, fatal):
-                return hub.task_failed(peer, name, now_s, fatal)
-
-    def _progress_event(
-        self,
-        peer: Peer,
-        message: TaskDirty | PartHandedOver | NothingToCut | QueuesReleased | QueueStands,
-    ) -> list[Action]:
-        now_s, hub = self.world.now_s, self.hub
-        match message:
-            case TaskDirty(name):
-                return hub.task_is_dirty(peer, name, now_s)
-            case PartHandedOver():
-                self._check_parts(peer, message)
-                return hub.handed_over(peer, message, now_s)
-            case NothingToCut(name, cut):
-                return hub.nothing_to_cut(peer, name, cut, now_s)
-            case QueuesReleased(name, queues):
-                return hub.released(peer, name, queues, now_s)
-            case QueueStands():
-                return hub.queue_stands(peer, message, now_s)
+        if isinstance(message, PartHandedOver):
+            self._check_parts(peer, message)
+        elif isinstance(message, TaskResumes):
+            self.world.counts["resumed tasks"] += 1
+        self._take(_TAKEN_BY[type(message)](self.hub, peer, message, self.world.now_s))
 
     def lost(self, task: Task, connection: int, *, is_silent: bool) -> None:
         """Notice that a task's connection is broken."""
@@ -362,22 +349,21 @@ class Driver:
 
     def _take(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            match action:
-                case Send(peer, message) if peer == _PLANNER:
-                    self._take_at_planner(message)  # type: ignore[arg-type]
-                case Send(peer, message):
-                    self._check_pace(message)
-                    self.world.to_task(peer, message)  # type: ignore[arg-type]
-                case Commit():
-                    self._begin_commit(action)
-                case Flushed(failure):
-                    self._flushed(failure)
-                case _:
-                    self._note(action)
+            if not isinstance(action, Send):
+                self._carry_out(action)
+            elif action.peer == _PLANNER:
+                self._take_at_planner(action.message)  # type: ignore[arg-type]
+            else:
+                self._check_pace(action.message)
+                self.world.to_task(action.peer, action.message)  # type: ignore[arg-type]
         self._set_timer()
 
-    def _note(self, action: Action) -> None:
+    def _carry_out(self, action: Action) -> None:
         match action:
+            case Commit():
+                self._begin_commit(action)
+            case Flushed(failure):
+                self._flushed(failure)
             case Ended(ending):
                 self.world.counts[f"ended for {ending.reason.value}"] += 1
                 self.world.counts["slots too few"] += ending.slots is not None
@@ -467,7 +453,12 @@ class Driver:
     def _tick(self, at_s: float) -> None:
         if self.is_alive and self._tick_s == at_s:
             self._tick_s = None
-            self._take(self.hub.tick(self.world.now_s))
+            next_s = self.hub.next_tick_s
+            if next_s is not None and next_s <= self.world.now_s:
+                self._take(self.hub.tick(self.world.now_s))
+            else:
+                # What it was set for has been done meanwhile.
+                self._set_timer()
 
     # --- commits --------------------------------------------------------------------------------------------
 
@@ -508,7 +499,7 @@ class Driver:
             self.world.kill_driver(self)
         if not self.is_alive:
             if number < len(sinks) and self.world.lands_late():
-                self.world.after(self.world.random.uniform(0.0, 90.0), self._add_rows, group, number)
+                self.world.after(self.world.random.uniform(0.0, 40.0), self._add_rows, group, number)
             return
         if number == len(sinks):
             self._rows_added(commit, group)

@@ -109,6 +109,8 @@ class Store:
         self._resets: dict[MessageQueue, int] = {}
         """Epochs of the newest resets."""
         self.checks_epochs = True
+        self.has_moved = False
+        """Whether offsets have moved since the world last looked."""
 
     def place(self, queue: MessageQueue) -> Place:
         row = self.rows[queue]
@@ -123,6 +125,7 @@ class Store:
         row = self.rows[queue]
         self._skipped[queue].update(range(row.next_offset, target))
         self.rows[queue] = row._replace(epoch=row.epoch + 1, next_offset=target)
+        self.has_moved = True
         self._resets[queue] = row.epoch + 1
 
     def commit(self, queue: MessageQueue, epoch: int, next_offset: int) -> bool:
@@ -134,6 +137,7 @@ class Store:
             raise Violation(f"undone: a reset of {queue}, by a commit of epoch {epoch}")
         next_offset = max(stored.next_offset, next_offset)
         self.rows[queue] = stored._replace(next_offset=next_offset)
+        self.has_moved = True
         for sink in self._sinks:
             if not self._skipped[queue].issuperset(range(sink.marks[queue], next_offset)):
                 raise Violation(f"ahead: {queue} is stored at {next_offset}, rows end at {sink.marks[queue]}")

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pyspark_rocketmq.consume.cuts import Place
-from pyspark_rocketmq.consume.orderly import NoStatus, OrderlyConsumption, OrderlyFinish, OrderlySettings
+from pyspark_rocketmq.consume.orderly import NoStatus, OrderlyConsumption, OrderlySettings
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.errors import RocketMQError, SchemaError
 from pyspark_rocketmq.hub.connections import Reconnecting
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _TAKEN_S = 30.0
 """How long a task waits at its end for the driver to confirm its parts."""
 _SETTINGS = OrderlySettings()
+_OF_BACKLOG = OrderlySettings(consume_message_batch_max_size=8)
+"""Settings while the messages from the time of the faults are consumed."""
 _SUCCESS = ConsumeOrderlyStatus.SUCCESS
 _SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 _ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
@@ -42,6 +44,11 @@ class Life(Enum):
     RUNNING = "RUNNING"
     ENDING = "ENDING"
     OVER = "OVER"
+
+
+# An Enum member costs a slow lookup at each use.
+_RUNNING = Life.RUNNING
+_OVER = Life.OVER
 
 
 class Link:
@@ -111,23 +118,29 @@ class _Range:
     def settled(self) -> int:
         return self.base + (0 if self.run is None else self.run.committed)
 
-    def next_call(self, stored: int, now_s: float) -> bool:
-        """Whether there is a message for the listener."""
+    def next_call(self, stored: int, now_s: float, settings: OrderlySettings) -> bool:
+        """Return whether there is a message for the listener; ``settings`` are those of another run."""
         run = self.run
-        if run is not None and run.finished is OrderlyFinish.SUSPENDED:
-            assert run.goes_on_at_s is not None
-            if now_s < run.goes_on_at_s:
-                return False
-            run.go_on(now_s)
-        if run is not None and run.next_delivery(now_s) is not None:
-            return True
-        self.base = self.settled
-        self.run = None
+        if run is not None:
+            if run.goes_on_at_s is not None:
+                if now_s < run.goes_on_at_s:
+                    return False
+                run.go_on(now_s)
+            if run.next_delivery(now_s) is not None:
+                return True
+            self.base = self.settled
+            self.run = None
         if self.base >= stored:
             return False
         self.until = stored
-        self.run = OrderlyConsumption(count=stored - self.base, settings=_SETTINGS, started_s=now_s)
+        self.run = OrderlyConsumption(count=stored - self.base, settings=settings, started_s=now_s)
         return self.run.next_delivery(now_s) is not None
+
+
+class _Part(Part):
+    """A part that nobody turns into JSON."""
+
+    facts: ClassVar[dict[str, Any]] = {}
 
 
 class _Job(NamedTuple):
@@ -153,6 +166,7 @@ class Task:
         """True if it lives although Spark believes it dead, and nothing of it counts any more."""
         self.result: list[Part] = []
         """Parts that come with the job."""
+        self._is_open = driver.open_for_s is not None
         self._stops = driver.range_ends
         self.link: Link | None = Link(1, world.now_s)
         self._connection = Connection(self)
@@ -162,6 +176,7 @@ class Task:
         self._call: _Range | None = None
         self._jobs: deque[_Job] = deque()
         self._is_writing = False
+        self._pauses = world.has("pause")
         self.parts = 0
         self.control = world.new_control(self._connection, places, is_cut=driver.is_cut)
         self.control.id = self.name
@@ -179,16 +194,16 @@ class Task:
     def may_deliver(self, queue: MessageQueue) -> bool:
         """Whether the listener may be called with a message of this queue now or at any later step."""
         each = self._ranges.get(queue)
-        if each is None or self.life is Life.OVER:
+        if each is None or self.life is _OVER:
             return False
         if self._call is each:
             return True
         is_held = each.is_given_up or each.is_standing or self._is_paused
-        return self.life is Life.RUNNING and not is_held
+        return self.life is _RUNNING and not is_held
 
     @property
     def _is_paused(self) -> bool:
-        return self.control.is_paused() and self.world.has("pause")
+        return self.control.is_paused() and self._pauses
 
     @property
     def ranges(self) -> Iterable[_Range]:
@@ -197,31 +212,27 @@ class Task:
 
     def work(self) -> None:
         """Begin the next call, if there is a message; end if closed ranges are consumed."""
-        if self._call is not None or self.life is not Life.RUNNING or self._is_paused:
+        if self._call is not None or self.life is not _RUNNING or self._is_paused:
             return
-        for _ in range(len(self._turns)):
-            self._turns.rotate(-1)
-            each = self._turns[0]
-            now_s = self.world.now_s
+        turns, now_s = self._turns, self.world.now_s
+        ends = self.world.brokers.stored if self._is_open else self._stops
+        settings = _OF_BACKLOG if self.world.is_backlog else _SETTINGS
+        for _ in range(len(turns)):
+            turns.rotate(-1)
+            each = turns[0]
             is_held = each.is_given_up or each.is_standing
-            if not is_held and each.next_call(self._stored(each.queue), now_s):
+            if not is_held and each.next_call(ends[each.queue], now_s, settings):
                 self._call = each
                 self.world.check_delivery(self, each.queue)
-                is_deadly = self.control.is_open and self.world.is_deadly(each.queue, each.settled)
+                is_deadly = self._is_open and self.world.is_deadly(each.queue, each.settled)
                 self.world.after(self.world.call_s(), self.die if is_deadly else self._call_ends)
                 return
-        if not self.control.is_open and all(
-            each.is_over or each.settled >= self._stops[each.queue] for each in self._turns
-        ):
+        if not self._is_open and all(each.is_over or each.settled >= ends[each.queue] for each in turns):
             self._ends()
-
-    def _stored(self, queue: MessageQueue) -> int:
-        """Where the messages end that may be consumed."""
-        return self.world.brokers.stored[queue] if self.control.is_open else self._stops[queue]
 
     def _call_ends(self) -> None:
         each, self._call = self._call, None
-        if self.life is Life.OVER or each is None or each.run is None:
+        if self.life is _OVER or each is None or each.run is None:
             return
         random = self.world.random.random()
         now_s = self.world.now_s
@@ -256,10 +267,12 @@ class Task:
 
     def _report(self) -> None:
         """Note that something is settled."""
-        if self.life is not Life.RUNNING:
+        if self.life is not _RUNNING:
             return
-        if any(each.settled > each.cut_at for each in self._turns if not each.is_given_up):
-            self.control.settled()
+        for each in self._turns:
+            if each.settled > each.cut_at and not each.is_given_up:
+                self.control.settled()
+                return
 
     def _cut_wanted(self, number: int | None) -> bool:
         if self.life is not Life.RUNNING or number is None:
@@ -319,7 +332,7 @@ class Task:
                 )
 
     def _written(self, job: _Job, acks: tuple[QueueAck, ...]) -> None:
-        if self.life is Life.OVER:
+        if self.life is _OVER:
             return
         self._is_writing = False
         self.parts += 1
@@ -328,7 +341,7 @@ class Task:
             for marks in self.marks
         ]
         written = ({"rows": rows, "since_s": job.since_s},)
-        part = Part(id=f"{self.name}.{self.parts}", acks=acks, written=written)
+        part = _Part(id=f"{self.name}.{self.parts}", acks=acks, written=written)
         if self.world.loses_part(part):
             self._release(job.ends)
         elif not self._hand_over(part, job):
@@ -360,9 +373,10 @@ class Task:
 
     def _finish(self) -> None:
         """End, once it is known that the driver has everything."""
-        is_last = self.life is Life.ENDING and all(each.is_over for each in self._turns)
         is_busy = self._call is not None or self._is_writing or self._jobs
-        if not is_last or is_busy or not self.control._is_certain.is_set():
+        if is_busy or self.life is not Life.ENDING or not self.control._is_certain.is_set():
+            return
+        if not all(each.is_over for each in self._turns):
             return
         try:
             self.control.await_taken()
@@ -373,12 +387,12 @@ class Task:
             self._end(is_good=True)
 
     def _fail_in_doubt(self) -> None:
-        if self.life is not Life.OVER and not self.control._is_certain.is_set():
+        if self.life is not _OVER and not self.control._is_certain.is_set():
             self.fail(None)
 
     def fail(self, error: RocketMQError | None) -> None:
         """Fail, and report that to the driver."""
-        if self.life is not Life.OVER:
+        if self.life is not _OVER:
             self.control.forget(error)
             self._end(is_good=False)
 
@@ -387,12 +401,12 @@ class Task:
         self.fail(SchemaError("it is simulated"))
 
     def _end(self, *, is_good: bool) -> None:
-        self.life = Life.OVER
+        self.life = _OVER
         self.world.task_over(self, is_good=is_good)
 
     def die(self) -> None:
         """End the process."""
-        if self.life is not Life.OVER:
+        if self.life is not _OVER:
             self.world.break_link(self)
             self._end(is_good=False)
 
@@ -400,7 +414,7 @@ class Task:
 
     def receive(self, message: ToTask) -> None:
         """Take a message of the driver."""
-        if self.life is not Life.OVER:
+        if self.life is not _OVER:
             self.control.receive(message)
             self._look()
 
@@ -415,7 +429,7 @@ class Task:
         if self.control._all:
             self._ends()
         self._finish()
-        if self.life is not Life.OVER:
+        if self.life is not _OVER:
             self._report()
             self.work()
 
@@ -435,7 +449,7 @@ class Task:
 
     def broke(self, link: Link) -> None:
         """Notice that the connection is broken."""
-        if self.life is Life.OVER or self.link is not link:
+        if self.life is _OVER or self.link is not link:
             return
         self.link, self._connection.is_lost = None, True
         self.control.broke()
@@ -450,7 +464,7 @@ class Task:
 
     def _reconnect(self, reconnecting: Reconnecting) -> None:
         now_s = self.world.now_s
-        if self.life is Life.OVER or self._reconnecting is not reconnecting:
+        if self.life is _OVER or self._reconnecting is not reconnecting:
             return
         if reconnecting.is_over(now_s):
             self._reconnecting = None

@@ -12,8 +12,7 @@ queues which other members want are given up, and that everything is consumed.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 from math import inf
 
@@ -30,11 +29,14 @@ from pyspark_rocketmq.hub.task_end import TaskControl
 from pyspark_rocketmq.model import MessageQueue
 from tests.simulation.closed import ClosedDriver
 from tests.simulation.driver import Driver
+from tests.simulation.many import run_on_all_cores, run_worlds, violations
 from tests.simulation.storage import Violation
 from tests.simulation.world import Left, World
 
-WORLDS = int(os.environ.get("WORLDS", "3000"))
-"""Worlds of the long test; each takes a few hundredths of a second."""
+WORLDS = int(os.environ.get("WORLDS", "1000000"))
+"""Worlds of the long test, half of them with open ranges; each takes about five milliseconds."""
+WORLD = os.environ.get("WORLD")
+"""Seed of the only world of the long test, to see again what has failed."""
 _EVENTS = (
     "calls",
     "cuts",
@@ -76,25 +78,11 @@ _OPEN_EVENTS = (
 """Events of worlds whose ranges are open."""
 
 
-def run_worlds(seeds: Iterable[int], driver: type[Driver] = Driver) -> Counter[str]:
-    """Run a world for each seed; return how often things happened."""
-    counts: Counter[str] = Counter()
-    for seed in seeds:
-        world = World(seed, driver=driver)
-        try:
-            world.run()
-        except Violation as violation:
-            violation.add_note(f"seed={seed}")
-            raise
-        counts += world.counts
-    return counts
-
-
 @pytest.mark.parametrize("part", range(5))
 def test_each_row_is_committed_once_and_in_order_whatever_breaks(part: int) -> None:
     counts = run_worlds(range(300 * part, 300 * (part + 1)))
 
-    assert counts["steps"] > 200_000
+    assert counts["steps"] > 100_000
     assert [event for event in _OPEN_EVENTS if not counts[event]] == []
 
 
@@ -107,10 +95,26 @@ def test_each_row_of_micro_batches_is_committed_once_and_in_order_whatever_break
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120 + WORLDS)
+@pytest.mark.timeout(120 + WORLDS // 50)
 @pytest.mark.parametrize("driver", [Driver, ClosedDriver])
 def test_each_row_is_committed_once_and_in_order_in_many_worlds(driver: type[Driver]) -> None:
-    run_worlds(range(10_000, 10_000 + WORLDS // 2), driver)
+    first = int(WORLD or 10_000)
+
+    run_on_all_cores(range(first, first + (1 if WORLD else WORLDS // 2)), driver)
+
+
+class NeverBegins(Driver):
+    """Fail in each world."""
+
+    def __init__(self, world: World) -> None:
+        raise Violation("it is simulated")
+
+
+def test_a_world_that_fails_is_named() -> None:
+    with pytest.raises(Violation, match="it is simulated") as raised:
+        run_on_all_cores(range(7, 9), NeverBegins)
+
+    assert raised.value.__notes__ == ["NeverBegins: `make worlds SEED=7` runs this world again."]
 
 
 # --- rules left out, to show that the checks see it -------------------------------------------------------
@@ -390,12 +394,3 @@ def test_a_rule_left_out_is_noticed_in_micro_batches(rule: str) -> None:
     left, expected = LEFT_OUT[rule]
 
     assert any(expected in found for found in violations(left, range(1_500), ClosedDriver))
-
-
-def violations(left: Left, seeds: Iterable[int], driver: type[Driver] = Driver) -> Iterable[str]:
-    """Run worlds without a rule; yield what the checks find."""
-    for seed in seeds:
-        try:
-            World(seed, left, driver).run()
-        except Violation as violation:
-            yield str(violation)

@@ -1,8 +1,12 @@
 """A deterministic world around the machines of sub-commits: fake time, a network, and faults from a seed.
 
 Events have times; the loop takes the earliest one, and nothing else moves. While faults last, anything may
-die, break or be late; then the world is calm and everything must be consumed. Whoever delivers, frees or
-commits is checked at that step; the tables check themselves (:mod:`tests.simulation.storage`).
+die, break or be late; then the world is calm and everything must be consumed: first the backlog, then the last
+messages, with which commits must be prompt. Whoever delivers, frees or commits is checked at that step; the
+tables check themselves (:mod:`tests.simulation.storage`).
+
+Most worlds are cut short: in calm times the backlog is consumed several messages at a time, locks that only
+the dead have are gone early, and the last messages come as soon as nothing is left of the faults.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
+from itertools import accumulate
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from pyspark_rocketmq.consume.cuts import Cuts, Place
@@ -27,6 +33,12 @@ QUEUES: Final = tuple(MessageQueue("T", "broker-a", number) for number in range(
 _MESSAGES: Final = 40
 _FAULTS_S: Final = 25.0
 _CALM_S: Final = 400.0
+_LONGEST_TROUBLE_S: Final = 45.0
+"""How long the world waits, after the faults, until everything that has arrived is consumed."""
+_TROUBLE_S: Final = 40.0
+"""How long after the faults commits may be late because of them."""
+_MOST_STEPS: Final = 200_000
+_LOOK_S: Final = 1.0
 _SILENCE_S: Final = 20.0
 """How long either end takes to notice that a connection carries nothing any more."""
 
@@ -46,6 +58,7 @@ class Other:
     def __init__(self, world: World, queue: MessageQueue) -> None:
         self._world, self._queue = world, queue
         self.member = world.new_name("other")
+        world.others.add(self.member)
         self._marks = tuple(sink.marks[queue] for sink in world.sinks)
         row = world.store.claim(queue, self.member)
         self._epoch, self._start = row.epoch, row.next_offset
@@ -70,6 +83,7 @@ class Other:
             self._leave(is_dead=False)
 
     def _leave(self, *, is_dead: bool) -> None:
+        self._world.others.remove(self.member)
         # The lock of a dead member stays until it runs out.
         if not is_dead:
             self._world.brokers.unlock(self._queue, self.member)
@@ -124,9 +138,38 @@ class World:
         """Until when tasks cannot reach their driver."""
         self._last_jump_s = self._jumped_s = -100.0
         self._silent_until_s = 0.0
+        self.is_patient = seed % 16 == 0
+        """Whether the world is not cut short, so that locks run out, and batches without messages follow each
+        other."""
+        self._calm_s = inf
+        """When the faults have no effects any more."""
+        self.is_backlog = False
+        """Whether the messages from the time of the faults are consumed, several at a time."""
+        weights = {
+            self._break_some: 5,
+            self._kill_task: 3,
+            self._run_again: 1,
+            self._fail_task: 0.5,
+            self._fail_task_for_good: 0.2,
+            self._stand: 1,
+            self._hand_over: 3,
+            self._reset: 2,
+            self._forget_lock: 1,
+            self._kill_any_driver: 0.5,
+            self._stop: 0.5,
+            self._kill_planner: 0.2,
+            self._jump: 0.5,
+        }
+        self._faults = tuple(weights)
+        self._weights = tuple(accumulate(weights.values()))
         self.tasks: list[Task] = []
+        self._tasks: dict[str, Task] = {}
+        self._made: list[object] = []
+        """Whatever refers to the world, or to itself."""
+        self.others: set[str] = set()
+        """Other members of the group that live."""
         self.calls = 0
-        self.driver = driver(self)
+        self._start_driver()
         for at_s in (0.0, *(draw.uniform(0.0, _FAULTS_S) for _ in range(12))):
             self.after(at_s, self._arrive)
         self.after(_FAULTS_S, self._calm)
@@ -136,7 +179,8 @@ class World:
 
     def after(self, pause_s: float, event: Callable[..., None], *arguments: Any) -> None:
         """Have something happen later."""
-        self._at(self.now_s + pause_s, event, *arguments)
+        self._number += 1
+        heappush(self._events, (self.now_s + pause_s, self._number, event, arguments))
 
     def _at(self, at_s: float, event: Callable[..., None], *arguments: Any) -> None:
         self._number += 1
@@ -148,21 +192,29 @@ class World:
         Raises:
             Violation: If a promise was broken, or it does not get on.
         """
-        steps = 0
-        while self._events:
-            at_s, _, event, arguments = heappop(self._events)
+        events = self._events
+        for steps in range(1, _MOST_STEPS):
+            at_s, _, event, arguments = heappop(events)
             self.now_s = max(self.now_s, at_s)
             event(*arguments)
-            steps += 1
-            if not self.is_faulty and self._is_all_consumed():
+            if self.store.has_moved and not self.is_faulty and self._is_all_consumed():
                 break
             if self.now_s > _FAULTS_S + _CALM_S:
-                raise Violation(f"stands still: {self.store.rows} {[sink.marks for sink in self.sinks]}")
+                marks = [sink.marks for sink in self.sinks]
+                raise Violation(f"stands still after {steps} steps: {self.store.rows} {marks}")
+        else:
+            raise Violation(f"goes round at {self.now_s}")
         self.counts["steps"] += steps
         self.counts["calls"] += self.calls
         self._check_rows()
 
+    def close(self) -> None:
+        """Take everything apart, which takes less time than to let the garbage collector find the cycles."""
+        for each in (*self._made, self):
+            vars(each).clear()
+
     def _is_all_consumed(self) -> bool:
+        self.store.has_moved = False
         return all(row.next_offset == _MESSAGES for row in self.store.rows.values())
 
     def _check_rows(self) -> None:
@@ -180,6 +232,7 @@ class World:
 
     def new_hub(self, interval_s: float | None) -> HubState:
         hub = self._left.hub(must_ask=True, interval_s=interval_s)
+        self._made.append(hub)
         hub._cuts = self._left.cuts(interval_s, may_offsets_wait=self.may_offsets_wait)
         carry_out = hub._replan_without
 
@@ -194,7 +247,9 @@ class World:
     def new_control(
         self, connection: Connection, places: Mapping[MessageQueue, Place], *, is_cut: bool
     ) -> TaskControl:
-        return self._left.control(connection, places, is_cut=is_cut)  # type: ignore[arg-type]
+        control = self._left.control(connection, places, is_cut=is_cut)  # type: ignore[arg-type]
+        self._made.append(control)
+        return control
 
     def slots_for(self, most: int) -> int:
         """Return how many of a batch's tasks find a slot."""
@@ -277,7 +332,7 @@ class World:
     def to_task(self, peer: tuple[str, int], message: ToTask) -> None:
         """Send a message on one of a task's connections."""
         name, connection = peer
-        task = next((each for each in self.tasks if each.name == name), None)
+        task = self._tasks.get(name)
         link = None if task is None else task.link
         if task is not None and link is not None and link.is_up and link.number == connection:
             link.down_s = max(link.down_s, self.now_s + self._delay_s())
@@ -329,8 +384,15 @@ class World:
 
     # --- processes ------------------------------------------------------------------------------------------
 
+    def task_begins(self, task: Task) -> None:
+        """Note that an attempt of a task lives."""
+        self.tasks.append(task)
+        self._tasks[task.name] = task
+        self._made.append(task)
+
     def task_over(self, task: Task, *, is_good: bool) -> None:
         self.tasks.remove(task)
+        del self._tasks[task.name]
         task.driver.task_over(task, is_good=is_good)
 
     def kill_driver(self, driver: Driver) -> None:
@@ -349,6 +411,7 @@ class World:
 
     def _start_driver(self) -> None:
         self.driver = self._driver(self)
+        self._made.append(self.driver)
 
     def unlocked(self, queue: MessageQueue) -> None:
         """Let another member have a queue, if one wants it."""
@@ -375,11 +438,49 @@ class World:
 
     def _calm(self) -> None:
         self.is_faulty = False
-        for pause_s in (0.0, 45.0, 46.0, 50.0):
-            self.after(pause_s, self._arrive_calmly, pause_s)
+        self.store.has_moved = True
+        self.is_backlog = not self.is_patient and self._deadly is None
+        self._arrive_calmly()
+        self.after(_LOOK_S, self._look)
 
-    def _arrive_calmly(self, pause_s: float) -> None:
-        stored = _MESSAGES if pause_s == 50.0 else _MESSAGES - 10 + self.random.randrange(10)
+    def _look(self) -> None:
+        """Go on with the last messages when nothing is left of the faults."""
+        if not self.is_patient:
+            self._free_locks_of_the_dead()
+        if self._is_quiet() or self.now_s >= _FAULTS_S + _LONGEST_TROUBLE_S:
+            self._calm_s = min(self.now_s, _FAULTS_S + _TROUBLE_S)
+            self.is_backlog = False
+            self._arrive_calmly()
+            self.after(1.0, self._arrive_calmly)
+            self.after(5.0, self._arrive_calmly, True)
+        else:
+            self.after(_LOOK_S, self._look)
+
+    def _free_locks_of_the_dead(self) -> None:
+        """Do what time would do: nobody who could use these locks is left."""
+        living = self.others | {task.driver.member for task in self.tasks}
+        if self.driver.is_alive:
+            living.add(self.driver.member)
+        for queue in QUEUES:
+            holder = self.brokers.holder(queue, self.now_s)
+            if holder is not None and holder not in living:
+                self.brokers.unlock(queue, holder)
+
+    def _is_quiet(self) -> bool:
+        """Whether all messages are consumed, and nobody misses a connection, a planner or a queue."""
+        stored = self.brokers.stored
+        return (
+            not self.is_patient
+            and self.driver.is_alive
+            and self.driver.has_planner
+            and not self.driver.leaving
+            and self.now_s >= self._silent_until_s
+            and all(row.next_offset == stored[queue] for queue, row in self.store.rows.items())
+            and all(task.link is not None and task.link.is_up for task in self.tasks)
+        )
+
+    def _arrive_calmly(self, are_all: bool = False) -> None:
+        stored = _MESSAGES if are_all else _MESSAGES - 10 + self.random.randrange(10)
         self.brokers.stored = {queue: max(stored, before) for queue, before in self.brokers.stored.items()}
         self._wake()
 
@@ -387,22 +488,7 @@ class World:
         if not self.is_faulty:
             return
         self.after(self.random.expovariate(1 / self._fault_every_s), self._fault)
-        weights = {
-            self._break_some: 5,
-            self._kill_task: 3,
-            self._run_again: 1,
-            self._fail_task: 0.5,
-            self._fail_task_for_good: 0.2,
-            self._stand: 1,
-            self._hand_over: 3,
-            self._reset: 2,
-            self._forget_lock: 1,
-            self._kill_any_driver: 0.5,
-            self._stop: 0.5,
-            self._kill_planner: 0.2,
-            self._jump: 0.5,
-        }
-        self.random.choices(list(weights), list(weights.values()))[0]()
+        self.random.choices(self._faults, cum_weights=self._weights)[0]()
 
     def _any_task(self) -> Task | None:
         return self.random.choice(self.tasks) if self.tasks else None
@@ -531,12 +617,12 @@ class World:
     def check_latency(self, since_s: float) -> None:
         """Without faults a group begins soon after the first message in it was settled."""
         longest_s = self.interval_s + 2 * (len(self.sinks) + 1) * self._longest_commit_s + 2.0
-        if since_s > _FAULTS_S + 40.0 and self.now_s - since_s > longest_s:
+        if since_s > self._calm_s and self.now_s - since_s > longest_s:
             raise Violation(f"late: settled at {since_s}, committed from {self.now_s}")
 
     def check_offsets(self, since_s: float) -> None:
         """Offsets follow their rows within seconds, even if nothing else comes."""
-        if since_s > _FAULTS_S + 40.0 and self.now_s - since_s > 6.0 + 3 * self._longest_commit_s:
+        if since_s > self._calm_s and self.now_s - since_s > 6.0 + 3 * self._longest_commit_s:
             raise Violation(f"offsets are late: of rows that were committed at {since_s}")
 
     def check_delivery(self, task: Task, queue: MessageQueue) -> None:
