@@ -28,6 +28,11 @@ _OF_AN_ACTIVATED = {
 }
 
 
+def without_maven(program: str) -> str:
+    """Return a program whose session takes Delta's jars from this checkout."""
+    return _WITHOUT_MAVEN.format(jars=",".join(map(str, delta_jars()))) + program
+
+
 def run_unactivated(program: str, folder: Path, variables: Mapping[str, str] = MappingProxyType({})) -> str:
     """Run a program by the path of its Python, and return its output.
 
@@ -35,9 +40,8 @@ def run_unactivated(program: str, folder: Path, variables: Mapping[str, str] = M
     """
     venv.create(folder / "bare", with_pip=False)
     elsewhere = {name: text for name, text in os.environ.items() if name not in _OF_AN_ACTIVATED}
-    jars = ",".join(map(str, delta_jars()))
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_MAVEN.format(jars=jars) + program],
+        [sys.executable, "-c", without_maven(program)],
         cwd=folder,
         env=elsewhere
         | {
