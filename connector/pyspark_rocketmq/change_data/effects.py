@@ -118,12 +118,13 @@ def combine(
     if not valued:
         return RowState(deleted_at, True, None, {}, {OTHERS: LOWEST}, deleted_at)
     row = _row_of(valued, columns, LOWEST)
-    places = {name: _place_in(row.older, name, row.at) for name in columns}
+    places = {name: place_in(row.older, name, row.at) for name in columns}
     older = compressed(places, deleted_at)
     return row._replace(at=deleted_at, is_deleted=True, older=older, deleted_at=deleted_at)
 
 
-def _place_in(older: Mapping[str, Order], column: str, at: Order) -> Order:
+def place_in(older: Mapping[str, Order], column: str, at: Order) -> Order:
+    """Return the place of a column's value in a row whose place is ``at``."""
     return older.get(column, older.get(OTHERS, at)) if older else at
 
 
@@ -136,10 +137,10 @@ def _row_of(facts: Sequence[Fact], columns: Sequence[str], deleted_at: Order) ->
     elsewhere: dict[str, int | None] = {}
     places: dict[str, Order] = {}
     for name in columns:
-        place, row = max((_place_in(fact.older, name, fact.at), fact.row) for fact in facts)
+        place, row = max((place_in(fact.older, name, fact.at), fact.row) for fact in facts)
         if place <= deleted_at:
             place = LOWEST
-            if _place_in(newest.older, name, newest.at):
+            if place_in(newest.older, name, newest.at):
                 elsewhere[name] = None
         elif row != newest.row:
             elsewhere[name] = row

@@ -38,7 +38,7 @@ ABSENT: Final = "__absent"
 EFFECT: Final = "__effect"
 """Column of the source of a MERGE with an :class:`Effect`."""
 
-_UNPLACED: Final[Order] = " "
+UNPLACED: Final[Order] = " "
 """Place of a row that the table had before it was a change table: below every change's."""
 
 Key = tuple[Any, ...]
@@ -153,7 +153,7 @@ def stored_facts(stored: pa.Table, first: int) -> Iterator[Fact]:
     deleted = stored[DELETED].to_pylist() if DELETED in stored.column_names else [False] * len(stored)
     rows = zip(stored[POSITION].to_pylist(), stored[OLDER].to_pylist(), deleted, strict=True)
     for number, (at, older, is_deleted) in enumerate(rows, first):
-        place = at or _UNPLACED
+        place = at or UNPLACED
         yield Fact(number, place, place if is_deleted else LOWEST, older_of(older))
 
 

@@ -1,0 +1,224 @@
+"""The versions of a row, in whatever order its changes come.
+
+Rule 1: the versions of a key are a function of the set of its events: changes, deletions, truncations. These
+are sorted by their places; nothing depends on how or when they came.
+Rule 2: a change opens a version if there is none, or if it changes the value of a tracked column. Any other
+change belongs to the version that contains its place, and its values are those of the version from then on.
+Rule 3: a value that a change lacks is the one of the version before. It is missing if there is none.
+Rule 4: a version is a summary. An event that cannot be read from the versions again is *lost* in them, and
+must be remembered elsewhere, or a late change could not split a version correctly. Of what was forgotten
+there, the versions' values stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.change_data.effects import LOWEST, NONE_OLDER, Order, compressed, place_in
+
+NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+Differ = Callable[[str, int | None, int | None], bool]
+"""Returns whether two rows, by their numbers, differ in a column; None stands for a row of nulls."""
+
+
+class Event(NamedTuple):
+    """A change of a key, or its deletion."""
+
+    at: Order
+    """Place in the order of the table's changes."""
+    time: datetime | None
+    """Time in the source; None if nobody remembers it."""
+    values: Mapping[str, int] | None
+    """Numbers of the rows with the values that the change gives, by column; None for a deletion."""
+    is_remembered: bool = False
+    """Whether the event is recorded elsewhere, with all its values."""
+
+
+@dataclass(slots=True)
+class Version:
+    """The row of a key between two places."""
+
+    at: Order
+    """Place of the change that opened it."""
+    start: datetime | None
+    values: dict[str, int]
+    """Numbers of the rows with the values at the version's end, by column; a missing value has none."""
+    places: dict[str, Order]
+    """Place of the change that gave each value; ``LOWEST`` if it is older than the version, or missing."""
+    ended_at: Order | None = None
+    """Place of the change or deletion that ended it; None for the current version."""
+    end: datetime | None = None
+    events: list[Event] = field(default_factory=list)
+    """Its changes: the one that opened it, then those that opened none."""
+
+    def later_places(self, columns: Sequence[str]) -> Mapping[str, Order]:
+        """Return the places that differ from ``at``, as short as they can be stored."""
+        if len(self.places) == len(columns) and all(place == self.at for place in self.places.values()):
+            return NONE_OLDER
+        return compressed({name: self.places.get(name, LOWEST) for name in columns}, self.at)
+
+    def lost(self) -> Iterator[Event]:
+        """Yield the events that the version does not show as a whole."""
+        for event in self.events:
+            is_shown = event.at == self.at and all(
+                self.places[name] == self.at for name in event.values or ()
+            )
+            if not is_shown and not event.is_remembered:
+                yield event
+
+
+class History(NamedTuple):
+    """All versions of a key, and what they do not show."""
+
+    versions: list[Version]
+    """In their order."""
+    lost: list[Event]
+    """The events to remember elsewhere: what is recorded there already is not among them."""
+
+
+def history(
+    events: Iterable[Event],
+    tracked: Callable[[str], bool],
+    differ: Differ,
+    inherited: Mapping[str, int] = NOTHING,
+) -> History:
+    """Return the versions that events of one key amount to.
+
+    Args:
+        events: Events in any order; any of them may come several times.
+        tracked: Whether a column's change opens a version.
+        differ: Compares values.
+        inherited: Numbers of the rows with the values before the first event, by column.
+    """
+    walk = _Walk(tracked, differ, inherited)
+    for event in _in_order(events):
+        walk.add(event)
+    lost = [event for version in walk.versions for event in version.lost()]
+    return History(walk.versions, walk.in_vain + lost)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The versions that events in their order make."""
+
+    tracked: Callable[[str], bool]
+    differ: Differ
+    inherited: Mapping[str, int]
+    """Values that the next version has of the one before."""
+    versions: list[Version] = field(default_factory=list)
+    in_vain: list[Event] = field(default_factory=list)
+    """Deletions that ended nothing, and are not remembered yet."""
+    _current: Version | None = None
+    _time: datetime | None = None
+
+    def add(self, event: Event) -> None:
+        """Add the next event; where its time is unknown, it is the one of the event before."""
+        self._time = self._time if event.time is None else event.time
+        if event.values is None:
+            self._delete(event)
+            return
+        current = self._current
+        if current is None or self._opens_another(current, event.values):
+            current = self._open(event.at, event.values)
+        else:
+            _update(current, event.at, event.values, self.differ)
+        current.events.append(event)
+
+    def _delete(self, event: Event) -> None:
+        if self._current is not None:
+            self._end(self._current, event.at)
+        elif not event.is_remembered:
+            self.in_vain.append(event)
+        self._current, self.inherited = None, NOTHING
+
+    def _end(self, version: Version, at: Order) -> None:
+        version.ended_at, version.end = at, self._time
+
+    def _opens_another(self, version: Version, values: Mapping[str, int]) -> bool:
+        return any(
+            self.tracked(name) and self.differ(name, version.values.get(name), row)
+            for name, row in values.items()
+        )
+
+    def _open(self, at: Order, values: Mapping[str, int]) -> Version:
+        if self._current is not None:
+            self._end(self._current, at)
+        # One dictionary: values that come to a version later are those that the next one inherits.
+        known = {**self.inherited, **values}
+        self._current, self.inherited = Version(at, self._time, known, dict.fromkeys(values, at)), known
+        self.versions.append(self._current)
+        return self._current
+
+
+def _update(version: Version, at: Order, values: Mapping[str, int], differ: Differ) -> None:
+    """Give a version the values of a change that opens none."""
+    for name, row in values.items():
+        old = version.values.get(name)
+        # Nobody can see whether an inherited null was ever sent. Now it was.
+        is_first_null = name not in version.places and not differ(name, None, row)
+        if is_first_null or differ(name, old, row):
+            version.values[name] = row
+            version.places[name] = at
+
+
+def _in_order(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield events by their places, those of one place as one; a deletion comes last."""
+    waiting: Event | None = None
+    for event in sorted(events, key=lambda event: (event.at, event.values is None)):
+        if waiting is None:
+            waiting = event
+        elif waiting.at == event.at and (waiting.values is None) == (event.values is None):
+            waiting = _joined(waiting, event)
+        else:
+            yield waiting
+            waiting = event
+    if waiting is not None:
+        yield waiting
+
+
+def _joined(one: Event, other: Event) -> Event:
+    """Return two events that are parts of one, or the same."""
+    time = one.time if other.time is None else other.time if one.time is None else min(one.time, other.time)
+    if one.values is None or other.values is None:
+        return Event(one.at, time, None, one.is_remembered or other.is_remembered)
+    values = {**one.values, **other.values}
+    is_remembered = any(each.is_remembered and len(each.values or ()) == len(values) for each in (one, other))
+    return Event(one.at, time, values, is_remembered)
+
+
+class StoredVersion(NamedTuple):
+    """A version as a table has it."""
+
+    row: int
+    """Number of its row."""
+    at: Order
+    start: datetime | None
+    places: Mapping[str, Order]
+    """See :meth:`Version.later_places`."""
+    ended_at: Order | None
+    end: datetime | None
+
+
+def events_of(versions: Sequence[StoredVersion], columns: Sequence[str]) -> Iterator[Event]:
+    """Yield the events that the versions of one key show."""
+    for version in versions:
+        given: dict[Order, dict[str, int]] = {version.at: {}}
+        if version.places:
+            for name in columns:
+                place = place_in(version.places, name, version.at)
+                if place >= version.at:
+                    given.setdefault(place, {})[name] = version.row
+        else:
+            given[version.at] = dict.fromkeys(columns, version.row)
+        for place, values in given.items():
+            is_first = place == version.at
+            yield Event(place, version.start if is_first else None, values, not is_first)
+        is_deleted = version.ended_at is not None and not any(
+            other.at == version.ended_at for other in versions if other is not version
+        )
+        if is_deleted and version.ended_at is not None:
+            yield Event(version.ended_at, version.end, None)

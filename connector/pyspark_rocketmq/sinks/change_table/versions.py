@@ -1,0 +1,332 @@
+"""A batch's changes, and what is known of their keys, as the source of a MERGE that keeps all versions.
+
+Values stay in Arrow: :mod:`pyspark_rocketmq.change_data.history` decides which row has the value of a column
+in a version, and the values are taken from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from pyspark_rocketmq.change_data.change import Operation
+from pyspark_rocketmq.change_data.effects import LOWEST, Order, older_of, older_text, place_in
+from pyspark_rocketmq.change_data.history import (
+    NOTHING,
+    Event,
+    History,
+    StoredVersion,
+    Version,
+    events_of,
+    history,
+)
+from pyspark_rocketmq.sinks.change_table.compaction import (
+    ABSENT,
+    EFFECT,
+    OPERATION,
+    POSITION,
+    UNPLACED,
+    Effect,
+    Key,
+    TableColumns,
+    keys_of,
+)
+
+START_AT: Final = "__START_AT"
+"""Column with the time from which on a version was in the source's table."""
+END_AT: Final = "__END_AT"
+"""Column with the time at which a version ended; null for the current one."""
+END_POSITION: Final = "__end_position"
+"""Column with the place of the change that ended a version; null for the current one."""
+PLACES: Final = "__places"
+"""Column with the places of values that a version's first change did not give (``effects.older_text``)."""
+TIME: Final = "__time"
+"""Column of a change with its time in the source."""
+MOMENT: Final = pa.timestamp("us", "UTC")
+HISTORY_FIELDS: Final = (
+    pa.field(POSITION, pa.string()),
+    pa.field(END_POSITION, pa.string()),
+    pa.field(PLACES, pa.string()),
+    pa.field(START_AT, MOMENT),
+    pa.field(END_AT, MOMENT),
+)
+"""Columns that a table with versions has besides those of the source's table."""
+CHANGE_FIELDS: Final = (
+    pa.field(POSITION, pa.string()),
+    pa.field(OPERATION, pa.string()),
+    pa.field(ABSENT, pa.list_(pa.string())),
+    pa.field(TIME, MOMENT),
+)
+"""Columns of a change besides those of the source's table."""
+
+Truncations = Mapping[Order, datetime | None]
+"""Places of truncations, with their times."""
+
+
+class Facts(Protocol):
+    """All that is stored of keys."""
+
+    def versions(self, keys: Collection[Key], since: Order) -> pa.Table:
+        """Return the versions of keys that did not end before a place."""
+        ...
+
+    def past(self, keys: Collection[Key], since: Order) -> pa.Table:
+        """Return the remembered changes of keys from a place on."""
+        ...
+
+    def truncations(self, since: Order) -> Truncations:
+        """Return the remembered truncations from a place on."""
+        ...
+
+    def keys_after(self, at: Order) -> set[Key]:
+        """Return the keys with versions or remembered changes that have something from a place on."""
+        ...
+
+
+class Known(NamedTuple):
+    """All that matters of a batch's keys."""
+
+    changes: pa.Table
+    """The batch's changes with a key."""
+    stored: pa.Table
+    """The versions of their keys that had not ended at ``since``."""
+    past: pa.Table
+    """The remembered changes of keys that have something from after a change of the batch."""
+    truncations: Truncations
+    """Truncations from ``since`` on."""
+    since: Order
+    """The lowest place of the batch. What was before it decides nothing, but the values at it."""
+
+
+def known_of(columns: TableColumns, changes: pa.Table, truncations: Truncations, facts: Facts) -> Known:
+    """Return all that matters of a batch's keys.
+
+    Args:
+        columns: Columns of the table.
+        changes: The batch's changes with a key.
+        truncations: The batch's truncations.
+        facts: Reads what is stored.
+    """
+    first = min(truncations, default=None)
+    lowest: dict[Key, Order] = {}
+    for key, at in zip(keys_of(changes, columns.keys), changes[POSITION].to_pylist(), strict=True):
+        lowest[key] = min(at, lowest.get(key, at))
+    if first is not None:
+        keys = [*lowest, *facts.keys_after(first)]
+        lowest = {key: min(first, lowest.get(key, first)) for key in keys}
+    since = min(lowest.values(), default=LOWEST)
+    stored, past = facts.versions(lowest, since), facts.past(lowest, since)
+    late = keys_after(stored, columns.keys, lowest.__getitem__)
+    places = zip(keys_of(past, columns.keys), past[POSITION].to_pylist(), strict=True)
+    late |= {key for key, at in places if at >= lowest[key]}
+    past = facts.past(late, LOWEST) if late else past.slice(0, 0)
+    return Known(changes, stored, past, {**facts.truncations(since), **truncations}, since)
+
+
+class Outcome(NamedTuple):
+    """The effect of a batch."""
+
+    source: pa.Table
+    """The versions to write or to delete, for a MERGE by key and place."""
+    lost: pa.Table
+    """The changes to remember beside the table, since its versions do not show them."""
+
+
+def outcome(columns: TableColumns, tracked: frozenset[str] | None, known: Known) -> Outcome:
+    """Return the effect of a batch on the table.
+
+    Args:
+        columns: Columns of the table.
+        tracked: Columns whose change opens a version; None for all.
+        known: All that is known of the keys.
+    """
+    names = [*columns.keys, *columns.others]
+    tables = [known.changes, known.stored, known.past]
+    rows = pa.concat_tables([table.select(names) for table in tables]).combine_chunks()
+    keys = _Keys(columns)
+    keys.add_changes(known.changes, 0)
+    keys.add_stored(known.stored, len(known.changes))
+    keys.add_changes(known.past, len(known.changes) + len(known.stored), is_remembered=True)
+    values = _Values(rows)
+    source, lost = _Rows(columns, HISTORY_FIELDS), _Rows(columns, CHANGE_FIELDS)
+    truncations = [Event(at, time, None, True) for at, time in known.truncations.items()]
+    for key in keys.found.values():
+        begin, inherited = key.begin(known.since, columns.others)
+        events = [*key.events, *events_of(key.stored, columns.others), *truncations]
+        events = [event for event in events if event.at >= begin]
+        found = history(events, _tracks(tracked), values.differ, inherited)
+        _add_versions(source, key, found, columns.others, values)
+        for event in found.lost:
+            _add_lost(lost, key.row, event, columns.others)
+    return Outcome(source.table(rows), lost.table(rows).drop_columns([EFFECT]))
+
+
+def keys_after(stored: pa.Table, keys: Sequence[str], place_of: Callable[[Key], Order]) -> set[Key]:
+    """Return the keys of versions that begin, change or end at a place or later.
+
+    Args:
+        stored: Versions of the table.
+        keys: Columns of the key.
+        place_of: Returns the place for a key.
+    """
+    names = (POSITION, END_POSITION, PLACES)
+    hidden = zip(*(stored[name].to_pylist() for name in names), strict=True)
+    return {
+        key
+        for key, (begun_at, ended_at, places) in zip(keys_of(stored, keys), hidden, strict=True)
+        if max(begun_at or UNPLACED, ended_at or UNPLACED, *older_of(places).values()) >= place_of(key)
+    }
+
+
+def _tracks(tracked: frozenset[str] | None) -> Callable[[str], bool]:
+    return (lambda _: True) if tracked is None else tracked.__contains__
+
+
+@dataclass(slots=True)
+class _Key:
+    row: int
+    """Number of a row with the key."""
+    events: list[Event] = field(default_factory=list)
+    stored: list[StoredVersion] = field(default_factory=list)
+
+    def begin(self, since: Order, columns: Sequence[str]) -> tuple[Order, Mapping[str, int]]:
+        """Return the place at which what is known begins, and rows with the values before it, by column.
+
+        It is the begin of the version that contains ``since``, where there is one.
+        """
+        first = min(self.stored, key=lambda version: version.at, default=None)
+        if first is None or first.at >= since:
+            return since, NOTHING
+        older = [name for name in columns if place_in(first.places, name, first.at) < first.at]
+        return first.at, dict.fromkeys(older, first.row)
+
+
+class _Keys:
+    """The keys of a batch, with what is known of each."""
+
+    def __init__(self, columns: TableColumns) -> None:
+        self._columns = columns
+        self.found: dict[Key, _Key] = {}
+
+    def add_changes(self, changes: pa.Table, first: int, *, is_remembered: bool = False) -> None:
+        """Add changes whose rows are numbered from ``first`` on."""
+        others = self._columns.others
+        names = (POSITION, TIME, OPERATION, ABSENT)
+        places, times, operations, absent = (changes[name].to_pylist() for name in names)
+        for number, key in enumerate(keys_of(changes, self._columns.keys)):
+            row = first + number
+            values = None
+            if operations[number] != Operation.DELETE:
+                values = dict.fromkeys(others, row)
+                for name in absent[number] or ():
+                    values.pop(name, None)
+            event = Event(places[number], times[number], values, is_remembered)
+            self.found.setdefault(key, _Key(row)).events.append(event)
+
+    def add_stored(self, stored: pa.Table, first: int) -> None:
+        """Add versions of the table whose rows are numbered from ``first`` on."""
+        names = (POSITION, START_AT, PLACES, END_POSITION, END_AT)
+        hidden = zip(*(stored[name].to_pylist() for name in names), strict=True)
+        keyed = zip(keys_of(stored, self._columns.keys), hidden, strict=True)
+        for row, (key, (at, start, places, ended_at, end)) in enumerate(keyed, first):
+            # A row that the table had before it was a change table has no position.
+            version = StoredVersion(row, at or UNPLACED, start, older_of(places), ended_at, end)
+            self.found.setdefault(key, _Key(row)).stored.append(version)
+
+
+class _Values:
+    """Compares the values of rows, by a number for each value of a column."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+        self._codes: dict[str, list[int]] = {}
+
+    def differ(self, column: str, one: int | None, other: int | None) -> bool:
+        """See ``history.Differ``."""
+        codes = self._codes.get(column)
+        if codes is None:
+            codes = self._codes[column] = _codes(self._rows[column])
+        return (-1 if one is None else codes[one]) != (-1 if other is None else codes[other])
+
+
+def _codes(column: pa.ChunkedArray) -> list[int]:
+    """Return a number for each value: equal numbers for equal values, -1 for null."""
+    if pa.types.is_nested(column.type):
+        numbers: dict[str, int] = {}
+        return [
+            -1 if value is None else numbers.setdefault(repr(value), len(numbers))
+            for value in column.to_pylist()
+        ]
+    encoded = column.combine_chunks().dictionary_encode()
+    chunks = encoded.chunks if isinstance(encoded, pa.ChunkedArray) else [encoded]
+    return [number for chunk in chunks for number in chunk.indices.fill_null(-1).to_pylist()]
+
+
+class _Rows:
+    """Rows to make of others: values by the numbers of their rows, hidden columns by values."""
+
+    def __init__(self, columns: TableColumns, hidden: Sequence[pa.Field]) -> None:
+        self._columns = columns
+        self._fields = [*hidden, pa.field(EFFECT, pa.string())]
+        self._keys: list[int] = []
+        self._taken: dict[str, list[int | None]] = {name: [] for name in columns.others}
+        self._hidden: list[tuple[Any, ...]] = []
+
+    def add(self, key: int, values: Mapping[str, int], *hidden: Any) -> None:
+        """Add a row with the key of a row, and the values of rows."""
+        self._keys.append(key)
+        for name, numbers in self._taken.items():
+            numbers.append(values.get(name))
+        self._hidden.append(hidden)
+
+    def table(self, rows: pa.Table) -> pa.Table:
+        """Return the rows."""
+        taken = {name: rows[name].take(pa.array(self._keys, pa.int64())) for name in self._columns.keys}
+        for name, numbers in self._taken.items():
+            taken[name] = rows[name].take(pa.array(numbers, pa.int64()))
+        columns: Iterable[Sequence[Any]] = zip(*self._hidden, strict=True) if self._hidden else ()
+        values = list(columns) or [()] * len(self._fields)
+        for hidden, found in zip(self._fields, values, strict=True):
+            taken[hidden.name] = pa.array(found, hidden.type)
+        return pa.table(taken)
+
+
+def _add_versions(source: _Rows, key: _Key, found: History, others: Sequence[str], values: _Values) -> None:
+    """Add the versions that the table lacks, or has otherwise, and those that it has wrongly."""
+    stored = {version.at: version for version in key.stored}
+    for version in found.versions:
+        old = stored.pop(version.at, None)
+        places = version.later_places(others)
+        if old is not None and _is_as_stored(version, places, old, others, values):
+            continue
+        hidden = (version.at, version.ended_at, older_text(places), version.start, version.end)
+        source.add(key.row, version.values, *hidden, Effect.FINAL)
+    for old in stored.values():
+        source.add(key.row, {}, old.at, old.ended_at, None, old.start, old.end, Effect.DELETE)
+
+
+def _is_as_stored(
+    version: Version,
+    places: Mapping[str, Order],
+    old: StoredVersion,
+    others: Sequence[str],
+    values: _Values,
+) -> bool:
+    is_equal = (version.ended_at, version.start, version.end) == (old.ended_at, old.start, old.end)
+    return (
+        is_equal
+        and places == old.places
+        and not any(values.differ(name, version.values.get(name), old.row) for name in others)
+    )
+
+
+def _add_lost(lost: _Rows, key: int, event: Event, others: Sequence[str]) -> None:
+    if event.values is None:
+        lost.add(key, {}, event.at, str(Operation.DELETE), None, event.time, None)
+        return
+    absent = [name for name in others if name not in event.values] or None
+    lost.add(key, event.values, event.at, str(Operation.UPDATE), absent, event.time, None)
