@@ -32,7 +32,9 @@ from pyspark_rocketmq.model import QUEUE_OFFSET, queue_columns
 from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM, change_schema
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
+from pyspark_rocketmq.sinks.change_table.versions import TIME
 from tests.change_data.samples import recorded
+from tests.helpers.messages import message_at
 from tests.helpers.sink_rows import Q0, files_of
 
 ORDERS = SourceTable("shop", None, "orders")
@@ -64,9 +66,24 @@ def rows_of(*decoded: Decoded, **settings: Any) -> list[dict[str, Any]]:
     run = rmq.run_listener(listener, [rmq.Message(topic="t", body=b"body")], output_schema=listener.schema)
     assert (run.consumed, run.failed) == (1, 0)
     return [
-        {name: value for name, value in row.items() if value is not None and name != "queueOffset"}
+        {
+            name: value
+            for name, value in row.items()
+            if value is not None and name not in ("queueOffset", TIME)
+        }
         for row in run.rows
     ]
+
+
+def test_the_time_of_a_change_is_the_source_s() -> None:
+    """K5: where the envelope has none, it is the time at which the message was stored."""
+    at = datetime(2026, 11, 3, 4, 5, 6, 789_000, tzinfo=UTC)
+    times = []
+    for given in (change(source_time=at), change()):
+        sink = ChangeTable("/nowhere/orders", envelope=Given(given), keys=["id"], columns=COLUMNS)
+        [row] = ChangeListener(sink).rows(message_at(0))
+        times.append(row[TIME])
+    assert times == [at, datetime(2023, 11, 14, 22, 13, 20, 1_000, tzinfo=UTC)]
 
 
 def change(operation: Operation = Operation.INSERT, **parts: Any) -> Change:

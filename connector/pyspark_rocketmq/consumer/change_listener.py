@@ -20,6 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_rocketmq.change_data.change import BadChange, Change, ChangeMessage, Decoded, Operation
 from pyspark_rocketmq.change_data.effects import order_of
+from pyspark_rocketmq.change_data.times import moment
 from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.listeners.context import DeliveryContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
@@ -27,6 +28,7 @@ from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.sinks.base import TakesChanges
 from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM, change_columns, value_column
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
+from pyspark_rocketmq.sinks.change_table.versions import TIME
 
 _TOO_EXACT: Final = re.compile(r"[.,]\d{7}")
 """Fraction of a second that a column of microseconds cannot hold."""
@@ -90,13 +92,13 @@ class ChangeListener:
         given = ChangeMessage(message.body, message.keys or "", message.properties)
         for number, decoded in enumerate(self._envelope.decode(given)):
             try:
-                row = self._row(decoded, message.queue_offset, number)
+                row = self._row(decoded, message, number)
             except _Unusable as problem:
                 row = {OPERATION: _operation(decoded), PROBLEM: str(problem), BODY: message.body}
             if row is not None:
                 yield row
 
-    def _row(self, decoded: Decoded, offset: int, number: int) -> dict[str, Any] | None:
+    def _row(self, decoded: Decoded, message: MessageExt, number: int) -> dict[str, Any] | None:
         match decoded:
             case BadChange() if self._is_of_table(decoded):
                 raise _Unusable(decoded.reason)
@@ -106,9 +108,10 @@ class ChangeListener:
                     return None
                 row = {value_column(name): value for name, value in values.items()}
                 return row | {
-                    POSITION: self._place(decoded, offset, number),
+                    POSITION: self._place(decoded, message.queue_offset, number),
                     OPERATION: str(decoded.operation),
                     ABSENT: self._absent(decoded, values),
+                    TIME: decoded.source_time or moment(message.store_timestamp * 1000),
                 }
             case _:
                 return None

@@ -11,14 +11,15 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, DELETED, OLDER, OPERATION, POSITION
+from pyspark_rocketmq.sinks.change_table.versions import HISTORY_FIELDS, MOMENT, TIME
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 
 PROBLEM: Final = "__problem"
 """Column with the reason why a change cannot be applied; null for one that can."""
 BODY: Final = "__body"
 """Column with the body of a message that cannot be applied; null for others."""
-HIDDEN: Final = frozenset({POSITION, OLDER, DELETED})
-"""Columns that a change table has besides those of the source's table."""
+HIDDEN: Final = frozenset({POSITION, OLDER, DELETED, *(field.name for field in HISTORY_FIELDS)})
+"""Columns that a change table may have besides those of the source's table."""
 _PREFIX: Final = "of_"
 """Beginning of the names of the table's columns, so that any name is allowed there."""
 
@@ -29,6 +30,7 @@ def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
         pa.field(POSITION, pa.string()),
         pa.field(OPERATION, pa.string()),
         pa.field(ABSENT, pa.list_(pa.string())),
+        pa.field(TIME, MOMENT),
         pa.field(PROBLEM, pa.string()),
         pa.field(BODY, pa.binary()),
         *(pa.field(value_column(field.name), field.type) for field in table if field.name not in HIDDEN),
@@ -47,5 +49,5 @@ def value_column(name: str) -> str:
 
 def keyed_rows(changes: pa.Table, columns: Collection[str]) -> pa.Table:
     """Return changes with the table's own names of ``columns``."""
-    chosen = changes.select([POSITION, OPERATION, ABSENT, *map(value_column, columns)])
-    return chosen.rename_columns([POSITION, OPERATION, ABSENT, *columns])
+    chosen = changes.select([POSITION, OPERATION, ABSENT, TIME, *map(value_column, columns)])
+    return chosen.rename_columns([POSITION, OPERATION, ABSENT, TIME, *columns])

@@ -1,8 +1,9 @@
-"""Tables beside a change table, in folders that its VACUUM ignores: deletions, and bad changes.
+"""Tables beside a change table, in folders that its VACUUM ignores: deletions, past and bad changes.
 
 A deletion is a fact of the source, whoever reads it and how often. So it is recorded before the commit that
 applies it, in a table that only grows: a batch that is killed in between, or repeated, records it again and
-changes nothing. A reader takes the highest one of each key.
+changes nothing. A reader takes the highest one of each key. The same is true of changes that versions do not
+show (``change_data/history.py``), of which a reader takes all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
+from functools import cached_property
 from typing import Final
 
 import pyarrow as pa
@@ -18,12 +20,14 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import LOWEST, Order
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.delta.table import create_table, open_table
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM
-from pyspark_rocketmq.sinks.change_table.compaction import POSITION, Key, keys_of
+from pyspark_rocketmq.sinks.change_table.compaction import OPERATION, POSITION, Key, keys_of
+from pyspark_rocketmq.sinks.change_table.versions import TIME, Truncations
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 
 logger = logging.getLogger(__name__)
@@ -35,21 +39,74 @@ _HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired
 _PROPERTIES: Final = {"delta.logRetentionDuration": "interval 1 day"}
 DELETIONS: Final = "_deletions"
 """Folder of the deletions, below the table's."""
+PAST_CHANGES: Final = "_past_changes"
+"""Folder of the changes that the versions of a table do not show."""
 BAD_CHANGES: Final = "_bad_changes"
 """Folder of the changes that could not be applied."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecentRows:
+    """A table of the rows of the last days, which only grows, and forgets whole days."""
+
+    uri: str
+    storage: StorageOptions
+    kept_days: int
+    """Days after which a row is forgotten."""
+    today: Callable[[], date]
+
+    def append(self, rows: pa.Table) -> None:
+        """Add rows; the table gets the columns that it lacks.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
+        if not len(rows):
+            return
+        days = pa.repeat(pa.scalar(self.today(), pa.date32()), len(rows))
+        rows = rows.append_column(_DAY, days)
+        table = self.opened() or create_table(
+            self.uri, _nullable(rows.schema), [_DAY], self.storage, configuration=dict(_PROPERTIES)
+        )
+        write_deltalake(table, rows, mode="append", schema_mode="merge", post_commithook_properties=_HOOKS)
+        self._maintain(table.version())
+
+    def opened(self) -> DeltaTable | None:
+        """Return the table at its newest version; None if nothing was recorded yet.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
+        try:
+            return open_table(self.uri, self.storage)
+        except TableNotFoundError:
+            return None
+
+    def _maintain(self, version: int) -> None:
+        """Join small files from time to time, and forget old rows; another writer may do it as well."""
+        if version % _COMPACT_EVERY:
+            return
+        try:
+            table = open_table(self.uri, self.storage)
+            table.delete(f"{_DAY} < '{self.today() - timedelta(days=self.kept_days)}'")
+            table.optimize.compact()
+            table.vacuum(dry_run=False)
+            table.cleanup_metadata()
+        except (DeltaError, OSError):
+            logger.info("recent rows are compacted later path=%s", masked(self.uri), exc_info=True)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deletions:
     """The deletions of the last days, one row each; a row without a key is a truncation."""
 
-    uri: str
+    recent: RecentRows
     keys: pa.Schema
     """Columns of the key."""
-    storage: StorageOptions
-    kept_days: int
-    """Days after which a deletion is forgotten; an older change that comes later makes the row again."""
-    today: Callable[[], date]
 
     def record(self, deletions: Mapping[Key, Order], truncated_at: Order = LOWEST) -> None:
         """Record deletions and a truncation.
@@ -60,13 +117,8 @@ class Deletions:
         rows = dict(deletions)
         if truncated_at:
             rows[(None,) * len(self.keys)] = truncated_at
-        if not rows:
-            return
-        table = self._opened() or create_table(
-            self.uri, self._schema, [_DAY], self.storage, configuration=dict(_PROPERTIES)
-        )
-        write_deltalake(table, self._rows(rows), mode="append", post_commithook_properties=_HOOKS)
-        self._maintain(table.version())
+        if rows:
+            self.recent.append(self._rows(rows))
 
     def of_keys(self, keys: Sequence[Key]) -> tuple[dict[Key, Order], Order]:
         """Return the highest deletion of each of these keys, and the highest truncation.
@@ -74,7 +126,7 @@ class Deletions:
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
-        table = self._opened()
+        table = self.recent.opened()
         if table is None:
             return {}, LOWEST
         first = ds.field(self.keys.names[0])
@@ -93,38 +145,78 @@ class Deletions:
                     truncated_at = max(at, truncated_at)
         return found, truncated_at
 
-    @property
-    def _schema(self) -> pa.Schema:
-        nullable = [pa.field(field.name, field.type) for field in self.keys]
-        return pa.schema([*nullable, pa.field(POSITION, pa.string()), pa.field(_DAY, pa.date32())])
-
     def _rows(self, deletions: Mapping[Key, Order]) -> pa.Table:
         columns = [
             pa.array(values, field.type)
             for values, field in zip(zip(*deletions, strict=True), self.keys, strict=True)
         ]
         places = pa.array(deletions.values(), pa.string())
-        days = pa.repeat(pa.scalar(self.today(), pa.date32()), len(deletions))
-        return pa.Table.from_arrays([*columns, places, days], schema=self._schema)
+        schema = pa.schema([*_nullable(self.keys), pa.field(POSITION, pa.string())])
+        return pa.Table.from_arrays([*columns, places], schema=schema)
 
-    def _opened(self) -> DeltaTable | None:
-        try:
-            return open_table(self.uri, self.storage)
-        except TableNotFoundError:
-            return None
 
-    def _maintain(self, version: int) -> None:
-        """Join small files from time to time, and forget old deletions; another writer may do it as well."""
-        if version % _COMPACT_EVERY:
-            return
-        try:
-            table = open_table(self.uri, self.storage)
-            table.delete(f"{_DAY} < '{self.today() - timedelta(days=self.kept_days)}'")
-            table.optimize.compact()
-            table.vacuum(dry_run=False)
-            table.cleanup_metadata()
-        except (DeltaError, OSError):
-            logger.info("deletions are compacted later path=%s", masked(self.uri), exc_info=True)
+@dataclass(frozen=True, kw_only=True)
+class PastChanges:
+    """Changes of the last days that the versions of a table do not show, and truncations, without a key."""
+
+    recent: RecentRows
+    schema: pa.Schema
+    """Columns of a change: those of the table, and :data:`~.versions.CHANGE_FIELDS`."""
+    keys: tuple[str, ...]
+
+    def record(self, changes: pa.Table, truncations: Truncations) -> None:
+        """Record changes and truncations; the same ones may be there already.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
+        rows = [
+            {POSITION: at, TIME: time, OPERATION: str(Operation.TRUNCATE)} for at, time in truncations.items()
+        ]
+        truncated = pa.Table.from_pylist(rows, self.schema)
+        self.recent.append(pa.concat_tables([changes.select(self.schema.names).cast(self.schema), truncated]))
+
+    def of_keys(self, first_values: pa.Array, since: Order) -> pa.Table:
+        """Return the changes, from a place on, of keys that begin with one of these values.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
+        return self._read(ds.field(self.keys[0]).isin(first_values) & (ds.field(POSITION) >= since))
+
+    def after(self, at: Order) -> pa.Table:
+        """Return all changes with a key from a place on.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
+        return self._read(ds.field(self.keys[0]).is_valid() & (ds.field(POSITION) >= at))
+
+    def truncations(self, since: Order) -> dict[Order, datetime | None]:
+        """Return the truncations from a place on.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
+        found = self._read(ds.field(self.keys[0]).is_null() & (ds.field(POSITION) >= since))
+        return dict(zip(found[POSITION].to_pylist(), found[TIME].to_pylist(), strict=True))
+
+    @cached_property
+    def _begun(self) -> DeltaTable | None:
+        """The table as it was at the first read: others that record later commit later, too."""
+        return self.recent.opened()
+
+    def _read(self, wanted: ds.Expression) -> pa.Table:
+        if self._begun is None:
+            return self.schema.empty_table()
+        dataset = self._begun.to_pyarrow_dataset()
+        names = [name for name in self.schema.names if name in dataset.schema.names]
+        rows = dataset.to_table(columns=names, filter=wanted)
+        columns = [
+            rows[field.name].cast(field.type) if field.name in names else pa.nulls(len(rows), field.type)
+            for field in self.schema
+        ]
+        return pa.table(columns, schema=self.schema)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,194 @@
+"""The changes of a batch, as files of tasks: checked, then share by share of the keys.
+
+A large batch is never in memory as a whole, nor is the source of its MERGE.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.change_data.change import Operation
+from pyspark_rocketmq.change_data.effects import LOWEST, Order
+from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.merge import quoted
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
+from pyspark_rocketmq.delta.table import sql_literal
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import SinkConflict
+from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
+from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, PROBLEM, keyed_rows
+from pyspark_rocketmq.sinks.change_table.compaction import (
+    OPERATION,
+    POSITION,
+    Key,
+    TableColumns,
+    keys_of,
+    share_of,
+)
+from pyspark_rocketmq.sinks.change_table.side_tables import BAD_CHANGES, BadChanges, RecentRows
+from pyspark_rocketmq.sinks.change_table.versions import TIME
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
+
+_ROWS_OF_A_SHARE: Final = 250_000
+"""Maximum number of changes, approximately, that are in memory at the same time."""
+_SHOWN: Final = 3
+_TRUNCATE: Final = Operation.TRUNCATE.value
+SOURCE, TARGET = "source", "target"
+"""Names of the two tables in the conditions of a MERGE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeRules:
+    """Settings of a change table."""
+
+    keys: tuple[str, ...]
+    keeps_deleted: bool
+    """Whether deleted rows stay, marked."""
+    stops_at_bad_changes: bool
+    kept_days: int
+    """See ``RecentRows.kept_days``."""
+    today: Callable[[], date]
+    rows_of_a_share: int = _ROWS_OF_A_SHARE
+
+    def columns_of(self, schema: pa.Schema) -> TableColumns:
+        """Return the columns of a table."""
+        others = tuple(name for name in schema.names if name not in HIDDEN and name not in self.keys)
+        return TableColumns(keys=self.keys, others=others, keeps_deleted=self.keeps_deleted)
+
+
+class BatchChanges:
+    """The changes of a batch, for one version of the table."""
+
+    def __init__(
+        self, table: TableSnapshot, rules: ChangeRules, log: SinkLog, files: Sequence[WrittenFile]
+    ) -> None:
+        """Take the files that tasks wrote for a batch."""
+        self._rules = rules
+        self._log = log
+        self._files = files
+        self.folder: Final = table.location.rstrip("/")
+        self.schema: Final = table.arrow_schema
+        self.columns: Final = rules.columns_of(self.schema)
+        self.shares: Final = 1 + sum(file.num_records for file in files) // rules.rows_of_a_share
+        """Number of shares of the keys."""
+        self.truncations: dict[Order, datetime | None] = {}
+        """The batch's truncations, with their times; known after :meth:`check`."""
+
+    @property
+    def truncated_at(self) -> Order:
+        """Place of the batch's highest truncation."""
+        return max(self.truncations, default=LOWEST)
+
+    def recent(self, folder: str) -> RecentRows:
+        """Return a table beside this one, for facts that a commit does not show."""
+        return RecentRows(
+            uri=f"{self.folder}/{folder}",
+            storage=self._log.log.storage,
+            kept_days=self._rules.kept_days,
+            today=self._rules.today,
+        )
+
+    def check(self) -> None:
+        """Find truncations, and changes that cannot be applied.
+
+        Raises:
+            SinkConflict: If there is such a change, and the rules stop there.
+            DeltaError, OSError: If the storage does not answer.
+        """
+        bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._log.log.storage)
+        bad.record(self._bad_changes())
+
+    def _bad_changes(self) -> Iterator[pa.Table]:
+        for rows in self._log.files.stream(self._files):
+            is_bad, is_truncation = pc.is_valid(rows[PROBLEM]), pc.equal(rows[OPERATION], _TRUNCATE)
+            truncations = rows.filter(pc.and_not(is_truncation, is_bad))
+            times = truncations[TIME].to_pylist()
+            self.truncations |= dict(zip(truncations[POSITION].to_pylist(), times, strict=True))
+            bad = rows.filter(is_bad)
+            # Only the table's owner can decide what it is to have after a truncation.
+            is_final = self._rules.stops_at_bad_changes or _TRUNCATE in bad[OPERATION].to_pylist()
+            if len(bad) and is_final:
+                raise _bad_changes_error(self.folder, bad)
+            if len(bad):
+                yield bad
+
+    def share(self, number: int) -> pa.Table:
+        """Return the changes of a share of the keys."""
+        return pa.concat_tables(self._rows_of_share(number))
+
+    def _rows_of_share(self, number: int) -> Iterator[pa.Table]:
+        names = [*self.columns.keys, *self.columns.others]
+        for rows in self._log.files.stream(self._files):
+            is_keyed = pc.and_(pc.is_null(rows[PROBLEM]), pc.not_equal(rows[OPERATION], _TRUNCATE))
+            keyed = keyed_rows(rows.filter(is_keyed), names)
+            yield keyed.filter(self.in_share(keyed, number))
+
+    def in_share(self, rows: pa.Table, number: int) -> pa.Array:
+        """Return which rows have keys of a share."""
+        if self.shares == 1:
+            return pa.repeat(pa.scalar(True), len(rows))
+        keys = keys_of(rows, self.columns.keys)
+        return pa.array([share_of(key, self.shares) == number for key in keys], pa.bool_())
+
+    def first_values(self, keys: Iterable[Key]) -> pa.Array:
+        """Return the values of the first column of keys."""
+        return pa.array([key[0] for key in keys], self.schema.field(self.columns.keys[0]).type)
+
+    def spooled(
+        self, source_of: Callable[[int], pa.Table], spools: ExitStack
+    ) -> tuple[pa.RecordBatchReader, str]:
+        """Return the source of the MERGE, and a condition on the keys that are in it.
+
+        Args:
+            source_of: Function that makes the source's rows of a share.
+            spools: Closes a file where the source is in one.
+        """
+        first, *others = range(self.shares)
+        one = source_of(first)
+        if not others:
+            return one.to_reader(), self._between([one])
+        spool = spools.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the caller closes it
+        with pa.ipc.new_stream(spool, one.schema) as stream:
+            stream.write_table(one)
+            for number in others:
+                stream.write_table(source_of(number))
+        spool.seek(0)
+        return pa.ipc.open_stream(spool), ""
+
+    def _between(self, parts: Sequence[pa.Table]) -> str:
+        """Return a condition with the least and the greatest key, by which files are left out."""
+        [rows] = parts
+        if self.truncations or not len(rows):
+            return ""
+        conditions = []
+        for name in self.columns.keys:
+            type_ = rows.schema.field(name).type
+            if not (pa.types.is_integer(type_) or pa.types.is_string(type_)):
+                continue
+            bounds = pc.min_max(rows[name]).as_py()
+            low, high = (
+                sql_literal(value) if isinstance(value, str) else str(value) for value in bounds.values()
+            )
+            conditions.append(f" AND {TARGET}.{quoted(name)} BETWEEN {low} AND {high}")
+        return "".join(conditions)
+
+
+def _bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
+    rows = bad.select([*POSITION_COLUMNS, PROBLEM]).slice(0, _SHOWN).to_pylist()
+    shown = "; ".join(
+        f"{MessageQueue(*queue)} at offset {offset}: {problem.rstrip('.')}"
+        for *queue, offset, problem in (row.values() for row in rows)
+    )
+    return SinkConflict(
+        f"{len(bad)} changes cannot be applied to {masked(place)}: {shown}. Nothing of this batch was added. "
+        "Correct the settings and start the query again, or have such changes put aside into "
+        f"{masked(place)}/{BAD_CHANGES}: ChangeTable(bad_changes='keep')."
+    )
