@@ -56,9 +56,7 @@ def page(texts: Mapping[str, Any], tests: Mapping[int, Sequence[str]]) -> str:
 
 
 def _links(files: Sequence[str]) -> str:
-    return ", ".join(
-        f"[{name.removeprefix('test_')}](../tests/change_data/{name}.py)" for name in files
-    )
+    return ", ".join(f"[{name.removeprefix('test_')}](../tests/change_data/{name}.py)" for name in files)
 
 
 if __name__ == "__main__":

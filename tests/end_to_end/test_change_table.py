@@ -19,14 +19,15 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere, Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from tests.change_data.model_database import ModelDatabase
+from tests.change_data.model_database import ModelDatabase, sent
+from tests.change_data.model_history import sorted_versions, timed
 from tests.change_data.samples import recorded
 from tests.helpers.change_kill_driver import STEPS, consume
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.driver_process import run_driver
 from tests.helpers.json_changes import JsonEnvelope, body_of
 from tests.helpers.sending import patient_producer
-from tests.sinks.change_rows import MODEL_SCHEMA, change_table, table_rows
+from tests.sinks.change_rows import MODEL_SCHEMA, change_table, table_rows, table_versions
 
 _QUEUES = 3
 _TIMEOUT_S = 240
@@ -52,6 +53,7 @@ def _sent_to(cluster: ClusterUnderTest, seed: int) -> tuple[str, ModelDatabase]:
     by = random.Random(seed)
     database = ModelDatabase(by, keys=12)
     database.run(150)
+    database.log = timed(database.log)
     topic = cluster.create_topic(queues=_QUEUES)
     with patient_producer(cluster.name_servers) as producer:
         for number, body in enumerate(_scattered(by, database.log)):
@@ -91,6 +93,21 @@ def test_the_table_equals_the_database(
 
 @SIM_ONLY
 @pytest.mark.spark
+def test_the_table_has_all_versions(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> None:
+    """K5, H1: stored_as_scd_type=2: the versions of a model that sorts all changes, with the source's times."""
+    topic, database = _sent_to(cluster, 3)
+    config = _config(cluster, topic, tmp_path) | {"scdType": 2}
+
+    query = consume(spark, config, DeltaOffsetStore(str(tmp_path / "offsets")))
+    assert query.awaitTermination(_TIMEOUT_S)
+
+    assert table_versions(tmp_path / "table") == sorted_versions(sent(database.log))
+    table = spark.read.format("delta").load(str(tmp_path / "table"))
+    assert table.where("__END_AT IS NULL").count() == len(database.rows)
+
+
+@SIM_ONLY
+@pytest.mark.spark
 def test_messages_of_canal(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> None:
     """K1, K5: as recorded from the real program; columns are given as Spark's text."""
     topic = cluster.create_topic(queues=1)
@@ -124,10 +141,13 @@ def test_messages_of_canal(spark: SparkSession, cluster: ClusterUnderTest, tmp_p
 @SIM_ONLY
 @pytest.mark.driver
 @pytest.mark.timeout(1800)
-def test_the_table_equals_the_database_after_kills(cluster: ClusterUnderTest, tmp_path: Path) -> None:
-    """K1, H1: killed (-9) at each step of the commits, and started again."""
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_the_table_equals_the_database_after_kills(
+    cluster: ClusterUnderTest, tmp_path: Path, scd_type: int
+) -> None:
+    """K1, K5, H1: killed (-9) at each step of the commits, and started again."""
     topic, database = _sent_to(cluster, 2)
-    config = _config(cluster, topic, tmp_path)
+    config = _config(cluster, topic, tmp_path) | {"scdType": scd_type}
     log = tmp_path / "driver.log"
 
     codes = [
@@ -136,7 +156,10 @@ def test_the_table_equals_the_database_after_kills(cluster: ClusterUnderTest, tm
     ]
 
     assert codes == [-signal.SIGKILL] * len(STEPS) + [0], log.read_text()[-4000:]
-    assert table_rows(tmp_path / "table") == database.rows
+    if scd_type == 1:
+        assert table_rows(tmp_path / "table") == database.rows
+    else:
+        assert table_versions(tmp_path / "table") == sorted_versions(sent(database.log))
 
 
 @SIM_ONLY

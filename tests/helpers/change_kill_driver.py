@@ -22,7 +22,7 @@ from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
-from pyspark_rocketmq.sinks.change_table.side_tables import Deletions
+from pyspark_rocketmq.sinks.change_table.side_tables import Deletions, PastChanges
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
 from tests.helpers.json_changes import JsonEnvelope
 from tests.helpers.spark_session import make_session
@@ -82,7 +82,12 @@ def consume(spark: SparkSession, config: Mapping[str, Any], store: DeltaOffsetSt
     )
     consumer.subscribe(config["topic"])
     sink = ChangeTable(
-        folder / "table", keys=["id"], envelope=JsonEnvelope(), columns=MODEL_SCHEMA, bad_changes="keep"
+        folder / "table",
+        keys=["id"],
+        envelope=JsonEnvelope(),
+        columns=MODEL_SCHEMA,
+        bad_changes="keep",
+        stored_as_scd_type=config.get("scdType", 1),
     )
     return consumer.start(
         spark, sink=sink, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
@@ -94,6 +99,7 @@ def main(config: Mapping[str, Any]) -> None:
     folder = Path(config["folder"])
     killer = _Killer(folder)
     killer.wrap(Deletions, "record", before=STEPS[0], after=STEPS[1])
+    killer.wrap(PastChanges, "record", before=STEPS[0], after=STEPS[1])
     killer.wrap(TableSnapshot, "write_next", after=STEPS[2])
     store = _KillingStore(str(folder / "offsets"))
     store.killer = killer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from pyspark_rocketmq.change_data.change import (
@@ -40,6 +41,7 @@ def _change_of(part: dict[str, Any]) -> Change:
         before=part.get("before"),
         position=None if position is None else tuple(position),
         absent=frozenset(part["absent"]),
+        source_time=None if part["time"] is None else datetime.fromisoformat(part["time"]),
     )
 
 
@@ -58,6 +60,7 @@ def body_of(*changes: Change) -> bytes:
                 "before": change.before,
                 "position": change.position,
                 "absent": sorted(change.absent),
+                "time": None if change.source_time is None else change.source_time.isoformat(),
             }
             for change in changes
         ]

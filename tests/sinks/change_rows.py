@@ -14,7 +14,9 @@ from pyspark_rocketmq.model import MessageQueue, queue_columns
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, change_schema, value_column
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, DELETED, OPERATION, POSITION
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
+from pyspark_rocketmq.sinks.change_table.versions import END_AT, START_AT, TIME
 from tests.change_data.model_database import Row, Sent
+from tests.change_data.model_history import Versions
 from tests.helpers.sink_rows import GROUP, Q0, files_of
 
 MODEL_SCHEMA = pa.schema([(name, pa.int64()) for name in ("id", "a", "b", "c")])
@@ -47,6 +49,7 @@ def rows_of(sink: ChangeTable, changes: Iterable[Sent], queue: MessageQueue = Q0
                 POSITION: each.at,
                 OPERATION: str(each.change.operation),
                 ABSENT: sorted(each.change.absent) or None,
+                TIME: each.change.source_time,
                 **{value_column(name): value for name, value in values.items()},
             }
         )
@@ -69,3 +72,13 @@ def table_rows(path: Path) -> dict[Any, Row]:
         if not row.get(DELETED):
             by_id[row["id"]] = {name: value for name, value in row.items() if name not in HIDDEN | {"id"}}
     return by_id
+
+
+def table_versions(path: Path) -> Versions:
+    """All versions by ``id`` in their order, without hidden columns."""
+    found: Versions = {}
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    for row in sorted(rows, key=lambda row: row[POSITION] or ""):
+        shown = {name: value for name, value in row.items() if name not in HIDDEN | {"id"}}
+        found.setdefault(row["id"], []).append(shown | {name: row[name] for name in (START_AT, END_AT)})
+    return found

@@ -20,13 +20,18 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.change_data.change import Envelope
 from pyspark_rocketmq.change_data.envelopes import TableOptions, envelope_of
 from pyspark_rocketmq.delta.paths import TableName, table_uri
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.storage_options import GivenOptions, StorageOptions
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender, ChangeRules
+from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender
+from pyspark_rocketmq.sinks.change_table.batch_changes import ChangeRules
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, change_schema
-from pyspark_rocketmq.sinks.change_table.compaction import TableColumns
+from pyspark_rocketmq.sinks.change_table.compaction import POSITION, TableColumns
+from pyspark_rocketmq.sinks.change_table.history_appender import HistoryAppender
+from pyspark_rocketmq.sinks.change_table.versions import HISTORY_FIELDS, START_AT
+from pyspark_rocketmq.sinks.delta.appenders import Appender
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
@@ -70,6 +75,8 @@ class ChangeTable(DeltaSink):
         truncates: str = "apply",
         bad_changes: str = "stop",
         keep_deletions_days: int = 7,
+        stored_as_scd_type: int | str = 1,
+        track_history_column_list: Sequence[str] | None = None,
         compaction: bool = True,
         storage_options: GivenOptions | StorageOptions | None = None,
         today: Callable[[], date] = _utc_today,
@@ -98,6 +105,10 @@ class ChangeTable(DeltaSink):
                 into the table ``_bad_changes`` in the folder of this one.
             keep_deletions_days: Days after which a deletion is forgotten, so that an older change that comes
                 then makes the row again.
+            stored_as_scd_type: 1: the table has each row as it is now; 2: all its versions, with the times
+                ``__START_AT`` and ``__END_AT`` (null: the current one).
+            track_history_column_list: Columns whose change opens a version; another change is written into
+                the version that there is. None: all columns.
             compaction: See ``DeltaSink``.
             storage_options: See ``DeltaSink``.
             today: Function that returns the date in UTC.
@@ -109,8 +120,13 @@ class ChangeTable(DeltaSink):
                 wrong.
         """
         chosen = {"order": order, "deletes": deletes, "truncates": truncates, "bad_changes": bad_changes}
+        has_history = str(stored_as_scd_type) == "2"
         _check(path, keys, chosen)
+        _check_history(stored_as_scd_type, track_history_column_list, deletes)
         self._chosen: Final = chosen
+        self._has_history: Final = has_history
+        tracked = track_history_column_list
+        self._tracked: Final = None if tracked is None else tuple(tracked)
         self._keep_days = keep_deletions_days
         self._named_envelope = envelope
         self._envelope_options: dict[str, Any] = {**envelope_options}
@@ -150,11 +166,17 @@ class ChangeTable(DeltaSink):
             "source_table": self._source_table,
             **self._chosen,
             "keep_deletions_days": self._keep_days,
+            "stored_as_scd_type": 2 if self._has_history else 1,
+            "track_history_column_list": self._tracked,
             "compaction": self._table.compaction,
         }
 
     def _path_home(self, path: str | Path, storage: StorageOptions, keys: tuple[str, ...]) -> PathHome:  # noqa: ARG002 - the rules have the keys
-        return PathHome(table_uri(path), storage, partial(ChangeAppender, rules=self._rules))
+        appender: Callable[[TableSnapshot], Appender] = partial(ChangeAppender, rules=self._rules)
+        if self._has_history:
+            tracked = None if self._tracked is None else frozenset(self._tracked)
+            appender = partial(HistoryAppender, rules=self._rules, tracked=tracked)
+        return PathHome(table_uri(path), storage, appender)
 
     @property
     def envelope(self) -> Envelope:
@@ -219,10 +241,29 @@ class ChangeTable(DeltaSink):
                 f"The columns of {self.path} were altered while the query was starting. Start it again."
             )
         _check_keys(self.keys, table, self._read(f"The partitions of {self.path}", self._partition_columns))
+        _check_tracked(self._tracked or (), table)
+        self._read(f"The columns of {self.path}", self._check_stored_type)
         keys = TableColumns(keys=self.keys, others=(), keeps_deleted=self._rules.keeps_deleted)
+        hidden = HISTORY_FIELDS if self._has_history else keys.hidden
         # Only the first 32 columns have statistics, by which files without older values are left out.
-        is_wide = len(table) + len(keys.hidden) > _WITH_STATISTICS
-        super().prepare(pa.schema([*keys.hidden, *table] if is_wide else [*table, *keys.hidden]))
+        is_wide = len(table) + len(hidden) > _WITH_STATISTICS
+        super().prepare(pa.schema([*hidden, *table] if is_wide else [*table, *hidden]))
+
+    def _check_stored_type(self) -> None:
+        """Refuse a change table of the other type.
+
+        Raises:
+            OptionError: If the table is one.
+        """
+        handle = self._table.home.open()
+        stored = () if handle is None else handle.log.table.arrow_schema.names
+        if POSITION in stored and (START_AT in stored) != self._has_history:
+            kept, asked = ("2", "1") if START_AT in stored else ("1", "2")
+            problem = (
+                f"{self.path} was kept with stored_as_scd_type={kept}, so it cannot become {asked}; "
+                "load the source's table into a new change table, or give the type that it has"
+            )
+            raise OptionError((problem,), where=_WHERE)
 
     def _partition_columns(self) -> Sequence[str]:
         handle = self._table.home.open()
@@ -312,6 +353,44 @@ def _check_keys(keys: Sequence[str], table: pa.Schema, partition_by: Sequence[st
         for name in keys
         if name in partition_by and pa.types.is_string(table.field(name).type)
     ]
+    if problems:
+        raise OptionError(tuple(problems), where=_WHERE)
+
+
+def _check_tracked(tracked: Sequence[str], table: pa.Schema) -> None:
+    """Refuse tracked columns that the table lacks.
+
+    Raises:
+        OptionError: If there is one.
+    """
+    missing = [name for name in tracked if name not in table.names]
+    if missing:
+        problem = (
+            f"track_history_column_list names {', '.join(missing)}, but the table has "
+            f"{', '.join(table.names)}; name columns of the source's table"
+        )
+        raise OptionError((problem,), where=_WHERE)
+
+
+def _check_history(stored_as_scd_type: int | str, tracked: Sequence[str] | None, deletes: str) -> None:
+    """Refuse settings of versions that exclude each other.
+
+    Raises:
+        OptionError: With all problems.
+    """
+    problems = []
+    if stored_as_scd_type not in (1, 2, "1", "2"):
+        problems.append(f"stored_as_scd_type={stored_as_scd_type!r} is neither 1 nor 2")
+    has_history = str(stored_as_scd_type) == "2"
+    if tracked is not None and not has_history:
+        problems.append("track_history_column_list is about versions: add stored_as_scd_type=2")
+    if isinstance(tracked, str) or (tracked is not None and not tracked):
+        problems.append(f"track_history_column_list={tracked!r} names no columns; give some, or None for all")
+    if has_history and deletes == "soft":
+        problems.append(
+            "deletes='soft' marks the one row of a key, but with stored_as_scd_type=2 a deletion ends its "
+            "version and keeps it: leave deletes out"
+        )
     if problems:
         raise OptionError(tuple(problems), where=_WHERE)
 

@@ -1,0 +1,226 @@
+"""Makes the commits of a change table that keeps all versions of its rows: one MERGE by key and place.
+
+First the changes that the new versions do not show are recorded (``side_tables.PastChanges``): a change that
+comes late may need them. As in :mod:`~pyspark_rocketmq.sinks.change_table.appender`, the MERGE is committed
+only directly after the version that the decisions were made by.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import CommitProperties, DeltaTable
+
+from pyspark_rocketmq.change_data.effects import Order
+from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
+from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.merge import predicate, quoted
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
+from pyspark_rocketmq.delta.table import sql_literal
+from pyspark_rocketmq.sinks.change_table.batch_changes import SOURCE, TARGET, BatchChanges, ChangeRules
+from pyspark_rocketmq.sinks.change_table.compaction import (
+    EFFECT,
+    POSITION,
+    UNPLACED,
+    Effect,
+    Key,
+    keys_of,
+)
+from pyspark_rocketmq.sinks.change_table.side_tables import PAST_CHANGES, PastChanges
+from pyspark_rocketmq.sinks.change_table.versions import (
+    CHANGE_FIELDS,
+    END_AT,
+    END_POSITION,
+    HISTORY_FIELDS,
+    PLACES,
+    Truncations,
+    keys_after,
+    known_of,
+    outcome,
+)
+from pyspark_rocketmq.sinks.delta.appenders import FileAppender
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
+from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
+
+logger = logging.getLogger(__name__)
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class HistoryAppender:
+    """Merges the versions that changes make into the table; implements ``Appender``."""
+
+    table: TableSnapshot
+    """The table of the log that is passed to the methods."""
+    rules: ChangeRules
+    tracked: frozenset[str] | None
+    """Columns whose change opens a version; None for all."""
+
+    @property
+    def commits_by(self) -> str:
+        """See :meth:`Appender.commits_by`."""
+        return "delta-rs"
+
+    def append(
+        self,
+        log: SinkLog,
+        files: Sequence[WrittenFile],
+        before: GroupCommit,
+        commit: SinkCommit,
+        columns: pa.Schema,  # noqa: ARG002 - a change has those of the table
+    ) -> int:
+        """See :meth:`Appender.append`.
+
+        Raises:
+            SinkConflict: If a change cannot be applied, and the rules stop there.
+        """
+
+        def merge(note: CommitNote) -> None:
+            with ExitStack() as spools:
+                batch = BatchChanges(self.table, self.rules, log, files)
+                batch.check()
+                versions = _Versions(self.table, batch, self.tracked)
+                source, keys_between = batch.spooled(versions.of_share, spools)
+                self.table.write_next(partial(self._merge, source, batch.truncations, keys_between), note)
+
+        return FileAppender(self.table).append_merged(log, files, before, commit, merge)
+
+    def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+        """See :meth:`Appender.set_watermarks`."""
+        return FileAppender(self.table).set_watermarks(log, before, commit)
+
+    def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:  # noqa: ARG002 - it has the same table
+        """See :meth:`Appender.add_columns`."""
+        self.table.add_columns(columns)
+
+    def _merge(
+        self,
+        source: pa.RecordBatchReader,
+        truncations: Truncations,
+        keys_between: str,
+        table: DeltaTable,
+        properties: CommitProperties,
+    ) -> None:
+        names = [name for name in source.schema.names if name != EFFECT]
+        values = {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
+        old = f"coalesce({TARGET}.{quoted(POSITION)}, {sql_literal(UNPLACED)})"
+        is_deleted = f"{SOURCE}.{quoted(EFFECT)} = '{Effect.DELETE}'"
+        merger = (
+            table.merge(
+                source,
+                f"{predicate(self.rules.keys, SOURCE, TARGET)}{keys_between} "
+                f"AND {old} = {SOURCE}.{quoted(POSITION)}",
+                source_alias=SOURCE,
+                target_alias=TARGET,
+                commit_properties=properties,
+                post_commithook_properties=NO_POST_COMMIT_HOOKS,
+            )
+            .when_matched_delete(is_deleted)
+            .when_matched_update(values)
+            .when_not_matched_insert(values, f"NOT ({is_deleted})")
+        )
+        # The lowest truncation that is above a version has ended it. The source has all versions of keys that
+        # may be otherwise.
+        for at, time in sorted(truncations.items()):
+            is_ended = f"{TARGET}.{quoted(END_POSITION)} IS NULL AND {old} < {sql_literal(at)}"
+            ends = {quoted(END_POSITION): sql_literal(at), quoted(END_AT): _literal(time)}
+            merger = merger.when_not_matched_by_source_update(ends, is_ended)
+        logger.debug("versions merged metrics=%s", merger.execute())
+
+
+def _literal(time: datetime | None) -> str:
+    type_ = "'Timestamp(Microsecond, Some(\"UTC\"))'"
+    micros = "NULL" if time is None else str((time - _EPOCH) // timedelta(microseconds=1))
+    return f"arrow_cast({micros}, {type_})"
+
+
+class _Versions:
+    """The source of a batch's MERGE, for one version of the table."""
+
+    def __init__(self, table: TableSnapshot, batch: BatchChanges, tracked: frozenset[str] | None) -> None:
+        self._table = table
+        self._batch = batch
+        self._tracked = tracked
+        self._columns = batch.columns
+        plain = [batch.schema.field(name) for name in (*self._columns.keys, *self._columns.others)]
+        plain = [pa.field(field.name, field.type) for field in plain]
+        self._stored_schema = pa.schema([*plain, *HISTORY_FIELDS])
+        self._past = PastChanges(
+            recent=batch.recent(PAST_CHANGES),
+            schema=pa.schema([*plain, *CHANGE_FIELDS]),
+            keys=self._columns.keys,
+        )
+
+    def of_share(self, number: int) -> pa.Table:
+        """Record what the versions of a share of the keys do not show, and return its part of the source."""
+        batch = self._batch
+        facts = _FactsOfShare(self._table, self._past, batch, self._stored_schema, number)
+        known = known_of(self._columns, batch.share(number), batch.truncations, facts)
+        found = outcome(self._columns, self._tracked, known)
+        self._past.record(found.lost, {} if number else batch.truncations)
+        names = [field.name for field in batch.schema if field.name in self._stored_schema.names]
+        schema = pa.schema([self._stored_schema.field(name) for name in names])
+        return found.source.select([*names, EFFECT]).cast(schema.append(pa.field(EFFECT, pa.string())))
+
+
+@dataclass(frozen=True)
+class _FactsOfShare:
+    """All that is stored of a share of the keys; implements ``versions.Facts``."""
+
+    table: TableSnapshot
+    past_changes: PastChanges
+    batch: BatchChanges
+    schema: pa.Schema
+    """Columns of versions."""
+    number: int
+    """Number of the share."""
+
+    def versions(self, keys: Collection[Key], since: Order) -> pa.Table:
+        """See ``Facts.versions``."""
+        end = ds.field(END_POSITION)
+        is_first = ds.field(self._key_names[0]).isin(self.batch.first_values(keys))
+        found = self._stored(is_first & (end.is_null() | (end >= since)))
+        return pa.concat_tables([self.schema.empty_table(), *(self._of(keys, rows) for rows in found)])
+
+    def past(self, keys: Collection[Key], since: Order) -> pa.Table:
+        """See ``Facts.past``."""
+        return self._of(keys, self.past_changes.of_keys(self.batch.first_values(keys), since))
+
+    def truncations(self, since: Order) -> Truncations:
+        """See ``Facts.truncations``."""
+        return self.past_changes.truncations(since)
+
+    def keys_after(self, at: Order) -> set[Key]:
+        """See ``Facts.keys_after``."""
+        end = ds.field(END_POSITION)
+        is_changed = ds.field(PLACES).is_valid() & end.is_null()
+        found = set[Key]()
+        for rows in self._stored((ds.field(POSITION) >= at) | (end >= at) | is_changed):
+            found |= keys_after(self._in_share(rows), self._key_names, lambda _: at)
+        return found.union(keys_of(self._in_share(self.past_changes.after(at)), self._key_names))
+
+    @property
+    def _key_names(self) -> tuple[str, ...]:
+        return self.batch.columns.keys
+
+    def _stored(self, wanted: ds.Expression) -> Iterator[pa.Table]:
+        dataset = self.table.table.to_pyarrow_dataset()
+        for batch in dataset.scanner(columns=self.schema.names, filter=wanted).to_batches():
+            yield pa.Table.from_batches([batch]).cast(self.schema)
+
+    def _in_share(self, rows: pa.Table) -> pa.Table:
+        return rows.filter(self.batch.in_share(rows, self.number))
+
+    def _of(self, keys: Collection[Key], rows: pa.Table) -> pa.Table:
+        is_wanted = [key in keys for key in keys_of(rows, self._key_names)]
+        return rows.filter(pa.array(is_wanted, pa.bool_()))
