@@ -77,6 +77,28 @@ def _use(sink: ChangeTable, **settings: Any) -> None:
     object.__setattr__(appender, "rules", replace(appender.rules, **settings))
 
 
+def test_keys_may_be_texts(path: Path) -> None:
+    """K1: files that delta-rs has merged have texts of a kind that Arrow does not compare."""
+    columns = pa.schema([("id", pa.string()), *list(MODEL_SCHEMA)[1:]])
+    sink = change_table(path, columns=columns)
+    for place in range(1, 6):
+        log = [
+            (Operation.INSERT, "k"),
+            (Operation.INSERT, "l"),
+            (Operation.DELETE, "l"),
+            (Operation.INSERT, "m"),
+        ]
+        changes = [
+            replace(change(operation, 0, place * 10 + number, a=place, b=1, c=1), key={"id": key})
+            for number, (operation, key) in enumerate(log)
+        ]
+        apply(sink, [Sent(each, place * 10 + number) for number, each in enumerate(changes)])
+    late = replace(change(Operation.UPDATE, 0, 60, b=7), key={"id": "m"})
+    apply(sink, [Sent(late, 60)])
+
+    assert table_rows(path) == {"k": {"a": 5, "b": 1, "c": 1}, "m": {"a": 5, "b": 7, "c": 1}}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 400))
 def test_many_schedules_into_delta(path: Path, seed: int) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder
@@ -23,6 +23,9 @@ from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.retry import commit_with_retry
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 logger = logging.getLogger(__name__)
 
@@ -230,6 +233,21 @@ def create_table(
 def sql_literal(text: str) -> str:
     """Return ``text`` as a literal of delta-rs' SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: ds.Expression) -> Iterator[pa.Table]:
+    """Yield all rows of the files that may have rows with ``may_have``, by the files' statistics.
+
+    Arrow cannot filter the rows themselves: files that delta-rs merges have texts of another kind (views),
+    which Arrow does not compare with texts.
+
+    Raises:
+        DeltaError, OSError: If the storage does not answer.
+    """
+    dataset = table.to_pyarrow_dataset()
+    for fragment in dataset.get_fragments(filter=may_have):
+        for batch in fragment.to_batches(schema=dataset.schema, columns=list(columns)):
+            yield pa.Table.from_batches([batch])
 
 
 def query_rows(table: DeltaTable, sql: str) -> pa.Table:

@@ -26,7 +26,7 @@ from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.merge import predicate, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
-from pyspark_rocketmq.delta.table import sql_literal
+from pyspark_rocketmq.delta.table import rows_of_files, sql_literal
 from pyspark_rocketmq.sinks.change_table.batch_changes import SOURCE, TARGET, BatchChanges, ChangeRules
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN
 from pyspark_rocketmq.sinks.change_table.compaction import (
@@ -162,10 +162,9 @@ class _Sources:
             is_older = is_older & ds.field(first).isin(self._batch.first_values(changes.facts))
         is_unfinished = ds.field(first).isin(self._batch.first_values(unfinished))
         wanted = is_unfinished | is_older if unfinished else is_older
-        scanner = self._table.table.to_pyarrow_dataset().scanner(columns=schema.names, filter=wanted)
         found = [schema.empty_table()]
-        for batch in scanner.to_batches():
-            rows = pa.Table.from_batches([batch]).cast(schema)
+        for some in rows_of_files(self._table.table, schema.names, wanted):
+            rows = some.cast(schema)
             keys = keys_of(rows, self._columns.keys)
             is_wanted = [
                 key in unfinished or (older is not None and (is_truncated or key in changes.facts))

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable
 
@@ -24,7 +25,7 @@ from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.merge import predicate, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
-from pyspark_rocketmq.delta.table import sql_literal
+from pyspark_rocketmq.delta.table import rows_of_files, sql_literal
 from pyspark_rocketmq.sinks.change_table.batch_changes import SOURCE, TARGET, BatchChanges, ChangeRules
 from pyspark_rocketmq.sinks.change_table.compaction import (
     EFFECT,
@@ -152,13 +153,15 @@ class _Versions:
         self._batch = batch
         self._tracked = tracked
         self._columns = batch.columns
-        plain = [batch.schema.field(name) for name in (*self._columns.keys, *self._columns.others)]
+        keys = self._columns.keys
+        plain = [batch.schema.field(name) for name in (*keys, *self._columns.others)]
         plain = [pa.field(field.name, field.type) for field in plain]
         self._stored_schema = pa.schema([*plain, *HISTORY_FIELDS])
         self._past = PastChanges(
             recent=batch.recent(PAST_CHANGES),
-            schema=pa.schema([*plain, *CHANGE_FIELDS]),
-            keys=self._columns.keys,
+            # Only the first 32 columns have statistics.
+            schema=pa.schema([*plain[: len(keys)], *CHANGE_FIELDS, *plain[len(keys) :]]),
+            keys=keys,
         )
 
     def of_share(self, number: int) -> pa.Table:
@@ -187,10 +190,13 @@ class _FactsOfShare:
 
     def versions(self, keys: Collection[Key], since: Order) -> pa.Table:
         """See ``Facts.versions``."""
-        end = ds.field(END_POSITION)
-        is_first = ds.field(self._key_names[0]).isin(self.batch.first_values(keys))
-        found = self._stored(is_first & (end.is_null() | (end >= since)))
-        return pa.concat_tables([self.schema.empty_table(), *(self._of(keys, rows) for rows in found)])
+        first, values = self._key_names[0], self.batch.first_values(keys)
+        found = [self.schema.empty_table()]
+        for rows in self._stored(ds.field(first).isin(values)):
+            end = rows[END_POSITION]
+            is_wanted = pc.or_(pc.is_null(end), pc.fill_null(pc.greater_equal(end, since), False))
+            found.append(self._of(keys, rows.filter(pc.and_(is_wanted, pc.is_in(rows[first], values)))))
+        return pa.concat_tables(found)
 
     def past(self, keys: Collection[Key], since: Order) -> pa.Table:
         """See ``Facts.past``."""
@@ -202,10 +208,9 @@ class _FactsOfShare:
 
     def keys_after(self, at: Order) -> set[Key]:
         """See ``Facts.keys_after``."""
-        end = ds.field(END_POSITION)
-        is_changed = ds.field(PLACES).is_valid() & end.is_null()
         found = set[Key]()
-        for rows in self._stored((ds.field(POSITION) >= at) | (end >= at) | is_changed):
+        may_be = (ds.field(POSITION) >= at) | (ds.field(END_POSITION) >= at) | ds.field(PLACES).is_valid()
+        for rows in self._stored(may_be):
             found |= keys_after(self._in_share(rows), self._key_names, lambda _: at)
         return found.union(keys_of(self._in_share(self.past_changes.after(at)), self._key_names))
 
@@ -213,10 +218,9 @@ class _FactsOfShare:
     def _key_names(self) -> tuple[str, ...]:
         return self.batch.columns.keys
 
-    def _stored(self, wanted: ds.Expression) -> Iterator[pa.Table]:
-        dataset = self.table.table.to_pyarrow_dataset()
-        for batch in dataset.scanner(columns=self.schema.names, filter=wanted).to_batches():
-            yield pa.Table.from_batches([batch]).cast(self.schema)
+    def _stored(self, may_have: ds.Expression) -> Iterator[pa.Table]:
+        for rows in rows_of_files(self.table.table, self.schema.names, may_have):
+            yield rows.cast(self.schema)
 
     def _in_share(self, rows: pa.Table) -> pa.Table:
         return rows.filter(self.batch.in_share(rows, self.number))

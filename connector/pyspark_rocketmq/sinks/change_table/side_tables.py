@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -23,7 +24,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import LOWEST, Order
 from pyspark_rocketmq.delta.storage_options import StorageOptions
-from pyspark_rocketmq.delta.table import create_table, open_table
+from pyspark_rocketmq.delta.table import create_table, open_table, rows_of_files
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM
 from pyspark_rocketmq.sinks.change_table.compaction import OPERATION, POSITION, Key, keys_of
@@ -131,12 +132,9 @@ class Deletions:
             return {}, LOWEST
         first = ds.field(self.keys.names[0])
         values = pa.array([key[0] for key in keys], self.keys.field(0).type)
-        wanted = table.to_pyarrow_dataset().scanner(
-            columns=[*self.keys.names, POSITION], filter=first.isin(values) | first.is_null()
-        )
         asked, found, truncated_at = set(keys), dict[Key, Order](), LOWEST
-        for batch in wanted.to_batches():
-            rows = pa.Table.from_batches([batch])
+        names = [*self.keys.names, POSITION]
+        for rows in rows_of_files(table, names, first.isin(values) | first.is_null()):
             places = rows[POSITION].to_pylist()
             for key, at in zip(keys_of(rows, self.keys.names), places, strict=True):
                 if key in asked:
@@ -182,7 +180,7 @@ class PastChanges:
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
-        return self._read(ds.field(self.keys[0]).isin(first_values) & (ds.field(POSITION) >= since))
+        return self._read(since, ds.field(self.keys[0]).isin(first_values), first_values)
 
     def after(self, at: Order) -> pa.Table:
         """Return all changes with a key from a place on.
@@ -190,7 +188,8 @@ class PastChanges:
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
-        return self._read(ds.field(self.keys[0]).is_valid() & (ds.field(POSITION) >= at))
+        found = self._read(at, ds.field(self.keys[0]).is_valid())
+        return found.filter(pc.is_valid(found[self.keys[0]]))
 
     def truncations(self, since: Order) -> dict[Order, datetime | None]:
         """Return the truncations from a place on.
@@ -198,7 +197,8 @@ class PastChanges:
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
-        found = self._read(ds.field(self.keys[0]).is_null() & (ds.field(POSITION) >= since))
+        found = self._read(since, ds.field(self.keys[0]).is_null())
+        found = found.filter(pc.is_null(found[self.keys[0]]))
         return dict(zip(found[POSITION].to_pylist(), found[TIME].to_pylist(), strict=True))
 
     @cached_property
@@ -206,17 +206,23 @@ class PastChanges:
         """The table as it was at the first read: others that record later commit later, too."""
         return self.recent.opened()
 
-    def _read(self, wanted: ds.Expression) -> pa.Table:
+    def _read(self, since: Order, may_have: ds.Expression, first_values: pa.Array | None = None) -> pa.Table:
+        found = [self.schema.empty_table()]
         if self._begun is None:
-            return self.schema.empty_table()
-        dataset = self._begun.to_pyarrow_dataset()
-        names = [name for name in self.schema.names if name in dataset.schema.names]
-        rows = dataset.to_table(columns=names, filter=wanted)
-        columns = [
-            rows[field.name].cast(field.type) if field.name in names else pa.nulls(len(rows), field.type)
-            for field in self.schema
-        ]
-        return pa.table(columns, schema=self.schema)
+            return found[0]
+        names = [name for name in self.schema.names if name in self._begun.to_pyarrow_dataset().schema.names]
+        for some in rows_of_files(self._begun, names, may_have & (ds.field(POSITION) >= since)):
+            rows = some.filter(pc.greater_equal(some[POSITION], since))
+            if first_values is not None:
+                rows = rows.filter(
+                    pc.is_in(rows[self.keys[0]].cast(first_values.type), value_set=first_values)
+                )
+            columns = [
+                rows[field.name].cast(field.type) if field.name in names else pa.nulls(len(rows), field.type)
+                for field in self.schema
+            ]
+            found.append(pa.table(columns, schema=self.schema))
+        return pa.concat_tables(found)
 
 
 @dataclass(frozen=True, kw_only=True)
