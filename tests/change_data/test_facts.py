@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.facts_page import PAGE, load, numbers, page, files_by_fact
+from tests.facts_page import PAGE, files_by_fact, load, numbers, page
 
 
 def test_every_fact_has_a_test() -> None:
