@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable
 
@@ -157,14 +158,19 @@ class _Sources:
         unfinished = set(changes.unfinished)
         first = self._columns.keys[0]
         is_truncated = bool(self._batch.truncated_at)
+        changed_values, unfinished_values = map(self._batch.first_values, (changes.facts, unfinished))
         is_older = ds.field(OLDER).is_valid()
         if not is_truncated:
-            is_older = is_older & ds.field(first).isin(self._batch.first_values(changes.facts))
-        is_unfinished = ds.field(first).isin(self._batch.first_values(unfinished))
-        wanted = is_unfinished | is_older if unfinished else is_older
+            is_older = is_older & ds.field(first).isin(changed_values)
+        may_have = ds.field(first).isin(unfinished_values) | is_older if unfinished else is_older
         found = [schema.empty_table()]
-        for some in rows_of_files(self._table.table, schema.names, wanted):
+        for some in rows_of_files(self._table.table, schema.names, may_have):
             rows = some.cast(schema)
+            # Few rows of a file are wanted: Arrow finds them, then whole keys decide.
+            has_older = pc.is_valid(rows[OLDER])
+            if not is_truncated:
+                has_older = pc.and_(has_older, pc.is_in(rows[first], changed_values))
+            rows = rows.filter(pc.or_(has_older, pc.is_in(rows[first], unfinished_values)))
             keys = keys_of(rows, self._columns.keys)
             is_wanted = [
                 key in unfinished or (older is not None and (is_truncated or key in changes.facts))

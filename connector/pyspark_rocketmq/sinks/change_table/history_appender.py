@@ -210,7 +210,11 @@ class _FactsOfShare:
         """See ``Facts.keys_after``."""
         found = set[Key]()
         may_be = (ds.field(POSITION) >= at) | (ds.field(END_POSITION) >= at) | ds.field(PLACES).is_valid()
-        for rows in self._stored(may_be):
+        for some in self._stored(may_be):
+            is_later = [
+                pc.fill_null(pc.greater_equal(some[name], at), False) for name in (POSITION, END_POSITION)
+            ]
+            rows = some.filter(pc.or_(pc.or_(*is_later), pc.is_valid(some[PLACES])))
             found |= keys_after(self._in_share(rows), self._key_names, lambda _: at)
         return found.union(keys_of(self._in_share(self.past_changes.after(at)), self._key_names))
 

@@ -134,7 +134,9 @@ class Deletions:
         values = pa.array([key[0] for key in keys], self.keys.field(0).type)
         asked, found, truncated_at = set(keys), dict[Key, Order](), LOWEST
         names = [*self.keys.names, POSITION]
-        for rows in rows_of_files(table, names, first.isin(values) | first.is_null()):
+        for some in rows_of_files(table, names, first.isin(values) | first.is_null()):
+            column = some[self.keys.names[0]]
+            rows = some.filter(pc.or_(pc.is_in(column.cast(values.type), values), pc.is_null(column)))
             places = rows[POSITION].to_pylist()
             for key, at in zip(keys_of(rows, self.keys.names), places, strict=True):
                 if key in asked:
