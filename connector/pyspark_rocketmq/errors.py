@@ -4,8 +4,9 @@ A Spark worker passes only an error's *text* to the driver. So each class has it
 includes all of them in its sentence: what happened, where (topic, broker, queue, offset, address), what to
 do.
 
-``may_pass`` decides about retries, never a list of classes.  ``peer_text`` formats strings from servers.
-docs/errors.md is generated from the classes' docstrings: when each error is raised, and what to do.
+Whether to retry is decided by ``may_pass``, and not by lists of classes.  Strings from servers are formatted
+by ``peer_text``.  docs/errors.md is generated from the classes' docstrings, which contain when an error is
+raised and what to do.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class RocketMQError(Exception):
     """Root of every error of this package; URIs in it are shown without their secrets."""
 
     retryable: ClassVar[bool] = False
-    """Whether the error usually passes by itself, so that every caller retries, also at first contact."""
+    """Whether the error usually passes by itself. Every caller then retries, also its very first request."""
     passes_later: ClassVar[bool] = False
-    """Whether the error means "not now" to a client that the cluster has served before; at first contact it
-    is raised after a few tries."""
+    """Whether the error usually passes by itself if the same request has succeeded before. If it never has,
+    the error is raised after a few tries."""
 
     def may_pass(self, *, has_worked: bool) -> bool:
         """Whether to wait and try again.
@@ -78,16 +79,16 @@ class OptionError(RocketMQError, ValueError):
 
 
 class WireError(RocketMQError):
-    """Bytes and the protocol disagree."""
+    """Bytes do not follow the protocol."""
 
     def __str__(self) -> str:
         return peer_text(super().__str__())
 
 
 class LocalProtocolError(WireError):
-    """Something to send or to decode breaks the protocol or a limit, for example a message's property.
+    """A value to send or to decode, such as a message's property, breaks the protocol or a limit.
 
-    Do: Correct what the error names; if that is not yours, report a bug.
+    Do: Correct the value that the error names; if you did not set it, report a bug.
     """
 
 
@@ -118,8 +119,8 @@ class TransportError(RocketMQError):
 class ConnectFailed(TransportError):
     """The connection could not be opened.
 
-    Do: Check address, server, firewall, and the address that brokers announce (``brokerIP1``);
-    ``brokerAddresses`` replaces one that is out of reach.
+    Do: Check address, server and firewall. If brokers announce an address that cannot be reached from here
+    (``brokerIP1``), set ``brokerAddresses``.
     """
 
     def __str__(self) -> str:
@@ -146,7 +147,8 @@ class TlsFailed(ConnectFailed):
 class ChannelClosed(TransportError):
     """The connection ended while a request was under way.
 
-    Do: Nothing, if it passes; a server that requires TLS closes plain connections in this way.
+    Do: Nothing, if it passes; else check ``useTls``, since a server that requires TLS closes plain
+    connections.
     """
 
     def __str__(self) -> str:
@@ -156,7 +158,7 @@ class ChannelClosed(TransportError):
 class RequestTimeout(TransportError):
     """No answer came within the request's deadline.
 
-    Do: Raise ``requestTimeoutMs`` if the server is only slow; correct the address if it is of another kind.
+    Do: Raise ``requestTimeoutMs`` if the server is slow; correct the address if it is no RocketMQ server's.
     """
 
     def __init__(self, address: str, request: str, timeout_s: float) -> None:
@@ -168,8 +170,8 @@ class RequestTimeout(TransportError):
     def __str__(self) -> str:
         return (
             f"{self.address} did not answer {self.request} within {self.timeout_s:.3g} s. "
-            "If that is a RocketMQ server which is only slow, raise requestTimeoutMs; a server of another "
-            "kind never answers, so correct the address."
+            "If this RocketMQ server is slow, raise requestTimeoutMs. If the address is that of another kind "
+            "of server, which never answers, correct it."
         )
 
 
@@ -284,7 +286,7 @@ class WrongMessageType(MessageRefused):
 class NotANameServer(BrokerError):
     """A broker was asked for a topic's route: option ``nameServers`` has a broker's address.
 
-    Do: Give a name server's, whose port is 9876 by default.
+    Do: Give a name server's address; its port is 9876 by default.
     """
 
     advice: ClassVar[str] = (
@@ -431,7 +433,7 @@ class StaticTopic(RocketMQError):
 class NoWritableQueue(RocketMQError):
     """The topic exists, but no living master offers a queue of it for writing.
 
-    Do: Start its brokers, or set permission 6.
+    Do: Start its brokers, or set the topic's permission to 6 (read and write).
     """
 
     retryable: ClassVar[bool] = True
@@ -558,9 +560,9 @@ class BadRecord(RocketMQError):
 
 
 class FrameDamaged(BadRecord):
-    """A body does not begin with a schema's id as the framing has it.
+    """A body does not begin with a schema's id in the form of the given framing.
 
-    Do: Correct the framing, if the error names another; a single damaged body is a bad record.
+    Do: If the error names another framing, give that one; a single damaged body is a bad record.
     """
 
     def __init__(self, framing: str, found: str, looks_like: str = "") -> None:
@@ -581,7 +583,7 @@ class FrameDamaged(BadRecord):
 class SchemaNotFound(BadRecord):
     """The schema registry has no schema with the id in a body.
 
-    Do: Correct the registry's address or the framing, if there are many; one such body is a bad record.
+    Do: If there are many, correct the registry's address or the framing; one such body is a bad record.
     """
 
     def __init__(self, registry: str, schema: str) -> None:
@@ -597,7 +599,7 @@ class SchemaNotFound(BadRecord):
 
 
 class SchemaRegistryDown(RocketMQError):
-    """The schema registry does not answer, or not with a schema; in a consumer the messages wait.
+    """The schema registry does not answer, or its answer is no schema; in a consumer the messages wait.
 
     Do: Start it, or correct its address; nothing is lost meanwhile.
     """
@@ -764,7 +766,7 @@ class TopicDeleted(DataLoss):
 class QueueRemoved(DataLoss):
     """The topic has fewer queues, and one of them was not read to its end.
 
-    Do: Give the queues back until they are read, or ``failOnDataLoss=false``.
+    Do: Give the topic its queues back until they are read, or set ``failOnDataLoss=false``.
     """
 
     def __str__(self) -> str:
@@ -883,11 +885,11 @@ class ListenerError(RocketMQError):
 
 
 def without_frames(function: FunctionT) -> FunctionT:
-    """Remove the frames from tracebacks of this package's errors that leave a function called by Spark.
+    """Wrap a function or generator that Spark calls: this package's errors leave it without their frames.
 
-    Spark shows a worker's traceback up to six times, with the error's sentence below all of it. The frames
+    Spark shows a worker's traceback up to six times, and only below all that the error's sentence. The frames
     are logged at level DEBUG. Other exceptions and LocalProtocolError keep their frames, because they may be
-    bugs. Also works on generators.
+    bugs.
     """
 
     @wraps(function)
@@ -921,5 +923,5 @@ def error_of_worker(text: str) -> RocketMQError | None:
 
 
 def named_error(name: str, text: str) -> RocketMQError:
-    """Return an error of this package of which only the class's name and the text are left."""
+    """Create an error of this package again from its class's name and its text."""
     return cast("RocketMQError", type(name, (RocketMQError,), {"__module__": __name__})(text))

@@ -44,9 +44,13 @@ def test_each_kind_does_for_the_consumer_java_has_it_for(store: str, given: dict
 @pytest.mark.parametrize(
     ("store", "given", "sentence"),
     [
-        ("file:/var/offsets", {}, "other members of a CLUSTERING group do not see them; use a Delta table"),
+        ("file:/var/offsets", {}, "a CLUSTERING group on other machines cannot use them; use a Delta table"),
         ("broker:", BROADCASTING | CONCURRENT, "has only one offset for all instances"),
-        ("broker:", {}, "which an orderly consumer needs; use a Delta table, or consumeOrderly=false"),
+        (
+            "broker:",
+            {},
+            "neither attempts nor suspensions nor epochs; use a Delta table, or consumeOrderly=false",
+        ),
         ("redis:x", {}, "option offsetStore='redis:x' has the unknown kind 'redis'"),
     ],
 )

@@ -1,9 +1,9 @@
 """Reads and writes a group's offsets at its brokers, also for ``offsetStore=broker``, and finds resets.
 
 A broker keeps an operator's reset until the group's next pull of the queue, and returns it with the answer
-(F5).  A Java consumer always has a waiting pull. Here, a queue without new messages is in no plan, so no task
-pulls it. Therefore the planner pulls the next message of such queues every 15 s. It does not wait for the
-answer, which the next plan takes into account.
+(F5).  A Java consumer always has a pull waiting at the broker. Here, a queue without new messages is in no
+plan, so no task pulls it. Therefore the planner pulls such queues every 15 s. It does not wait for the
+answers; the next plan uses them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ResetWatch(Protocol):
         ...
 
     def look(self, idle: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """If it is time, ask for resets of ``idle`` queues: those without new messages, and next offsets."""
+        """If it is time, ask for resets of ``idle``: the queues without new messages, with next offsets."""
         ...
 
 
@@ -168,7 +168,7 @@ class RemoteBrokerOffsets:
 
         def query(address: BrokerAddress, queue: MessageQueue) -> int | None:
             try:
-                # Refuse the 0 that a broker returns by default: it would look like a stored offset.
+                # Without this, a broker may return 0 if it has no offset, which would look like a stored one.
                 return self._brokers.query_consumer_offset(
                     address, self._group, queue, set_zero_if_not_found=False
                 )
@@ -185,7 +185,7 @@ class RemoteBrokerOffsets:
             try:
                 self._brokers.update_consumer_offset(address, self._group, queue, next_offsets[queue])
             except GroupNotFound:
-                # Without the group, the broker has no offset that could be mistaken for a later one.
+                # A broker that does not know the group has no offset of it, so no wrong one either.
                 logger.info("offset not stored, the broker has no such group group=%s %s", self._group, queue)
 
         self._each(next_offsets, addresses, update)

@@ -1,10 +1,11 @@
 """Creates a member from options, and makes it leave the group when the process ends.
 
-Spark ends the planner process with SIGTERM and does not call our code before. If the driver dies, the process
-exits by itself. Only after ``kill -9`` of this process do brokers keep the member until their time-outs.
+Spark ends the planner process with SIGTERM, without calling our code before. If the driver dies, the planner
+process exits by itself. In both cases the member leaves. Only if this process is killed by ``kill -9`` do
+brokers keep the member until their time-outs.
 
-Spark ends the Python workers up to four seconds later. So the process waits until the driver reports that no
-listener call is running, or until Spark must have ended the workers, and then gives back the locks.
+Spark ends the Python workers up to four seconds after the planner. So the planner keeps the locks until the
+driver reports that no listener call is running, or until Spark must have ended the workers.
 """
 
 from __future__ import annotations
@@ -54,8 +55,7 @@ def _install() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def on_sigterm(number: int, frame: types.FrameType | None) -> None:
-        # The main thread may hold any lock at this moment, so do not wait for anything before it has
-        # returned from here.
+        # The interrupted main thread may hold any lock, so nothing here may wait.
         for member in _members:
             member.stop_soon()
         if callable(before):
@@ -105,7 +105,8 @@ def join_group(
         member_id: The client id.
         store: The offset store of the group.
         clock: The system's clock, except in tests.
-        timing: Intervals, RocketMQ's by default; others must fit the intervals of the brokers.
+        timing: Intervals of heartbeats, rebalances and locks; RocketMQ's by default. Others must fit those
+            of the brokers.
         driver: The driver connection of a ``PushConsumer``.
         open_listener: See :class:`ClientRemotingProcessor`.
 
@@ -133,14 +134,14 @@ def join_group(
                 consume_from_where=_consume_from_where(options),
                 subscriptions=tuple(
                     subscription_data(options.subscription_of(topic), sub_version=now_ms)
-                    # A heartbeat replaces the group's whole table, so it contains everything that a Java
-                    # consumer's would (A3).
+                    # A heartbeat replaces the group's subscriptions at the broker, so it contains all topics,
+                    # as a Java consumer's does (A3).
                     for topic in options.all_subscribed()
                 ),
             ),
         ),
     )
-    # A member's calls are limited independently of pulls: a member that waits renews no locks.
+    # The member's calls have their own time-out: while a call waits, no lock is renewed.
     processor = ClientRemotingProcessor(options, store, offset_key(options), clock, open_listener)
     pool = ConnectionSettings.of(options).open_pool(clock, lambda _: processor)
     cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)
@@ -158,7 +159,7 @@ def join_group(
 
 
 def _logging_errors(strategy: AllocationStrategy, group: str) -> Allocate:
-    """Wrap a strategy, possibly the user's: its errors are logged, and the topic's queues stay as they are.
+    """Wrap a strategy, perhaps a user's: if it fails, log the error and let the member keep its queues.
 
     Source: ``RebalanceImpl.rebalanceByTopic``.
     """

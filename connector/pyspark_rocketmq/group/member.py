@@ -1,20 +1,19 @@
 """A running member: the thread that performs the actions of its membership, and a check of subscriptions.
 
 This thread, the planner, and the connection threads that receive brokers' notifications all use the state
-machine. A lock guards it, and no code calls a server or waits while it holds the lock. Every call to a server
-has a deadline, and calls of one kind go to all brokers at the same time: the worst round stays below the 10 s
-for which a lock still counts after its renewal is due, however many brokers are silent.
+machine. A lock guards it; while a thread holds this lock, it does not call a server or wait. Every call to a
+server has a deadline, and calls of one kind go to all brokers at the same time. So a round takes less than
+10 s, however many brokers are silent: for these 10 s a queue's lock still counts after its renewal is due.
 
-When a connection breaks, its broker drops the membership. So a heartbeat follows immediately, without waiting
-for the next half minute: otherwise the others would see this member missing and take its queues. While that
-fails, it is tried again every second.
+When a connection breaks, its broker removes the member. The other members would then take its queues. So the
+next heartbeat is sent immediately and not after half a minute; if it fails, it is tried again every second.
 
-A broker keeps one subscription table per group, the one of the last heartbeat: members with different
-subscriptions silently take messages from each other (rocketmq-client-go#592, apache/rocketmq#7885).
+A broker keeps one table of subscriptions for each group, that of the last heartbeat. If members have
+different subscriptions, some of them silently miss messages (rocketmq-client-go#592, apache/rocketmq#7885).
 
-The planner asks for the queues before every micro-batch; other queues are in no plan. Each queue comes with
-the number of its *grant*, which grows. Under a new grant, the queue must first be claimed in the offset
-store: only the claim fences off other members; ownership does not.
+The planner asks for this member's queues before every micro-batch, and plans no others. Each queue comes with
+the number of its *grant*; every new grant has a higher one. Under a new grant the queue must first be claimed
+in the offset store: only the claim keeps other members from committing, the lock does not.
 """
 
 from __future__ import annotations
@@ -71,12 +70,12 @@ class QueueOwnership(Protocol):
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         """Return the queues that may be planned now, with their grants; this ends the previous plan.
 
-        They are all kept until :meth:`planned` is called.
+        The member gives none of them up before :meth:`planned` is called.
         """
         ...
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Report the plan's queues; return those that may still be run. The others must be left out."""
+        """Note the queues that the plan contains; return those that may still be run, without the others."""
         ...
 
     def holds(self, queue: MessageQueue) -> bool:
@@ -154,7 +153,7 @@ def _shown(subscription: SubscriptionData | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCalls:
-    """The clients of a member; ``pool`` must pass brokers' requests to the member."""
+    """The clients of a member; their ``pool`` must pass brokers' requests to the member."""
 
     pool: ChannelPool
     brokers: BrokerClient
@@ -207,14 +206,14 @@ class RunningMember:
         self._calls = calls
         self._clock = clock
         self._sleeps = SleepWatch(clock)
-        """Adds the time for which this computer slept, during which brokers' clocks go on. So everything that
-        became due meanwhile is done."""
+        """Clock that includes the time for which this computer slept. Brokers' clocks go on meanwhile, so
+        everything that became due is done when it wakes."""
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._is_stopping = False
         self._waits_for_calls = False
-        """True if this member leaves only after the last call of a listener; another process may have started
-        under its name by then."""
+        """True if this member waits for the last call of a listener before it leaves. Another process may
+        have started under its name by then."""
         self._thread = threading.Thread(target=self._run, name="rocketmq-group", daemon=True)
         self._routes = Routes({})
         """Routes at the last look-up; for a topic that is gone, its last known route."""
@@ -229,13 +228,13 @@ class RunningMember:
         self._differences = SubscriptionConsistency(heartbeat.consumers[0], self._client_id)
         self._watcher: PlanWatcher | None = None
         self._notified: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
-        """Plan and queues to be given up that were last reported to the watcher."""
+        """Last report to the watcher: the plan, and its queues that are to be given up."""
         self._offered: Mapping[MessageQueue, int] = {}
         """Queues that the newest plan could contain, each with the number of its grant (its lock)."""
         self._made = 0
         """Number of the newest plan that was reported to the watcher."""
         self._outgrown = 0
-        """Number of the newest plan that was reported to the watcher as lacking a queue."""
+        """Number of the newest plan of which the watcher was informed that it lacks a queue."""
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -291,7 +290,7 @@ class RunningMember:
         return valid
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
-        """Note the end of ``plan``'s batch, or its end for ``queues``; older plans have ended already."""
+        """Note that the batch of ``plan`` has ended, or only for ``queues``; older plans have ended, too."""
         self._notify(lambda machine, now_s: machine.free(plan, queues, now_s))
 
     def holds(self, queue: MessageQueue) -> bool:
@@ -349,13 +348,13 @@ class RunningMember:
         while not self._is_stopping:
             has_worked = False
             try:
-                # Before each round, because with a silent broker something is due again at the end of each.
+                # Look before each round: if a broker is silent, the next round is due when this one ends.
                 self._look_at_routes()
                 self._look_at_connections()
                 has_worked = self._do_what_is_due()
                 self._notify_watcher()
             except Exception:
-                # Nobody watches this thread; without it the group would silently lose this member.
+                # The thread must go on after any error: without it the member silently leaves the group.
                 logger.exception(
                     "group member failed, going on group=%s client_id=%s", self._group, self._client_id
                 )
@@ -400,8 +399,7 @@ class RunningMember:
             return
         plan, leaving = self._query(lambda machine, _: (machine.plan_under_way()[0], machine.must_leave()))
         if plan != self._made:
-            # The plan is still being made. The watcher would drop a report about a plan that it does not
-            # have.
+            # The plan is still being made, and the watcher would drop a report about a plan that it lacks.
             return
         if (plan, leaving) != self._notified and (leaving or self._notified[1]):
             self._watcher.must_leave(plan, leaving)
@@ -422,7 +420,7 @@ class RunningMember:
             watcher.replan(plan, f"this member got {counted(len(queues), 'queue')}, such as {min(queues)}")
 
     def _do_what_is_due(self) -> bool:
-        """Perform the due actions once; return whether there were any, since they may have made more due."""
+        """Perform the due actions once; return whether there were any, because more may be due after them."""
         actions = self._query(lambda machine, now_s: machine.due(now_s))
         self._do_all(actions)
         return bool(actions)
@@ -482,10 +480,10 @@ class RunningMember:
         except RocketMQError as error:
             logger.warning("heartbeat failed group=%s broker=%s: %s", self._group, address, error)
             if isinstance(error, RequestTimeout) and address in self._silent:
-                # The broker hangs: one immediate heartbeat is enough; the next one follows when it is due.
+                # The broker does not answer, so do not repeat the heartbeat now; send the next one when due.
                 self._channels.pop(address, None)
             self._silent.add(address)
-            # A server that is gone refuses a connection within a millisecond.
+            # Wait a moment: a server that is gone refuses connections within a millisecond.
             self._beats_again_at_s = self._clock.monotonic_s() + _BEAT_AGAIN_S
             self._calls.routes.invalidate()
         else:

@@ -1,16 +1,17 @@
 """Shows the group's progress to the brokers, for mqadmin, dashboards and Java members.
 
-The offset store is authoritative and this is its copy: nothing waits for it, and its failures affect nothing.
+The offset store is authoritative, and the brokers have a copy. Batches do not wait for the copy, and an error
+in sending it does not affect them.
 
 Rule 1: only the newest offset of a queue counts; it replaces one that could not be sent.
-Rule 2: an offset is sent again, or late, only if the stored epoch of the queue is still the one it was
-committed under. Otherwise another member has moved on, or an operator has gone back, and the offset would
-hide that.
+Rule 2: an offset is sent again, or late, only if the queue's stored epoch is still the one under which the
+offset was committed. Otherwise another member or an operator has moved the queue since, and the old offset
+would hide that.
 Rule 3: after a while without new offsets, the store records which ones have arrived. If the broker has a
 different offset at the next claim, somebody else stored it (``consume.positions``).
-Rule 4: offsets are sent at most once a second, unless somebody is to have a queue or waits for them.
-Rule 5: a thread runs only while there is work; nothing needs to be closed. What cannot be sent for a minute
-after the query's end is given up: the cluster may be gone for good, and the process may go on.
+Rule 4: offsets are sent at most once a second, unless a queue changes hands or somebody waits for them.
+Rule 5: a thread runs only while there is work, so nothing needs to be closed. Offsets that could not be sent
+within a minute after the query's end are given up: the cluster may be gone for good.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _AGAIN_AFTER_S: Final = 5.0
 _PACE_S: Final = 1.0
 """Shortest time between two offsets of a queue (rule 4)."""
 _QUIET_S: Final = LONGEST_S + 1.0
-"""Time without a new offset after which the store records the offsets that have arrived: more than that
-between two offset commits of a busy query."""
+"""Seconds without a new offset after which the store records the offsets that have arrived. This is longer
+than the time between two offset commits of a busy query."""
 _LATE_S: Final = 1.5 * _PACE_S
 """Age from which an offset is late (rule 2)."""
 _AT_EXIT_S: Final = 2.0
@@ -83,7 +84,7 @@ class OffsetMirror:
         self._sent_s = -inf
         """Monotonic second at which offsets were last sent."""
         self._is_hurried = False
-        """Whether no newer offsets are waited for."""
+        """Whether offsets that arrived are recorded without waiting for newer ones."""
         self._clock = clock or SystemClock()
         cluster = Cluster.of(options, self._clock)
         self._timeout_s = cluster.timeout_s
@@ -125,9 +126,9 @@ class OffsetMirror:
         self._news.set()
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
-        """Wait until none of these offsets is still to be sent; return False if the time is over before.
+        """Wait until each of these offsets has arrived, was replaced by a newer one, or was dropped (rule 2).
 
-        Such an offset has arrived, was replaced by a newer one, or was dropped (rule 2).
+        Return False if that takes longer than ``timeout_s``.
         """
         self._urgent.set()
         with self._sent:
@@ -152,7 +153,7 @@ class OffsetMirror:
         self._news.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Retry the remaining offsets and wait until none is left; return whether that is the case."""
+        """Retry the remaining offsets and wait until none is left; return False after ``timeout_s``."""
         with self._guard:
             thread = self._thread
             self._is_hurried = thread is not None

@@ -59,11 +59,11 @@ ConsumeOne = Callable[[MessageExt], ConsumeMessageDirectlyResult]
 class ClientRemotingProcessor:
     """Answers the requests that brokers send to one member of one group.
 
-    A request's groups and topics have the namespace in front; the public methods get them without it. Give a
-    pool a ``handler_for`` that returns this object. It runs on the dispatcher thread of each request's
-    channel, so on several threads at the same time. A slow listener delays the later requests on that
-    connection, but not the answers to our own requests. An exception is answered with code 1 and the error's
-    text.
+    Give a pool a ``handler_for`` that returns this object. The object is called on the dispatcher thread of
+    each channel, so on several threads at the same time. A slow listener delays later requests on its
+    connection, but not the answers to our own requests. After an exception the broker gets code 1 and the
+    error's text. In requests, the names of groups and topics begin with the namespace; the public methods get
+    the names without it.
 
     Source: RocketMQ 5.3.3 ``ClientRemotingProcessor``.
     """
@@ -76,9 +76,10 @@ class ClientRemotingProcessor:
         clock: Clock,
         open_listener: Callable[[], ConsumeOne] | None = None,
     ) -> None:
-        """Take ``open_listener``, which is called before the first message that an administrator sends.
+        """Prepare to answer; :meth:`serve` begins.
 
-        It is None if the listener runs on executors only.
+        ``open_listener`` opens the listener before the first message that an administrator sends. It is None
+        if the listener runs on executors only.
         """
         self._options = options
         self._open_listener = open_listener
@@ -176,7 +177,7 @@ class ClientRemotingProcessor:
     def reset_offsets(
         self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
     ) -> None:
-        """Store the new positions: the next plan starts from them, the running batch is fenced off (F5)."""
+        """Store the new positions: the next plan starts there, and the running batch cannot commit (F5)."""
         if consumer_group != self._options.consumer_group or topic not in self._options.all_subscribed():
             return
         held = self._held()

@@ -1,4 +1,4 @@
-"""Warns about brokers that drop the messages on which a concurrent listener fails.
+"""Warns about brokers that drop messages which a concurrent listener gives back.
 
 A group created with ``retryQueueNums=0`` (``mqadmin updateSubGroup -q 0``) has no retry topic: its broker
 answers SUCCESS to a message that is sent back, but does not keep it.

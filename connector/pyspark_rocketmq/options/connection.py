@@ -38,28 +38,27 @@ class ConnectionOptions(OptionSet):
     """Base of the options of reading and of writing."""
 
     name_servers: tuple[str, ...] = everywhere_option("nameServers", address_list).doc(
-        "Addresses of the RocketMQ name servers, `host:port`, several separated by `;`; `http://` may come "
-        "before each, as consoles of clouds show it."
+        "Addresses of the RocketMQ name servers, such as `10.0.0.5:9876;10.0.0.6:9876`. `http://` may come "
+        "before each, as clouds' consoles show it; it is ignored."
     )
     namespace: str | None = everywhere_option("namespace", namespace_name, None).doc(
-        "RocketMQ namespace of topics and groups: topic `orders` of namespace `shop` is `shop%orders` to "
-        "the brokers. Everywhere else, the column `topic` included, names stay without it. By default that "
-        "of a host `MQ_INST_…` in `nameServers`, if there is one."
+        "RocketMQ namespace of topics and groups: with namespace `shop`, brokers call topic `orders` "
+        "`shop%orders`. Everywhere else, in the column `topic` too, names are written without it. If a host "
+        "in `nameServers` begins with `MQ_INST_…`, that instance's namespace is the default."
     )
     namespace_v2: str | None = everywhere_option("namespaceV2", namespace_name, None).doc(
-        "Id of the instance that every request names in its header (fields `ns` and `nsd`), as Java's "
-        "`setNamespaceV2`; serverless instances of Aliyun ask for it. Names of topics and groups stay as "
-        "they are. Not together with `namespace`."
+        "Id of a cloud's instance, which every request names in its header (fields `ns` and `nsd`), as with "
+        "Java's `setNamespaceV2`. Serverless instances of Aliyun need it. Names of topics and groups do not "
+        "change. Not together with `namespace`."
     )
     broker_addresses: tuple[tuple[str, str], ...] = everywhere_option("brokerAddresses", address_map, ()).doc(
-        "Where to connect in place of addresses that brokers announce (`brokerIP1`) and that are out of "
-        'reach from here, as JSON: `{"10.0.0.5:10911": "1.2.3.4:10911"}`.'
+        "For brokers that announce an address (`brokerIP1`) which cannot be reached from here: the address "
+        'to connect to instead, as JSON: `{"10.0.0.5:10911": "1.2.3.4:10911"}`.'
     )
     access_key: str | None = everywhere_option("accessKey", secret_value, None, secret=True).doc(
-        "RocketMQ user (access key) whose requests these are, for clusters with access control; together "
-        "with `secretKey`. To read, the user needs `Sub` and `Get` on the topic and `Sub` on the consumer "
-        f"group; without `consumerGroup` the brokers see the group `{PLAIN_SOURCE_GROUP}`. To write, `Pub` "
-        "on the topic."
+        "RocketMQ user (access key) for clusters with access control; needs `secretKey`. To read, the user "
+        "needs `Sub` and `Get` on the topic and `Sub` on the consumer group; without `consumerGroup` this is "
+        f"the group `{PLAIN_SOURCE_GROUP}`. To write, the user needs `Pub` on the topic."
     )
     secret_key: str | None = everywhere_option("secretKey", secret_value, None, secret=True).doc(
         "The user's secret, with which every request is signed. It is never sent or shown."
@@ -68,7 +67,7 @@ class ConnectionOptions(OptionSet):
         "Token of temporary credentials, sent with every request; needs `accessKey`."
     )
     use_tls: bool = everywhere_option("useTls", boolean, False).doc(
-        "Encrypt every connection, to name servers too; RocketMQ uses the same ports for it."
+        "Encrypt every connection, to name servers too. RocketMQ's ports are the same with and without TLS."
     )
     tls_ca_file: str | None = everywhere_option(
         "tlsCaFile", text_value, None, default_text="the system's authorities"
@@ -87,12 +86,12 @@ class ConnectionOptions(OptionSet):
         "Password of an encrypted private key."
     )
     tls_verify_certificate: bool = everywhere_option("tlsVerifyCertificate", boolean, True).doc(
-        "Refuse servers whose certificate no trusted authority has signed. `false` is for tests: brokers "
-        "without certificates of their own make one at every start."
+        "Refuse servers whose certificate no trusted authority has signed. `false` is for tests with brokers "
+        "that have no certificate and make one at every start."
     )
     tls_verify_hostname: bool = everywhere_option("tlsVerifyHostname", boolean, True).doc(
-        "Refuse certificates that were made for another host. Name servers list brokers by the address "
-        "`brokerIP1`, mostly an IP address, which the certificate must then name."
+        "Refuse certificates that were made for another host. A broker's certificate must name the address "
+        "under which name servers list the broker (`brokerIP1`, mostly an IP address)."
     )
     request_timeout_ms: int = everywhere_option(
         "requestTimeoutMs", int_between(1, 600_000), 5_000, unit="ms"
@@ -100,8 +99,8 @@ class ConnectionOptions(OptionSet):
     retry_timeout_ms: int = everywhere_option(
         "retryTimeoutMs", int_between(0, 86_400_000), 120_000, unit="ms"
     ).doc(
-        "How long a task goes on trying a broker that cannot be reached or is busy before it fails, and a "
-        "query that has worked before waits for servers that are away when it starts."
+        "How long a task tries a broker that cannot be reached or is busy, before the task fails. A query "
+        "that has worked before also waits this long at its start for servers that are away."
     )
 
     @classmethod
@@ -126,7 +125,7 @@ class ConnectionOptions(OptionSet):
 
 
 def connection_problems(options: OptionSet) -> list[str]:
-    """Return problems of options that exclude each other, and of security options that would be ignored."""
+    """Return the problems of options that exclude each other, or that have no effect on security as given."""
     given = options.given()
     problems = [
         f"option '{key}' needs '{other}'"
@@ -139,7 +138,7 @@ def connection_problems(options: OptionSet) -> list[str]:
 
 
 def implied_namespace(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return field ``namespace`` if it is not given, but part of an instance's host in ``name_servers``."""
+    """Return the namespace that a host in ``name_servers`` names, unless ``namespace`` is given."""
     if values.get("namespace") is not None or values.get("namespace_v2") is not None:
         return {}
     found = instance_namespace(values.get("name_servers") or ())

@@ -31,7 +31,7 @@ _SHORTEST_REAL_TIME_MS: Final = 5_000
 
 
 def consume_time(text: str) -> datetime:
-    """Parse a ``consumeTimestamp``: ISO 8601 is in UTC by default, other forms in this machine's zone.
+    """Parse a ``consumeTimestamp``: without a zone, ISO 8601 is in UTC, other forms in this machine's zone.
 
     Raises:
         ValueError: With the end of a sentence.
@@ -116,8 +116,8 @@ class ConsumerOptions(OptionSet):
     consume_timestamp: str | None = option(
         "consumeTimestamp", parse_consume_timestamp, None, default_text="half an hour ago"
     ).doc(
-        "The time for CONSUME_FROM_TIMESTAMP: local time of the driver's machine (as in Java) unless it "
-        "names a zone; ISO: UTC."
+        "The time for CONSUME_FROM_TIMESTAMP. A time without a zone is local time of the driver's machine, "
+        "as in Java; in ISO form it is UTC."
     )
     consume_message_batch_max_size: int = option(
         "consumeMessageBatchMaxSize", int_between(1, 1024), 1, unit="messages"
@@ -194,8 +194,8 @@ class ConsumerOptions(OptionSet):
             f"is none of {', '.join(OrderlyEngineKind)}",
         ),
     ).doc(
-        "How Spark runs an orderly listener: direct, in the task that reads a queue; state, grouped by "
-        "queue with Spark's state."
+        "Where Spark calls an orderly listener: `direct`, in the task that reads the queue; `state`, after a "
+        "shuffle by queue, with Spark's state."
     )
 
 

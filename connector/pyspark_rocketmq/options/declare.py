@@ -31,7 +31,7 @@ _MASKED_BY_SPARK: Final = re.compile("secret|password|token|access[.]?key", re.I
 
 
 class Use(StrEnum):
-    """The uses of the data source for which an option has a meaning."""
+    """Uses of the data source; an option has a meaning for some of them."""
 
     STREAM = "stream"
     BATCH = "batch"
@@ -56,7 +56,7 @@ class OptionSpec:
     """camelCase, as Spark users write it; matched without regard to case, as Spark does."""
     parse: Parser[Any]
     argument: ArgumentRule
-    """Values that an argument of a ``PushConsumer`` may have in place of the text."""
+    """Python values that a ``PushConsumer`` accepts as this argument, besides the option's text."""
     doc: str = ""
     default_text: str
     required: bool
@@ -102,9 +102,9 @@ def option(
     formerly: tuple[FormerKey, ...] = (),
     argument: ArgumentRule | None = None,
 ) -> Declared:
-    """Declare an option, which is required if it has no default.
+    """Declare an option; without a default it is required.
 
-    With ``instead``, one of these options may be given in its place; its value is None then. Without
+    If one of the options ``instead`` is given in place of a required one, the required one is None. Without
     ``argument``, the parser's rule for arguments applies.
     """
     required = default is dataclasses.MISSING
@@ -270,13 +270,13 @@ def _text_of(value: object) -> str | None:
 
 
 def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
-    """Name the ``known`` alternatives of a required option: a job has only some of the source's options."""
+    """Name the alternatives of a required option, of those in ``known``: a job has not all of them."""
     others = [key for key in spec.instead if key.lower() in known]
     return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
 
 
 def _unknown_key(key: str, specs: list[OptionSpec]) -> tuple[str, str]:
-    """Return the problem with a key, and the key that was probably meant, so that it counts as given."""
+    """Return the problem with a key, and the key that was probably meant; that one then counts as given."""
     known = [spec.key for spec in specs]
     # In secretKey:VALUE, the text after the colon is a secret.
     begin = re.match(r"\w?[\w.-]*", key)

@@ -22,10 +22,11 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 UNBOUNDED: Final = 2**31 - 1
-"""Upper bound of numbers that have no meaningful one; the documentation does not show it."""
+"""Upper bound of numbers without a meaningful limit; the documentation does not show it."""
 _LATEST_TIME_MS: Final = 2**62
 _TIMES_IN_SECONDS: Final = range(10**9, 10**10)
-"""Times from 2001 on in seconds. As milliseconds they would be in early 1970, before any message."""
+"""Numbers that are refused as seconds: these are times from 2001 on. As milliseconds they are in early 1970.
+"""
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION_WORDS: Final = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}
 """Units as Spark's intervals have them, without the s of the plural."""
@@ -95,7 +96,7 @@ def iso_time(text: str) -> datetime:
     Raises:
         ValueError: If it is not a time.
     """
-    # Refuse ISO's form without hyphens (20261120): each option decides what a bare number means.
+    # ISO's form without hyphens (20261120) is refused, because options give bare numbers another meaning.
     if text.strip()[4:5] != "-":
         raise ValueError(f"is not a time in ISO 8601: {text}")
     at = datetime.fromisoformat(text.strip())
@@ -332,7 +333,7 @@ def tag_expression(text: str) -> str:
     if not any(tag.strip() for tag in expression.split("||")):
         raise ValueError("names no tag; give tags separated by '||', or '*' for every message")
     for tag in expression.split("||"):
-        # As a single tag it would match nothing, and a group would skip every message.
+        # A broker would take the whole text for one tag that no message has: a group would skip everything.
         if _SEPARATES_TAGS.search(tag.strip()):
             raise ValueError(
                 f"has the tag '{tag.strip()}'; write several tags as 'a || b', or select a tag with such "

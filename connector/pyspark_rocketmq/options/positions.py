@@ -1,7 +1,7 @@
 """Options for the start and the end of reading, and their values.
 
-Shapes: ``{"topic": "latest"}`` and ``{"topic": {"brokerName": {"queueId": 17}}}``; offsets with -2 for
-earliest and -1 for latest, times in milliseconds since the epoch.
+Shapes: ``{"topic": "latest"}`` and ``{"topic": {"brokerName": {"queueId": 17}}}``. A number is an offset (-2
+means earliest, -1 latest) or, in the options by timestamp, milliseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark_rocketmq.options.parsers import (
 )
 
 COMMITTED_OFFSET: Final = -3
-"""Stands for a group's committed offset."""
+"""Value that means a group's committed offset."""
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
@@ -40,7 +40,7 @@ ParseValue = Callable[[object, str], int]
 
 @dataclass(frozen=True, slots=True)
 class QueuePositions:
-    """An offset, or a time in milliseconds, for every queue: its own, its topic's, or the default."""
+    """An offset or a time in milliseconds for every queue: the queue's own, its topic's, or the default."""
 
     default: int = EARLIEST_OFFSET
     by_queue: Mapping[MessageQueue, int] = field(default_factory=dict)
@@ -195,15 +195,15 @@ class PositionOptions(ConnectionOptions):
     starting_offsets: QueuePositions | None = read_option(
         "startingOffsets", parse_starting_offsets, None, default_text="latest (stream), earliest (batch)"
     ).doc(
-        "Where a new query, or a consumer group without a stored offset, begins: `earliest`, `latest` "
-        '(streams), `group` (committed offsets of the group `startingGroup`), or JSON per topic `{"topic": '
-        '"latest"}` or per queue `{"topic": {"broker-a": {"0": 17, "1": -2}}}` (-2 earliest, -1 latest; '
-        "queues not named: earliest). Queues that appear later begin at their earliest offset."
+        "Where a new query, or a consumer group without a stored offset, begins: `earliest`; `latest` "
+        "(streams); `group`, at the committed offsets of the group `startingGroup`; or JSON for each topic "
+        '`{"topic": "latest"}` or queue `{"topic": {"broker-a": {"0": 17, "1": -2}}}`, where -2 means '
+        "earliest and -1 latest. Queues that are not named, or appear later, begin at their earliest offset."
     )
     starting_group: str | None = read_option("startingGroup", resource_name("consumer group", 255), None).doc(
-        "The group at whose committed offsets `startingOffsets=group` begins: as the brokers have them "
-        "or, with `offsetStore`, as that table has them. Its offsets are read and never changed. Queues "
-        "for which it has none begin at their earliest offset."
+        "The group at whose committed offsets `startingOffsets=group` begins. They are read from the brokers "
+        "or, if `offsetStore` is given, from that table, and never changed. Queues for which the group has "
+        "none begin at their earliest offset."
     )
     starting_timestamp: int | None = read_option(
         "startingTimestamp", time_ms, None, unit="ms since the epoch"
@@ -211,27 +211,27 @@ class PositionOptions(ConnectionOptions):
     starting_offsets_by_timestamp: QueuePositions | None = read_option(
         "startingOffsetsByTimestamp", parse_starting_times, None, unit="ms since the epoch"
     ).doc(
-        'The same per topic, `{"topic": 1700000000000}`, or per queue, `{"topic": {"broker-a": {"0": '
-        "1700000000000}}}`; queues not named begin at their earliest offset."
+        'Such a time for each topic `{"topic": 1700000000000}` or queue `{"topic": {"broker-a": {"0": '
+        "1700000000000}}}`. Queues that are not named begin at their earliest offset."
     )
     starting_offsets_by_timestamp_strategy: NoMatchStrategy = read_option(
         "startingOffsetsByTimestampStrategy", one_of(NoMatchStrategy), NoMatchStrategy.LATEST
     ).doc(
-        "What to do if a queue has no message stored at or after its starting time: `latest` begins with "
-        "the next message that comes, so nothing is left out; `error`, Kafka's default, ends the query, so "
-        "that a time in the future is noticed."
+        "Where to begin in a queue that has no message stored at or after its starting time: `latest` begins "
+        "with the next message that comes, so that none is left out; `error`, Kafka's default, ends the "
+        "query, so that a time in the future is noticed."
     )
     ending_offsets: QueuePositions | None = batch_option(
         "endingOffsets", parse_ending_offsets, None, default_text="latest"
     ).doc(
-        "Where reading ends, exclusive: `latest`, as of planning, `group` (committed offsets of "
-        "`endingGroup`), or JSON per topic or queue as in `startingOffsets`, without -2; queues not named "
-        "end at latest."
+        "Where reading ends; this offset is not read: `latest`, the end when the read is planned; `group`, "
+        "the committed offsets of `endingGroup`; or JSON for each topic or queue as in `startingOffsets`, "
+        "without -2. Queues that are not named end at latest."
     )
     ending_group: str | None = batch_option("endingGroup", resource_name("consumer group", 255), None).doc(
-        "The group at whose committed offsets `endingOffsets=group` ends: the messages that it has consumed "
-        "are read. Its offsets are found as those of `startingGroup`, which may be another group. Nothing is "
-        "read of a queue for which it has no offset, or one before the beginning."
+        "The group at whose committed offsets `endingOffsets=group` ends: only messages that it has consumed "
+        "are read. They are found like those of `startingGroup`, which may be another group. A queue is not "
+        "read if the group has no offset for it, or one before the beginning."
     )
     ending_timestamp: int | None = batch_option(
         "endingTimestamp", time_ms, None, unit="ms since the epoch"
@@ -240,10 +240,13 @@ class PositionOptions(ConnectionOptions):
     )
     ending_offsets_by_timestamp: QueuePositions | None = batch_option(
         "endingOffsetsByTimestamp", parse_ending_times, None, unit="ms since the epoch"
-    ).doc("The same per topic or queue, as in `startingOffsetsByTimestamp`; queues not named end at latest.")
+    ).doc(
+        "Such a time for each topic or queue, as in `startingOffsetsByTimestamp`. Queues that are not named "
+        "end at latest."
+    )
 
     def starting_times(self) -> QueuePositions | None:
-        """Return each queue's starting time in ms; below 0 it is an offset. None if no times are used."""
+        """Return each queue's starting time in ms; None if no times are used. Values below 0 are offsets."""
         if self.starting_timestamp is not None:
             return QueuePositions(self.starting_timestamp)
         return self.starting_offsets_by_timestamp

@@ -57,7 +57,7 @@ _NOT_OF_A_GROUP: Final = {
 
 
 class ReadFrom(StrEnum):
-    """Members of a broker name, master or slaves, from which messages are pulled."""
+    """Brokers from which messages are pulled: the master of a broker name, or its slaves."""
 
     SUGGESTED = "suggested"
     MASTER = "master"
@@ -77,17 +77,17 @@ class ReadOptions(PositionOptions):
     max_bytes_per_trigger: int | None = stream_option(
         "maxBytesPerTrigger", int_between(1, 2**62), None, unit="bytes"
     ).doc(
-        "About so many bytes, as stored, in one micro-batch, shared as `maxOffsetsPerTrigger` is; every "
-        "queue with a backlog gets at least one message. Sizes are estimated from a pull per topic and "
-        "broker at each plan, so that a batch may be larger or smaller. Not with `consumerGroup`, which "
-        "has `pullThresholdSizeForQueue`."
+        "Approximate size of one micro-batch, as stored, shared among the queues like "
+        "`maxOffsetsPerTrigger`; every queue with a backlog gets at least one message. Sizes are estimated "
+        "from one pull for each topic and broker at each plan, so a batch may be larger or smaller. Not with "
+        "`consumerGroup`, which has `pullThresholdSizeForQueue`."
     )
     min_offsets_per_trigger: int | None = stream_option(
         "minOffsetsPerTrigger", int_between(1, 2**62), None, unit="messages"
     ).doc(
-        "Wait with the next micro-batch until there are so many, but no longer than `maxTriggerDelay`. "
-        "The first micro-batch after a start does not wait, and none of `availableNow`. Not with "
-        "`consumerGroup`, whose retries must not wait."
+        "Wait with the next micro-batch until there are so many new messages, but no longer than "
+        "`maxTriggerDelay`. The first micro-batch after a start does not wait; with `availableNow` none "
+        "does. Not with `consumerGroup`, whose retries must not wait."
     )
     max_trigger_delay_ms: int | None = stream_option(
         "maxTriggerDelay", duration_ms, None, default_text="15m"
@@ -98,13 +98,12 @@ class ReadOptions(PositionOptions):
     min_partitions: int | None = read_option(
         "minPartitions", int_between(1, 1_000_000), None, default_text="one per queue", unit="tasks"
     ).doc(
-        "About how many tasks read at least: the ranges of long queues are split, in proportion to their "
-        "length, so that one queue too is read by many tasks. Not with `consumerGroup`, which reads a "
-        "queue in order."
+        "Approximate minimum number of tasks: long ranges are split in proportion to their length, so that "
+        "several tasks read one queue. Not with `consumerGroup`, which reads a queue in order."
     )
     max_records_per_partition: int | None = read_option(
         "maxRecordsPerPartition", int_between(1, 2**62), None, unit="messages"
-    ).doc("Offsets that one task reads at most; longer ranges are split. Not with `consumerGroup`.")
+    ).doc("Maximum number of offsets for one task; longer ranges are split. Not with `consumerGroup`.")
     pull_batch_size: int = read_option("pullBatchSize", int_between(1, 1024), 32, unit="messages").doc(
         "Messages asked for in one pull. A broker gives at most 32 unless "
         "`maxTransferCountOnMessageInMemory` was raised there."
@@ -115,18 +114,18 @@ class ReadOptions(PositionOptions):
     max_in_flight_bytes: int = read_option(
         "maxInFlightBytes", int_between(1 << 20, 1 << 40), 64 << 20, unit="bytes"
     ).doc(
-        "Stored bytes that a task asks for or holds before they are decoded, over all its pulls; one pull "
-        "always may be out, however large its answer."
+        "Maximum size of the messages, as stored, that a task has asked for or holds undecoded, in all its "
+        "pulls together. One pull is always allowed, however large its answer is."
     )
     read_from: ReadFrom = read_option("readFrom", one_of(ReadFrom), ReadFrom.SUGGESTED).doc(
         "Where messages are pulled from: `suggested`, the master until it suggests a slave, as Java's "
-        "consumers; `master` alone; `slave`, if there is one, to spare the master. What a slave does not "
-        "have yet is read from the master. While a master is down its slave is read from, but not by "
-        "orderly consumers that share their queues, and not with `master`."
+        "consumers do; `master`, only the master; `slave`, to spare the master, a slave if there is one. "
+        "Messages that a slave does not have yet are read from the master. While a master is down, its slave "
+        "is read, except with `master` and by orderly consumers that share their queues."
     )
     route_refresh_ms: int = stream_option("routeRefreshMs", int_between(1, 3_600_000), 30_000, unit="ms").doc(
-        "How long it may take until new queues, brokers and, with `topicPattern`, topics are found; "
-        "Java's `pollNameServerInterval`."
+        "Time within which new queues, brokers and (with `topicPattern`) topics are found, like Java's "
+        "`pollNameServerInterval`."
     )
     topic: str | None = read_option(
         "topic",
@@ -138,65 +137,64 @@ class ReadOptions(PositionOptions):
         "topics", list_of(resource_name("topic", MAX_TOPIC_LENGTH)), ()
     ).doc("The topics to read, separated by commas; in place of `topic`.")
     topic_pattern: re.Pattern[str] | None = read_option("topicPattern", pattern, None).doc(
-        "A regular expression (Python's) that matches the whole names of the topics to read, in place of "
-        "`topic`. Looked up every `routeRefreshMs`: topics that appear later are read from their earliest "
-        "offset. Retry, dead-letter and RocketMQ's own topics are left out. Not with `consumerGroup`, "
-        "whose members must subscribe to the same topics."
+        "A regular expression in Python's syntax that must match a topic's whole name, such as `orders-.*`; "
+        "in place of `topic`. Topics that appear later are found within `routeRefreshMs` and read from their "
+        "earliest offset. Retry topics, dead-letter topics and RocketMQ's own are left out. Not with "
+        "`consumerGroup`, whose members must subscribe to the same topics."
     )
     subscription: str = read_option("subscription", tag_expression, EVERYTHING).doc(
-        "Tags to read, such as `created || paid`; `*` reads every message. The same for each of `topics`. "
-        "Filtered by the broker by hash code and again by exact tag in the task."
+        "Tags to read, such as `created || paid`; `*` reads every message. It applies to each of `topics`. "
+        "The broker filters by the tags' hash codes, and the task by the tags themselves."
     )
     sql_filter: str | None = read_option("sqlFilter", text_value, None).doc(
         "An SQL92 condition on messages' properties, such as `amount > 10 AND region = 'eu'`, in place of "
-        "`subscription`. The broker filters, and must have `enablePropertyFilter=true`. Before anything "
-        "is read, the broker checks the condition, since it would answer pulls with an invalid one by all "
-        "messages."
+        "`subscription`. The broker filters; it must have `enablePropertyFilter=true`. It also checks the "
+        "condition before the first pull: with an invalid one, it would return all messages."
     )
     subscriptions: tuple[Subscription, ...] = read_option("subscriptions", parse_subscriptions, ()).doc(
-        'Several topics with tags of their own, as JSON: `{"orders": "created || paid", "payments": '
-        '"*"}`, or with conditions as of `sqlFilter`: `{"orders": {"sql": "amount > 10"}}`; in place of '
-        "`topic`, `topics` and `subscription`. All members of a group must subscribe to the same."
+        'Several topics, each with its own tags, as JSON: `{"orders": "created || paid", "payments": '
+        '"*"}`, or with a condition as in `sqlFilter`: `{"orders": {"sql": "amount > 10"}}`; in place of '
+        "`topic`, `topics` and `subscription`. It must be the same for all members of a group."
     )
     pull_threshold_for_queue: int | None = stream_option(
         "pullThresholdForQueue", int_between(1, 65_535), None, unit="messages"
     ).doc(
-        "Maximum number of messages of one queue in a micro-batch. Java's consumer keeps at most 1,000 in "
-        "memory and goes on pulling as they are consumed; here a queue gets its next messages with the next "
-        "micro-batch, so a bound would limit throughput. Hence there is none by default: "
-        "`maxOffsetsPerTrigger` bounds the micro-batch."
+        "Maximum number of messages of one queue in a micro-batch. There is none by default, because a queue "
+        "gets further messages only with the next micro-batch, so this limits throughput; "
+        "`maxOffsetsPerTrigger` bounds the micro-batch. Java's consumer keeps at most 1,000 messages in "
+        "memory, and pulls more as they are consumed."
     )
     pull_threshold_size_for_queue: int = stream_option(
         "pullThresholdSizeForQueue", int_between(1, 1024), 100, unit="MiB"
     ).doc(
-        "With `consumerGroup`: a queue's share of one micro-batch ends with the message whose body makes "
-        "it as large as this, Java's default; a task has it in memory. The rest is planned with the next "
-        "micro-batch."
+        "With `consumerGroup`: size of the bodies at which a queue's share of a micro-batch ends. The "
+        "message that reaches it is still part of the share; later ones follow with the next micro-batch. A "
+        "task has the share in memory. The default is Java's."
     )
     drain_timeout_ms: int = stream_option(
         "drainTimeoutMs", int_between(1, 2**31 - 1), 3_600_000, unit="ms"
     ).doc(
-        "With `consumerGroup` and `availableNow`: how long no queue may move before the query ends with "
-        "an error that names the position of each, such as at a message that always fails where "
-        "`maxReconsumeTimes` sets no limit."
+        "With `consumerGroup` and `availableNow`: time without progress in any queue after which the query "
+        "ends with an error that names each queue's position. This happens, for example, if a message always "
+        "fails and `maxReconsumeTimes` sets no limit."
     )
     fail_on_data_loss: bool = read_option("failOnDataLoss", boolean, True).doc(
-        "What to do when wanted messages are no longer on the broker: fail with an error that names the "
-        "queue and the offsets, or go on at the first offset available and log the gap."
+        "What to do if the broker no longer has the wanted messages: `true` fails with an error that names "
+        "the queue and the offsets; `false` goes on at the first available offset and logs the gap."
     )
     undecodable_messages: UndecodableMessages = read_option(
         "undecodableMessages", one_of(UndecodableMessages), UndecodableMessages.FAIL
     ).doc(
-        "What to do with a message whose body cannot be decompressed or whose bytes are not a message: "
-        "`fail` ends the query with an error that names queue, offset and reason, a consumer's when all "
-        "messages before it are consumed; `keep` reads it like any other, with the bytes that are stored "
-        "as its body and the reason as property `UNDECODABLE`."
+        "What to do with a message whose body cannot be decompressed or whose bytes are not a message. "
+        "`fail` ends the query with an error that names queue, offset and reason; a consumer first consumes "
+        "all messages before it. `keep` reads it like any other, with the stored bytes as its body and the "
+        "reason as property `UNDECODABLE`."
     )
     consumer_group: str | None = stream_option(
         "consumerGroup", resource_name("consumer group", 255), None
     ).doc(
-        "Read as this consumer group: ranges are planned from its offsets in `offsetStore`, and every "
-        "range ends with a marker row. Used by `PushConsumer`; needs `offsetStore`."
+        "The consumer group as which the query reads: ranges begin at its offsets in `offsetStore`, and "
+        "every range ends with a marker row. `PushConsumer` sets it; needs `offsetStore`."
     )
     offset_store: str | None = read_option("offsetStore", offset_store, None).doc(
         "Where the group's offsets are: `delta:PATH`, or just the path or URI of a Delta table; "
@@ -205,9 +203,9 @@ class ReadOptions(PositionOptions):
     )
     storage_secrets: str | None = read_option("storageSecrets", secret_json, None, secret=True).doc(
         "How to reach the storage of `offsetStore`, as [storage options](sinks.md#object-stores) in JSON. "
-        "Spark masks the value for the option's name. It stays the same while a query runs: keys "
-        "that expire need a program with a callable, `DeltaOffsetStore(…, storage_options=…)`, or a role. "
-        "What is not given is taken from the driver's variables `AWS_ACCESS_KEY_ID`, "
+        "Spark masks the value because of the option's name. It stays the same while a query runs: for keys "
+        "that expire use a callable in a program, `DeltaOffsetStore(…, storage_options=…)`, or a role. "
+        "Options that are not given are taken from the driver's variables `AWS_ACCESS_KEY_ID`, "
         "`AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_DEFAULT_REGION`, "
         "`AWS_ENDPOINT_URL`, `AWS_ENDPOINT_URL_S3`, `AWS_ALLOW_HTTP`, `AWS_VIRTUAL_HOSTED_STYLE_REQUEST`, "
         "`AWS_CONDITIONAL_PUT`, `AWS_COPY_IF_NOT_EXISTS`, `AWS_S3_LOCKING_PROVIDER`, "
@@ -220,40 +218,39 @@ class ReadOptions(PositionOptions):
     message_model: MessageModel = stream_option(
         "messageModel", one_of(MessageModel), MessageModel.CLUSTERING
     ).doc(
-        "`CLUSTERING`: the members of the group share the queues, Java consumers among them. "
-        "`BROADCASTING`: every query reads every queue, with progress of its own under its "
-        "`instanceName`."
+        "`CLUSTERING`: the members of the group, Java consumers too, share the queues. `BROADCASTING`: every "
+        "query reads every queue and has its own progress, stored under its `instanceName`."
     )
     consume_orderly: bool = stream_option("consumeOrderly", boolean, True).doc(
         "Whether the group's queues are locked at their brokers before they are read, as orderly "
-        "listeners need it. `false`, for concurrent listeners: a queue is read by whoever it is allocated "
-        "to, so that two members may have the same messages while the group changes; only one of them "
-        "gets its offsets stored. The same for all members."
+        "listeners need it. `false` is for concurrent listeners: a member reads the queues allocated to it "
+        "without a lock. While the group changes, two members may then get the same messages, but the offset "
+        "store accepts the offsets of only one. It must be the same for all members."
     )
     hand_over_ranges: bool = stream_option("handOverRanges", boolean, False).doc(
-        "Whether the group's stream gives planned ranges in the place of messages, set by `PushConsumer` "
-        "for engines that read a range where they consume it."
+        "Whether the group's stream returns planned ranges instead of messages. `PushConsumer` sets it for "
+        "engines that read a range in the task that consumes it."
     )
     listener: str | None = stream_option("listener", text_value, None).doc(
-        "`module:name` of the group's listener, set by `PushConsumer` if the listener was registered by "
-        "name: the planner calls it when an administrator has this member consume a single message "
-        "(request 309)."
+        "`module:name` of the group's listener. `PushConsumer` sets it if the listener was registered by "
+        "name. The planner calls the listener when an administrator asks this member to consume a single "
+        "message (request 309)."
     )
     allocate_message_queue_strategy: str = stream_option(
         "allocateMessageQueueStrategy", text_value, "averagely"
     ).doc(
-        "How the members of the group share the queues; all must use the same: `averagely`, "
+        "How the members of the group share the queues; it must be the same for all members: `averagely`, "
         "`averagelyByCircle`, `consistentHash`, `byMachineRoom:ROOM,…`, `machineRoomNearby`, "
-        "`byConfig:TOPIC/BROKER/QUEUE,…` or `module:Class`. A machine room is the text before `@` in a "
-        "broker's name and before `/` in a member's `instanceName`."
+        "`byConfig:TOPIC/BROKER/QUEUE,…` or `module:Class`. A broker's machine room is the text before `@` "
+        "in its name; a member's is the text before `/` in its `instanceName`."
     )
     instance_name: str | None = stream_option(
         "instanceName", instance_name, None, default_text="unique for every start"
     ).doc(
-        "Names this member of the group: its client id is `HOST@instanceName`. With a name that stays, a "
-        "query that was killed gets its queues back immediately, not after the 60 s for which brokers keep "
-        "its locks. No two members of a group may have the same. With the strategy "
-        "`machineRoomNearby` it begins with the member's machine room, as in `east/worker-1`."
+        "Name of this member of the group; its client id is `HOST@instanceName`. Each member needs another "
+        "name. If a query was killed and starts again under the same name, it gets its queues back "
+        "immediately, and not after the 60 s for which brokers keep its locks. With the strategy "
+        "`machineRoomNearby` the name begins with the member's machine room, as in `east/worker-1`."
     )
     hub_secret: str | None = stream_option("hubSecret", secret_value, None, secret=True, internal=True).doc(
         "Where the planner of a `PushConsumer` finds its driver, and the key with which it proves itself; "
@@ -269,18 +266,18 @@ class ReadOptions(PositionOptions):
     include_columns: tuple[str, ...] = read_option(
         "includeColumns", list_of(column_name), (), default_text="all"
     ).doc(
-        "Columns of a message to read, separated by commas, in that order: the others are neither decoded "
-        "nor handed to Spark, which does not pass the columns of a query to a Python source. Not with "
+        "Columns of a message to read, in this order, such as `topic,queueOffset,body`. The others are not "
+        "decoded, which saves time: Spark does not pass a query's columns to a Python source. Not with "
         "`consumerGroup`: a listener gets whole messages."
     )
     property_columns: tuple[str, ...] = read_option("propertyColumns", list_of(text_value), ()).doc(
-        "Properties of a message that become string columns of their own behind the others, by name, "
-        "separated by commas; null where a message lacks one. Cheaper than column `properties`, which can "
-        "then be left out. Not with `consumerGroup`."
+        "Names of message properties, separated by commas. Each becomes a string column after the others, "
+        "with null for messages that lack it. This is cheaper than column `properties`, which can then be "
+        "left out. Not with `consumerGroup`."
     )
     decode_properties: bool = read_option("decodeProperties", boolean, True).doc(
-        "Whether there is a column `properties`, the map of all of them, which costs most to decode. "
-        "`false` leaves it out; `keys`, `tags`, `msgId` and `propertyColumns` stay. Not with "
+        "Whether there is a column `properties` with the map of all properties, the column that costs most "
+        "to decode. `keys`, `tags`, `msgId` and `propertyColumns` do not need it. `false` not with "
         "`consumerGroup`."
     )
 

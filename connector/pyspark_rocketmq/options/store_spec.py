@@ -18,16 +18,16 @@ _FORMS: Final = (
     "brokers keep, file:PATH for a folder on this machine, or memory:NAME"
 )
 _FILE_IS_LOCAL: Final = (
-    "option 'offsetStore=file:…' keeps offsets on this machine only, where the other members of a CLUSTERING "
-    "group do not see them; use a Delta table, or messageModel=BROADCASTING"
+    "option 'offsetStore=file:…' keeps offsets on this machine only, so the members of a CLUSTERING group on "
+    "other machines cannot use them; use a Delta table, or messageModel=BROADCASTING"
 )
 _BROKER_HAS_ONE: Final = (
     "option 'offsetStore=broker:' has only one offset for all instances of a group; with "
     "messageModel=BROADCASTING use file:PATH or a Delta table"
 )
 _BROKER_KEEPS_LITTLE: Final = (
-    "option 'offsetStore=broker:' keeps neither attempts nor suspensions nor who may commit, all of which an "
-    "orderly consumer needs; use a Delta table, or consumeOrderly=false"
+    "option 'offsetStore=broker:' cannot serve an orderly consumer, because brokers store neither attempts "
+    "nor suspensions nor epochs; use a Delta table, or consumeOrderly=false"
 )
 
 

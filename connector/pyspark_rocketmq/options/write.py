@@ -52,7 +52,7 @@ class WriteOptions(ConnectionOptions):
 
     topic: str | None = write_option(
         "topic", resource_name("topic", MAX_TOPIC_LENGTH), None, default_text="the column `topic`"
-    ).doc("The topic of all messages; a column `topic` is then not looked at, as with Kafka.")
+    ).doc("The topic of all messages; a column `topic` is then ignored, as with Kafka.")
     tags: str | None = write_option("tags", text_value, None, default_text="the column `tags`").doc(
         "The tag of all messages."
     )
@@ -62,25 +62,25 @@ class WriteOptions(ConnectionOptions):
     sharding_key: str | None = write_option(
         "shardingKey", text_value, None, default_text="the column `shardingKey`"
     ).doc(
-        "The sharding key of all messages, which go to one queue. With neither option nor column, nor a "
-        "queue, batches of messages take turns over the queues."
+        "The sharding key of all messages, which therefore go to one queue. Messages without a sharding key "
+        "and without a queue go to the queues in turn, one batch to each."
     )
     queue_id: int | None = write_option(
         "queueId", int_between(0, 65_535), None, default_text="the column `queueId`"
     ).doc(
-        "The queue of all messages. On a topic of several brokers that have it, a column `brokerName` "
-        "must say which."
+        "The queue of all messages. If several brokers have a queue of this number, a column `brokerName` "
+        "must name one of them."
     )
     delay_level: int | None = write_option(
         "delayLevel", int_between(0, UNBOUNDED), None, default_text="the column `delayLevel`"
     ).doc(
-        "How long brokers keep all messages back: the level, 1 to 18 by a broker's defaults (1 s to 2 h; its "
-        "`messageDelayLevel`), which takes its last level for any beyond; 0: not. A column "
-        "`deliverTimestamp` gives a moment in its place."
+        "The delay level of all messages. By default a broker delivers them after 1 s (level 1) to 2 h "
+        "(level 18; its `messageDelayLevel`), and treats higher levels as the last one. 0 means no delay. A "
+        "column `deliverTimestamp` gives a time instead."
     )
     properties: tuple[tuple[str, str], ...] = write_option("properties", parse_properties, ()).doc(
-        'Properties that all messages get, as JSON: `{"source": "lake"}`; one of the column `properties` '
-        "of the same name wins."
+        'Properties that all messages get, as JSON: `{"source": "lake"}`. If the column `properties` has one '
+        "of the same name, that one is used."
     )
     producer_group: str = write_option("producerGroup", resource_name("producer group", 255), SINK_GROUP).doc(
         "The producer group that brokers see."
@@ -96,56 +96,57 @@ class WriteOptions(ConnectionOptions):
         "message is sent by itself."
     )
     batch_send: bool = write_option("batchSend", boolean, True).doc(
-        "Whether several messages go in one request (SEND_BATCH_MESSAGE). `false` for clusters that take "
-        "none, and for topics of one message type: messages go one by one, in the same order, one under way "
-        "at each queue, and a sharding key is their property `__SHARDINGKEY`, too, the message group of "
-        "RocketMQ 5."
+        "Whether one request has several messages (SEND_BATCH_MESSAGE). Use `false` for clusters that refuse "
+        "such requests, and for topics of one message type. Then messages are sent in the same order, one at "
+        "a time to each queue, and a sharding key also becomes their property `__SHARDINGKEY`, the message "
+        "group of RocketMQ 5."
     )
     max_message_size: int = write_option(
         "maxMessageSize", int_between(1, MOST_MESSAGE_BYTES), MAX_MESSAGE_BYTES, unit="bytes"
     ).doc(
-        "The largest body that a row may have, before it is compressed, as of Java's producer; a request "
-        "takes no more either. Raise it where the brokers' own `maxMessageSize` is larger, or where "
-        "bodies are compressed. Readers of this package take 128 MiB."
+        "Maximum size of a row's body before compression, as in Java's producer, and of a request. Raise it "
+        "if the brokers' `maxMessageSize` is larger, or if bodies are compressed. Readers of this package "
+        "accept 128 MiB."
     )
     max_in_flight_bytes: int = write_option(
         "maxInFlightBytes", int_between(1, 2**40), 32 * 1024 * 1024, unit="bytes"
     ).doc(
-        "Maximum number of bytes of a task that are sent or wait for their queue's turn; more rows are then "
-        "not taken. At each queue one request of a task is under way at a time, which keeps the order."
+        "Maximum number of bytes that a task is sending or has waiting for their queue; at this limit it "
+        "takes no more rows. To keep the order, a task sends one request at a time to each queue."
     )
     compression_type: BodyCompression = write_option(
         "compressionType", one_of(BodyCompression), BodyCompression.NONE
     ).doc(
-        "How bodies of at least `compressOverBytes` are compressed: `zlib`, which every client reads, "
-        "`lz4` or `zstd` (Java clients from 5.0 on), or `none`, as Java's batches are."
+        "How bodies of at least `compressOverBytes` are compressed: `zlib`, which every client reads; `lz4` "
+        "or `zstd`, which Java clients read from 5.0 on; `none`, as in Java's batches."
     )
     compress_over_bytes: int = write_option(
         "compressOverBytes", int_between(0, 2**31 - 1), 4096, unit="bytes"
     ).doc(
-        "The smallest body that is compressed (Java's `compressMsgBodyOverHowmuch`); needs "
-        "`compressionType`. Shorter ones are, too, where they join a batch that is compressed."
+        "Minimum size of a body that is compressed (Java's `compressMsgBodyOverHowmuch`); needs "
+        "`compressionType`. Smaller bodies are compressed if they are in a batch with such a body."
     )
     require_send_ok: bool = write_option("requireSendOk", boolean, True).doc(
-        "Fail when a broker stores messages less durably than it is set up for (FLUSH_DISK_TIMEOUT, "
-        "FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE); `false` takes them as sent."
+        "Fail if a broker stores messages less durably than it is configured to (FLUSH_DISK_TIMEOUT, "
+        "FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE). With `false` such messages count as sent."
     )
     send_latency_fault_enable: bool = write_option("sendLatencyFaultEnable", boolean, False).doc(
-        "Whether rows with neither sharding key nor queue avoid brokers that were slow (from 550 ms on) "
-        "or failed for a while, 2 to 30 s, as Java's producers do."
+        "Whether rows without a sharding key and a queue avoid a broker for 2 to 30 s after it failed or "
+        "took 550 ms or longer, as Java's producers can."
     )
     check_sharding_keys: bool = write_option("checkShardingKeys", boolean, True).doc(
-        "Fail a write, when its tasks are done, of which two tasks sent rows of one sharding key: their "
-        "order is then that of the tasks. `by_sharding_key` arranges the rows. A stream warns of such a "
-        "batch in the driver's log and goes on: its rows are stored, and a restart would send them again."
+        "Fail a batch write in which two tasks sent rows of one sharding key: the order of these rows then "
+        "depends on the tasks. To avoid this, arrange the rows by `by_sharding_key`. The check follows the "
+        "last task. A stream only warns in the driver's log: the rows are stored, and a restart would send "
+        "them again."
     )
     write_id: str | None = write_option(
         "writeId", text_value, None, default_text="stream: the query's id; batch: a new one"
     ).doc(
-        "What the messages' UNIQ_KEY (`msgId`) is made of, with batch, partition and row. The same rows, "
-        "in the same partitions, written again under the same `writeId` have the same ones, so that "
-        "readers recognise them. Different rows must not share one; those of different micro-batches, within "
-        "`foreachBatch`, too, do not."
+        "Name from which, with the numbers of batch, partition and row, the messages' UNIQ_KEY (`msgId`) is "
+        "made. If the same rows in the same partitions are written again under the same `writeId`, they get "
+        "the same keys, and readers recognise them. Use another `writeId` for other rows. Micro-batches have "
+        "different numbers, also within `foreachBatch`."
     )
 
     def cross_field_problems(self) -> list[str]:

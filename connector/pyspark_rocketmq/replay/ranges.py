@@ -1,4 +1,4 @@
-"""Decides what a replay has left to do, in which steps, and how much of a range the target has. Pure.
+"""Decides which ranges a replay still has to read, in which steps, and how much of one is stored. Pure.
 
 One sender sends a range to one queue, in order, and each batch only after the previous one is stored. So the
 stored part of a range is always its beginning, up to the highest source offset in the target.
@@ -31,7 +31,7 @@ _LEFT_OUT: Final = OF_ONE_DELIVERY - {UNIQ_KEY}
 """Properties that are not copied. The msgId is kept, as when Java forwards a consumed message
 (``MessageClientIDSetter.setUniqID``)."""
 MAX_STEPS: Final = 1_000_000
-"""Limit for a replay, because a broker may report any offset and each step costs a Spark job."""
+"""Maximum number of steps: each costs a Spark job, and a broker might report an absurdly large offset."""
 
 
 def origin_of(origin: MessageQueue, queue_offset: int | str) -> str:
@@ -63,7 +63,7 @@ class Sending:
     """End of the target before the first message was sent."""
 
     def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
-        """Return the source offset from a target message's two properties; None for one of another range."""
+        """Return a target message's source offset from its two properties; None if it is of another range."""
         if replayed_by != self.run or replayed_from is None:
             return None
         prefix = origin_of(self.source.queue, "")
@@ -160,7 +160,7 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
                 )
                 for part in parts
             )
-            # A step may be empty: the shares of small ranges are rounded, and may all fall into other steps.
+            # Leave out empty steps: shares of small ranges are rounded, and may all be in other steps.
             if step := [part for part in cut if part.count]:
                 steps.append(step)
     return steps

@@ -42,7 +42,8 @@ _SCHEMA = pa.schema(
     ]
 )
 _BEGUN: Final = "begun"
-"""State of a range that is about to be sent; void once a row of the same run and start says stored."""
+"""State of a range that is about to be sent. It no longer counts once another row of the same run and start
+has the state stored."""
 _STORED: Final = "stored"
 _PAUSES_S: Final = (0.1, 0.5, 2.0)
 

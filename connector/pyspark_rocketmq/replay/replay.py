@@ -1,7 +1,7 @@
 """``Replay``: reads ranges of queues again and writes them elsewhere, in atomic steps.
 
 Rule 1: a replay is fixed when it is planned: it does not include new messages or queues.
-Rule 2: a replay names no group, so it touches none; brokers see pulls of ``pyspark-rocketmq-source``.
+Rule 2: a replay reads as no user's group, so it changes no offsets; brokers see ``pyspark-rocketmq-source``.
 Rule 3: a second run with the same target adds no duplicates. A table has every message's position, and each
 step is a MERGE by position, in one commit. A topic has no such key, so each step is recorded before it is
 sent and after it is stored; the target shows how much of an interrupted step is stored.
@@ -241,7 +241,7 @@ class Replay:
         logger.warning(
             "searching the target for messages that an unfinished step sent ranges=%d", len(unfinished)
         )
-        # For this long a task of the failed run may still send, and its last request may be on its way.
+        # Wait: a task of the failed run may still send for a moment, and its last request may be on its way.
         time.sleep(_TASKS_END_S + self._options.request_timeout_ms / 1000)
         by_target: dict[MessageQueue, list[Sending]] = {}
         for sending in unfinished:

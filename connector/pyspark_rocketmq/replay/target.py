@@ -125,8 +125,8 @@ class TargetTopic:
             settings=ReadSettings.of(self._options)._replace(
                 columns=None,
                 property_columns=(),
-                # Messages that expire meanwhile are older than the wanted ones, or stored_until detects the
-                # loss.
+                # If messages expire meanwhile, they are older than the wanted ones; if not, stored_until
+                # detects the loss.
                 fail_on_data_loss=False,
                 keeps_undecodable=True,
                 prefers_replica=False,

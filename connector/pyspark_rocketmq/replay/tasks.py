@@ -1,7 +1,7 @@
 """The tasks of a replay: each reads one range and returns it as rows or sends it to the target topic.
 
-The functions contain the ranges and run in ``mapInArrow`` over one number per task. So Spark reads exactly
-the planned ranges, however often it evaluates the step and whatever has happened to the topic since.
+The functions contain the ranges, and run in ``mapInArrow`` over one number for each task. So Spark reads
+exactly the planned ranges, even if it evaluates a step several times or the topic has changed since.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.send import EncodedBatch, SendResult, split_batch
 
 _STOOD_STILL_S: Final = 10.0
-"""Pause after which the target is read again. Shorter than Spark's wait for an executor before it starts
-another attempt (``spark.network.timeout``)."""
+"""Seconds without sending after which the target is read again: Spark may have started another attempt. It
+waits longer than this for an executor (``spark.network.timeout``)."""
 
 Row = tuple[int, Message]
 """Source offset and the message to send."""
@@ -96,8 +96,8 @@ class QueueSender:
         """Offset up to which messages in the target may come from this sender."""
         self._seen_s = self._now_s()
         self._is_unsure = self._is_on_its_way = is_repeated
-        """Whether the target may have messages that this sender does not count as stored; and whether a
-        request may still arrive there."""
+        """Whether the target may have messages of this range that this sender does not count as stored, or
+        may still get some by a request under way."""
 
     def _now_s(self) -> tuple[float, float]:
         # The monotonic clock stops while the machine sleeps.

@@ -56,12 +56,12 @@ def change_columns(df: DataFrame, *, envelope: str, **options: Unpack[EnvelopeOp
       ``after`` is null for a delete and a truncation;
     * ``position``: place in the change log of the source, by which to order the changes of a key; null if the
       messages have none. Changes with the same position are in the order of ``queueOffset``;
-    * ``absent``: columns that the source left out of ``after``: they keep their values;
-    * ``statement``: of a schema change;
+    * ``absent``: columns that the source left out of ``after``, since they keep their values;
+    * ``statement``: SQL of a schema change;
     * ``error``: why a message, or a row of one, cannot be applied.
 
-    An update that changes the key is two rows, a delete and an insert. Heartbeats, tombstones and marks of
-    transactions are no rows.
+    An update that changes the key becomes two rows, a delete and an insert. Heartbeats, tombstones and marks
+    of transactions become no rows.
 
     Args:
         df: The messages.

@@ -49,7 +49,7 @@ _GROWS_WITH_TASKS: Final = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
 }
-"""Settings of clusters that add executors while tasks wait for one; with fewer tasks none would be added."""
+"""Settings of clusters that add executors while tasks wait. With few tasks none wait, and none are added."""
 _ENCRYPTIONS: Final = (
     "spark.ssl.enabled",
     "spark.ssl.rpc.enabled",

@@ -1,7 +1,7 @@
-"""Features of the installed Spark, from 4.0 on. Elsewhere only the engine ``state`` checks its version.
+"""Differences between Spark's versions from 4.0 on; only the engine ``state`` also checks the version.
 
-Spark 4.2 and newer pass the trigger and the start offset to a Python source. Older ones only ask for the
-latest offset, and plan everything up to it as one micro-batch.
+Spark 4.2 and newer pass the trigger and the start offset to a Python source. Older versions only ask the
+source for its latest offset, and plan everything up to that as one micro-batch.
 """
 
 from __future__ import annotations
