@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 from base64 import b64decode
@@ -21,15 +22,17 @@ from pyspark_rocketmq.change_data.change import (
     Change,
     ChangeMessage,
     Decoded,
+    Kind,
     Operation,
     PassedOver,
     SchemaChange,
     SourceTable,
+    SourceType,
 )
 from pyspark_rocketmq.change_data.effects import order_of
 from pyspark_rocketmq.consumer.change_listener import ChangeListener
 from pyspark_rocketmq.model import QUEUE_OFFSET, queue_columns
-from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM, change_schema
+from pyspark_rocketmq.sinks.change_table.columns import BODY, MORE, PROBLEM, SCHEMA, change_schema
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
 from pyspark_rocketmq.sinks.change_table.versions import TIME
@@ -143,8 +146,58 @@ def test_a_key_is_found_where_the_envelope_has_it() -> None:
 
 
 def test_a_column_that_the_table_lacks_is_left_out() -> None:
-    """K5: ``columns`` chooses those to keep."""
-    assert "of_note" not in rows_of(change(row={"id": 1, "note": "x"}))[0]
+    """K3: schema_changes='ignore': ``columns`` chooses those to keep."""
+    [row] = rows_of(change(row={"id": 1, "note": "x"}), schema_changes="ignore")
+    assert row.keys() == {POSITION, OPERATION, "of_id"}
+
+
+def test_a_column_that_the_table_lacks_is_carried_with_its_type() -> None:
+    """K3: by the source's type, or as text."""
+    types = {"size": SourceType("int(11)", Kind.INT)}
+    [row] = rows_of(change(row={"id": 1, "size": 7, "note": Decimal("1.50")}, types=types))
+    assert json.loads(row[MORE]) == {"size": ["int", 7], "note": ["string", "1.50"]}
+
+
+def test_a_new_column_that_an_update_leaves_out() -> None:
+    """K3: the table gets it, and its row notes that the value is elsewhere."""
+    types = {"size": SourceType("int(11)", Kind.INT)}
+    update = change(Operation.UPDATE, row={"id": 1}, absent=frozenset({"size", "untyped"}), types=types)
+    [row] = rows_of(update)
+    assert (json.loads(row[MORE]), row[ABSENT]) == ({"size": ["int", None]}, ["amount", "at", "seen", "size"])
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("Amount", "differ only in case"), ("a b", "Delta forbids characters"), (POSITION, "Rename it in the")],
+)
+def test_a_column_that_no_table_can_have(name: str, problem: str) -> None:
+    """K3: its changes are bad ones, with what to do."""
+    assert problem in problem_of(change(row={"id": 1, name: 5}))
+
+
+def test_any_change_of_the_schema_ends_the_query() -> None:
+    """K3: schema_changes='exception': an unknown column, a value that does not fit, a dropped column."""
+    dropped = SchemaChange(table=ORDERS, statement="ALTER TABLE orders DROP COLUMN amount")
+    unknown, unfit = change(row={"id": 1, "note": "x"}), change(row={"id": 1, "amount": Decimal("1.555")})
+    rows = [rows_of(decoded, schema_changes="exception")[0] for decoded in (unknown, unfit, dropped)]
+    assert [row[OPERATION] for row in rows] == [SCHEMA] * 3
+    assert rows[-1][ABSENT] == ["amount"]
+
+
+@pytest.mark.parametrize(("mode", "stops"), [("evolve", True), ("lenient", False), ("try_evolve", False)])
+def test_a_statement_that_takes_columns_away(mode: str, stops: bool) -> None:
+    """K3: only evolve ends the query there, if the table has the column."""
+    statement = SchemaChange(table=ORDERS, statement="ALTER TABLE orders CHANGE amount price int")
+    other = SchemaChange(table=None, statement="ALTER TABLE carts DROP COLUMN amount")
+    rows = rows_of(statement, other, schema_changes=mode)
+    assert [row[ABSENT] for row in rows] == ([["amount"]] if stops else [])
+
+
+def test_a_text_column_holds_every_value_as_text() -> None:
+    """K3: a column that was added as text gets values without a type after a restart, too."""
+    columns = pa.schema([("id", pa.int64()), ("note", pa.string())])
+    assert rows_of(change(row={"id": 1, "note": 5}), columns=columns)[0]["of_note"] == "5"
+    assert "cannot hold b'x'" in problem_of(change(row={"id": 1, "note": b"x"}), columns=columns)
 
 
 @pytest.mark.parametrize(

@@ -56,3 +56,14 @@ def show(value: Any) -> str:
             return f"[{','.join(map(show, value))}]"
         case _:
             raise TypeError(f"a change has no values of type {type(value).__name__}")
+
+
+def text_of(value: Any) -> str:
+    """Return a value of a change as text, from which it can be had again.
+
+    Raises:
+        ValueError: If it is bytes, which have no text.
+    """
+    if isinstance(value, bytes):
+        raise Unreadable("bytes are no text")
+    return value if isinstance(value, str) else show(value).strip('"')

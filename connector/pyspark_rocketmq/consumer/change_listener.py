@@ -18,28 +18,57 @@ import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pyspark_rocketmq.change_data.change import BadChange, Change, ChangeMessage, Decoded, Operation
-from pyspark_rocketmq.change_data.effects import order_of
+from pyspark_rocketmq.change_data.change import (
+    BadChange,
+    Change,
+    ChangeMessage,
+    Decoded,
+    Operation,
+    SchemaChange,
+)
+from pyspark_rocketmq.change_data.effects import Order, order_of
+from pyspark_rocketmq.change_data.json_text import text_of
+from pyspark_rocketmq.change_data.statements import removed_columns
 from pyspark_rocketmq.change_data.times import moment
 from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.listeners.context import DeliveryContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.sinks.base import TakesChanges
-from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM, change_columns, value_column
+from pyspark_rocketmq.sinks.change_table.carried import carried, type_of
+from pyspark_rocketmq.sinks.change_table.columns import (
+    BODY,
+    MORE,
+    PROBLEM,
+    SCHEMA,
+    change_columns,
+    value_column,
+)
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
+from pyspark_rocketmq.sinks.change_table.new_columns import name_problem, unfit
 from pyspark_rocketmq.sinks.change_table.versions import TIME
 
-_TOO_EXACT: Final = re.compile(r"[.,]\d{7}")
-"""Fraction of a second that a column of microseconds cannot hold."""
 _BAD: Final = "bad"
 """Operation of a change that cannot be applied."""
+_TOO_EXACT: Final = re.compile(r"[.,]\d{7}")
+"""Fraction of a second that a column of microseconds cannot hold."""
 _WHOLE: Final = (Operation.INSERT, Operation.SNAPSHOT)
 """Operations that give a row as a whole."""
 
 
-class _Unusable(Exception):
+class Unusable(Exception):
     """A change cannot be applied; the text is the reason."""
+
+    operation: str = _BAD
+    """Operation of the row that has the reason."""
+    columns: Sequence[str] | None = None
+    """Columns that a statement of the source takes away."""
+
+
+class _SchemaChanged(Unusable):
+    """The source's schema has changed, and the query is to end."""
+
+    operation = SCHEMA
 
 
 class ChangeListener:
@@ -66,6 +95,8 @@ class ChangeListener:
             if isinstance(self.schema[value_column(name)].dataType, st.TimestampType | st.TimestampNTZType)
         }
         self._by_queue = sink.setting("order") == "queue"
+        self._schema_changes = sink.setting("schema_changes")
+        self._known = frozenset(table.names)
         self._rows: dict[Operation, Callable[[Change], Mapping[str, Any] | None]] = {
             Operation.DELETE: _passed_over if sink.setting("deletes") == "ignore" else self._key,
             Operation.TRUNCATE: {
@@ -93,55 +124,85 @@ class ChangeListener:
         for number, decoded in enumerate(self._envelope.decode(given)):
             try:
                 row = self._row(decoded, message, number)
-            except _Unusable as problem:
-                row = {OPERATION: _operation(decoded), PROBLEM: str(problem), BODY: message.body}
+            except Unusable as problem:
+                row = bad_row(decoded, problem, message.body)
             if row is not None:
                 yield row
 
     def _row(self, decoded: Decoded, message: MessageExt, number: int) -> dict[str, Any] | None:
         match decoded:
             case BadChange() if self._is_of_table(decoded):
-                raise _Unusable(decoded.reason)
+                raise Unusable(decoded.reason)
             case Change() if self._is_of_table(decoded):
                 values = self._rows[decoded.operation](decoded)
                 if values is None:
                     return None
                 row = {value_column(name): value for name, value in values.items()}
                 return row | {
-                    POSITION: self._place(decoded, message.queue_offset, number),
+                    POSITION: place_of(decoded, message.queue_offset, number, by_queue=self._by_queue),
                     OPERATION: str(decoded.operation),
                     ABSENT: self._absent(decoded, values),
-                    TIME: decoded.source_time or moment(message.store_timestamp * 1000),
+                    TIME: time_of(decoded, message),
+                    MORE: self._carried(decoded),
                 }
+            case SchemaChange() if decoded.table is not None and self._is_of_table(decoded):
+                self._check_statement(decoded)
+                return None
             case _:
                 return None
 
-    def _is_of_table(self, change: Change | BadChange) -> bool:
-        return self._source_table is None or change.table is None or str(change.table) == self._source_table
-
-    def _place(self, change: Change, offset: int, number: int) -> str:
-        if change.position is None and not self._by_queue:
-            raise _Unusable(
-                "The change has no position in its source's log. Have the program write one, or set "
-                "ChangeTable(order='queue') if all changes of a key are in one queue in their order."
+    def _check_statement(self, change: SchemaChange) -> None:
+        if self._schema_changes not in ("evolve", "exception"):
+            return
+        removed = removed_columns(change.statement)
+        if removed:
+            problem = _SchemaChanged(
+                f"The source has dropped or renamed {', '.join(removed)} of {change.table}, which the table "
+                f"still has ({change.statement:.200}). Stop the query and rewrite the table without it (in "
+                "Spark: mode overwrite with overwriteSchema=true), or keep it: "
+                "ChangeTable(schema_changes='lenient')"
             )
-        position = None if self._by_queue else change.position
-        is_snapshot = change.operation is Operation.SNAPSHOT
+            problem.columns = list(removed)
+            raise problem
+
+    def _carried(self, change: Change) -> str | None:
+        """Return the values of columns that the table did not have when the query started."""
+        if self._schema_changes == "ignore":
+            return None
+        if self._known.issuperset(change.row) and self._known.issuperset(change.absent):
+            return None
+        values = {name: value for name, value in change.row.items() if name not in self._known}
+        values |= dict.fromkeys(self._new_absent(change))
+        if not values:
+            return None
+        for name in values:
+            if self._schema_changes == "exception":
+                raise _SchemaChanged(
+                    f"The source's table has the column {name} ({type_of(name, change.types)}), which the "
+                    "table lacks. Add it with ChangeTable(columns=…), or have it added: "
+                    "schema_changes='lenient'"
+                )
+            problem = name_problem(name, self._columns)
+            if problem is not None:
+                raise Unusable(problem)
         try:
-            return order_of(position, offset, number, is_snapshot=is_snapshot)
-        except OffsetError as error:
-            raise _Unusable(str(error)) from error
+            return carried(values, change.types)
+        except ValueError as error:
+            raise Unusable(f"Columns {', '.join(values)}: {error}.") from error
+
+    def _is_of_table(self, change: Change | BadChange | SchemaChange) -> bool:
+        return self._source_table is None or change.table is None or str(change.table) == self._source_table
 
     def _key(self, change: Change) -> dict[str, Any]:
         """Return the values of the key's columns, checked."""
         key = {name: self._key_value(change, name) for name in self._keys}
         missing = [name for name, value in key.items() if value is None]
         if missing:
-            raise _Unusable(
+            raise Unusable(
                 f"The change has no value for {', '.join(missing)} of the key. Have the program write the "
                 "key's columns, or name others: ChangeTable(keys=…)."
             )
-        return self._checked(key)
+        return self._checked(key, change)
 
     @staticmethod
     def _key_value(change: Change, name: str) -> Any:
@@ -152,28 +213,37 @@ class ChangeListener:
 
     def _known_values(self, change: Change) -> dict[str, Any]:
         values = {name: change.row[name] for name in self._columns if name in change.row}
-        return self._checked(values) | self._key(change)
+        return self._checked(values, change) | self._key(change)
 
     def _whole_row(self, change: Change) -> dict[str, Any]:
         absent = sorted(change.absent.intersection(self._columns))
         if absent:
-            raise _Unusable(
-                f"The new row lacks the value of {', '.join(absent)}, which the program has left out, and "
-                "which is stored nowhere else. Have the source log whole rows (MySQL: binlog_row_image=FULL; "
-                "PostgreSQL: REPLICA IDENTITY FULL)."
-            )
+            raise whole_row_problem(absent)
         return self._known_values(change)
 
     def _absent(self, change: Change, values: Mapping[str, Any]) -> list[str] | None:
         if change.operation is not Operation.UPDATE:
             return None
-        return [name for name in self._columns if name not in values] or None
+        lacking = [name for name in self._columns if name not in values]
+        return [*lacking, *self._new_absent(change)] or None
 
-    def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _new_absent(self, change: Change) -> list[str]:
+        """Return columns that an update leaves out and the table lacked when the query started.
+
+        The table gets them, so that its row has a note that it lacks their values.
+        """
+        if self._schema_changes == "ignore":
+            return []
+        return sorted(name for name in change.absent - self._known if name in change.types)
+
+    def _checked(self, values: Mapping[str, Any], change: Change) -> dict[str, Any]:
         """Return values that fit their columns exactly."""
-        return {name: None if value is None else self._fitted(name, value) for name, value in values.items()}
+        return {
+            name: None if value is None else self._fitted(name, value, change)
+            for name, value in values.items()
+        }
 
-    def _fitted(self, name: str, value: Any) -> Any:
+    def _fitted(self, name: str, value: Any, change: Change) -> Any:
         column = value_column(name)
         if self._output.is_plainly[column](value):
             return value
@@ -181,18 +251,17 @@ class ChangeListener:
             converted = _converted(value, self.schema[column].dataType)
             self._output.check(column, converted)
         except (SchemaError, ValueError, ArithmeticError) as error:
-            raise self._unfit(name, value) from error
+            raise self._unfit(name, value, change) from error
         wants_zone = self._is_moment.get(name)
         if wants_zone is not None and (converted.tzinfo is not None) != wants_zone:
-            raise self._unfit(name, value)
+            raise self._unfit(name, value, change)
         return converted
 
-    def _unfit(self, name: str, value: Any) -> _Unusable:
+    def _unfit(self, name: str, value: Any, change: Change) -> Unusable:
         type_ = self.schema[value_column(name)].dataType.simpleString()
-        return _Unusable(
-            f"Column {name} is {type_} and cannot hold {value!r:.80} ({type(value).__name__}) exactly. Give "
-            "the table another type for it."
-        )
+        source = type_of(name, change.types) if name in change.types else None
+        kind = _SchemaChanged if self._schema_changes == "exception" else Unusable
+        return kind(unfit(name, type_, value, source))
 
 
 def _converted(value: Any, type_: st.DataType) -> Any:
@@ -209,14 +278,55 @@ def _converted(value: Any, type_: st.DataType) -> Any:
             return datetime.fromisoformat(value)
         case ((st.DoubleType() | st.FloatType()), Decimal()):
             return float(value)
+        case st.StringType(), _:
+            return text_of(value)
         case _:
             return value
 
 
-def _operation(decoded: Decoded) -> str:
+def bad_row(decoded: Decoded, problem: Unusable, body: bytes) -> dict[str, Any]:
+    """Return the row for a change that cannot be applied."""
+    operation = _operation(decoded, problem)
+    return {OPERATION: operation, PROBLEM: str(problem), BODY: body, ABSENT: problem.columns}
+
+
+def place_of(change: Change, offset: int, number: int, *, by_queue: bool) -> Order:
+    """Return the place of a change in its message in the order of its table.
+
+    Raises:
+        Unusable: If it has none.
+    """
+    if change.position is None and not by_queue:
+        raise Unusable(
+            "The change has no position in its source's log. Have the program write one, or set "
+            "ChangeTable(order='queue') if all changes of a key are in one queue in their order."
+        )
+    position = None if by_queue else change.position
+    is_snapshot = change.operation is Operation.SNAPSHOT
+    try:
+        return order_of(position, offset, number, is_snapshot=is_snapshot)
+    except OffsetError as error:
+        raise Unusable(str(error)) from error
+
+
+def time_of(change: Change, message: MessageExt) -> datetime:
+    """Return the time of a change in its source, or that of its message if it has none."""
+    return change.source_time or moment(message.store_timestamp * 1000)
+
+
+def whole_row_problem(absent: Sequence[str]) -> Unusable:
+    """Return the reason why a new row cannot be applied, some of whose values are left out."""
+    return Unusable(
+        f"The new row lacks the value of {', '.join(absent)}, which the program has left out, and "
+        "which is stored nowhere else. Have the source log whole rows (MySQL: binlog_row_image=FULL; "
+        "PostgreSQL: REPLICA IDENTITY FULL)."
+    )
+
+
+def _operation(decoded: Decoded, problem: Unusable) -> str:
     """Return the operation of a change that cannot be applied; the sink stops at a truncation in any case."""
     is_truncation = isinstance(decoded, Change) and decoded.operation is Operation.TRUNCATE
-    return str(Operation.TRUNCATE) if is_truncation else _BAD
+    return str(Operation.TRUNCATE) if is_truncation else problem.operation
 
 
 def _no_values(change: Change) -> dict[str, Any]:  # noqa: ARG001 - called like the others
@@ -228,7 +338,7 @@ def _passed_over(change: Change) -> None:  # noqa: ARG001 - called like the othe
 
 
 def _stopped(change: Change) -> dict[str, Any]:
-    raise _Unusable(
+    raise Unusable(
         f"The source has truncated {change.table}, and truncates='stop'. Decide what the table is to have, "
         "and start the query with 'apply' or 'ignore'."
     )

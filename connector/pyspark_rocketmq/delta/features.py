@@ -30,6 +30,8 @@ _ALLOWED_FEATURES = frozenset(
 
 By ``PROTOCOL.md`` none of them requires more of a commit that adds whole files with their row counts.
 """
+_OF_ADDED_COLUMNS = frozenset({"timestampNtz", "appendOnly", "invariants"})
+"""Features that come or go when delta-rs adds a time without a zone to a table of an old version."""
 _ROW_ONLY_FEATURES = frozenset(
     {
         "allowColumnDefaults",
@@ -120,6 +122,14 @@ def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
     changes += [f"property {name}" for name in _differing(*properties)]
     changes += [f"feature {name}" for name in sorted(before.features ^ now.features)]
     return tuple(changes)
+
+
+def without_additions(form: TableForm, before: TableForm) -> TableForm:
+    """Return a form without the columns that ``before`` lacks, if they may be null, and what they need."""
+    known = before.column_types
+    columns = tuple(each for each in form.columns if each.name in known or not each.is_nullable)
+    is_same = form.features ^ before.features <= _OF_ADDED_COLUMNS
+    return replace(form, columns=columns, features=before.features if is_same else form.features)
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

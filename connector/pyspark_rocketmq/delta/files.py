@@ -175,6 +175,11 @@ class WrittenFile:
         """The path as the table's log has it: URL-encoded."""
         return quote(self.path, safe="/=")
 
+    def null_count(self, column: str) -> int | None:
+        """Return the number of nulls in a column; None if the statistics lack it."""
+        found: int | None = json.loads(self.stats_json)["nullCount"].get(column)
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)

@@ -224,6 +224,7 @@ def create_table(
             partition_by=list(partition_by),
             commit_properties=once,
             storage_options=storage.values_for(uri),
+            raise_if_key_not_exists=False,
             **settings,
         )
     except DeltaError:

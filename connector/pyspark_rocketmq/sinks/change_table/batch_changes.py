@@ -5,6 +5,8 @@ A large batch is never in memory as a whole, nor is the source of its MERGE.
 
 from __future__ import annotations
 
+import errno
+import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -14,18 +16,22 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import Schema
 
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import LOWEST, Order
-from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
+from pyspark_rocketmq.delta.ddl import type_ddl
 from pyspark_rocketmq.delta.merge import quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import sql_literal
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
-from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, PROBLEM, keyed_rows
+from pyspark_rocketmq.sinks.change_table.change_files import ChangeRows
+from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, PROBLEM, SCHEMA, keyed_rows
 from pyspark_rocketmq.sinks.change_table.compaction import (
+    ABSENT,
     OPERATION,
     POSITION,
     Key,
@@ -33,14 +39,18 @@ from pyspark_rocketmq.sinks.change_table.compaction import (
     keys_of,
     share_of,
 )
+from pyspark_rocketmq.sinks.change_table.new_columns import WholeChanges, columns_to_add, fields_of
 from pyspark_rocketmq.sinks.change_table.side_tables import BAD_CHANGES, BadChanges, RecentRows
 from pyspark_rocketmq.sinks.change_table.versions import TIME
-from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
+
+logger = logging.getLogger(__name__)
 
 _ROWS_OF_A_SHARE: Final = 250_000
 """Maximum number of changes, approximately, that are in memory at the same time."""
 _SHOWN: Final = 3
 _TRUNCATE: Final = Operation.TRUNCATE.value
+FINAL: Final = frozenset({_TRUNCATE, SCHEMA})
+"""Operations at which the query ends, whatever becomes of other changes that cannot be applied."""
 SOURCE, TARGET = "source", "target"
 """Names of the two tables in the conditions of a MERGE."""
 
@@ -67,17 +77,19 @@ class ChangeRules:
 class BatchChanges:
     """The changes of a batch, for one version of the table."""
 
-    def __init__(
-        self, table: TableSnapshot, rules: ChangeRules, log: SinkLog, files: Sequence[WrittenFile]
-    ) -> None:
-        """Take the files that tasks wrote for a batch."""
+    def __init__(self, table: TableSnapshot, rules: ChangeRules, changes: ChangeRows) -> None:
+        """Take the changes that tasks wrote for a batch."""
         self._rules = rules
-        self._log = log
-        self._files = files
+        self._storage = table.log.storage
+        self._changes = changes
+        types = {name: type_ddl(type_) for name, type_ in table.form().column_types.items()}
+        self._whole = WholeChanges(table.arrow_schema, types)
+        self._kept: list[pa.Table] | None = None
+        """The changes, if they are few."""
         self.folder: Final = table.location.rstrip("/")
         self.schema: Final = table.arrow_schema
         self.columns: Final = rules.columns_of(self.schema)
-        self.shares: Final = 1 + sum(file.num_records for file in files) // rules.rows_of_a_share
+        self.shares: Final = 1 + changes.count // rules.rows_of_a_share
         """Number of shares of the keys."""
         self.truncations: dict[Order, datetime | None] = {}
         """The batch's truncations, with their times; known after :meth:`check`."""
@@ -91,7 +103,7 @@ class BatchChanges:
         """Return a table beside this one, for facts that a commit does not show."""
         return RecentRows(
             uri=f"{self.folder}/{folder}",
-            storage=self._log.log.storage,
+            storage=self._storage,
             kept_days=self._rules.kept_days,
             today=self._rules.today,
         )
@@ -103,22 +115,40 @@ class BatchChanges:
             SinkConflict: If there is such a change, and the rules stop there.
             DeltaError, OSError: If the storage does not answer.
         """
-        bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._log.log.storage)
+        bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._storage)
         bad.record(self._bad_changes())
 
+    def _tables(self) -> Iterator[pa.Table]:
+        """Yield the changes in parts, with all columns of the table."""
+        whole = map(self._whole.of, self._changes.tables())
+        if self.shares > 1:
+            return whole
+        if self._kept is None:
+            self._kept = list(whole)
+        return iter(self._kept)
+
     def _bad_changes(self) -> Iterator[pa.Table]:
-        for rows in self._log.files.stream(self._files):
+        for rows in self._tables():
             is_bad, is_truncation = pc.is_valid(rows[PROBLEM]), pc.equal(rows[OPERATION], _TRUNCATE)
             truncations = rows.filter(pc.and_not(is_truncation, is_bad))
             times = truncations[TIME].to_pylist()
             self.truncations |= dict(zip(truncations[POSITION].to_pylist(), times, strict=True))
-            bad = rows.filter(is_bad)
-            # Only the table's owner can decide what it is to have after a truncation.
-            is_final = self._rules.stops_at_bad_changes or _TRUNCATE in bad[OPERATION].to_pylist()
+            bad = self._counting(rows.filter(is_bad))
+            # Only the table's owner can decide what it is to have after these.
+            is_final = self._rules.stops_at_bad_changes or not FINAL.isdisjoint(bad[OPERATION].to_pylist())
             if len(bad) and is_final:
-                raise _bad_changes_error(self.folder, bad)
+                raise bad_changes_error(self.folder, bad)
             if len(bad):
                 yield bad
+
+    def _counting(self, bad: pa.Table) -> pa.Table:
+        """Leave out statements that take away columns which the table has not."""
+        names = {*self.columns.keys, *self.columns.others}
+        counts = [
+            operation != SCHEMA or removed is None or not names.isdisjoint(removed)
+            for operation, removed in zip(bad[OPERATION].to_pylist(), bad[ABSENT].to_pylist(), strict=True)
+        ]
+        return bad.filter(pa.array(counts, pa.bool_()))
 
     def share(self, number: int) -> pa.Table:
         """Return the changes of a share of the keys."""
@@ -126,7 +156,7 @@ class BatchChanges:
 
     def _rows_of_share(self, number: int) -> Iterator[pa.Table]:
         names = [*self.columns.keys, *self.columns.others]
-        for rows in self._log.files.stream(self._files):
+        for rows in self._tables():
             is_keyed = pc.and_(pc.is_null(rows[PROBLEM]), pc.not_equal(rows[OPERATION], _TRUNCATE))
             keyed = keyed_rows(rows.filter(is_keyed), names)
             yield keyed.filter(self.in_share(keyed, number))
@@ -181,14 +211,42 @@ class BatchChanges:
         return "".join(conditions)
 
 
-def _bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
+def bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
+    """Return the error for changes that cannot be applied."""
     rows = bad.select([*POSITION_COLUMNS, PROBLEM]).slice(0, _SHOWN).to_pylist()
     shown = "; ".join(
         f"{MessageQueue(*queue)} at offset {offset}: {problem.rstrip('.')}"
         for *queue, offset, problem in (row.values() for row in rows)
     )
+    aside = (
+        f", or have such changes put aside into {masked(place)}/{BAD_CHANGES}: bad_changes='keep'"
+        if FINAL.isdisjoint(bad[OPERATION].to_pylist())
+        else ""
+    )
     return SinkConflict(
         f"{len(bad)} changes cannot be applied to {masked(place)}: {shown}. Nothing of this batch was added. "
-        "Correct the settings and start the query again, or have such changes put aside into "
-        f"{masked(place)}/{BAD_CHANGES}: ChangeTable(bad_changes='keep')."
+        f"Correct the settings and start the query again{aside}."
     )
+
+
+def add_new_columns(table: TableSnapshot, changes: ChangeRows) -> None:
+    """Add the columns that changes have and a table lacks; a batch that is repeated finds them there.
+
+    Raises:
+        FileExistsError: If another commit came first, or may have.
+        DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+    """
+    added = columns_to_add(changes.carrying(), table.arrow_schema.names)
+    if not added:
+        return
+    fields = Schema.from_arrow(fields_of(added)).fields
+    begun_at = table.version
+    table.write_next(
+        lambda opened, by: opened.alter.add_columns(
+            fields, commit_properties=by, post_commithook_properties=NO_POST_COMMIT_HOOKS
+        ),
+        CommitNote(),
+    )
+    logger.info("columns added path=%s columns=%s", masked(table.location), added)
+    if table.version != begun_at + 1:
+        raise FileExistsError(errno.EEXIST, f"There is a commit after version {begun_at + 1}")

@@ -18,6 +18,17 @@ PROBLEM: Final = "__problem"
 """Column with the reason why a change cannot be applied; null for one that can."""
 BODY: Final = "__body"
 """Column with the body of a message that cannot be applied; null for others."""
+MORE: Final = "__more"
+"""Column with the values of columns that the query lacks (``carried.carried``); null for most changes."""
+SCHEMA: Final = "schema"
+"""Operation of a row for a change of the source's schema that ends the query, with its reason.
+
+If it is a statement, ``ABSENT`` has the columns that it takes away, and it counts only if the table has one.
+"""
+TARGET: Final = "__target"
+"""Column of a change of many tables with the folder of its table; empty if it is not known."""
+KEYS: Final = "__keys"
+"""Column of a change of many tables with its key's columns as a JSON list; null for a truncation."""
 HIDDEN: Final = frozenset({POSITION, OLDER, DELETED, *(field.name for field in HISTORY_FIELDS)})
 """Columns that a change table may have besides those of the source's table."""
 _PREFIX: Final = "of_"
@@ -33,8 +44,15 @@ def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
         pa.field(TIME, MOMENT),
         pa.field(PROBLEM, pa.string()),
         pa.field(BODY, pa.binary()),
+        pa.field(MORE, pa.string()),
         *(pa.field(value_column(field.name), field.type) for field in table if field.name not in HIDDEN),
     ]
+
+
+def routed_columns() -> pa.Schema:
+    """Return the columns of a change of many tables, besides its message's position."""
+    more = [pa.field(TARGET, pa.string()), pa.field(KEYS, pa.string())]
+    return pa.schema([*change_columns(()), *more])
 
 
 def change_schema(table: Iterable[pa.Field]) -> pa.Schema:

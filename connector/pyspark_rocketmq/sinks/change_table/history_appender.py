@@ -26,7 +26,14 @@ from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.merge import predicate, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import rows_of_files, sql_literal
-from pyspark_rocketmq.sinks.change_table.batch_changes import SOURCE, TARGET, BatchChanges, ChangeRules
+from pyspark_rocketmq.sinks.change_table.batch_changes import (
+    SOURCE,
+    TARGET,
+    BatchChanges,
+    ChangeRules,
+    add_new_columns,
+)
+from pyspark_rocketmq.sinks.change_table.change_files import ChangeRows, FileChanges
 from pyspark_rocketmq.sinks.change_table.compaction import (
     EFFECT,
     POSITION,
@@ -85,16 +92,26 @@ class HistoryAppender:
         Raises:
             SinkConflict: If a change cannot be applied, and the rules stop there.
         """
+        changes = FileChanges(log.files, files)
+        add_new_columns(self.table, changes)
+        return FileAppender(self.table).append_merged(
+            log, files, before, commit, lambda note: self.merge(changes, note)
+        )
 
-        def merge(note: CommitNote) -> None:
-            with ExitStack() as spools:
-                batch = BatchChanges(self.table, self.rules, log, files)
-                batch.check()
-                versions = _Versions(self.table, batch, self.tracked)
-                source, keys_between = batch.spooled(versions.of_share, spools)
-                self.table.write_next(partial(self._merge, source, batch.truncations, keys_between), note)
+    def merge(self, changes: ChangeRows, note: CommitNote) -> None:
+        """Commit the effect of changes on top of the version that the table is at.
 
-        return FileAppender(self.table).append_merged(log, files, before, commit, merge)
+        Raises:
+            SinkConflict: If a change cannot be applied, and the rules stop there.
+            FileExistsError: If another commit came first.
+            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+        """
+        with ExitStack() as spools:
+            batch = BatchChanges(self.table, self.rules, changes)
+            batch.check()
+            versions = _Versions(self.table, batch, self.tracked)
+            source, keys_between = batch.spooled(versions.of_share, spools)
+            self.table.write_next(partial(self._merge, source, batch.truncations, keys_between), note)
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
         """See :meth:`Appender.set_watermarks`."""

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.change_data.change import Envelope
 from pyspark_rocketmq.change_data.envelopes import TableOptions, envelope_of
+from pyspark_rocketmq.delta.commit import CommitNote, commit_on_top
 from pyspark_rocketmq.delta.paths import TableName, table_uri
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.storage_options import GivenOptions, StorageOptions
@@ -26,12 +27,13 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender
-from pyspark_rocketmq.sinks.change_table.batch_changes import ChangeRules
+from pyspark_rocketmq.sinks.change_table.batch_changes import ChangeRules, add_new_columns
+from pyspark_rocketmq.sinks.change_table.change_files import ChangeRows
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, change_schema
 from pyspark_rocketmq.sinks.change_table.compaction import POSITION, TableColumns
 from pyspark_rocketmq.sinks.change_table.history_appender import HistoryAppender
 from pyspark_rocketmq.sinks.change_table.versions import HISTORY_FIELDS, START_AT
-from pyspark_rocketmq.sinks.delta.appenders import Appender
+from pyspark_rocketmq.sinks.delta.appenders import Appender, SinkHandle
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
@@ -47,10 +49,12 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "deletes": ("delete", "soft", "ignore"),
     "truncates": ("apply", "ignore", "stop"),
     "bad_changes": ("stop", "keep"),
+    "schema_changes": ("lenient", "evolve", "try_evolve", "ignore", "exception"),
 }
 
 
-def _utc_today() -> date:
+def utc_today() -> date:
+    """Return the date in UTC."""
     return datetime.now(UTC).date()
 
 
@@ -74,12 +78,13 @@ class ChangeTable(DeltaSink):
         deletes: str = "delete",
         truncates: str = "apply",
         bad_changes: str = "stop",
+        schema_changes: str = "lenient",
         keep_deletions_days: int = 7,
         stored_as_scd_type: int | str = 1,
         track_history_column_list: Sequence[str] | None = None,
         compaction: bool = True,
         storage_options: GivenOptions | StorageOptions | None = None,
-        today: Callable[[], date] = _utc_today,
+        today: Callable[[], date] = utc_today,
         sleep: Callable[[float], None] = time.sleep,
         **envelope_options: Unpack[TableOptions],
     ) -> None:
@@ -91,7 +96,7 @@ class ChangeTable(DeltaSink):
             envelope: Form of the messages: ``canal``, ``canal-protobuf``, ``debezium`` or ``maxwell``; or an
                 object that reads them, with a method ``decode``.
             columns: Columns of a new table, such as ``"id bigint, note string"``, and new columns of an
-                existing one; None if the table has them. Others of the source are left out.
+                existing one; None if the table has them. For others of the source see ``schema_changes``.
             source_table: Name of the source's table, ``DATABASE.TABLE`` or ``DATABASE.SCHEMA.TABLE``; changes
                 of others are passed over. None if the topic has only changes of this table.
             order: ``source``: by the positions in the source's log, whatever order the queues have.
@@ -103,6 +108,11 @@ class ChangeTable(DeltaSink):
                 the query.
             bad_changes: What a change does that cannot be applied: ``stop`` ends the query, ``keep`` puts it
                 into the table ``_bad_changes`` in the folder of this one.
+            schema_changes: Treatment of changes of the source's schema. ``lenient`` adds columns that the
+                table lacks; renamed columns are new ones, and dropped ones stay, without values in new rows.
+                ``evolve`` also ends the query at a statement that drops or renames a column which the table
+                still has; ``try_evolve`` goes on there. ``ignore`` leaves out columns that the table lacks.
+                ``exception`` ends the query at each of these changes.
             keep_deletions_days: Days after which a deletion is forgotten, so that an older change that comes
                 then makes the row again.
             stored_as_scd_type: 1: the table has each row as it is now; 2: all its versions, with the times
@@ -119,7 +129,13 @@ class ChangeTable(DeltaSink):
             OptionError: If these settings exclude each other, or an option of the envelope is missing or
                 wrong.
         """
-        chosen = {"order": order, "deletes": deletes, "truncates": truncates, "bad_changes": bad_changes}
+        chosen = {
+            "order": order,
+            "deletes": deletes,
+            "truncates": truncates,
+            "bad_changes": bad_changes,
+            "schema_changes": schema_changes,
+        }
         has_history = str(stored_as_scd_type) == "2"
         _check(path, keys, chosen)
         _check_history(stored_as_scd_type, track_history_column_list, deletes)
@@ -131,9 +147,12 @@ class ChangeTable(DeltaSink):
         self._named_envelope = envelope
         self._envelope_options: dict[str, Any] = {**envelope_options}
         key_columns = keys if source_table is None else {source_table: keys}
-        self._envelope = _envelope_of(envelope, key_columns, self._envelope_options)
+        of_name = {"keys": key_columns} if isinstance(envelope, str) else {}
+        self._envelope = given_envelope(envelope, of_name | self._envelope_options)
         self._source_table = source_table
         self._given = columns
+        self._prepared: frozenset[str] = frozenset()
+        """The table's columns that the listener has."""
         self._rules = ChangeRules(
             keys=tuple(keys),
             keeps_deleted=deletes == "soft",
@@ -194,7 +213,7 @@ class ChangeTable(DeltaSink):
         return self._rules.keys
 
     def setting(self, name: str) -> str:
-        """Return one of the settings ``order``, ``deletes``, ``truncates`` and ``bad_changes``."""
+        """Return one of the settings that have a few values, such as ``order``."""
         return self._chosen[name]
 
     def table_columns(self) -> pa.Schema:
@@ -248,6 +267,7 @@ class ChangeTable(DeltaSink):
         # Only the first 32 columns have statistics, by which files without older values are left out.
         is_wide = len(table) + len(hidden) > _WITH_STATISTICS
         super().prepare(pa.schema([*hidden, *table] if is_wide else [*table, *hidden]))
+        self._prepared = frozenset(table.names)
 
     def _check_stored_type(self) -> None:
         """Refuse a change table of the other type.
@@ -275,14 +295,57 @@ class ChangeTable(DeltaSink):
         Raises:
             SinkConflict: Also if the order is the queue's, and a queue's offsets have begun again.
         """
-        again = sorted(queue for queue, generation in queues.items() if generation)
-        if again and self._chosen["order"] == "queue":
-            raise SinkConflict(
-                f"The offsets of {'; '.join(map(str, again))} have begun again at 0, so with order='queue' "
-                f"new changes would count as older than those that {self.path} has. Load the source's table "
-                "into a new change table, and start the query with that."
-            )
+        check_order(self._chosen["order"], queues, self.path)
         return super().begin(consumer_group, queues)
+
+    def stored_property(self, name: str) -> str | None:
+        """Return a property of the table; None without it, or without a table.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
+        handle = self._table.home.open()
+        return None if handle is None else handle.log.table.form().configuration.get(name)
+
+    def exists(self) -> bool:
+        """Return whether there is a table.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
+        return self._table.home.open() is not None
+
+    def create(self, properties: Mapping[str, str]) -> None:
+        """Prepare the table for its own columns; give it properties if it is missing.
+
+        Raises:
+            RocketMQError: See :meth:`prepare`.
+        """
+        if not self.exists():
+            self._table.properties = properties
+        self.prepare(change_schema(self.table_columns()))
+        self._table.properties = {}
+
+    def apply(self, changes: ChangeRows) -> None:
+        """Commit the effect of changes without a watermark: applied again, they change nothing.
+
+        Raises:
+            SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``.
+            DeltaError, OSError: If the storage does not answer.
+        """
+
+        def follow(_: Exception | None) -> Callable[[], None]:
+            handle = self._table.newest()
+            return partial(self._apply, changes, handle)
+
+        commit_on_top(f"changes path={masked(self.path)}", follow, sleep=self._sleep)
+
+    def _apply(self, changes: ChangeRows, handle: SinkHandle) -> None:
+        appender = handle.appender
+        assert isinstance(appender, ChangeAppender)
+        add_new_columns(appender.table, changes)
+        appender.merge(changes, CommitNote())
+        self._table.start_maintenance(handle.log)
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:  # noqa: ARG002 - of a protocol
         """Return 0: changes that are applied twice change nothing."""
@@ -296,9 +359,11 @@ class ChangeTable(DeltaSink):
         is_by_spark: bool,  # noqa: ARG002 - refused for merges
     ) -> TaskWriter:
         rows_uri = self._table.home.rows_uri
+        # Others have been added since: an update must not have null there.
+        listened = [field for field in log.table.arrow_schema if field.name in self._prepared]
         return TaskWriter(
             table_uri=rows_uri,
-            schema=change_schema(log.table.arrow_schema),
+            schema=change_schema(listened),
             partition_by=(),
             watermarks=watermarks,
             fills_missing=True,
@@ -306,11 +371,29 @@ class ChangeTable(DeltaSink):
         )
 
 
-def _envelope_of(
-    envelope: str | Envelope, keys: Mapping[str, Sequence[str]] | Sequence[str], options: Mapping[str, Any]
-) -> Envelope:
+def check_order(order: str, queues: Mapping[MessageQueue, int], path: str) -> None:
+    """Refuse queues whose offsets have begun again, if these order the changes.
+
+    Raises:
+        SinkConflict: If there are such queues.
+    """
+    again = sorted(queue for queue, generation in queues.items() if generation)
+    if again and order == "queue":
+        raise SinkConflict(
+            f"The offsets of {'; '.join(map(str, again))} have begun again at 0, so with order='queue' "
+            f"new changes would count as older than those that {path} has. Load the source's tables "
+            "into a new folder, and start the query with that."
+        )
+
+
+def given_envelope(envelope: str | Envelope, options: Mapping[str, Any]) -> Envelope:
+    """Return the envelope with a name and options, or the given one.
+
+    Raises:
+        OptionError: If an option is missing or wrong.
+    """
     if isinstance(envelope, str):
-        return envelope_of(envelope, {"keys": keys, **options})
+        return envelope_of(envelope, options)
     if options:
         problem = f"{', '.join(options)} belong to an envelope that is given by its name"
         raise OptionError((problem,), where=_WHERE)
@@ -401,15 +484,22 @@ def _check(path: str | Path, keys: Sequence[str], chosen: Mapping[str, str]) -> 
     Raises:
         OptionError: With all problems.
     """
+    problems = choice_problems(chosen)
+    if TableName.of(path) is not None:
+        problems.append(f"{path} is a table's name, but a change table needs a path: name its folder")
+    if isinstance(keys, str) or not keys:
+        problems.append(f"keys={keys!r} names no columns; give the source's primary key, such as keys=['id']")
+    if problems:
+        raise OptionError(tuple(problems), where=_WHERE)
+
+
+def choice_problems(chosen: Mapping[str, str]) -> list[str]:
+    """Return what is wrong with settings that have a few values."""
     problems = [
         f"{name}={value!r} is none of {', '.join(map(repr, _CHOICES[name]))}"
         for name, value in chosen.items()
         if value not in _CHOICES[name]
     ]
-    if TableName.of(path) is not None:
-        problems.append(f"{path} is a table's name, but a change table needs a path: name its folder")
-    if isinstance(keys, str) or not keys:
-        problems.append(f"keys={keys!r} names no columns; give the source's primary key, such as keys=['id']")
     if chosen["truncates"] == "apply" and "soft" in chosen["deletes"]:
         problems.append(
             "deletes='soft' cannot keep the rows that a truncation removes: add truncates='ignore' or 'stop'"
@@ -419,5 +509,4 @@ def _check(path: str | Path, keys: Sequence[str], chosen: Mapping[str, str]) -> 
             "order='queue' has no order between queues, which a truncation needs: add truncates='ignore' or "
             "'stop'"
         )
-    if problems:
-        raise OptionError(tuple(problems), where=_WHERE)
+    return problems

@@ -22,7 +22,6 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from pyspark_rocketmq.delta.commit import commit_on_top
-from pyspark_rocketmq.delta.features import form_changes
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, read_with_retry
 from pyspark_rocketmq.display import masked
@@ -349,7 +348,7 @@ class DeltaBatch:
                 "while this batch ran. Nothing of this batch was added. Run the batch again."
             )
         # Spark's writer checks the rows against the table's form at that time.
-        changes = () if self.is_by_spark else form_changes(self.form, self.log.table.form())
+        changes = () if self.is_by_spark else self.table.changes_since(self.form, self.log.table.form())
         if changes:
             raise SinkMoved(
                 f"The Delta table {path} was altered while this batch ran: {'; '.join(changes)}. The batch's "

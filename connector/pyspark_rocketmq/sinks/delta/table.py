@@ -16,7 +16,13 @@ from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.delta.compaction import Compactor
-from pyspark_rocketmq.delta.features import features_of_every_commit, refused_features, uncompacted_features
+from pyspark_rocketmq.delta.features import (
+    features_of_every_commit,
+    form_changes,
+    refused_features,
+    uncompacted_features,
+    without_additions,
+)
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.maintenance import Maintenance
 from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path
@@ -497,6 +503,11 @@ class SinkTable:
         if not reasons:
             self._checked_form = form
         return reasons
+
+    def changes_since(self, before: TableForm, now: TableForm) -> tuple[str, ...]:
+        """List the changes that may keep files written for the form ``before`` from being added."""
+        # Changes of a database are read back, and get the columns that their files lack.
+        return form_changes(before, now if self._has_positions else without_additions(now, before))
 
     def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:
         """Return the reasons why Spark must write the table; empty if there are none.

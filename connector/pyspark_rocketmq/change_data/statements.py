@@ -1,0 +1,73 @@
+"""Statements of a source that take columns away: those that ALTER TABLE drops or renames.
+
+Only MySQL's programs send statements. A statement has no order to the rows of other queues, so nothing but a
+decision to stop may depend on one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+_TOKEN: Final = re.compile(
+    r"/\*.*?\*/|--[^\n]*|#[^\n]*"
+    r"|`(?:[^`]|``)*`|\"(?:[^\"]|\"\")*\"|'(?:[^'\\]|\\.|'')*'"
+    r"|[(),.;]|[^\s(),.;`\"'#]+",
+    re.DOTALL,
+)
+_COMMENTS: Final = ("/*", "--", "#")
+_NO_COLUMN: Final = {
+    "DROP": {"INDEX", "KEY", "PRIMARY", "FOREIGN", "CONSTRAINT", "CHECK", "PARTITION"},
+    "RENAME": {"TO", "AS", "INDEX", "KEY"},
+}
+"""Words after which a clause is about something else than a column."""
+_OPTIONAL: Final = ("COLUMN", "IF", "EXISTS")
+
+
+def removed_columns(statement: str) -> tuple[str, ...]:
+    """Return the names of the columns that a statement drops or gives another name, in its order."""
+    tokens = [token for token in _TOKEN.findall(statement) if not token.startswith(_COMMENTS)]
+    words = [token.upper() for token in tokens]
+    if "TABLE" not in words or words[0] != "ALTER":
+        return ()
+    removed = (_removed_by(clause) for clause in _clauses(tokens[words.index("TABLE") + 1 :]))
+    return tuple(name for name in removed if name is not None)
+
+
+def _clauses(tokens: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the clauses of an ALTER TABLE, whose tokens begin behind that."""
+    start = 2 if [token.upper() for token in tokens[:2]] == ["IF", "EXISTS"] else 0
+    start += 1
+    while tokens[start : start + 1] == ["."]:
+        start += 2
+    depth, clause = 0, list[str]()
+    for token in tokens[start:]:
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        if token in (",", ";") and depth == 0:
+            yield clause
+            clause = []
+        else:
+            clause.append(token)
+    yield clause
+
+
+def _removed_by(clause: Sequence[str]) -> str | None:
+    kind, names = clause[0].upper() if clause else "", clause[1:]
+    while names and names[0].upper() in _OPTIONAL:
+        names = names[1:]
+    if not names or names[0].upper() in _NO_COLUMN.get(kind, ()):
+        return None
+    name = _unquoted(names[0])
+    match kind:
+        case "DROP" | "RENAME":
+            return name
+        case "CHANGE" if len(names) > 1 and _unquoted(names[1]).lower() != name.lower():
+            return name
+        case _:
+            return None
+
+
+def _unquoted(name: str) -> str:
+    quote = name[0]
+    return name[1:-1].replace(quote * 2, quote) if quote in '`"' else name

@@ -1,0 +1,197 @@
+"""Values of columns that a query did not have when it started, as JSON text with their types.
+
+A task derives the type of a value only from its message (:attr:`~.change.Change.types`), so every task gives
+the same one, and a message that is read again, too. ``{"note": ["string", "x"], "size": ["int", 7]}``
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime
+from decimal import Decimal
+from functools import reduce
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pyspark_rocketmq.change_data.change import Kind, SourceType
+from pyspark_rocketmq.change_data.json_text import text_of
+
+TEXT: Final = "string"
+_ARROW: Final[Mapping[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    TEXT: pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_DIGITS: Final[Mapping[str, int]] = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+"""Digits of the whole numbers, from the narrowest type on."""
+_FLOATS: Final = ("float", "double")
+_MOST_DIGITS: Final = 38
+_EXACT_IN_DOUBLE: Final = 2**53
+_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
+_ARRAY: Final = re.compile(r"array<(.*)>")
+
+
+def type_of(name: str, types: Mapping[str, SourceType]) -> str:
+    """Return the type of a column that has a source's values; text if the source's type is unknown."""
+    source = types.get(name)
+    return TEXT if source is None or _is_unknown(source) else source.spark
+
+
+def _is_unknown(source: SourceType) -> bool:
+    """Return whether a type is an array whose elements have no type."""
+    if source.kind is not Kind.ARRAY:
+        return False
+    return source.element is None or _is_unknown(source.element)
+
+
+def carried(values: Mapping[str, Any], types: Mapping[str, SourceType]) -> str:
+    """Return values of columns as text, each with its type.
+
+    Raises:
+        ValueError: If a value is of no type that a column has.
+    """
+    typed = {name: type_of(name, types) for name in values}
+    found = {name: [typed[name], _stored(value, typed[name])] for name, value in values.items()}
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+
+
+def carried_values(text: str) -> dict[str, tuple[str, Any]]:
+    """Return type and value by column, from the text of :func:`carried`."""
+    return {name: (type_, _value(stored, type_)) for name, (type_, stored) in json.loads(text).items()}
+
+
+def arrow_type(type_: str) -> pa.DataType:
+    """Return the Arrow type of a type by its name in Spark's DDL.
+
+    Raises:
+        KeyError: If it is none of :attr:`SourceType.spark`.
+    """
+    if found := _DECIMAL.fullmatch(type_):
+        return pa.decimal128(int(found[1]), int(found[2]))
+    if found := _ARRAY.fullmatch(type_):
+        return pa.list_(arrow_type(found[1]))
+    return _ARROW[type_]
+
+
+def common_type(types: Iterable[str]) -> str:
+    """Return the narrowest type that holds all values of these types exactly; text if there is no other."""
+    return reduce(_wider, sorted(set(types)))
+
+
+def _wider(one: str, other: str) -> str:
+    if one == other:
+        return one
+    if one in _DIGITS and other in _DIGITS:
+        return max(one, other, key=_DIGITS.__getitem__)
+    if one in _FLOATS and other in _FLOATS:
+        return "double"
+    first, second = _digits(one), _digits(other)
+    if first is None or second is None:
+        return TEXT
+    whole, scale = (max(pair) for pair in zip(first, second, strict=True))
+    return f"decimal({whole + scale},{scale})" if whole + scale <= _MOST_DIGITS else TEXT
+
+
+def _digits(type_: str) -> tuple[int, int] | None:
+    """Return the digits before and after the point of a type of exact numbers."""
+    if type_ in _DIGITS:
+        return _DIGITS[type_], 0
+    found = _DECIMAL.fullmatch(type_)
+    return (int(found[1]) - int(found[2]), int(found[2])) if found else None
+
+
+def fitted(value: Any, type_: str) -> Any:
+    """Return a value in the class of a column with another type than its own.
+
+    Raises:
+        ValueError: If the column cannot hold it exactly.
+    """
+    if value is None:
+        return None
+    if type_ == TEXT:
+        return text_of(value)
+    converted = _of_class(value, type_)
+    try:
+        pa.scalar(converted, arrow_type(type_))
+    except (pa.ArrowException, ArithmeticError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    return converted
+
+
+def _of_class(value: Any, type_: str) -> Any:
+    kind = type(value)
+    if kind in (int, Decimal) and _DECIMAL.fullmatch(type_):
+        return Decimal(value)
+    if kind is int and type_ == "double" and abs(value) <= _EXACT_IN_DOUBLE:
+        return float(value)
+    if kind is datetime:
+        types = {"timestamp_ntz" if value.tzinfo is None else "timestamp"}
+    else:
+        types = _TYPES_OF.get(kind, set())
+    if type_ in types:
+        return value
+    raise ValueError(f"{kind.__name__} is no {type_}")
+
+
+def _stored(value: Any, type_: str) -> Any:
+    """Return a value in a form that JSON has."""
+    if value is None:
+        return None
+    if type_ == TEXT:
+        return text_of(value)
+    if found := _ARRAY.fullmatch(type_):
+        return [_stored(each, found[1]) for each in value]
+    return _TO_JSON.get(type(value), _same)(value)
+
+
+def _value(stored: Any, type_: str) -> Any:
+    if stored is None:
+        return None
+    if found := _ARRAY.fullmatch(type_):
+        return [_value(each, found[1]) for each in stored]
+    if _DECIMAL.fullmatch(type_):
+        return Decimal(stored)
+    return _FROM_JSON.get(type_, _same)(stored)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+_TYPES_OF: Final[Mapping[type, set[str]]] = {
+    bool: {"boolean"},
+    int: {*_DIGITS},
+    float: {"double"},
+    date: {"date"},
+    bytes: {"binary"},
+}
+"""Types of columns that hold all values of a class, or those in their range."""
+_TO_JSON: Final[Mapping[type, Callable[[Any], Any]]] = {
+    Decimal: str,
+    bytes: _base64,
+    date: date.isoformat,
+    datetime: datetime.isoformat,
+}
+_FROM_JSON: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "binary": base64.b64decode,
+    "date": date.fromisoformat,
+    "timestamp": datetime.fromisoformat,
+    "timestamp_ntz": datetime.fromisoformat,
+}

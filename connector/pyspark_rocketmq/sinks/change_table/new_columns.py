@@ -1,0 +1,137 @@
+"""Columns that come up while a query runs: which to add to the table, and changes with all of its columns.
+
+Columns are matched by name in each message. A task writes the values of columns that the query did not have
+when it started into one column of text (:mod:`~pyspark_rocketmq.sinks.change_table.carried`). So rows of the
+old and of the new form are in one batch, and whichever comes first, the table gets the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pyspark_rocketmq.change_data.change import Operation
+from pyspark_rocketmq.sinks.change_table.carried import arrow_type, carried_values, common_type, fitted
+from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, MORE, PROBLEM, value_column
+from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION
+
+_FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
+"""Characters that Delta forbids in names."""
+
+
+def name_problem(name: str, known: Iterable[str]) -> str | None:
+    """Return why a table with the columns ``known`` cannot have a column of this name; None if it can."""
+    if name in HIDDEN:
+        return f"Column {name} has the name of one of the change table's own. Rename it in the source."
+    if _FORBIDDEN & set(name) or not name:
+        return f"Delta forbids characters of the column's name {name!r}. Rename it in the source."
+    other = next((each for each in known if each.lower() == name.lower() and each != name), None)
+    if other is not None:
+        return (
+            f"Columns {other} and {name} differ only in case, which Delta does not distinguish. Rename the "
+            "table's column, or that of the source."
+        )
+    return None
+
+
+def columns_to_add(changes: Iterable[pa.Table], known: Sequence[str]) -> dict[str, str]:
+    """Return name and type of the columns that changes have and a table lacks.
+
+    Args:
+        changes: Changes as tasks wrote them.
+        known: The columns of the table.
+    """
+    types: dict[str, set[str]] = {}
+    for rows in changes:
+        for values in _carried_by(rows):
+            for name, (type_, _) in values.items():
+                if name not in known:
+                    types.setdefault(name, set()).add(type_)
+    added: dict[str, str] = {}
+    for name in sorted(types):
+        if name_problem(name, [*known, *added]) is None:
+            added[name] = common_type(types[name])
+    return added
+
+
+def fields_of(columns: Mapping[str, str]) -> pa.Schema:
+    """Return columns by name and type."""
+    return pa.schema([pa.field(name, arrow_type(type_)) for name, type_ in columns.items()])
+
+
+def _carried_by(rows: pa.Table) -> list[dict[str, tuple[str, Any]]]:
+    """Return what each change carries besides the columns of its file; an empty list if none does."""
+    if MORE not in rows.column_names or rows[MORE].null_count == len(rows):
+        return []
+    return [{} if text is None else carried_values(text) for text in rows[MORE].to_pylist()]
+
+
+@dataclass(frozen=True)
+class WholeChanges:
+    """Gives changes all columns of a table, of which their files have some."""
+
+    schema: pa.Schema
+    """The table's columns in Arrow's types."""
+    types: Mapping[str, str]
+    """The same types by their names in Spark's DDL."""
+
+    def of(self, rows: pa.Table) -> pa.Table:
+        """Return changes with all columns.
+
+        A change whose value does not fit its column gets a reason. An update lacks the columns that it does
+        not carry, so these keep their values.
+        """
+        missing = [
+            field
+            for field in self.schema
+            if field.name not in HIDDEN and value_column(field.name) not in rows.column_names
+        ]
+        carried = _carried_by(rows)
+        if not missing and not carried:
+            return rows
+        return self._completed(rows, missing, carried or [{}] * len(rows))
+
+    def _completed(
+        self, rows: pa.Table, missing: Sequence[pa.Field], carried: Sequence[Mapping[str, tuple[str, Any]]]
+    ) -> pa.Table:
+        values: dict[str, list[Any]] = {field.name: [None] * len(rows) for field in missing}
+        problems, absent, operations = (rows[name].to_pylist() for name in (PROBLEM, ABSENT, OPERATION))
+        for number, row in enumerate(carried):
+            for name, (type_, value) in row.items():
+                try:
+                    self._put(values, number, name, type_, value)
+                except ValueError as problem:
+                    problems[number] = problems[number] or str(problem)
+            lacking = [name for name in values if name not in row]
+            if lacking and operations[number] == Operation.UPDATE:
+                absent[number] = [*(absent[number] or ()), *lacking]
+        for name, column in ((PROBLEM, problems), (ABSENT, absent)):
+            place = rows.column_names.index(name)
+            rows = rows.set_column(place, rows.field(name), pa.array(column, rows.field(name).type))
+        for field in missing:
+            rows = rows.append_column(value_column(field.name), pa.array(values[field.name], field.type))
+        return rows
+
+    def _put(self, values: Mapping[str, list[Any]], number: int, name: str, type_: str, value: Any) -> None:
+        if name not in values:
+            raise ValueError(
+                name_problem(name, self.types) or f"The table has no column {name} of its own any more."
+            )
+        wanted = self.types[name]
+        try:
+            values[name][number] = value if type_ == wanted else fitted(value, wanted)
+        except ValueError as error:
+            raise ValueError(unfit(name, wanted, value, type_)) from error
+
+
+def unfit(name: str, column: str, value: Any, source: str | None) -> str:
+    """Return the reason for which a column of a table cannot have a value, with the remedy."""
+    now = f" The source's type is {source}." if source is not None and source != column else ""
+    return (
+        f"Column {name} is {column} and cannot hold {value!r:.80} ({type(value).__name__}) exactly.{now} "
+        "Give the table another type for it: stop the query and rewrite the table with the column cast to a "
+        "wider type (in Spark: mode overwrite with overwriteSchema=true)."
+    )

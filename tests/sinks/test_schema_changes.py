@@ -1,0 +1,318 @@
+"""Changes of the source's schema while a change table follows it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pyspark_rocketmq.change_data.change import (
+    Change,
+    ChangeMessage,
+    Decoded,
+    Kind,
+    Operation,
+    SchemaChange,
+    SourceType,
+)
+from pyspark_rocketmq.consumer.change_listener import ChangeListener
+from pyspark_rocketmq.errors import SinkConflict
+from pyspark_rocketmq.model import MessageQueue, queue_columns
+from pyspark_rocketmq.sinks.base import Span
+from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender
+from pyspark_rocketmq.sinks.change_table.columns import change_schema
+from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
+from tests.change_data.model_database import TABLE, Row, Sent, sent, shuffled
+from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
+from tests.sinks.change_rows import MODEL_SCHEMA, table_rows
+
+_LONG, _TEXT = SourceType("bigint(20)", Kind.LONG), SourceType("varchar(9)", Kind.STRING)
+_NEW = ("d", "e", "f", "g", "h")
+_TYPES = dict.fromkeys(("id", "a", "b", "c", *_NEW), _LONG) | {"e": _TEXT, "g": _TEXT}
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """A statement in a message, as ``Sent`` is for a change."""
+
+    change: Any
+    offset: int
+
+
+class Query:
+    """A sink and its listener, whose columns are those of the table at its start."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        given: dict[str, Any] = {"keys": ["id"], "columns": MODEL_SCHEMA} | settings
+        self.sink = ChangeTable(path, envelope=self, **given)
+        columns = self.sink.table_columns()
+        self.sink.prepare(change_schema(columns))
+        self._schema = change_schema(columns)
+        self._listener = ChangeListener(self.sink)
+        self._decoded: Sequence[Decoded] = ()
+
+    def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
+        return self._decoded
+
+    def rows(self, changes: Sequence[Sent | _Statement], queue: MessageQueue = Q0) -> pa.RecordBatch:
+        found = []
+        for each in changes:
+            self._decoded = [each.change]
+            message: Any = SimpleNamespace(
+                body=b"x", keys="", properties={}, queue_offset=each.offset, store_timestamp=0
+            )
+            place = {**queue_columns(queue), "queueOffset": each.offset}
+            found += [place | row for row in self._listener.rows(message)]
+        return pa.RecordBatch.from_pylist(found, self._schema)
+
+    def apply(self, changes: Sequence[Sent | _Statement], queue: MessageQueue = Q0) -> int | None:
+        batch = self.sink.begin(GROUP, {queue: 0})
+        files = files_of(batch.task_writer(), iter([self.rows(changes, queue)]))
+        return batch.commit(files, {queue: changes[-1].offset + 1})
+
+
+def change(operation: Operation, position: int, types: Any = _TYPES, **row: Any) -> Change:
+    key = {"id": row["id"]}
+    given = {} if operation is Operation.DELETE else row
+    return Change(table=TABLE, operation=operation, key=key, row=given, position=(position,), types=types)
+
+
+@dataclass
+class AlteredDatabase:
+    """A table whose columns come and go, none of them twice."""
+
+    random: random.Random
+    columns: set[str] = field(default_factory=lambda: {"a", "b", "c"})
+    new: list[str] = field(default_factory=lambda: list(_NEW))
+    rows: dict[int, Row] = field(default_factory=dict)
+    log: list[Change] = field(default_factory=list)
+
+    def run(self, statements: int) -> None:
+        for _ in range(statements):
+            choices = [self.alter, self.insert, self.update, self.update, self.delete]
+            self.random.choice(choices)()
+
+    def alter(self) -> None:
+        """Add, drop or rename a column; no row is written."""
+        if self.new and self.random.random() < 0.7:
+            self.columns.add(self.new.pop())
+        if len(self.columns) > 1 and self.random.random() < 0.6:
+            gone = self.random.choice(sorted(self.columns))
+            self.columns.remove(gone)
+            for row in self.rows.values():
+                row.pop(gone, None)
+
+    def insert(self) -> None:
+        free = [key for key in range(3) if key not in self.rows]
+        if free:
+            key = self.random.choice(free)
+            self.rows[key] = self._values(self.columns)
+            self._log(Operation.INSERT, key, self.rows[key])
+
+    def update(self) -> None:
+        if self.rows:
+            key = self.random.choice(list(self.rows))
+            sent_ones = {name for name in self.columns if self.random.random() < 0.7}
+            values = self._values(sent_ones)
+            self.rows[key] |= values
+            self._log(Operation.UPDATE, key, values, frozenset(self.columns - sent_ones))
+
+    def delete(self) -> None:
+        if self.rows:
+            key = self.random.choice(list(self.rows))
+            del self.rows[key]
+            self._log(Operation.DELETE, key, None)
+
+    def _values(self, names: set[str]) -> Row:
+        return {
+            name: self.random.choice([None, self.random.randrange(100) if _TYPES[name] is _LONG else "x"])
+            for name in sorted(names)
+        }
+
+    def _log(
+        self, operation: Operation, key: int, row: Row | None, absent: frozenset[str] = frozenset()
+    ) -> None:
+        self.log.append(
+            Change(
+                table=TABLE,
+                operation=operation,
+                key={"id": key},
+                row={} if row is None else {"id": key, **row},
+                position=(len(self.log),),
+                absent=absent,
+                types=_TYPES,
+            )
+        )
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_the_table_has_the_values_of_columns_that_come_and_go(tmp_path: Path, seed: int) -> None:
+    """K3: old and new forms of rows in any order and any batches, with starts of the query in between."""
+    by = random.Random(seed)
+    database = AlteredDatabase(by)
+    database.run(by.randrange(8, 30))
+    database.insert()
+    query = Query(tmp_path)
+
+    for batch in shuffled(by, database.log):
+        query.apply(batch)
+        if by.random() < 0.3:
+            query = Query(tmp_path)
+
+    found = table_rows(tmp_path)
+    assert found.keys() == database.rows.keys()
+    for key, row in found.items():
+        both = database.columns & row.keys()
+        wanted = database.rows[key]
+        assert {name: row[name] for name in both} == {name: wanted.get(name) for name in both}
+        assert all(wanted[name] is None for name in wanted.keys() - row.keys())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_many_schemas(tmp_path: Path, seed: int) -> None:
+    """K3: more schemas by seeds."""
+    test_the_table_has_the_values_of_columns_that_come_and_go(tmp_path, seed)
+
+
+class _Killed(BaseException):
+    pass
+
+
+def test_a_kill_after_the_columns_were_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K3: an added column is harmless, and the repeated batch finds it."""
+    changes = sent([change(Operation.INSERT, 1, id=1, a=1, e="new")])
+
+    def killed(*_: Any) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patches:
+        patches.setattr(ChangeAppender, "merge", killed)
+        with pytest.raises(_Killed):
+            Query(tmp_path).apply(changes)
+    assert "e" in DeltaTable(tmp_path).schema().to_arrow().names
+
+    Query(tmp_path).apply(changes)
+
+    assert table_rows(tmp_path) == {1: {"a": 1, "b": None, "c": None, "e": "new"}}
+
+
+def test_a_batch_commits_again_after_it_has_added_a_column(tmp_path: Path) -> None:
+    """K3: also a time without a zone, for which the table gets a feature."""
+    at = datetime(2026, 11, 27)  # noqa: DTZ001 - a time without a zone
+    types = {"at": SourceType("datetime", Kind.TIMESTAMP_NTZ)}
+    query = Query(tmp_path)
+    batch = query.sink.begin(GROUP, {Q0: 0})
+    for number in range(2):
+        row = change(Operation.INSERT, number, types, id=number, a=1, at=at)
+        files = files_of(batch.task_writer(), iter([query.rows([Sent(row, number)])]))
+        batch.commit_group(files, {Q0: Span(number, number + 1)}, f"group {number}")
+
+    assert {key: row["at"] for key, row in table_rows(tmp_path).items()} == {0: at, 1: at}
+
+
+def test_two_members_add_one_column(tmp_path: Path) -> None:
+    """K3: both have begun without it; whoever comes second finds it, with the type of the first one."""
+    one, other = Query(tmp_path), Query(tmp_path)
+    first, second = one.sink.begin(GROUP, {Q0: 0}), other.sink.begin(GROUP, {Q1: 0})
+    small = change(Operation.INSERT, 1, {"n": SourceType("int", Kind.INT)}, id=1, n=1)
+    large = change(Operation.INSERT, 2, {"n": SourceType("bigint", Kind.LONG)}, id=2, n=2)
+    files = files_of(first.task_writer(), iter([one.rows(sent([small]))]))
+    others = files_of(second.task_writer(), iter([other.rows(sent([large]), Q1)]))
+
+    first.commit(files, {Q0: 1})
+    second.commit(others, {Q1: 1})
+
+    assert {key: row["n"] for key, row in table_rows(tmp_path).items()} == {1: 1, 2: 2}
+    assert DeltaTable(tmp_path).schema().to_arrow().field("n").type == pa.int32()
+
+
+def test_a_value_that_has_outgrown_its_column_is_a_bad_change(tmp_path: Path) -> None:
+    """K3: delta-rs cannot widen a column, so the error has the way; also for a column added meanwhile."""
+    columns = pa.schema([("id", pa.int64()), ("n", pa.int32())])
+    query = Query(tmp_path, columns=columns)
+    small = change(Operation.INSERT, 1, {"m": SourceType("int", Kind.INT)}, id=1, n=1, m=1)
+    query.apply(sent([small]))
+    types = {"n": SourceType("bigint", Kind.LONG), "m": SourceType("bigint", Kind.LONG)}
+    for name in ("n", "m"):
+        grown = change(Operation.INSERT, 2, types, id=2, **{name: 2**40})
+        with pytest.raises(
+            SinkConflict, match=rf"Column {name} is int and .*source's type is bigint.*rewrite"
+        ):
+            query.apply([Sent(grown, 1)])
+
+
+def test_values_of_several_types_in_one_batch(tmp_path: Path) -> None:
+    """K3: a new column gets the type that holds all of them."""
+    rows = [
+        change(Operation.INSERT, 1, {"n": SourceType("int", Kind.INT)}, id=1, n=1),
+        change(Operation.INSERT, 2, {"n": SourceType("bigint", Kind.LONG)}, id=2, n=2**40),
+        change(Operation.INSERT, 3, {}, id=3),
+    ]
+    Query(tmp_path).apply(sent(rows))
+    assert {key: row["n"] for key, row in table_rows(tmp_path).items()} == {1: 1, 2: 2**40, 3: None}
+
+
+def _drop(name: str) -> Any:
+    return SchemaChange(table=TABLE, statement=f"ALTER TABLE orders DROP COLUMN {name}")
+
+
+@pytest.mark.parametrize("mode", ["evolve", "exception"])
+def test_a_dropped_column_ends_the_query_as_long_as_the_table_has_it(tmp_path: Path, mode: str) -> None:
+    """K3: whatever becomes of bad changes; and a column that the table has not is no reason to stop."""
+    query = Query(tmp_path, schema_changes=mode, bad_changes="keep")
+    query.apply([_Statement(_drop("gone"), 0), Sent(change(Operation.INSERT, 1, id=1, a=1), 1)])
+    assert list(table_rows(tmp_path)) == [1]
+
+    with pytest.raises(SinkConflict, match=r"queue=0 at offset 2: The source has dropped or renamed b of"):
+        query.apply([_Statement(_drop("b"), 2)])
+
+    lenient = Query(tmp_path, schema_changes="lenient")
+    lenient.apply([_Statement(_drop("b"), 2), Sent(change(Operation.INSERT, 2, id=2, a=2), 3)])
+    assert sorted(table_rows(tmp_path)) == [1, 2]
+
+
+def test_an_unknown_column_ends_the_query(tmp_path: Path) -> None:
+    """K3: schema_changes='exception'"""
+    with pytest.raises(
+        SinkConflict, match=r"queue=0 at offset 0: The source's table has the column e \(string\)"
+    ):
+        Query(tmp_path, schema_changes="exception", bad_changes="keep").apply(
+            sent([change(Operation.INSERT, 1, id=1, e="x")])
+        )
+
+
+def test_unknown_columns_are_left_out(tmp_path: Path) -> None:
+    """K3: schema_changes='ignore'"""
+    Query(tmp_path, schema_changes="ignore").apply(sent([change(Operation.INSERT, 1, id=1, a=1, e="x")]))
+    assert table_rows(tmp_path) == {1: {"a": 1, "b": None, "c": None}}
+
+
+def test_names_that_differ_in_case_in_one_batch(tmp_path: Path) -> None:
+    """K3: the table gets one of them, and the other one's change is put aside."""
+    query = Query(tmp_path, bad_changes="keep")
+    query.apply(
+        sent([change(Operation.INSERT, 1, id=1, Note="x"), change(Operation.INSERT, 2, id=2, note="y")])
+    )
+    assert {key: row["Note"] for key, row in table_rows(tmp_path).items()} == {1: "x"}
+    [bad] = DeltaTable(tmp_path / "_bad_changes").to_pyarrow_table().to_pylist()
+    assert "differ only in case" in bad["problem"]
+
+
+def test_versions_get_a_column_that_comes_up(tmp_path: Path) -> None:
+    """K3: stored_as_scd_type=2: a late change from before the column has null there."""
+    query = Query(tmp_path, stored_as_scd_type=2)
+    query.apply(sent([change(Operation.INSERT, 1, id=1, a=1)]))
+    query.apply([Sent(change(Operation.UPDATE, 5, id=1, a=1, e="x"), 1)])
+    query.apply([Sent(change(Operation.UPDATE, 3, id=1, a=2), 2)])
+
+    rows = DeltaTable(tmp_path).to_pyarrow_table().sort_by("__position")
+    assert (rows["a"].to_pylist(), rows["e"].to_pylist()) == ([1, 2, 1], [None, None, "x"])
