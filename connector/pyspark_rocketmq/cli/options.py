@@ -50,22 +50,22 @@ class ReplaySettings(ReadOptions):
     """Options of command ``replay``: those of a batch read, and the target of the messages."""
 
     to_table: str | None = option("toTable", parse_table, None).doc(
-        "The Delta table to add the messages to that it does not have yet: path, URI or "
-        "CATALOG.SCHEMA.TABLE; created if missing."
+        "The Delta table to which the messages that it lacks are added: path, URI or CATALOG.SCHEMA.TABLE; "
+        "created if missing."
     )
     to_topic: str | None = option("toTopic", resource_name("topic", MAX_TOPIC_LENGTH), None).doc(
-        "The topic to send the messages to, in place of toTable."
+        "The topic to which the messages are sent, in place of toTable."
     )
     record: str | None = option("record", parse_location, None).doc(
-        "With toTopic: the Delta table that records what was replayed, so that a later run leaves it out: "
-        "path or URI; created if missing."
+        "With toTopic: the Delta table that records which messages were replayed, so that a later run does "
+        "not send them again: path or URI; created if missing."
     )
     offsets_per_step: int = option("offsetsPerStep", int_between(1, 2**31 - 1), 200_000, unit="offsets").doc(
-        "About how many offsets are read between two commits."
+        "Approximate number of offsets read between two commits."
     )
 
     def cross_field_problems(self) -> list[str]:
-        """Require one target, and a record if the target keeps none; refuse options of streams."""
+        """Require one target, and a record for a topic, which keeps none; refuse options of streams."""
         problems = ReadOptions.cross_field_problems(self) + self.problems_of_batch()
         if (self.to_table is None) == (self.to_topic is None):
             problems.append("give one of the options 'toTable' and 'toTopic'")
@@ -112,7 +112,7 @@ class OffsetsHistorySettings(ClusterAccess):
     storage_secrets: str | None = like_source("storage_secrets", doc=STORAGE_DOC)
     consumer_group: str = like_source("consumer_group", required=True, doc=GROUP_DOC)
     name_servers: tuple[str, ...] | None = like_source(
-        "name_servers", default=None, default_text="none", doc="Not asked: the store says it all."
+        "name_servers", default=None, default_text="none", doc="Not used: the store has all the facts."
     )
     request_timeout_ms: int = like_source("request_timeout_ms")
 
@@ -143,14 +143,14 @@ class OffsetsLagSettings(ClusterAccess):
     request_timeout_ms: int = like_source(
         "request_timeout_ms",
         default=1_500,
-        doc="How long one request to a name server, a broker or a member of the group may take; who does not "
-        "answer in that time leaves empty columns.",
+        doc="How long one request to a name server, a broker or a member of the group may take. Without an "
+        "answer in that time, columns stay empty.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PublishSettings(ClusterAccess):
-    """Options of command ``publish``: the sink's, except those that ``select`` sets row by row."""
+    """Options of command ``publish``: those of the sink, except those that ``select`` sets for each row."""
 
     name_servers: tuple[str, ...] = like_writer("name_servers")
     topic: str = like_writer("topic", required=True, doc="The topic the messages go to.")
@@ -158,7 +158,7 @@ class PublishSettings(ClusterAccess):
         "The rows to publish: path or URI of a table or of files."
     )
     input_format: str = option("inputFormat", text_value, "delta").doc(
-        "How they are stored: a format of Spark's, such as delta, parquet, json, orc."
+        "The format of the rows in input, as Spark names it: delta, parquet, json, orc."
     )
     select: str = option("select", text_value, "to_json(struct(*)) AS body").doc(
         "The columns of the messages as SQL: body, keys, tags, shardingKey, delayLevel, properties … "
@@ -169,7 +169,7 @@ class PublishSettings(ClusterAccess):
         "The order in which the rows of each sharding key are sent, as SQL."
     )
     tasks: int | None = option("tasks", int_between(1, 10_000), None, default_text="the session's cores").doc(
-        "Tasks that send, if there is a column shardingKey."
+        "Number of tasks that send, if there is a column shardingKey."
     )
     producer_group: str = like_writer("producer_group")
     batch_size: int = like_writer("batch_size")
@@ -257,37 +257,38 @@ class ConsumeSettings(ClusterAccess):
     subscriptions: tuple[Subscription, ...] = like_source("subscriptions")
     consumer_group: str = like_source("consumer_group", required=True, doc=GROUP_DOC)
     listener: str | None = option("listener", parse_listener_name, instead=("bodySchema",)).doc(
-        "The message listener, module:name of any of its forms, found in pyFiles, on PYTHONPATH or in the "
-        "current directory."
+        "The message listener, in any of its forms, as module:name. The module is in pyFiles, on PYTHONPATH "
+        "or in the current directory."
     )
     output_schema: str | None = option("outputSchema", text_value, instead=("bodySchema",)).doc(
         "Columns the listener emits, as DDL such as 'order_id string, step string'."
     )
     body_schema: str | None = option("bodySchema", text_value, None).doc(
-        "In place of a listener: each message's body is JSON and becomes a row with these columns, as DDL."
+        "In place of a listener, for bodies of JSON: the columns of the row that each message becomes, as "
+        "DDL."
     )
     message_columns: tuple[str, ...] = option("messageColumns", list_of(text_value), ()).doc(
         "With bodySchema: columns of the message to keep besides its position, such as "
         "'keys,tags,properties'."
     )
     bad_record_column: str = option("badRecordColumn", text_value, "badRecord").doc(
-        "With bodySchema: the column that holds the bodies that are not such JSON."
+        "With bodySchema: the column for bodies that are not such JSON."
     )
     sink: str = option("sink", parse_table).doc(
         "The Delta table for the emitted rows: path, URI or CATALOG.SCHEMA.TABLE."
     )
     sink_staging: str | None = option("sinkStaging", parse_location, None).doc(
-        "For a sink that is named: folder or URI where tasks put rows until Spark adds them, if they may not "
-        "write beside the table."
+        "For a sink that is given by its name in a catalog: folder or URI where tasks write rows until Spark "
+        "adds them to the table. Needed if tasks may not write beside the table."
     )
     partition_by: tuple[str, ...] = option("partitionBy", list_of(text_value), ()).doc(
-        "Partition columns of a sink that is created, such as 'topic,day'; an existing one keeps its own."
+        "Partition columns of the sink, such as 'topic,day'. A sink that exists keeps its own."
     )
     merge_keys: tuple[str, ...] = option("mergeKeys", list_of(text_value), ()).doc(
-        "Columns of a business key: the sink keeps one row of each, the newest."
+        "Columns of a business key: the sink keeps only the newest row of each key."
     )
     schema_evolution: bool = option("schemaEvolution", boolean, False).doc(
-        "Add columns that the rows have and the sink has not; columns that only the sink has are null."
+        "Add to the sink the columns that it lacks. Columns that the rows lack become null."
     )
     compaction: bool = option("compaction", boolean, True).doc(
         "Compact the sink's small files now and then, beside the batches."
@@ -309,7 +310,7 @@ class ConsumeSettings(ClusterAccess):
     max_reconsume_times: int = like_consumer("max_reconsume_times")
     consume_orderly: bool = like_source(
         "consume_orderly",
-        doc="Whether the listener is an orderly one; false: a concurrent one, called many times at the same "
+        doc="true: the listener is orderly. false: it is concurrent, and many of its calls run at the same "
         "time.",
     )
     consume_thread_max: int = like_consumer("consume_thread_max")
@@ -323,10 +324,10 @@ class ConsumeSettings(ClusterAccess):
     orderly_by: OrderlyBy = like_consumer("orderly_by")
     orderly_engine: OrderlyEngineKind = like_consumer("orderly_engine")
     metrics_port: int | None = option("metricsPort", int_between(1, 65_535), None).doc(
-        "Serve the figures of the query as Prometheus metrics at http://metricsHost:metricsPort/metrics."
+        "Serve the query's metrics to Prometheus, at http://metricsHost:metricsPort/metrics."
     )
     metrics_host: str = option("metricsHost", text_value, "127.0.0.1").doc(
-        "Address at which metricsPort listens; 0.0.0.0: all of this machine's."
+        "Address of this machine at which metricsPort listens; 0.0.0.0 means all addresses."
     )
     max_offsets_per_trigger: int = like_consumer("max_offsets_per_trigger")
     fail_on_data_loss: bool = like_source("fail_on_data_loss")
@@ -337,7 +338,7 @@ class ConsumeSettings(ClusterAccess):
     retry_timeout_ms: int = like_source("retry_timeout_ms")
 
     def cross_field_problems(self) -> list[str]:
-        """Return problems that would not be reported, or only by Spark after its start."""
+        """Return the problems that nothing else reports, or only Spark after its start."""
         problems = topic_problems(self) + ClusterAccess.cross_field_problems(self)
         if self.body_schema is not None:
             problems += [

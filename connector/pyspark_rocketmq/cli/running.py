@@ -65,8 +65,8 @@ _SETTINGS_COME_BY: Final = frozenset(
 """Environment variables that show that spark-submit started this process or that the user has settings."""
 
 _SAME_S: Final = 1.0
-"""Time within which a second SIGTERM counts as the same one. A SIGTERM to all processes of a group arrives
-directly and again through the JVM."""
+"""Seconds within which a second SIGTERM counts as the same one: if all processes of a group get a SIGTERM,
+this process gets it directly and again through the JVM."""
 _POLL_S = 0.25
 _LINE_EVERY_S = 5.0
 _ROWS = "rows committed by this run"

@@ -17,7 +17,7 @@ from pyspark_rocketmq.model import POSITION_COLUMNS
 _MOST_EXAMPLES = 5
 
 Position = tuple[str, str, int, int]
-"""Topic, broker name, queue id, queue offset: the only unique key of a message."""
+"""Topic, broker name, queue id and queue offset. Only together do they identify a message."""
 
 _NOT_SHOWN = ("topic", "delivered_ns")
 

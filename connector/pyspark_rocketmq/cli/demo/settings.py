@@ -36,6 +36,8 @@ class DemoSettings(OptionSet):
         "Consume in real time while the messages are sent, 2,000 a second, and show how long each took from "
         "the broker to the listener. On the command line also `--real-time`."
     )
-    seed: int = option("seed", int_between(0, 2**31), 7).doc("Decides how the orders are interleaved.")
+    seed: int = option("seed", int_between(0, 2**31), 7).doc(
+        "Seed of the random order in which the orders are mixed."
+    )
     batch_size: int = like_consumer("consume_message_batch_max_size", default=32)
     max_offsets_per_trigger: int = like_consumer("max_offsets_per_trigger", default=20_000)

@@ -193,8 +193,8 @@ class Wanted:
 
     targets: Mapping[MessageQueue, int]
     forgets_sinks: bool = False
-    """Whether queues that are at their targets already are reset, too, so that their rows forget the sinks
-    that have their messages."""
+    """Whether to reset also queues that are at their targets already. Their rows then forget which sinks have
+    their messages."""
     staying: frozenset[MessageQueue] = frozenset()
     """Queues that continue where the group left them, and are reset only to forget their sinks."""
     are_recorded: bool = False
@@ -202,7 +202,7 @@ class Wanted:
 
     @property
     def recorded(self) -> frozenset[MessageQueue]:
-        """Queues whose brokers were not queried: if a broker has another log now, the query reports that."""
+        """Queues whose brokers were not queried; if a broker has another log now, the query reports that."""
         return frozenset(self.targets) if self.are_recorded else self.staying
 
 

@@ -45,7 +45,7 @@ class Reach(Protocol):
 
 
 class ClusterInspector:
-    """The state of a cluster at one time: each fact is queried once."""
+    """The state of a cluster during one command: each fact is queried only once."""
 
     def __init__(self, reach: Reach, namespace: str, clock: Clock) -> None:
         """Send nothing yet."""

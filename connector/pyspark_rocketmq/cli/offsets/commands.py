@@ -85,7 +85,7 @@ def _change_options(function: CallableT) -> CallableT:
             "--force",
             "is_forced",
             is_flag=True,
-            help="Also while the group runs: the batch under way is fenced off, the query goes on from the "
+            help="Also while the group runs: the running batch is dropped, and the query goes on from the "
             "new offsets.",
         ),
         click.option("--dry-run", "is_dry_run", is_flag=True, help="Show the change without applying it."),
@@ -229,7 +229,7 @@ def accept_gap(conf: Path | None, pairs: Sequence[str], options: Any) -> None:
 )
 @_change_options
 @click.option(
-    "--messages", type=click.IntRange(min=1), help="How many of each queue; without it, all there are now."
+    "--messages", type=click.IntRange(min=1), help="Number of messages in each queue; by default all of them."
 )
 def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, options: Any) -> None:
     """Skip messages: a group's backlog, or a message that cannot be consumed."""
