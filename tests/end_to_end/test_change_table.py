@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 from collections.abc import Sequence
@@ -135,6 +136,45 @@ def test_messages_of_canal(spark: SparkSession, cluster: ClusterUnderTest, tmp_p
     table = spark.read.format("delta").load(str(tmp_path / "table"))
     rows = [(row.tenant, row.no, row.price, row.note) for row in table.orderBy("no").collect()]
     assert rows == [(1, "C", Decimal("3.50"), "changed"), (1, "D", Decimal("4.00"), None)]
+
+
+@SIM_ONLY
+@pytest.mark.spark
+def test_many_tables_in_one_query(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> None:
+    """K2, K3: Canal's own messages, and a table whose column comes up while the query runs."""
+    topic = cluster.create_topic(queues=2)
+    with patient_producer(cluster.name_servers) as producer:
+        for number in range(30):
+            row = {"id": f"{number // 2}"} | ({"note": "x"} if number >= 20 else {})
+            body = {
+                "database": "shop",
+                "table": ["orders", "carts"][number % 2],
+                "type": "INSERT",
+                "isDdl": False,
+                "pkNames": ["id"],
+                "gtid": f"3e11fa47-71ca-11e1-9e33-c80aa9429562:{number + 1}",
+                "mysqlType": {name: {"id": "bigint(20)", "note": "varchar(9)"}[name] for name in row},
+                "data": [row],
+            }
+            producer.send(Message(topic=topic, body=json.dumps(body).encode()), sharding_key=str(number))
+    consumer = PushConsumer(
+        consumer_group=cluster.unique_name("group"),
+        name_servers=cluster.name_servers,
+        offset_store=DeltaOffsetStore(str(tmp_path / "offsets")),
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        max_offsets_per_trigger=8,
+    )
+    consumer.subscribe(topic)
+    sink = rmq.ChangeTables(tmp_path / "lake", envelope="canal", source_time_zone="UTC")
+
+    query = consumer.start(
+        spark, sink=sink, checkpoint=tmp_path / "checkpoint", trigger={"availableNow": True}
+    )
+    assert query.awaitTermination(_TIMEOUT_S)
+
+    for name in ("orders", "carts"):
+        rows = spark.read.format("delta").load(str(tmp_path / "lake" / "shop" / name)).orderBy("id").collect()
+        assert [(row.id, row.note) for row in rows] == [(at, "x" if at >= 10 else None) for at in range(15)]
 
 
 @pytest.mark.long

@@ -54,6 +54,7 @@ from pyspark_rocketmq.consumer.settings import (
     suggesting,
     warn_of_long_name,
 )
+from pyspark_rocketmq.consumer.tables_listener import TablesListener
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.group.broker_offsets import open_group_store
@@ -74,7 +75,7 @@ from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore, OpensAgain
 from pyspark_rocketmq.options.consumer import CONSUMER_DEFAULTS, real_time_ms
 from pyspark_rocketmq.options.read import READ_DEFAULTS, ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind
-from pyspark_rocketmq.sinks.base import Sink, TakesChanges
+from pyspark_rocketmq.sinks.base import RoutesChanges, Sink, TakesChanges
 from pyspark_rocketmq.sinks.multi import Route, as_single_sink
 from pyspark_rocketmq.source.checkpoint import check_checkpoint, clear_unwritten_plan
 from pyspark_rocketmq.source.ranges import tickets_alone
@@ -538,18 +539,20 @@ class PushConsumer:
     def _listen_for(self, sink: object) -> list[str]:
         """Register the listener of a sink that takes changes; return what is in its way."""
         given = sink if isinstance(sink, Sequence) else (sink,)
-        takes = [each for each in given if isinstance(getattr(each, "sink", each), TakesChanges)]
+        takes = [
+            each for each in given if isinstance(getattr(each, "sink", each), TakesChanges | RoutesChanges)
+        ]
         if not takes:
             return []
-        if not isinstance(sink, TakesChanges):
+        if not isinstance(sink, TakesChanges | RoutesChanges):
             return [
                 "a ChangeTable gets changes instead of rows, so it must be the only sink, without a Route"
             ]
-        if self._table is not None or not isinstance(self._listener, ChangeListener | None):
+        if self._table is not None or not isinstance(self._listener, ChangeListener | TablesListener | None):
             return [
                 "a ChangeTable reads the messages itself; register neither a listener nor a table of messages"
             ]
-        listener = ChangeListener(sink)
+        listener = ChangeListener(sink) if isinstance(sink, TakesChanges) else TablesListener(sink)
         self.register_message_listener(listener, output_schema=listener.schema)
         return []
 

@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_rocketmq.change_data.change import Envelope
+from pyspark_rocketmq.change_data.routes import Router
 from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved
 from pyspark_rocketmq.model import QUEUE_COLUMNS, QUEUE_OFFSET, MessageQueue
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding
@@ -455,11 +456,30 @@ class TakesChanges(Protocol):
         ...
 
     def setting(self, name: str) -> str:
-        """Return the setting ``order``, ``deletes`` or ``truncates``."""
+        """Return the setting ``order``, ``deletes``, ``truncates`` or ``schema_changes``."""
         ...
 
     def table_columns(self) -> pa.Schema:
         """Return the columns of the source's table."""
+        ...
+
+
+@runtime_checkable
+class RoutesChanges(Protocol):
+    """A sink for the changes of many tables, which a consumer reads for it without another listener."""
+
+    @property
+    def envelope(self) -> Envelope:
+        """Reads the messages."""
+        ...
+
+    @property
+    def router(self) -> Router:
+        """Finds the table of a change."""
+        ...
+
+    def setting(self, name: str) -> str:
+        """Return the setting ``order``, ``deletes`` or ``truncates``."""
         ...
 
 

@@ -1,0 +1,187 @@
+"""Routes from the tables of a source to those of a lake: which table, which columns, under which names.
+
+Pure: a task and the driver that have the same routes come to the same tables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark_rocketmq.change_data.change import SourceTable, SourceType
+from pyspark_rocketmq.change_data.json_text import text_of
+
+SHADOW_TABLES: Final = r"_(.*)_(gho|ghc|del|new|old)"
+"""Pattern of the names of tables that gh-ost and pt-online-schema-change make for a while."""
+SOURCE_DATABASE: Final = "__source_database"
+SOURCE_TABLE: Final = "__source_table"
+"""Columns that widen the key of a table which several tables of the source become."""
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
+_NAMES: Final = ("database", "schema", "table")
+_PLAIN: Final = re.compile(r"[\w.-]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRoute:
+    """Route of the tables that a pattern matches; of several routes the first one counts."""
+
+    source: str = ".*"
+    """Regular expression for the whole name: ``DATABASE.TABLE`` or ``DATABASE.SCHEMA.TABLE``."""
+    target: str | None = None
+    """Folder of the table below that of the sink, with ``{database}``, ``{schema}``, ``{table}`` and named
+    groups of the pattern; None: ``{database}/{table}``, or ``{database}/{schema}/{table}``."""
+    merges: bool = False
+    """Whether several tables become one, whose key has ``__source_database`` and ``__source_table`` too."""
+    include: Sequence[str] | None = None
+    """The source's columns to keep; None: all. Those of the key are always kept."""
+    exclude: Sequence[str] = ()
+    """The source's columns to leave out."""
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """Names in the lake by names in the source."""
+    mask: Sequence[str] = ()
+    """The source's columns whose values are replaced by a salted hash, as text."""
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with the route."""
+        try:
+            groups = re.compile(self.source).groupindex
+        except re.error as error:
+            return [f"source={self.source!r} is no regular expression: {error}"]
+        if self.target is None:
+            return []
+        known = [*_NAMES, *groups]
+        found = [
+            f"target={self.target!r} has {{{name}}}; there are {', '.join(known)}"
+            for name in _PLACEHOLDER.findall(self.target)
+            if name not in known
+        ]
+        if not all(self.target.split("/")) or any(part[0] in "._" for part in self.target.split("/") if part):
+            found.append(
+                f"target={self.target!r} must be folders between single slashes, whose names begin with "
+                "neither a point nor an underscore"
+            )
+        return found
+
+    def match(self, table: SourceTable) -> str | None:
+        """Return the folder for a table; None if the route is not for it."""
+        found = re.fullmatch(self.source, str(table))
+        if found is None:
+            return None
+        names = {
+            **{name: value or "" for name, value in found.groupdict().items()},
+            "database": table.database,
+            "schema": table.schema or "",
+            "table": table.name,
+        }
+        return "/".join(
+            _folder(_PLACEHOLDER.sub(lambda place: names[place[1]], part))
+            for part in self._target(table).split("/")
+        )
+
+    def keeps_apart(self, table: SourceTable) -> bool:
+        """Return whether no other table of the source goes to the folder of this one."""
+        used = set(_PLACEHOLDER.findall(self._target(table)))
+        return not self.merges and used >= {"database", "table", *(["schema"] if table.schema else [])}
+
+    def _target(self, table: SourceTable) -> str:
+        if self.target is not None:
+            return self.target
+        return "{database}/{schema}/{table}" if table.schema else "{database}/{table}"
+
+
+def _folder(name: str) -> str:
+    """Return a name that every storage takes, and that is no other name's."""
+    text = "".join(each if _PLAIN.match(each) else f"~{ord(each):x}~" for each in name)
+    return f"~{ord(text[0]):x}~{text[1:]}" if text[:1] in (".", "_") else text
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A table of the source on its route."""
+
+    table: SourceTable
+    route: TableRoute
+    target: str
+    """Folder of the table, below that of the sink."""
+    salt: bytes
+
+    def key(self, key: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the key in the lake."""
+        names = self.route.rename
+        found = {names.get(name, name): self._value(name, value) for name, value in key.items()}
+        if self.route.merges:
+            found |= {SOURCE_DATABASE: self.table.database, SOURCE_TABLE: self._name_in_database()}
+        return found
+
+    def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns of a row that the lake has."""
+        names = self.route.rename
+        return {
+            names.get(name, name): self._value(name, value)
+            for name, value in row.items()
+            if self._keeps(name)
+        }
+
+    def types(self, types: Mapping[str, SourceType]) -> dict[str, SourceType]:
+        """Return the types of columns by their names in the lake; a masked one is text."""
+        names = self.route.rename
+        return {names.get(name, name): type_ for name, type_ in types.items() if name not in self.route.mask}
+
+    def _name_in_database(self) -> str:
+        return ".".join(part for part in (self.table.schema, self.table.name) if part)
+
+    def _keeps(self, name: str) -> bool:
+        route = self.route
+        return (route.include is None or name in route.include) and name not in route.exclude
+
+    def _value(self, name: str, value: Any) -> Any:
+        if value is None or name not in self.route.mask:
+            return value
+        data = value if isinstance(value, bytes) else text_of(value).encode()
+        return hmac.new(self.salt, data, hashlib.sha256).hexdigest()
+
+
+class Router:
+    """Finds the route of each table of the source; picklable."""
+
+    def __init__(self, routes: Sequence[TableRoute], ignored: str | None, salt: str) -> None:
+        """Take the routes, the pattern of the names of ignored tables, and the salt of masks."""
+        self._routes = tuple(routes)
+        self._ignored = ignored
+        self._salt = salt.encode()
+        self._known: dict[SourceTable, Routed | None] = {}
+
+    def route(self, table: SourceTable) -> Routed | None:
+        """Return the route of a table; None if its changes are passed over."""
+        if table not in self._known:
+            self._known[table] = self._find(table)
+        return self._known[table]
+
+    def _find(self, table: SourceTable) -> Routed | None:
+        if self._ignored is not None and re.fullmatch(self._ignored, table.name):
+            return None
+        for route in self._routes:
+            target = route.match(table)
+            if target is not None:
+                return Routed(table, route, target, self._salt)
+        return None
+
+
+def route_problems(routes: Sequence[TableRoute], salt: str) -> list[str]:
+    """Return what is wrong with routes."""
+    problems = [problem for route in routes for problem in route.problems()]
+    if not routes:
+        problems.append("routes=[] names none; leave it out, and every table has its own")
+    if not salt and any(route.mask for route in routes):
+        problems.append("a route masks columns, but there is no salt for their hashes: give mask_salt")
+    depths = {route.target.count("/") for route in routes if route.target is not None}
+    if len(depths) > 1:
+        problems.append(
+            "targets of routes have different numbers of folders, so one table could be within another; give "
+            "all of them as many"
+        )
+    return problems

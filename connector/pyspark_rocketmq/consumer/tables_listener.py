@@ -1,0 +1,151 @@
+"""The listener of a consumer whose sink takes the changes of many tables: messages in, changes out.
+
+A row has its values as text with their types, since tables have different columns; the driver makes the
+columns. Otherwise the rules of :mod:`~pyspark_rocketmq.consumer.change_listener` count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from pyspark_rocketmq.change_data.change import BadChange, Change, ChangeMessage, Decoded, Operation
+from pyspark_rocketmq.change_data.routes import Routed
+from pyspark_rocketmq.consumer.change_listener import (
+    Unusable,
+    bad_row,
+    place_of,
+    time_of,
+    whole_row_problem,
+)
+from pyspark_rocketmq.listeners.context import DeliveryContext
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.sinks.base import RoutesChanges
+from pyspark_rocketmq.sinks.change_table.carried import carried
+from pyspark_rocketmq.sinks.change_table.columns import (
+    KEYS,
+    MORE,
+    TARGET,
+    routed_columns,
+)
+from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
+from pyspark_rocketmq.sinks.change_table.new_columns import name_problem
+from pyspark_rocketmq.sinks.change_table.versions import TIME
+
+
+class TablesListener:
+    """Emits a row for each change that one of its sink's tables is to have; picklable."""
+
+    def __init__(self, sink: RoutesChanges) -> None:
+        """Take the settings of ``sink``."""
+        self.schema = from_arrow_schema(routed_columns())
+        """Columns of the rows."""
+        self._envelope = sink.envelope
+        self._router = sink.router
+        self._by_queue = sink.setting("order") == "queue"
+        self._ignores_deletes = sink.setting("deletes") == "ignore"
+        self._truncates = sink.setting("truncates")
+        self._problems: dict[tuple[str, ...], str | None] = {}
+        """Problems of the columns of a row, by their names."""
+
+    def consume_message(
+        self, messages: Sequence[MessageExt], context: DeliveryContext
+    ) -> ConsumeOrderlyStatus:
+        """Emit the changes of each message."""
+        for message in messages:
+            for row in self.rows(message):
+                context.emit(message, **row)
+        return ConsumeOrderlyStatus.SUCCESS
+
+    def rows(self, message: MessageExt) -> Iterator[dict[str, Any]]:
+        """Yield a row for each change of a message that a table is to have."""
+        given = ChangeMessage(message.body, message.keys or "", message.properties)
+        for number, decoded in enumerate(self._envelope.decode(given)):
+            if not isinstance(decoded, Change | BadChange):
+                continue
+            routed = None if decoded.table is None else self._router.route(decoded.table)
+            if routed is None and decoded.table is not None:
+                continue
+            try:
+                row = self._row(decoded, routed, message, number)
+            except Unusable as problem:
+                row = bad_row(decoded, problem, message.body)
+            if row is not None:
+                yield row | {TARGET: "" if routed is None else routed.target}
+
+    def _row(
+        self, decoded: Decoded, routed: Routed | None, message: MessageExt, number: int
+    ) -> dict[str, Any] | None:
+        match decoded:
+            case BadChange():
+                raise Unusable(decoded.reason)
+            case Change(operation=Operation.TRUNCATE) if routed is not None:
+                if self._truncates == "ignore":
+                    return None
+                self._check_truncation(routed)
+                values = dict[str, Any]()
+            case Change(operation=Operation.DELETE) if self._ignores_deletes:
+                return None
+            case Change() if routed is not None:
+                values = self._values(decoded, routed)
+            case _:
+                return None
+        return values | {
+            POSITION: place_of(decoded, message.queue_offset, number, by_queue=self._by_queue),
+            TIME: time_of(decoded, message),
+            OPERATION: str(decoded.operation),
+        }
+
+    def _values(self, change: Change, routed: Routed) -> dict[str, Any]:
+        key = self._key(change, routed)
+        if change.operation is not Operation.UPDATE and change.absent:
+            raise whole_row_problem(sorted(change.absent))
+        # An update's row notes that it lacks these values, for which the table must have the columns.
+        absent = routed.row(dict.fromkeys(sorted(change.absent & change.types.keys())))
+        values = {**routed.row(change.row), **absent, **key}
+        names = tuple(values)
+        if names not in self._problems:
+            self._problems[names] = _names_problem(names)
+        problem = self._problems[names]
+        if problem is not None:
+            raise Unusable(problem)
+        try:
+            return {
+                KEYS: json.dumps(list(key)),
+                MORE: carried(values, routed.types(change.types)),
+                ABSENT: [*absent] or None,
+            }
+        except ValueError as error:
+            raise Unusable(f"Columns {', '.join(names)}: {error}.") from error
+
+    @staticmethod
+    def _key(change: Change, routed: Routed) -> Mapping[str, Any]:
+        if not change.key:
+            raise Unusable(
+                f"The table {change.table} has no key that its messages name. Name a unique one, "
+                f"keys={{'{change.table}': ['id']}}, or give the table no route."
+            )
+        missing = [name for name, value in change.key.items() if value is None]
+        if missing:
+            raise Unusable(f"The change has no value for {', '.join(missing)} of the key of {change.table}.")
+        return routed.key(change.key)
+
+    def _check_truncation(self, routed: Routed) -> None:
+        if self._truncates == "stop":
+            raise Unusable(
+                f"The source has truncated {routed.table}, and truncates='stop'. Decide what the table is to "
+                "have, and start the query with 'apply' or 'ignore'."
+            )
+        if not routed.route.keeps_apart(routed.table):
+            raise Unusable(
+                f"The source has truncated {routed.table}, of which {routed.target} may have only a part. "
+                "Delete its rows there, and start the query with truncates='ignore'."
+            )
+
+
+def _names_problem(names: Sequence[str]) -> str | None:
+    problems = (name_problem(name, names) for name in names)
+    return next((problem for problem in problems if problem is not None), None)

@@ -1,0 +1,72 @@
+"""The changes of a batch, split by the tables that are to have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from pyspark_rocketmq.sinks.change_table.columns import KEYS, TARGET
+
+
+@dataclass
+class TargetChanges:
+    """The changes of one table in a file; implements ``ChangeRows``."""
+
+    path: str
+    """Path of an Arrow file with the changes of all tables."""
+    batches: list[int] = field(default_factory=list)
+    """Numbers of the file's record batches that are of this table."""
+    count: int = 0
+    key_texts: set[str] = field(default_factory=set)
+
+    @property
+    def keys(self) -> list[tuple[str, ...]]:
+        """The columns of the key; none if there are only truncations, several if the key has changed."""
+        return [tuple(json.loads(text)) for text in sorted(self.key_texts)]
+
+    def tables(self) -> Iterator[pa.Table]:
+        """See ``ChangeRows.tables``."""
+        with pa.memory_map(self.path) as mapped, pa.ipc.open_file(mapped) as stored:
+            for number in self.batches:
+                yield pa.Table.from_batches([stored.get_batch(number)])
+
+    def carrying(self) -> Iterator[pa.Table]:
+        """See ``ChangeRows.carrying``."""
+        return self.tables()
+
+    def add(self, number: int, rows: pa.RecordBatch) -> None:
+        """Note a record batch of the file."""
+        self.batches.append(number)
+        self.count += rows.num_rows
+        self.key_texts.update(rows.column(KEYS).drop_null().unique().to_pylist())
+
+
+def split_by_target(changes: Iterable[pa.Table], path: str) -> dict[str, TargetChanges]:
+    """Write changes into an Arrow file, table by table; return where each table has its own."""
+    found: dict[str, TargetChanges] = {}
+    written = 0
+    parts = iter(changes)
+    first = next(parts, None)
+    if first is None:
+        return found
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, first.schema) as stored:
+        for rows in (first, *parts):
+            for target, part in _parts(rows):
+                stored.write_batch(part)
+                found.setdefault(target, TargetChanges(path)).add(written, part)
+                written += 1
+    return found
+
+
+def _parts(rows: pa.Table) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows of each table."""
+    [*batches] = rows.sort_by(TARGET).combine_chunks().to_batches()
+    for batch in batches:
+        start = 0
+        for each in batch.column(TARGET).value_counts():
+            count = each["counts"].as_py()
+            yield each["values"].as_py(), batch.slice(start, count)
+            start += count

@@ -1,0 +1,340 @@
+"""The sink that keeps many Delta tables equal to the tables of a database.
+
+Tasks write one file with the changes of all tables (:func:`~.columns.routed_columns`). The driver splits them
+and commits each table that has some, as a :class:`~.sink.ChangeTable` without watermarks; then the watermarks
+once, in a table of their own in the folder; then the offsets. Applying a change twice does nothing. So after
+a kill between any two of these commits the batch is repeated, and finds what is applied.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final, Unpack
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.change_data.change import Envelope
+from pyspark_rocketmq.change_data.envelopes import EnvelopeOptions
+from pyspark_rocketmq.change_data.routes import SHADOW_TABLES, Router, TableRoute, route_problems
+from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.paths import TableName, table_uri
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
+from pyspark_rocketmq.delta.storage_options import GivenOptions, StorageOptions
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.change_table.batch_changes import FINAL, bad_changes_error
+from pyspark_rocketmq.sinks.change_table.change_files import FileChanges
+from pyspark_rocketmq.sinks.change_table.columns import PROBLEM, routed_columns
+from pyspark_rocketmq.sinks.change_table.compaction import OPERATION
+from pyspark_rocketmq.sinks.change_table.new_columns import columns_to_add, fields_of
+from pyspark_rocketmq.sinks.change_table.side_tables import BAD_CHANGES, BadChanges
+from pyspark_rocketmq.sinks.change_table.sink import (
+    ChangeTable,
+    check_order,
+    choice_problems,
+    given_envelope,
+    utc_today,
+)
+from pyspark_rocketmq.sinks.change_table.split import TargetChanges, split_by_target
+from pyspark_rocketmq.sinks.delta.appenders import FileAppender, with_record
+from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
+from pyspark_rocketmq.sinks.delta.rules import SinkCommit
+from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
+from pyspark_rocketmq.sinks.delta.table import PathHome
+from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
+from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
+
+_WHERE: Final = "change tables"
+_WATERMARKS: Final = "_changes"
+"""Folder of the table with the watermarks, where tasks write their files too."""
+_KEYS: Final = "rocketmq.keys"
+"""Property of a table with the columns of its key."""
+_COLUMNS: Final = pa.schema([pa.field("target", pa.string())])
+"""Columns of the table with the watermarks, which has no rows."""
+_MOST_OPEN: Final = 500
+"""Maximum number of tables that are kept open."""
+
+
+class ChangeTables(DeltaSink):
+    """Delta tables in one folder that equal the tables of a database, exactly once.
+
+    A consumer that has this sink needs no listener. A table is made when its first change comes.
+    """
+
+    _rows_have_positions: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        envelope: str | Envelope,
+        routes: Sequence[TableRoute] = (TableRoute(),),
+        ignored_tables: str | None = SHADOW_TABLES,
+        mask_salt: str = "",
+        order: str = "source",
+        deletes: str = "delete",
+        truncates: str = "apply",
+        bad_changes: str = "stop",
+        keep_deletions_days: int = 7,
+        compaction: bool = True,
+        storage_options: GivenOptions | StorageOptions | None = None,
+        today: Callable[[], date] = utc_today,
+        sleep: Callable[[float], None] = time.sleep,
+        **envelope_options: Unpack[EnvelopeOptions],
+    ) -> None:
+        """Set the folder, the tables in it, and how changes are applied to them.
+
+        Args:
+            folder: Folder or storage URI below which the tables are.
+            envelope: See ``ChangeTable``.
+            routes: Which tables of the source go where, and with which columns; the first that matches
+                counts, and a table without one is passed over.
+            ignored_tables: Pattern of the names of tables without routes; by default those that gh-ost and
+                pt-online-schema-change make for a while. None ignores none.
+            mask_salt: Secret that goes into the hashes of masked values.
+            order: See ``ChangeTable``.
+            deletes: See ``ChangeTable``.
+            truncates: See ``ChangeTable``. A table that may have rows of several tables of the source cannot
+                be truncated: such a change cannot be applied.
+            bad_changes: See ``ChangeTable``.
+            keep_deletions_days: See ``ChangeTable``.
+            compaction: See ``DeltaSink``.
+            storage_options: See ``DeltaSink``.
+            today: Function that returns the date in UTC.
+            sleep: Function that waits between the tries of a commit.
+            envelope_options: Options of the envelope: ``keys`` by table, ``source_time_zone`` …
+
+        Raises:
+            OptionError: If these settings exclude each other, or an option of the envelope is missing or
+                wrong.
+        """
+        self._chosen = {
+            "order": order,
+            "deletes": deletes,
+            "truncates": truncates,
+            "bad_changes": bad_changes,
+        }
+        problems = [*choice_problems(self._chosen), *route_problems(routes, mask_salt)]
+        if TableName.of(folder) is not None:
+            problems.append(f"{folder} is a table's name, but change tables need a folder")
+        if problems:
+            raise OptionError(tuple(problems), where=_WHERE)
+        self._folder = table_uri(folder).rstrip("/")
+        self._routes = tuple(routes)
+        self._ignored = ignored_tables
+        self._salt = mask_salt
+        self._keep_days = keep_deletions_days
+        self._compaction = compaction
+        self._named_envelope = envelope
+        self._envelope_options: dict[str, Any] = {**envelope_options}
+        self._envelope = given_envelope(envelope, self._envelope_options)
+        self._today = today
+        self._opened = OrderedDict[str, ChangeTable]()
+        super().__init__(
+            f"{self._folder}/{_WATERMARKS}",
+            merge_keys=_COLUMNS.names,
+            compaction=False,
+            storage_options=storage_options,
+            sleep=sleep,
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        secret = {"mask_salt": self._salt, "storage_options": self._table.storage}
+        return partial(ChangeTables, self._folder, **(self._settings() | secret)), ()
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
+        return f"ChangeTables({masked(self._folder)!r}, {settings})"
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "envelope": self._named_envelope,
+            **self._envelope_options,
+            "routes": self._routes,
+            "ignored_tables": self._ignored,
+            **self._chosen,
+            "keep_deletions_days": self._keep_days,
+            "compaction": self._compaction,
+        }
+
+    def _path_home(self, path: str | Path, storage: StorageOptions, keys: tuple[str, ...]) -> PathHome:  # noqa: ARG002 - the tables have keys
+        return PathHome(table_uri(path), storage, partial(TablesAppender, tables=self))
+
+    @property
+    def envelope(self) -> Envelope:
+        """See ``RoutesChanges.envelope``."""
+        return self._envelope
+
+    @property
+    def router(self) -> Router:
+        """See ``RoutesChanges.router``."""
+        return Router(self._routes, self._ignored, self._salt)
+
+    def setting(self, name: str) -> str:
+        """Return one of the settings ``order``, ``deletes``, ``truncates`` and ``bad_changes``."""
+        return self._chosen[name]
+
+    def prepare(self, schema: pa.Schema) -> None:  # noqa: ARG002 - tables have columns of their own
+        """Create the table with the watermarks if it is missing; see ``DeltaSink.prepare``."""
+        super().prepare(_COLUMNS)
+
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
+        """See ``DeltaSink.begin``.
+
+        Raises:
+            SinkConflict: Also if the order is the queue's, and a queue's offsets have begun again.
+        """
+        check_order(self._chosen["order"], queues, self._folder)
+        return super().begin(consumer_group, queues)
+
+    def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:  # noqa: ARG002 - of a protocol
+        """Return 0: changes that are applied twice change nothing."""
+        return 0
+
+    def _writer(
+        self,
+        log: SinkLog,  # noqa: ARG002 - rows are not those of its table
+        watermarks: Mapping[MessageQueue, int],
+        *,
+        is_by_spark: bool,  # noqa: ARG002 - refused for merges
+    ) -> TaskWriter:
+        rows_uri = self._table.home.rows_uri
+        return TaskWriter(
+            table_uri=rows_uri,
+            schema=pa.schema([*POSITION_FIELDS, *routed_columns()]),
+            partition_by=(),
+            watermarks=watermarks,
+            fills_missing=True,
+            storage=self._table.storage.for_tasks(rows_uri),
+        )
+
+    def apply(self, changes: FileChanges) -> None:
+        """Apply changes to their tables, one after the other; those of a table in one commit.
+
+        Raises:
+            SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``.
+            DeltaError, OSError: If the storage does not answer.
+        """
+        bad = BadChanges(uri=f"{self._folder}/{BAD_CHANGES}", storage=self._table.storage)
+        bad.record(self._bad_changes(changes))
+        with tempfile.TemporaryDirectory() as spool:
+            good = (rows.filter(pc.is_null(rows[PROBLEM])) for rows in changes.tables())
+            for target, own in split_by_target(good, f"{spool}/changes.arrow").items():
+                self._table_of(target, own).apply(own)
+
+    def _bad_changes(self, changes: FileChanges) -> Iterator[pa.Table]:
+        for rows in changes.tables():
+            bad = rows.filter(pc.is_valid(rows[PROBLEM]))
+            stops = self._chosen["bad_changes"] == "stop"
+            if len(bad) and (stops or not FINAL.isdisjoint(bad[OPERATION].to_pylist())):
+                raise bad_changes_error(self._folder, bad)
+            if len(bad):
+                yield bad
+
+    def _table_of(self, target: str, changes: TargetChanges) -> ChangeTable:
+        table = self._opened.pop(target, None) or self._open(target, changes)
+        keys = changes.keys
+        if keys not in ([], [table.keys]):
+            found = " and ".join(map(str, keys))
+            raise SinkConflict(
+                f"The key of {masked(table.path)} is {table.keys}, but changes have {found}. Name one key "
+                "for it (keys=…), or load the source's table into a new one: a route with another target."
+            )
+        self._opened[target] = table
+        while len(self._opened) > _MOST_OPEN:
+            self._opened.popitem(last=False)
+        return table
+
+    def _open(self, target: str, changes: TargetChanges) -> ChangeTable:
+        """Open a table, or make it with the columns of its first changes."""
+        path = f"{self._folder}/{target}"
+        known = self._table_with(path, ["id"]).stored_property(_KEYS)
+        keys = tuple(json.loads(known)) if known else next(iter(changes.keys), ())
+        if not keys:
+            raise SinkConflict(
+                f"The source has truncated a table before the first change of a row for {masked(path)} came, "
+                "so its key is not known. Start the query with truncates='ignore', or create the table."
+            )
+        table = self._table_with(path, keys)
+        if table.exists():
+            table.create({})
+            return table
+        columns = columns_to_add(changes.carrying(), ())
+        made = self._table_with(path, keys, fields_of(columns))
+        try:
+            made.create({_KEYS: json.dumps(keys)})
+        except SchemaError:
+            # Another member has made it meanwhile, with other columns.
+            table.create({})
+            return table
+        return made
+
+    def _table_with(self, path: str, keys: Sequence[str], columns: pa.Schema | None = None) -> ChangeTable:
+        return ChangeTable(
+            path,
+            keys=keys,
+            envelope=self._envelope,
+            columns=columns,
+            order=self._chosen["order"],
+            deletes=self._chosen["deletes"],
+            truncates=self._chosen["truncates"],
+            bad_changes=self._chosen["bad_changes"],
+            keep_deletions_days=self._keep_days,
+            compaction=self._compaction,
+            storage_options=self._table.storage,
+            today=self._today,
+            sleep=self._sleep,
+        )
+
+
+@dataclass(frozen=True)
+class TablesAppender:
+    """Applies changes to their tables, then commits the watermarks; implements ``Appender``."""
+
+    table: TableSnapshot
+    """The table with the watermarks."""
+    tables: ChangeTables
+
+    @property
+    def commits_by(self) -> str:
+        """See :meth:`Appender.commits_by`."""
+        return "delta-rs"
+
+    def append(
+        self,
+        log: SinkLog,
+        files: Sequence[WrittenFile],
+        before: GroupCommit,
+        commit: SinkCommit,
+        columns: pa.Schema,  # noqa: ARG002 - each table has its own
+    ) -> int:
+        """See :meth:`Appender.append`.
+
+        Raises:
+            SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``.
+        """
+        if files:
+            self.tables.apply(FileChanges(log.files, files))
+        version = FileAppender(self.table).put(log, (), with_record(before, commit))
+        log.files.remove(files)
+        return version
+
+    def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+        """See :meth:`Appender.set_watermarks`."""
+        return FileAppender(self.table).set_watermarks(log, before, commit)
+
+    def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:  # noqa: ARG002 - it has the same table
+        """See :meth:`Appender.add_columns`."""
+        self.table.add_columns(columns)

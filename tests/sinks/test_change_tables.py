@@ -1,0 +1,426 @@
+"""Many tables of a source in one folder."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+import pyspark_rocketmq as rmq
+from pyspark_rocketmq.change_data.change import (
+    BadChange,
+    Change,
+    ChangeMessage,
+    Decoded,
+    Kind,
+    Operation,
+    PassedOver,
+    SourceTable,
+    SourceType,
+)
+from pyspark_rocketmq.consumer.tables_listener import TablesListener
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
+from pyspark_rocketmq.errors import OptionError, SinkConflict
+from pyspark_rocketmq.model import MessageQueue, queue_columns
+from pyspark_rocketmq.sinks.change_table import tables as tables_module
+from pyspark_rocketmq.sinks.change_table.columns import routed_columns
+from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
+from pyspark_rocketmq.sinks.change_table.split import split_by_target
+from pyspark_rocketmq.sinks.change_table.tables import ChangeTables
+from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
+from tests.change_data.model_database import ModelDatabase, Sent, sent, shuffled
+from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
+from tests.sinks.change_rows import table_rows
+
+_TYPES = {name: SourceType("bigint(20)", Kind.LONG) for name in ("id", "a", "b", "c", "d")}
+_SCHEMA = pa.schema([*POSITION_FIELDS, *routed_columns()])
+ORDERS = SourceTable("shop", None, "orders")
+
+
+class Query:
+    """A sink and its listener."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.sink = ChangeTables(folder, envelope=self, **settings)
+        self.sink.prepare(_SCHEMA)
+        self._listener = pickle.loads(pickle.dumps(TablesListener(_with_envelope(self.sink))))
+        self._listener._envelope = self
+        self._decoded: Sequence[Decoded] = ()
+
+    def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
+        return self._decoded
+
+    def rows(self, changes: Sequence[Any], queue: MessageQueue = Q0) -> pa.RecordBatch:
+        found = []
+        for each in changes:
+            self._decoded = [each.change]
+            message: Any = SimpleNamespace(
+                body=b"x", keys="", properties={}, queue_offset=each.offset, store_timestamp=0
+            )
+            place = {**queue_columns(queue), "queueOffset": each.offset}
+            found += [place | row for row in self._listener.rows(message)]
+        return pa.RecordBatch.from_pylist(found, _SCHEMA)
+
+    def apply(self, changes: Sequence[Any], queue: MessageQueue = Q0) -> int | None:
+        batch = self.sink.begin(GROUP, {queue: 0})
+        files = files_of(batch.task_writer(), iter([self.rows(changes, queue)]))
+        return batch.commit(files, {queue: changes[-1].offset + 1})
+
+
+class _NoEnvelope:
+    def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
+        raise AssertionError("the query gives the changes")
+
+
+def _with_envelope(sink: ChangeTables) -> Any:
+    return SimpleNamespace(envelope=_NoEnvelope(), router=sink.router, setting=sink.setting)
+
+
+def change(operation: Operation, position: int, table: SourceTable = ORDERS, **row: Any) -> Change:
+    key = {"id": row["id"]} if "id" in row else {}
+    given = {} if operation in (Operation.DELETE, Operation.TRUNCATE) else row
+    return Change(table=table, operation=operation, key=key, row=given, position=(position,), types=_TYPES)
+
+
+def _log(by: random.Random) -> tuple[list[Change], dict[str, ModelDatabase]]:
+    """The changes of three tables, and these."""
+    databases = {}
+    log: list[Change] = []
+    for name in ("orders", "carts", "users"):
+        database = databases[name] = ModelDatabase(by)
+        database.insert()
+        database.run(by.randrange(3, 9))
+        log += [_renamed(each, SourceTable("shop", None, name)) for each in database.log]
+    return log, databases
+
+
+def _renamed(each: Change, table: SourceTable) -> Change:
+    return Change(
+        table=table,
+        operation=each.operation,
+        key=each.key,
+        row=each.row,
+        position=each.position,
+        absent=each.absent,
+        types=_TYPES,
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_tables_equal_the_database_in_any_order(tmp_path: Path, seed: int) -> None:
+    """K2: changes that are permuted, repeated and in any batches, with restarts in between."""
+    by = random.Random(seed)
+    log, databases = _log(by)
+    first = {each.table.name: each for each in log if each.operation is Operation.INSERT}
+    query = Query(tmp_path)
+    # A truncation that comes before every row is the subject of another test.
+    query.apply(sent(list(first.values())))
+    for batch in shuffled(by, log):
+        query.apply([Sent(each.change, each.offset + 10) for each in batch])
+        if by.random() < 0.4:
+            query = Query(tmp_path)
+
+    for name, database in databases.items():
+        assert _rows(tmp_path / "shop" / name) == database.rows
+    watermarks = query.sink.watermarks(GROUP)
+    assert list(watermarks.values()) == [max(watermarks.values())]
+
+
+def _rows(path: Path) -> dict[Any, Any]:
+    return {key: {name: row.get(name) for name in "abc"} for key, row in table_rows(path).items()}
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("commits", range(1, 8))
+def test_a_batch_that_was_killed_after_any_commit_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    """K2: after a kill between any two commits of a batch the tables and the watermarks are consistent."""
+    batch = sent(
+        [
+            change(Operation.INSERT, number, SourceTable("shop", None, name), id=number, a=number)
+            for number, name in enumerate(["orders", "carts", "orders", "users"])
+        ]
+    )
+    query = Query(tmp_path)
+    with monkeypatch.context() as patches:
+        _kill_after(commits, patches)
+        try:
+            query.apply(batch)
+        except _Killed:
+            assert query.sink.watermarks(GROUP) == {} or commits > 3
+
+    Query(tmp_path).apply(batch)
+
+    found = {name: table_rows(tmp_path / "shop" / name).keys() for name in ("orders", "carts", "users")}
+    assert found == {"orders": {0, 2}, "carts": {1}, "users": {3}}
+    assert list(query.sink.watermarks(GROUP).values()) == [4]
+
+
+def _kill_after(commits: int, patches: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def killing(commit: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            result = commit(*given)
+            made.append("")
+            if len(made) == commits:
+                raise _Killed
+            return result
+
+        return run
+
+    for name in ("write_next", "append"):
+        patches.setattr(TableSnapshot, name, killing(getattr(TableSnapshot, name)))
+
+
+def test_two_members_write_the_same_tables(tmp_path: Path) -> None:
+    """K2: both have begun; a deletion of one beats an older insert of the other, whoever commits first."""
+    one, other = Query(tmp_path), Query(tmp_path)
+    inserting, deleting = one.sink.begin(GROUP, {Q0: 0}), other.sink.begin(GROUP, {Q1: 0})
+    old = sent([change(Operation.INSERT, 3, id=1, a=1), change(Operation.INSERT, 4, id=2, a=2)])
+    inserted = files_of(inserting.task_writer(), iter([one.rows(old)]))
+    deleted = files_of(
+        deleting.task_writer(), iter([other.rows(sent([change(Operation.DELETE, 5, id=1)]), Q1)])
+    )
+    deleting.commit(deleted, {Q1: 1})
+    inserting.commit(inserted, {Q0: 2})
+    assert table_rows(tmp_path / "shop" / "orders").keys() == {2}
+
+
+def test_a_table_is_made_with_the_source_s_types(tmp_path: Path) -> None:
+    """K2: its key is kept, columns that come later are added, and the folder has nothing else."""
+    types = _TYPES | {"at": SourceType("datetime", Kind.TIMESTAMP_NTZ)}
+    query = Query(tmp_path)
+    query.apply(sent([change(Operation.INSERT, 1, id=1, a=1)]))
+    row = Change(
+        table=ORDERS,
+        operation=Operation.INSERT,
+        key={"id": 2},
+        row={"id": 2, "at": None, "note": "x"},
+        position=(2,),
+        types=types,
+    )
+    query.apply([Sent(row, 1)])
+
+    made = DeltaTable(tmp_path / "shop" / "orders")
+    schema = pa.schema(made.schema().to_arrow())
+    types_of = {name: schema.field(name).type for name in ("id", "a", "at", "note")}
+    assert types_of == {"id": pa.int64(), "a": pa.int64(), "at": pa.timestamp("us"), "note": pa.string()}
+    assert made.metadata().configuration["rocketmq.keys"] == '["id"]'
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["_changes", "shop"]
+    left = [each.name for each in (tmp_path / "_changes").iterdir()]
+    assert left == ["_delta_log"]
+
+
+def test_only_tables_with_changes_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K2: an idle table costs nothing, and a batch writes one file, whatever the number of tables."""
+    tables = [SourceTable("shop", None, f"t{number}") for number in range(12)]
+    query = Query(tmp_path)
+    query.apply(sent([change(Operation.INSERT, 1, table, id=1, a=1) for table in tables]))
+    opened: list[str] = []
+    newest = ChangeTable.apply
+
+    def noted(table: ChangeTable, changes: Any) -> None:
+        opened.append(Path(table.path).name)
+        newest(table, changes)
+
+    monkeypatch.setattr(ChangeTable, "apply", noted)
+    batch = query.sink.begin(GROUP, {Q0: 0})
+    changes = [Sent(change(Operation.INSERT, 2, table, id=2, a=1), 100) for table in tables[3:5]]
+    files = files_of(batch.task_writer(), iter([query.rows(changes)]))
+    batch.commit(files, {Q0: 101})
+
+    assert (sorted(opened), len(files)) == (["t3", "t4"], 1)
+
+
+def test_few_tables_are_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K2: those that had changes last; another one is opened again."""
+    monkeypatch.setattr(tables_module, "_MOST_OPEN", 2)
+    tables = [SourceTable("shop", None, f"t{number}") for number in range(4)]
+    query = Query(tmp_path)
+    for position in range(2):
+        rows = [change(Operation.INSERT, position, table, id=position, a=1) for table in tables]
+        query.apply([Sent(row, 4 * position + number) for number, row in enumerate(rows)])
+    assert len(query.sink._opened) == 2
+    assert all(table_rows(tmp_path / "shop" / table.name).keys() == {0, 1} for table in tables)
+
+
+def test_sharded_tables_become_one(tmp_path: Path) -> None:
+    """K2: the key has the table of the source, and a truncation of a part cannot be applied."""
+    route = rmq.TableRoute(
+        source=r"shop_\d\.(?P<name>\w+)_\d",
+        target="all/{name}",
+        merges=True,
+        exclude=["b"],
+        rename={"a": "x"},
+    )
+    query = Query(tmp_path, routes=[route])
+    shards = [SourceTable("shop_1", None, "orders_1"), SourceTable("shop_2", None, "orders_2")]
+    query.apply(sent([change(Operation.INSERT, 1, shard, id=1, a=5, b=6) for shard in shards]))
+    rows = DeltaTable(tmp_path / "all" / "orders").to_pyarrow_table().to_pylist()
+    found = sorted((row["__source_database"], row["__source_table"], row["id"], row["x"]) for row in rows)
+    assert found == [("shop_1", "orders_1", 1, 5), ("shop_2", "orders_2", 1, 5)]
+    assert "b" not in rows[0]
+    query.apply([Sent(change(Operation.DELETE, 2, shards[0], id=1), 2)])
+    [left] = DeltaTable(tmp_path / "all" / "orders").to_pyarrow_table().to_pylist()
+    assert left["__source_database"] == "shop_2"
+
+    with pytest.raises(SinkConflict, match="may have only a part"):
+        query.apply([Sent(change(Operation.TRUNCATE, 3, shards[0]), 3)])
+
+
+def test_tables_without_a_route_are_passed_over(tmp_path: Path) -> None:
+    """K2: among them those of gh-ost, and messages without a change."""
+    query = Query(tmp_path)
+    shadow = SourceTable("shop", None, "_orders_gho")
+    query.apply(
+        [
+            SimpleNamespace(change=change(Operation.INSERT, 1, shadow, id=1, a=1), offset=0),
+            SimpleNamespace(change=PassedOver("heartbeat"), offset=1),
+        ]
+    )
+    assert [each.name for each in tmp_path.iterdir()] == ["_changes"]
+    assert list(query.sink.watermarks(GROUP).values()) == [2]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (BadChange("no JSON"), "no JSON"),
+        (
+            Change(table=ORDERS, operation=Operation.INSERT, row={"a": 1}, position=(1,)),
+            "has no key that its",
+        ),
+        (
+            Change(table=ORDERS, operation=Operation.DELETE, key={"id": None}, position=(1,)),
+            "no value for id of the key",
+        ),
+        (Change(table=ORDERS, operation=Operation.DELETE, key={"id": 1}), "no position"),
+        (
+            Change(
+                table=ORDERS, operation=Operation.INSERT, key={"id": 1}, absent=frozenset("a"), position=(1,)
+            ),
+            "lacks the value of a",
+        ),
+        (
+            Change(table=ORDERS, operation=Operation.INSERT, key={"id": 1}, row={"x y": 1}, position=(1,)),
+            "Delta forbids characters",
+        ),
+    ],
+)
+def test_what_cannot_be_applied_is_put_aside(tmp_path: Path, given: Any, problem: str) -> None:
+    """K2: into one table of the folder, or it ends the query."""
+    batch = [SimpleNamespace(change=given, offset=0), Sent(change(Operation.INSERT, 1, id=2, a=1), 1)]
+    with pytest.raises(SinkConflict, match=rf"queue=0 at offset 0: .*{problem}"):
+        Query(tmp_path).apply(batch)
+
+    Query(tmp_path, bad_changes="keep").apply(batch)
+
+    [bad] = DeltaTable(tmp_path / "_bad_changes").to_pyarrow_table().to_pylist()
+    assert problem in bad["problem"]
+    assert (bad["body"], [*table_rows(tmp_path / "shop" / "orders")]) == (b"x", [2])
+
+
+def test_a_key_that_changes_ends_the_query(tmp_path: Path) -> None:
+    """K2: also after a restart, by the key that the table was made with."""
+    Query(tmp_path).apply(sent([change(Operation.INSERT, 1, id=1, a=1)]))
+    other = Change(
+        table=ORDERS,
+        operation=Operation.INSERT,
+        key={"a": 1},
+        row={"id": 1, "a": 1},
+        position=(2,),
+        types=_TYPES,
+    )
+    with pytest.raises(SinkConflict, match=r"is \('id',\), but changes have \('a',\)"):
+        Query(tmp_path).apply([Sent(other, 1)])
+
+
+def test_truncations(tmp_path: Path) -> None:
+    """K2: one empties its own table; before the first row of a table its key is not known."""
+    query = Query(tmp_path)
+    carts = SourceTable("shop", None, "carts")
+    rows = [change(Operation.INSERT, 1, table, id=1, a=1) for table in (ORDERS, carts)]
+    query.apply(sent(rows))
+    query.apply([Sent(change(Operation.TRUNCATE, 2), 2)])
+    assert (table_rows(tmp_path / "shop" / "orders"), len(table_rows(tmp_path / "shop" / "carts"))) == ({}, 1)
+
+    unknown = change(Operation.TRUNCATE, 2, SourceTable("shop", None, "users"))
+    with pytest.raises(SinkConflict, match="its key is not known"):
+        query.apply([Sent(unknown, 3)])
+    with pytest.raises(SinkConflict, match="truncates='stop'"):
+        Query(tmp_path, truncates="stop").apply([Sent(unknown, 3)])
+    Query(tmp_path, truncates="ignore").apply([Sent(unknown, 3)])
+    assert not (tmp_path / "shop" / "users").exists()
+
+
+def test_masked_values(tmp_path: Path) -> None:
+    """K2: a masked key is still a key, and the salt is shown nowhere."""
+    route = rmq.TableRoute(mask=["id"])
+    query = Query(tmp_path, routes=[route], mask_salt="hidden-salt")
+    query.apply(sent([change(Operation.INSERT, 1, id=1, a=1), change(Operation.UPDATE, 2, id=1, a=2)]))
+    [(key, row)] = table_rows(tmp_path / "shop" / "orders").items()
+    assert (len(key), row["a"]) == (64, 2)
+    assert "hidden-salt" not in repr(query.sink)
+
+
+def test_a_sink_is_sent_to_a_server(tmp_path: Path) -> None:
+    """K2: Spark Connect pickles it."""
+    sink = ChangeTables(
+        tmp_path,
+        envelope="debezium",
+        keys={"shop.orders": ["id"]},
+        routes=[rmq.TableRoute(mask=["a"])],
+        mask_salt="s",
+        truncates="ignore",
+    )
+    again = pickle.loads(pickle.dumps(sink))
+    assert repr(again) == repr(sink)
+    routed = [each.router.route(ORDERS) for each in (sink, again)]
+    one, other = (each.row({"a": 1}) for each in routed if each is not None)
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"routes": []}, "names none"),
+        ({"deletes": "never"}, "is none of"),
+        ({"folder": "shop.orders"}, "need a folder"),
+        ({"deletes": "soft"}, "cannot keep the rows that a truncation removes"),
+        ({"keys": {"a.b": ["id"]}}, "belong to an envelope that is given by its name"),
+    ],
+)
+def test_settings_that_exclude_each_other(settings: dict[str, Any], problem: str) -> None:
+    """K2: a start with them is refused."""
+    given: dict[str, Any] = {"folder": "/lake", "envelope": _NoEnvelope()} | settings
+    with pytest.raises(OptionError, match=problem):
+        ChangeTables(given.pop("folder"), **given)
+
+
+def test_changes_are_split_by_table(tmp_path: Path) -> None:
+    """K2: each table gets its own changes, in parts that are read one at a time."""
+    rows = [
+        {"__target": target, "__keys": json.dumps([key]), "n": number}
+        for number, (target, key) in enumerate([("b", "x"), ("a", "x"), ("b", "y"), ("a", "x")])
+    ]
+    tables = [pa.Table.from_pylist(rows[:3]), pa.Table.from_pylist(rows[3:])]
+    found = split_by_target(tables, str(tmp_path / "spool"))
+    assert {
+        target: sorted(n for part in own.tables() for n in part["n"].to_pylist())
+        for target, own in found.items()
+    } == {"a": [1, 3], "b": [0, 2]}
+    assert (found["b"].keys, found["b"].count) == ([("x",), ("y",)], 2)
+    assert split_by_target([], str(tmp_path / "none")) == {}
