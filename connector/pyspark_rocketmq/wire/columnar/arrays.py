@@ -30,7 +30,7 @@ _OFFSET: Final = np.dtype(np.int32)
 _PIECE: Final = 1 << 17
 """Bytes copied at a time, which stay in the processor's cache."""
 _FEW_ROWS: Final = 16
-"""Maximum number of rows left to numpy's own reduction, which takes a step for each row."""
+"""Maximum number of rows that are left to numpy's own reduction, since that takes a step for each row."""
 
 
 class IrregularLayout(Exception):

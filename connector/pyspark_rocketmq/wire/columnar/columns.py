@@ -260,10 +260,10 @@ class ColumnBuilder:
         "bornHost": lambda self: self._hosts("bornHost", 0, BORNHOST_V6),
         "storeTimestamp": lambda self: timestamps(self._rows.fixed["storeTimestamp"].astype(np.int64)),
         "storeHost": lambda self: self._hosts("storeHost", 1, STOREHOST_V6),
-        # Without the compressed bit, because the bodies are decompressed.
+        # The bodies are decompressed, so the compressed bit is cleared.
         "sysFlag": lambda self: fixed_column(pa.int32(), self._rows.sys_flag & ~np.int32(_COMPRESSED)),
     }
-    """How to make each column that is not a number of the stored message as it is."""
+    """Functions that create columns, by name. All other columns are numbers of the stored message, unchanged."""
 
 
 def have_usual_times(messages: Sequence[MessageExt]) -> bool:

@@ -56,7 +56,7 @@ _LENGTH_BYTES: Final = 4
 _TAGS: Final = "tags"
 _BODY: Final = "body"
 _MIN_HALVED_ROWS: Final = 32
-"""Rows that the scalar codec decodes in the time of one vectorised call; so few rows are not halved."""
+"""Number of rows that the scalar codec decodes in the time of one vectorised call. So few are not halved."""
 _SCALAR_ROWS: Final = 1024
 
 
