@@ -44,7 +44,7 @@ from pyspark_rocketmq.wire.requests.pull import PullRequest
 from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME
 from tests.helpers.cluster import LONG_ON_REAL, REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
-from tests.helpers.modes import BOTH_MODES, TIMEOUT_S, Mode, all_consumed
+from tests.helpers.modes import BOTH_MODES, TIMEOUT_S, Mode, all_consumed, micro_batch_only
 from tests.helpers.sending import patient_producer, send_back_patiently
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -207,6 +207,7 @@ def test_every_message_reaches_the_table_once(consumption: Consumption, listener
     assert {file.name for file in seen.iterdir()} == {f"{key} CONSUME_SUCCESS True" for key in keys}
 
 
+@micro_batch_only("a query that drains ends by itself, and another one starts")
 @REAL_ONLY
 def test_the_brokers_may_keep_the_offsets(consumption: Consumption, tmp_path: Path) -> None:
     """F1, H2: a query that starts again goes on from there, as Java's members would; without a sink."""

@@ -28,7 +28,7 @@ from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.driver_process import run_driver
 from tests.helpers.dying_listener_driver import CUT_DEATHS, CUTTING, DEATHS
-from tests.helpers.modes import BOTH_MODES, Mode
+from tests.helpers.modes import BOTH_MODES, Mode, micro_batch_only
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
@@ -147,6 +147,7 @@ def test_every_form_of_a_listener_fills_the_sink(
         assert all(lines == [f"open {consumption.group}"] for lines in noted(opened).values())
 
 
+@BOTH_MODES
 @SIM_ONLY
 def test_hooks_are_called_on_the_workers_and_change_nothing(consumption: Consumption) -> None:
     """D10"""
@@ -162,6 +163,7 @@ def test_hooks_are_called_on_the_workers_and_change_nothing(consumption: Consump
     assert sum(int(count) for _, count, _ in lines) == 50
 
 
+@micro_batch_only("Spark retries a task; test_kill_within_batches.py has deaths in real time")
 @pytest.mark.long
 @SIM_ONLY
 @pytest.mark.timeout(900)
@@ -202,6 +204,7 @@ def noting(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Co
     return ConsumeOrderlyStatus.SUCCESS
 
 
+@micro_batch_only("the planner delivers, no task")
 @LONG_ON_REAL
 def test_a_running_query_consumes_one_message_for_an_administrator(consumption: Consumption) -> None:
     """D12: by the planner, which is the member of the group; the offset stays where it is."""

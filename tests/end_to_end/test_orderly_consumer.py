@@ -42,7 +42,7 @@ from tests.docs.pages import blocks
 from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import LONG_ON_REAL, REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
-from tests.helpers.modes import BOTH_MODES, TIMEOUT_S, Mode, all_consumed
+from tests.helpers.modes import BOTH_MODES, TIMEOUT_S, Mode, all_consumed, micro_batch_only
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.retries import rows_but_retries
 from tests.helpers.spark_session import SPILL_THRESHOLD
@@ -168,6 +168,7 @@ def consumption(
     return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=4), engine, mode=mode)
 
 
+@micro_batch_only("sizes of batches; test_real_time.py has the whole path")
 @pytest.mark.every_spark
 def test_ordered_messages_reach_the_table_once_and_in_order(
     consumption: Consumption, monkeypatch: pytest.MonkeyPatch
@@ -203,6 +204,7 @@ def test_ordered_messages_reach_the_table_once_and_in_order(
     assert check_sink(consumption.sink, expected).rows == 500
 
 
+@micro_batch_only("Spark's state")
 @pytest.mark.parametrize("engine", ["state", "direct"], indirect=True)
 @SIM_ONLY
 def test_a_checkpoint_with_state_must_be_on_storage_that_all_machines_share(
@@ -226,6 +228,7 @@ def test_a_checkpoint_with_state_must_be_on_storage_that_all_machines_share(
     assert check_sink(consumption.sink, expected).is_clean
 
 
+@micro_batch_only("Spark's state")
 @pytest.mark.every_spark
 @pytest.mark.parametrize("engine", ["state"], indirect=True)
 @SIM_ONLY
@@ -419,6 +422,7 @@ def test_a_failing_batch_comes_again_as_a_whole(consumption: Consumption) -> Non
     assert len(once) == 300
 
 
+@BOTH_MODES
 @LONG_ON_REAL
 def test_an_exception_in_the_listener_suspends_and_the_message_comes_again(consumption: Consumption) -> None:
     """D5"""
@@ -473,6 +477,7 @@ def test_a_listener_that_commits_itself_loses_and_doubles_nothing(consumption: C
         assert len(again) > 1, "every batch ended with a COMMIT"
 
 
+@micro_batch_only("each batch has other worker processes")
 @LONG_ON_REAL
 def test_rows_a_listener_collects_in_memory_are_written_before_they_are_committed(
     consumption: Consumption, tmp_path: Path
@@ -525,6 +530,7 @@ def test_rows_a_listener_collects_in_memory_are_written_before_they_are_committe
     assert len(list(pids.iterdir())) >= 3
 
 
+@micro_batch_only("Spark's state")
 @pytest.mark.parametrize("engine", ["state"], indirect=True)
 @SIM_ONLY
 def test_a_checkpoint_whose_state_an_earlier_release_has_written_is_gone_on_with(
@@ -610,6 +616,7 @@ def test_a_condition_reads_its_messages_and_acknowledges_everything(consumption:
     assert sum(consumption.next_offsets().values()) == 250
 
 
+@BOTH_MODES
 @SIM_ONLY
 def test_a_lost_checkpoint_loses_and_doubles_nothing(consumption: Consumption) -> None:
     """H2: the query continues from the offset store, by another member's name,
@@ -627,6 +634,7 @@ def test_a_lost_checkpoint_loses_and_doubles_nothing(consumption: Consumption) -
     assert report.rows == 500
 
 
+@micro_batch_only("Spark's state")
 @SIM_ONLY
 def test_a_group_may_change_its_engine(consumption: Consumption) -> None:
     """H2: with another checkpoint, since Spark's own knows the operators; progress is in the offset store."""
@@ -643,6 +651,7 @@ def test_a_group_may_change_its_engine(consumption: Consumption) -> None:
     assert report.rows == 200
 
 
+@micro_batch_only("the tables are the same in both")
 @SIM_ONLY
 def test_offsets_and_rows_can_be_read_by_spark(consumption: Consumption) -> None:
     """F1: the offset store is a table anyone can query."""

@@ -17,7 +17,7 @@ from pyspark_rocketmq.consumer.batch import run_job
 from pyspark_rocketmq.model import Message, OrderlyEngineKind
 from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
-from tests.helpers.modes import BOTH_MODES, Mode, all_consumed
+from tests.helpers.modes import BOTH_MODES, Mode, all_consumed, micro_batch_only
 from tests.helpers.orders import produce_orders
 
 pytestmark = pytest.mark.spark
@@ -26,6 +26,7 @@ _QUEUES = 4
 _PATIENCE_S = 60.0
 
 
+@micro_batch_only("the job of one batch, run by the test")
 @LONG_ON_REAL
 def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_slow_listener(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path

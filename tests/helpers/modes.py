@@ -1,7 +1,6 @@
 """Queries in both modes: in micro-batches, and in real time, where no test waits for the end of a batch.
 
-A test without ``BOTH_MODES`` is about micro-batches: what is in one of them, Spark's state or its checkpoint.
-Or real time takes no other path there, and another test of the file has both modes.
+A test of a listener's rows without ``BOTH_MODES`` is about micro-batches, and ``micro_batch_only`` says why.
 """
 
 from __future__ import annotations
@@ -71,6 +70,11 @@ class Mode(StrEnum):
 
 BOTH_MODES = pytest.mark.parametrize("mode", [Mode.MICRO_BATCH, Mode.REAL_TIME], indirect=True)
 """Marks a test whose scene takes another path in real time."""
+
+
+def micro_batch_only(reason: str) -> pytest.MarkDecorator:
+    """Mark a test that is only about micro-batches, for a reason."""
+    return pytest.mark.micro_batch_only(reason=reason)
 
 
 def all_consumed(cluster: ClusterUnderTest, topic: str, store: OffsetStore, group: str) -> Callable[[], bool]:

@@ -309,11 +309,12 @@ FACTS: dict[int, tuple[str, ...]] = {
     20: (
         f"{_TRACES}::test_an_orderly_listener_sees_and_leaves_what_was_recorded",
         "tests/consume/test_orderly_as_java.py::test_java_made_the_same_deliveries_and_dead_letters",
+        "tests/both/test_traces_in_both_modes.py::test_a_listener_sees_and_leaves_what_java_s_was_recorded_to",
         f"{_SENDS}::test_a_retry_of_a_group_that_holds_a_lock_is_a_dead_letter_at_once",
     ),
     21: (
         f"{_TRACES}::test_a_concurrent_listener_sees_and_leaves_what_was_recorded",
-        "tests/both/test_concurrent_traces.py::test_a_listener_sees_and_leaves_what_java_s_was_recorded_to",
+        "tests/both/test_traces_in_both_modes.py::test_a_listener_sees_and_leaves_what_java_s_was_recorded_to",
         "tests/client/test_topic_routes.py::test_a_retry_topic_need_not_be_there_and_is_found_soon_after_it_was_made",
     ),
     22: (
