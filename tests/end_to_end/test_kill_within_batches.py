@@ -79,7 +79,9 @@ class Traffic:
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             first = len(self.expected)
-            self.expected |= produce_orders(self.name_servers, self.topic, _ORDERS, first=first)
+            self.expected |= produce_orders(
+                self.name_servers, self.topic, _ORDERS, first=first, shows_keys=True
+            )
             self._is_over.wait(_PAUSE_S)
 
     @contextmanager

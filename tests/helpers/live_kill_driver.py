@@ -336,6 +336,7 @@ def make_consumer(config: Mapping[str, Any], killer: Killer) -> tuple[push_consu
         offset_store=store,
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         commit_interval=_COMMIT_INTERVAL,
+        orderly_by=config.get("orderlyBy", "queue"),
         # One that was killed comes back under its name, so its locks at the brokers are its own.
         instance_name="killed",
     )

@@ -24,12 +24,19 @@ Row = tuple[str, str, int, int, str, str]
 
 
 def produce_orders(
-    name_servers: str, topic: str, count: int, *, first: int = 0, body_bytes: int = 0
+    name_servers: str,
+    topic: str,
+    count: int,
+    *,
+    first: int = 0,
+    body_bytes: int = 0,
+    shows_keys: bool = False,
 ) -> Orders:
     """Send ``count`` orders of five steps each by sharding key, wait until they can be read,
     and return the steps by order id.
 
     Steps of different orders are interleaved; bodies read ``orderId:step``, filled up to ``body_bytes``.
+    ``shows_keys``: consumers see the sharding keys, too.
     """
     order_ids = [f"order-{number}" for number in range(first, first + count)]
     with patient_producer(name_servers) as producer:
@@ -39,7 +46,7 @@ def produce_orders(
                 Message(
                     topic=topic,
                     body=_body(order_id, step, body_bytes),
-                    properties=_tagged(order_id, step),
+                    properties=_tagged(order_id, step) | ({"__SHARDINGKEY": order_id} if shows_keys else {}),
                 ),
             )
             for step in STEPS
