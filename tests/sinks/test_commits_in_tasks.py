@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from tests.end_to_end.test_real_time import LiveQuery
@@ -63,6 +65,32 @@ class QueryIntoPostgres(LiveQuery):
         """Processes that have added rows."""
         with self._server.connect() as connection:
             return {writer for (writer,) in connection.execute("SELECT DISTINCT writer FROM orders")}
+
+
+class OutOfReach(QueryIntoPostgres):
+    """Has a database that only the driver reaches."""
+
+    def make_sink(self) -> Sink:
+        connect = partial(connect_from, os.getpid(), self._server.address)
+        return DatabaseSink(connect, insert, placeholder="%s", commit_in_task=True, sleep=lambda _: None)
+
+
+def connect_from(pid: int, address: str) -> psycopg.Connection[Any]:
+    if os.getpid() != pid:
+        raise psycopg.OperationalError(f"no route to host: {address} password=geheim")
+    return psycopg.connect(address)
+
+
+def test_a_query_does_not_start_if_its_tasks_cannot_reach_the_database(
+    spark: SparkSession, cluster: ClusterUnderTest, server: Postgres, tmp_path: Path
+) -> None:
+    """I7: in its tasks it would fail again and again."""
+    with pytest.raises(OptionError, match=socket.gethostname()) as caught:
+        OutOfReach(server, spark, cluster, tmp_path, orderly=True)
+
+    assert "no route to host: " in str(caught.value)
+    assert "geheim" not in str(caught.value)
+    assert spark.streams.active == []
 
 
 @pytest.mark.parametrize("is_orderly", [True, False], ids=["orderly", "concurrent"])

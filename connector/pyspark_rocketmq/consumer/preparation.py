@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.commit.recovery import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.consumer.batch_function import check_server_has
+from pyspark_rocketmq.consumer.task_checks import check_reached
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.retry_queues import warn_of_dropped_retries
@@ -83,6 +84,8 @@ def check_and_prepare(
         if options.real_time_ms is not None:
             _expect_many_commits(sink)
         sink.prepare(arrow_schema(schema))
+        if is_classic(spark):
+            check_reached(spark, sink)
         seed_offsets_from_sink(store, sink, key)
         note_sink_ahead(store, sink, key)
         # By now the folders of tables named in a catalog are known.

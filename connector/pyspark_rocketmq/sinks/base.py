@@ -26,7 +26,7 @@ not survive a fork.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -432,6 +432,19 @@ class UsesSession(Protocol):
         """Take the session; called before every other method.
 
         Its type is ``SparkSession``; this module must not import Spark.
+        """
+        ...
+
+
+@runtime_checkable
+class ReachedByTasks(Protocol):
+    """A sink whose tasks need a connection of their own, which the start of a query checks (row I7)."""
+
+    def task_check(self) -> Callable[[], str] | None:
+        """Return a picklable function that returns, in a task, why the task cannot reach the sink.
+
+        It returns an empty text if the task can, and it has a deadline. None: there is nothing to check.
+        Called after ``prepare``.
         """
         ...
 

@@ -29,6 +29,7 @@ from pyspark_rocketmq.sinks.database_batch import (
 from pyspark_rocketmq.sinks.database_task import (
     CommittingWriter,
     DatabaseAccess,
+    ReachDatabase,
     TaskCommittedBatch,
     new_mark,
 )
@@ -121,6 +122,10 @@ class DatabaseSink:
             )
         self.table.prepare(self.sleep)
         self._schema = schema
+
+    def task_check(self) -> Callable[[], str] | None:
+        """See ``ReachedByTasks``."""
+        return None if self._access is None else ReachDatabase(self._access, self.table.identity)
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Read the group's watermarks; see ``Sink.begin``.

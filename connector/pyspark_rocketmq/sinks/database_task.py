@@ -23,7 +23,7 @@ import pickle
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from socket import gethostname
 from typing import Any, Final, Self
@@ -174,6 +174,47 @@ class TaskDatabase(Database):
     write: WriteRows
     sleep: Callable[[float], None]
     connection: KeptConnection
+
+
+@dataclass(frozen=True, slots=True)
+class ReachDatabase:
+    """Check, in a task, that it reaches the database that the driver has prepared; see ``ReachedByTasks``."""
+
+    access: DatabaseAccess
+    identity: str | None
+    """Identity of the driver's table of watermarks."""
+    within_s: float = 20.0
+    """How long connections and tries may take in all, in seconds."""
+
+    def __call__(self) -> str:
+        """Try in another thread, since the user's function may wait for a host that never answers."""
+        found: list[str] = []
+        thread = threading.Thread(
+            target=lambda: found.append(self._problem()), name="rocketmq-reach-database", daemon=True
+        )
+        thread.start()
+        thread.join(self.within_s)
+        return found[0] if found else f"no answer within {self.within_s:g} s"
+
+    def _problem(self) -> str:
+        try:
+            database = self.access.open()
+            with closing(database.connection):
+                found = self._identities(database)
+        except Exception as error:  # noqa: BLE001 - of any driver, or of the user's functions
+            return shown_error(error)
+        if self.identity in found:
+            return ""
+        return "connect() opens another database there than on the driver"
+
+    @staticmethod
+    def _identities(database: TaskDatabase) -> Sequence[str]:
+        for pause_s in PAUSES_S:
+            try:
+                return database.table.read("").open_attempts
+            except Exception:  # noqa: BLE001 - the last one is reported
+                database.sleep(pause_s)
+        return database.table.read("").open_attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,13 @@ Two more kinds of rows have no topic:
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
+from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.retry import commit_with_retry
@@ -30,6 +32,10 @@ Connection = Any
 PAUSES_S: Final = (0.0, 0.05, 0.2, 1.0, 3.0)
 """Pauses before each further try of a transaction that failed."""
 _SAVEPOINT = "rocketmq_rows"
+_PASSWORD: Final = re.compile(
+    r"(?i)(?P<name>\b(?:password|passwd|pwd)\s*=\s*)(?:'[^']*'|\"[^\"]*\"|[^\s,;]+)"
+)
+"""A password in a connection string, which a driver's error may repeat."""
 _KEY = ("consumer_group", "topic", "broker_name", "queue_id")
 _COLUMNS: Mapping[str, str] = {
     "consumer_group": "VARCHAR(255) NOT NULL",
@@ -72,8 +78,9 @@ class Watermark(NamedTuple):
 
 
 def shown_error(error: Exception) -> str:
-    """Return class and text of a driver's error on one line, without the full stop at its end."""
-    return f"{type(error).__name__}: {' '.join(str(error).split()).removesuffix('.')}"
+    """Return class and text of a driver's error on one line, without passwords and its last full stop."""
+    text = _PASSWORD.sub(r"\g<name>***", masked(" ".join(str(error).split())))
+    return f"{type(error).__name__}: {text.removesuffix('.')}"
 
 
 def _mark(attempt: str) -> str:
