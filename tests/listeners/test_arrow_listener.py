@@ -148,7 +148,8 @@ def test_a_batch_that_is_given_back_comes_again_without_its_rows() -> None:
     def fails_once(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:
         offsets, times = (batch.column(name).to_pylist() for name in ("queueOffset", "reconsumeTimes"))
         seen.append((offsets, times, context.attempt))
-        context.suspend_current_queue_time_millis = 10
+        # Not over before the range has been read, however long that takes.
+        context.suspend_current_queue_time_millis = 30_000
         return SUSPEND if 14 in offsets else SUCCESS, rows_of_batch(batch)
 
     settings = OrderlySettings(consume_message_batch_max_size=4)

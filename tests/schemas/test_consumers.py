@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from pyspark_rocketmq.commit.pipeline import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import BadRecord
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
@@ -101,10 +102,17 @@ def test_nothing_is_lost_while_the_registry_is_away(
         **settings,
     )
     consumer.subscribe(topic)
+    reports: list[BatchReport] = []
+    consumer.register_batch_listener(reports.append)
     decode = registry.client(wait_s=0.2).decoder()
     consumer.register_message_listener(listener(decode), orderly=orderly, output_schema=COLUMNS)
     registry.reaction = answers(503, {})
-    query = consumer.start(spark, sink=DeltaSink(tmp_path / "table"), checkpoint=str(tmp_path / "checkpoint"))
+    query = consumer.start(
+        spark,
+        sink=DeltaSink(tmp_path / "table"),
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger={"processingTime": "100 milliseconds"},
+    )
 
     def rows() -> list[dict[str, Any]]:
         if not DeltaTable.is_deltatable(str(tmp_path / "table")):
@@ -113,10 +121,11 @@ def test_nothing_is_lost_while_the_registry_is_away(
 
     try:
         # Several deliveries of each queue's first message.
-        wait_until(lambda: len(registry.requests) >= 20, 2 * PATIENCE_S)
+        wait_until(lambda: len(reports) >= 3 and len(registry.requests) >= 6, 2 * PATIENCE_S)
         assert rows() == []
         registry.reaction = None
-        wait_until(lambda: len(rows()) >= 40, 2 * PATIENCE_S)
+        # A look at the table takes longer than a batch.
+        wait_until(lambda: sum(each.rows or 0 for each in reports) >= 40, 2 * PATIENCE_S)
     finally:
         consumer.stop(query)
     found = rows()
