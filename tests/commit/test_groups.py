@@ -24,7 +24,7 @@ from deltalake import DeltaTable
 from pyspark_rocketmq.commit.pipeline import BatchReport, GroupResult, OpenBatch, PartCommitter
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
-from pyspark_rocketmq.consumer.engine.task import GrowingPart
+from pyspark_rocketmq.consumer.engine.parts import GrowingPart
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import OffsetStoreUnavailable, RocketMQError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue, QueueState

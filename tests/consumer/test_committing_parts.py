@@ -15,8 +15,9 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.consume.latencies import LatencyHistogram, StoreLatencies
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.consumer.engine.output import Consumed
+from pyspark_rocketmq.consumer.engine.parts import GrowingPart
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
-from pyspark_rocketmq.consumer.engine.task import GrowingPart, TaskParts
+from pyspark_rocketmq.consumer.engine.task import TaskParts
 from pyspark_rocketmq.errors import RocketMQError, SinkConflict
 from pyspark_rocketmq.hub.task_end import Fate
 from pyspark_rocketmq.listeners.row_validation import RowColumns

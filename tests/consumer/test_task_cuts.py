@@ -337,8 +337,8 @@ def test_a_task_that_has_failed_hands_nothing_over_any_more() -> None:
     assert task.control.take(consumed(B, 0, 2))
     task.parts.abandon()
     writer.slow.set()
-    assert task.parts._thread is not None
-    task.parts._thread.join(PATIENCE_S)
+    assert task.parts._cut_thread.thread is not None
+    task.parts._cut_thread.thread.join(PATIENCE_S)
     assert [spans(each.part) for each in task.connection.messages(PartHandedOver)] == [[(A, 0, 2)]]
     task.settles(going_on=[consumed(A, 2, 3)])
     assert task.cut(2) is None

@@ -1,0 +1,207 @@
+"""Parts of a task's result: the one that grows, and those that are finished.
+
+A part has its own files and acks, so that the driver can commit it before the others, or without them.
+
+Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
+forks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.consume.part import Group, Part, QueueAck, check_chains
+from pyspark_rocketmq.errors import ListenerError
+from pyspark_rocketmq.hub.task_end import TaskControl
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.base import (
+    CommittingWriting,
+    Progress,
+    RowWriter,
+    Span,
+    TaskCommits,
+    Writing,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class GrowingPart:
+    """Rows that are written and acknowledged together, until they are a ``Part``."""
+
+    def __init__(self, writer: RowWriter | TaskCommits | None, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self.id = uuid.uuid4().hex
+        self.ends: set[MessageQueue] = set()
+        """Queues whose ranges end with the part."""
+        self._writing: Writing | None = writer.open() if writer is not None else None
+        self._acks: list[QueueAck] = []
+        self._uncommitted: list[QueueAck] = []
+        """Acks of rows that the task itself is still to commit."""
+        self._emitted = 0
+        self._left_out = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no range has brought anything."""
+        return not (self._acks or self._uncommitted)
+
+    def has(self, queue: MessageQueue) -> bool:
+        """Return whether there is progress of the queue in it."""
+        return any(ack.queue == queue for ack in (*self._acks, *self._uncommitted))
+
+    def add(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck], *, is_end: bool = True) -> None:
+        """Add rows of one or more ranges, and acks of those that end with them, or are cut after them."""
+        (self._uncommitted if isinstance(self._writing, CommittingWriting) else self._acks).extend(acks)
+        if is_end:
+            self.ends.update(ack.queue for ack in acks)
+        for rows in data:
+            self._emitted += rows.num_rows
+            if rows.num_rows and self._writing is not None:
+                self._left_out += self._writing.add(rows)
+
+    def commit(self) -> frozenset[MessageQueue]:
+        """Commit what was added, where tasks do that; return queues that are refused from now on."""
+        refused = frozenset[MessageQueue]()
+        if self._uncommitted and isinstance(self._writing, CommittingWriting):
+            acks = (*self._acks, *self._uncommitted)
+            check_chains([Part(id=self.id, acks=acks)])
+            progress = {ack.queue: _progress(ack) for ack in _joined(self._uncommitted)}
+            refused, left_out = self._writing.commit(progress)
+            self._left_out += left_out
+            at_ms = int(self._clock.now_s() * 1000)
+            committed = [replace(ack, latencies=ack.latencies.commit(at_ms)) for ack in self._uncommitted]
+            self._acks = list(_joined([*self._acks, *committed]))
+            self._uncommitted.clear()
+        return refused
+
+    def finish(self) -> Part:
+        """Finish writing; return everything that the driver needs to commit the part."""
+        self.commit()
+        written = self._writing.finish() if self._writing is not None else ()
+        return Part(
+            id=self.id,
+            written=tuple(each.to_dict() for each in written),
+            acks=tuple(self._acks),
+            emitted=self._emitted,
+            left_out=self._left_out,
+        )
+
+    def abandon(self) -> None:
+        """Undo the part; see ``Writing.abandon``."""
+        if self._writing is not None:
+            self._writing.abandon()
+
+
+def _joined(acks: Sequence[QueueAck]) -> tuple[QueueAck, ...]:
+    return Group((Part(id="", acks=tuple(acks)),)).acks
+
+
+def _progress(ack: QueueAck) -> Progress:
+    span = Span(ack.start, ack.state.next_offset)
+    return Progress(span, ack.state.epoch, ack.state.last_message.to_text())
+
+
+class GrowingPlace:
+    """The place of the part that grows; the place is empty while a thread adds to the part."""
+
+    def __init__(self, new: Callable[[], GrowingPart]) -> None:
+        """Begin with a ``new`` part; each further one is made by the same function."""
+        self._new = new
+        self._changed = threading.Condition()
+        self._part: GrowingPart | None = new()
+
+    @contextmanager
+    def part(self) -> Iterator[GrowingPart]:
+        """Take the part for additions, and put it back at the end; wait while another thread has it."""
+        part = self._taken(None)
+        try:
+            yield part
+        finally:
+            with self._changed:
+                self._part = part
+                self._changed.notify_all()
+
+    @contextmanager
+    def leaving(self) -> Iterator[GrowingPart]:
+        """Take the part for good, and put a new one in its place; undo it after an error."""
+        with undone_by_errors(self._taken(self._new())) as part:
+            yield part
+
+    def new_part(self) -> GrowingPart:
+        """Make a part that is not in the place."""
+        return self._new()
+
+    @property
+    def last(self) -> GrowingPart | None:
+        """The part, when no other thread uses the place any more; None if an error came while one added."""
+        return self._part
+
+    def _taken(self, other: GrowingPart | None) -> GrowingPart:
+        with self._changed:
+            while self._part is None:
+                self._changed.wait()
+            part, self._part = self._part, other
+            return part
+
+
+@contextmanager
+def undone_by_errors(part: GrowingPart) -> Iterator[GrowingPart]:
+    """Undo a part that cannot be handed over because of an error."""
+    try:
+        yield part
+    except BaseException:
+        part.abandon()
+        raise
+
+
+class PartSender:
+    """Hands finished parts over to the driver, and keeps those that come with the job."""
+
+    def __init__(self, instructions: TaskControl) -> None:
+        self._instructions = instructions
+        self.kept_back: list[Part] = []
+        """Finished parts, which the driver gets with the job."""
+
+    def keep(self, part: GrowingPart) -> None:
+        """Finish a part that comes with the job."""
+        self.kept_back.append(part.finish())
+
+    def hand_over(self, part: GrowingPart, number: int | None) -> None:
+        """Finish a part and send it; ``number`` is that of the driver's cut, if it has asked for one.
+
+        Parts of a queue must reach the driver in order: if one is kept back, so is all that follows.
+
+        Raises:
+            ListenerError: If the part's rows are too long for the connection, and only the driver writes
+                rows.
+        """
+        instructions = self._instructions
+        finished, ends = part.finish(), frozenset(part.ends)
+        is_first = all(each.queues.isdisjoint(finished.queues) for each in self.kept_back)
+        if is_first and instructions.hand_over(finished, ends=ends, cut=number):
+            return
+        if instructions.counts_rows() and not instructions.is_cut_off:
+            raise ListenerError(
+                f"The rows of one commit are too many for a task's connection to the driver: "
+                f"{len(str(finished.facts)) >> 20} MiB. They pass through the driver because the sink "
+                "does not take them from files. Let the listener emit fewer rows for a message, or use a "
+                "sink that writes files, such as DeltaSink."
+            )
+        if instructions.is_cut and not self.kept_back:
+            logger.warning(
+                "a part could not be handed over, so the rest of its queues is committed at the batch's end "
+                "only queues=%d",
+                len(finished.queues),
+            )
+        self.kept_back.append(finished)
+        if number is not None:
+            instructions.nothing_to_cut(number)
