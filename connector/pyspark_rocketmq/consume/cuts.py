@@ -43,9 +43,9 @@ from enum import Enum
 from math import inf
 from typing import Final, NamedTuple
 
+from pyspark_rocketmq.consume.deaths import DeathCounts
 from pyspark_rocketmq.consume.offset_pace import OffsetPace
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
-from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 
 Queues = frozenset[MessageQueue]
@@ -60,11 +60,6 @@ _FIRST_RETRY_S: Final = 0.5
 _LONGEST_RETRY_S: Final = 5.0
 _FAIL_AFTER_S: Final = 60.0
 """Time for which a failed commit is tried again, in seconds."""
-_MOST_DEATHS: Final = 4
-"""Number of deaths of a task, without progress of any of its queues, that fail the batch; as Spark's
-``spark.task.maxFailures``."""
-_MOST_DEATHS_BESIDE_OTHERS: Final = 12
-"""Number of deaths at the same offset of a queue that fail the batch, even if other queues move."""
 _KNOWN_PARTS: Final = 1_000
 """Number of ids of arrived parts that are kept for each task; far fewer can be unconfirmed."""
 _CLOSED_S: Final = 1.0
@@ -264,11 +259,6 @@ class _Waiting(NamedTuple):
     part: Part
 
 
-class _Deaths(NamedTuple):
-    next_offset: int
-    times: int
-
-
 @dataclass(slots=True)
 class _Batch:
     """Facts that end with the batch."""
@@ -306,7 +296,7 @@ class Cuts:
         """
         self._interval_s = interval_s
         self._pace = OffsetPace(may_wait=may_offsets_wait and interval_s is not None)
-        self._deaths: dict[MessageQueue, _Deaths] = {}
+        self._deaths = DeathCounts()
         self._number = 0
         self._last_cut_s = -inf
         self.begin_batch()
@@ -597,8 +587,7 @@ class Cuts:
         if is_hurried and self._retry_s is not None:
             self._retry_s = now_s
         ended_well = (task for task in batch.newest.values() if task.is_done and not task.is_stopped)
-        for queue in {queue for task in ended_well for queue in task.queues}:
-            self._deaths.pop(queue, None)
+        self._deaths.forgive({queue for task in ended_well for queue in task.queues})
         return self._go_on(now_s)
 
     def rest(self, parts: Sequence[Part]) -> Group | None:
@@ -688,27 +677,11 @@ class Cuts:
         """Count the death of an attempt that may have consumed something."""
         if former is not None and former.is_stopped:
             return []
-        for queue, place in places.items():
-            at = self._batch.reached.get(queue, place).next_offset
-            before = self._deaths.get(queue)
-            count = before.times + 1 if before is not None and before.next_offset == at else 1
-            self._deaths[queue] = _Deaths(at, count)
-        times = [self._deaths[queue].times for queue in places]
-        if min(times, default=0) >= _MOST_DEATHS:
-            return self._fail(self._death_error(places, f"{_MOST_DEATHS} tasks", "further"))
-        if max(times, default=0) >= _MOST_DEATHS_BESIDE_OTHERS:
-            # It may also be one that moves a little each time; of an idle one no message is to blame.
-            most = f"{_MOST_DEATHS_BESIDE_OTHERS} tasks"
-            return self._fail(self._death_error(places, most, "further in all of these queues"))
-        return []
-
-    def _death_error(self, queues: Iterable[MessageQueue], tasks: str, further: str) -> RocketMQError:
-        listed = "; ".join(f"{queue} offset={self._deaths[queue].next_offset}" for queue in sorted(queues))
-        return RocketMQError(
-            f"{listed}: {tasks} died one after the other without getting {further}. A message "
-            "at such an offset may end the Python worker: look at the executors' logs. Skip it with "
-            "`pyspark-rocketmq offsets skip` if it cannot be consumed."
-        )
+        reached = {
+            queue: self._batch.reached.get(queue, place).next_offset for queue, place in places.items()
+        }
+        error = self._deaths.count(reached)
+        return [] if error is None else self._fail(error)
 
     def _schedule(self, now_s: float) -> None:
         is_wanted = self._batch.dirty and self._interval_s is not None and not self.is_ending

@@ -1,0 +1,62 @@
+"""Counts deaths of tasks in real time, so that a message that ends its worker does not end workers for ever.
+
+Spark runs a task that died again, and never gives up, since the later attempt ends well: it consumes nothing
+and has another batch planned (rule 3 of :mod:`~pyspark_rocketmq.consume.cuts`). So the driver counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue
+
+_MOST_DEATHS: Final = 4
+"""Number of deaths of a task, without progress of any of its queues, that fail the batch; as Spark's
+``spark.task.maxFailures``."""
+_MOST_DEATHS_BESIDE_OTHERS: Final = 12
+"""Number of deaths at the same offset of a queue that fail the batch, even if other queues move."""
+
+
+class _Deaths(NamedTuple):
+    next_offset: int
+    times: int
+
+
+class DeathCounts:
+    """Deaths at the offset that each queue has reached, over all batches of a query."""
+
+    def __init__(self) -> None:
+        self._deaths: dict[MessageQueue, _Deaths] = {}
+
+    def count(self, reached: Mapping[MessageQueue, int]) -> RocketMQError | None:
+        """Count the death of a task whose queues have reached these offsets.
+
+        Return the error that fails the batch, if there were too many.
+        """
+        for queue, next_offset in reached.items():
+            before = self._deaths.get(queue)
+            is_same = before is not None and before.next_offset == next_offset
+            self._deaths[queue] = _Deaths(next_offset, before.times + 1 if before and is_same else 1)
+        times = [self._deaths[queue].times for queue in reached]
+        if min(times, default=0) >= _MOST_DEATHS:
+            return _error(reached, _MOST_DEATHS, "further")
+        if max(times, default=0) >= _MOST_DEATHS_BESIDE_OTHERS:
+            # It may also be one that moves a little each time; of an idle one no message is to blame.
+            return _error(reached, _MOST_DEATHS_BESIDE_OTHERS, "further in all of these queues")
+        return None
+
+    def forgive(self, queues: Iterable[MessageQueue]) -> None:
+        """Forget the deaths of queues that a batch had without one."""
+        for queue in queues:
+            self._deaths.pop(queue, None)
+
+
+def _error(reached: Mapping[MessageQueue, int], deaths: int, further: str) -> RocketMQError:
+    listed = "; ".join(f"{queue} offset={next_offset}" for queue, next_offset in sorted(reached.items()))
+    return RocketMQError(
+        f"{listed}: {deaths} tasks died one after the other without getting {further}. A message "
+        "at such an offset may end the Python worker: look at the executors' logs. Skip it with "
+        "`pyspark-rocketmq offsets skip` if it cannot be consumed."
+    )
