@@ -51,9 +51,8 @@ from pyspark_rocketmq.model import (
     retry_topic,
 )
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.range_arrivals import RangeArrivals
+from pyspark_rocketmq.source.range_arrivals import RangeArrivals, closed_arrivals
 from pyspark_rocketmq.source.ranges import QueuePartition, partitions_of
-from pyspark_rocketmq.source.reader import read_arrivals
 from pyspark_rocketmq.stored_values import NO_MESSAGES
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.requests.send import SendSettings
@@ -287,7 +286,7 @@ class OurRun(StoredTrace):
         if state.next_offset >= end or (state.suspended_until_s or 0.0) > time.time():
             return
         planned = QueueRange(queue, state._replace(suspended_until_s=None, last_message=NO_MESSAGES), end=end)
-        self._take(self._engine(ClosedSource(read_arrivals(self._partitions([planned])))))
+        self._take(self._engine(ClosedSource(closed_arrivals(self._partitions([planned])))))
 
     def _partitions(self, planned: Iterable[QueueRange]) -> list[QueuePartition]:
         return partitions_of(planned, self._options, {_BROKER: self.address}, {})  # type: ignore[dict-item]

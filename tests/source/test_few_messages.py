@@ -17,8 +17,8 @@ from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.messages import ArrivedMessages, last_message
 from pyspark_rocketmq.model import OPEN_END, MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.source.range_reader import FEW, RangeReader, decode_chunks
 from pyspark_rocketmq.source.ranges import QueuePartition
-from pyspark_rocketmq.source.reader import FEW, RangeReader, decode_chunks
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, described_by
 from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
 from tests.helpers.partitions import partition_of
@@ -75,7 +75,7 @@ def read(
     reader.__dict__["_is_compacted"] = False
     outcome = Outcome([], [], [], [], "", told := [])
     handler = Told()
-    logger = logging.getLogger("pyspark_rocketmq.source.reader")
+    logger = logging.getLogger("pyspark_rocketmq.source.range_reader")
     logger.addHandler(handler)
     try:
         for chunks in taken:

@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from pyspark_rocketmq.source.reader import prefetch
+from pyspark_rocketmq.source.prefetch import prefetch
 from tests.helpers.wait import PATIENCE_S
 
 

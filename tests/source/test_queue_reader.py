@@ -25,15 +25,10 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.marker_rows import spark_rows
+from pyspark_rocketmq.source.range_arrivals import closed_arrivals
+from pyspark_rocketmq.source.range_reader import gaps_before
 from pyspark_rocketmq.source.ranges import MOST_COUNTED, QueuePartition, Ticket, tasks_of, ticket_rows
-from pyspark_rocketmq.source.reader import (
-    gaps_before,
-    read_arrivals,
-    read_queue,
-    read_queues,
-    read_ranges,
-    read_tickets,
-)
+from pyspark_rocketmq.source.reader import read_queue, read_queues, read_ranges, read_tickets
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire import compression
@@ -664,7 +659,12 @@ def test_messages_that_filtered_pulls_return_twice_are_kept_once(log: Log, parti
 
 def test_several_ranges_are_read_at_once_each_in_order(log: Log, partition: QueuePartition) -> None:
     """D1"""
-    ranges = [replace(partition, planned=replace(partition.planned, end=end)) for end in (20, 100, 60)]
+    ranges = [
+        replace(
+            partition, planned=replace(partition.planned, queue=QUEUE._replace(queue_id=queue_id), end=end)
+        )
+        for queue_id, end in enumerate((20, 100, 60))
+    ]
     offsets: dict[int, list[int]] = {}
     for of, batch in read_queues(ranges):
         if batch.column("kind").to_pylist() != ["end"]:
@@ -702,7 +702,14 @@ def test_a_range_that_is_full_goes_on_in_the_next_micro_batch(partition: QueuePa
 
 def test_a_range_that_is_full_ends_no_other_range(partition: QueuePartition) -> None:
     """D13: the bound is each queue's own."""
-    ranges = [changed(partition, max_bytes=size) for size in (10, None, 50)]
+    ranges = [
+        changed(
+            partition,
+            max_bytes=size,
+            planned=replace(partition.planned, queue=QUEUE._replace(queue_id=queue_id)),
+        )
+        for queue_id, size in enumerate((10, None, 50))
+    ]
     offsets: dict[int | None, list[int]] = {}
     ends: dict[int | None, int] = {}
     for of, batch in read_queues(ranges):
@@ -717,7 +724,14 @@ def test_a_range_that_is_full_ends_no_other_range(partition: QueuePartition) -> 
 
 def test_ranges_of_several_subscriptions_keep_their_own_tags(partition: QueuePartition) -> None:
     """A4: their messages are decoded together."""
-    ranges = [replace(partition, subscription=tag) for tag in ("odd", "even", "*")]
+    ranges = [
+        replace(
+            partition,
+            subscription=tag,
+            planned=replace(partition.planned, queue=QUEUE._replace(queue_id=queue_id)),
+        )
+        for queue_id, tag in enumerate(("odd", "even", "*"))
+    ]
     offsets: dict[str, list[int]] = {}
     for of, batch in read_queues(ranges):
         if batch.column("kind").to_pylist() != ["end"]:
@@ -793,7 +807,7 @@ def test_pieces_of_ranges_come_as_they_are_read(partition: QueuePartition) -> No
 
     found: dict[int, list[int]] = {queue_id: [] for queue_id in lengths}
     ends: dict[int, int] = {}
-    for arrival in chain.from_iterable(read_arrivals(ranges)):
+    for arrival in chain.from_iterable(closed_arrivals(ranges)):
         queue_id = arrival.queue.queue_id
         assert queue_id not in ends
         assert arrival.planned == ranges[queue_id].planned

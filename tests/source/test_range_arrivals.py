@@ -16,8 +16,9 @@ from pyspark_rocketmq.consume.generations import Witnesses
 from pyspark_rocketmq.errors import DataLoss, UndecodableMessage
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.range_arrivals import RangeArrivals
+from pyspark_rocketmq.source.range_reader import FEW
 from pyspark_rocketmq.source.ranges import QueuePartition
-from pyspark_rocketmq.source.reader import FEW, read_ranges
+from pyspark_rocketmq.source.reader import read_ranges
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.codes import ResponseCode

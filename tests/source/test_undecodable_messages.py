@@ -140,7 +140,8 @@ def test_behind_a_broken_layout_messages_are_pulled_again(
 def test_several_ranges_go_on_beside_one_with_a_broken_layout(partition: QueuePartition, log: Log) -> None:
     """L7: each in order, with one marker row."""
     log.damage = broken_layouts(20)
-    other = replace(partition, planned=replace(partition.planned.starting_at(30), end=40))
+    queue = QUEUE._replace(queue_id=4)
+    other = replace(partition, planned=replace(partition.planned.starting_at(30), queue=queue, end=40))
     both = [changed(one, keeps_undecodable=True) for one in (partition, other)]
 
     found = list(read_queues(both))

@@ -1,27 +1,35 @@
 """Reads ranges and yields their messages as they arrive, whether the ranges have an end or are open.
 
-One thread iterates over the arrivals; it pulls and decodes. Other threads may hold a queue, let it go on, and
-end everything.
+One thread iterates over the arrivals; it decodes, and pulls unless another thread pulls ahead. Other threads
+may hold a queue, let it go on, and end everything.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.fetcher import Fetcher
+from pyspark_rocketmq.source.prefetch import prefetch
+from pyspark_rocketmq.source.range_reader import DecodedChunks, Messages, RangeReader, decode_chunks
 from pyspark_rocketmq.source.ranges import QueuePartition
-from pyspark_rocketmq.source.reader import DecodedChunks, RangeReader, decode_chunks, share_of
-from pyspark_rocketmq.source.schema import Arrival
+from pyspark_rocketmq.source.schema import Arrival, RangeEnd
+
+_SHARE_BYTES: Final = 8 << 20
+"""Bytes that each of several ranges may have in any case, if a single range may have as many."""
 
 
 class RangeArrivals:
     """Reads a group's ranges together, over one connection per broker; engines use it as their ``Source``.
 
-    Each offset is yielded once, and every gap is reported, as by :mod:`~pyspark_rocketmq.source.reader`.
+    Each offset is yielded once, and every gap is reported, as :mod:`~pyspark_rocketmq.source.range_reader`
+    does it.
     """
 
     def __init__(
@@ -29,17 +37,20 @@ class RangeArrivals:
         partitions: Sequence[QueuePartition],
         *,
         few_as_objects: bool = True,
+        pulls_ahead: bool = False,
         clock: Clock | None = None,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
         """Prepare to read ``partitions``, each of another queue; nothing is connected yet.
 
-        If several ranges have an end, they share the bytes that one range may have, as in ``read_ranges``.
+        If several ranges have an end, they share the bytes that one range may have; see :func:`share_of`.
 
         Args:
             partitions: The ranges, which share one query's options.
             few_as_objects: Whether messages may be yielded as objects if they are few; otherwise all are in
                 columns.
+            pulls_ahead: Whether a thread pulls the next messages while the caller works on those that it has
+                got; only for ranges that have an end.
             clock: The clock of pauses and time-outs.
             sleep: Called instead of waiting for the end of a pause; for tests.
         """
@@ -47,10 +58,12 @@ class RangeArrivals:
         """The range that each window of the fetcher reads."""
         self._readers = [RangeReader(partition) for partition in self._partitions]
         """The reader of each window."""
-        self._few_as_objects = few_as_objects
-        self._fetcher = Fetcher(self._partitions, clock=clock, sleep=sleep)
-        for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
-            reader.begin(window)
+        self._decode = partial(decode_chunks, few_as_objects=few_as_objects)
+        self._pulls_ahead = pulls_ahead
+        self._again: list[RangeReader] = []
+        """Readers that go on with another fetcher, because a thread is using this one."""
+        self._made_fetcher = partial(Fetcher, clock=clock, sleep=sleep)
+        self._fetcher = self._begun_fetcher()
         self._left: set[MessageQueue] = set()
         """Queues of which nothing more is yielded."""
 
@@ -90,23 +103,38 @@ class RangeArrivals:
         begun = [reader.arrival() for reader in self._readers if self.is_open and not reader.is_done]
         if unread or begun:
             yield unread + begun
-        fetched = self._fetcher.arrivals(within_s)
-        try:
-            # map() decodes them, so that no variable here keeps a view of a receive buffer.
-            for together in map(
-                partial(decode_chunks, self._partitions, few_as_objects=self._few_as_objects), fetched
-            ):
-                unfinished = [
-                    chunks for chunks in together if self._goes_on(self._readers[chunks.range_index])
-                ]
-                yield [arrival for chunks in unfinished for arrival in self._arrived(chunks)]
-        finally:
-            # Not left to the garbage collector: a connection with unread answers must not be kept.
-            fetched.close()
+        yield from self._fetched(within_s)
+        while self._again:
+            self._readers, self._again = self._again, []
+            self._partitions = [reader.left() for reader in self._readers]
+            self._fetcher = self._begun_fetcher()
+            yield from self._fetched(within_s)
         unended = [reader for reader in dict.fromkeys(self._readers) if self._goes_on(reader)]
         stopped = [reader.arrival([reader.stopped()]) for reader in unended]
         if stopped:
             yield stopped
+
+    def _begun_fetcher(self) -> Fetcher:
+        fetcher = self._made_fetcher(self._partitions)
+        for reader, window in zip(self._readers, fetcher.ranges, strict=True):
+            reader.begin(window)
+        return fetcher
+
+    def _fetched(self, within_s: float) -> Generator[list[Arrival]]:
+        fetched = self._fetcher.arrivals(within_s)
+        if self._pulls_ahead:
+            fetched = prefetch(fetched, name="rocketmq-pull-ahead")
+        try:
+            # map() decodes them, so that no variable here keeps a view of a receive buffer.
+            for together in map(partial(self._decode, self._partitions), fetched):
+                arrived: list[Arrival] = []
+                error = self._take(together, arrived)
+                yield arrived
+                if error is not None:
+                    raise error
+        finally:
+            # Not left to the garbage collector: a connection with unread answers must not be kept.
+            fetched.close()
 
     def _compared_ahead(self) -> Iterator[Arrival]:
         """Yield the ends of ranges that must not be read, because their log may be another one."""
@@ -118,17 +146,59 @@ class RangeArrivals:
     def _goes_on(self, reader: RangeReader) -> bool:
         return not reader.is_done and reader.partition.planned.queue not in self._left
 
-    def _arrived(self, chunks: DecodedChunks) -> Iterator[Arrival]:
-        reader = self._readers[chunks.range_index]
-        if not self._goes_on(reader):
+    def _take(self, together: Sequence[DecodedChunks], arrived: list[Arrival]) -> RocketMQError | None:
+        """Add what has arrived; return the error that ends the reading after it, if there is one."""
+        for chunks in together:
+            reader = self._readers[chunks.range_index]
+            if not self._goes_on(reader):
+                continue
+            reached = reader.reached
+            pieces: list[Messages | RangeEnd] = []
+            error = _add_pieces(reader, chunks, pieces)
+            if pieces or reader.reached > reached:
+                arrived.append(reader.arrival(pieces))
+            if error is not None:
+                return error
+            if chunks.is_last and not reader.is_done:
+                self._pull_again(reader)
+        return None
+
+    def _pull_again(self, reader: RangeReader) -> None:
+        """After an undecodable message, pull from the next one, which begins nobody knows where."""
+        if self._pulls_ahead:
+            self._again.append(reader)
             return
-        reached = reader.reached
-        pieces = list(reader.pieces(chunks))
-        if pieces or reader.reached > reached:
-            yield reader.arrival(pieces)
-        if chunks.is_last and not reader.is_done:
-            # After an undecodable message it is unknown where the next one begins, so pull again from there.
-            left = reader.left()
-            self._partitions.append(left)
-            self._readers.append(reader)
-            reader.begin(self._fetcher.add(left))
+        left = reader.left()
+        self._partitions.append(left)
+        self._readers.append(reader)
+        reader.begin(self._fetcher.add(left))
+
+
+def _add_pieces(
+    reader: RangeReader, chunks: DecodedChunks, pieces: list[Messages | RangeEnd]
+) -> RocketMQError | None:
+    """Add a range's pieces; return the error that comes after them, if there is one."""
+    try:
+        for piece in reader.pieces(chunks):
+            pieces.append(piece)  # noqa: PERF402 - those before an error stay
+    except RocketMQError as error:
+        return error
+    return None
+
+
+def closed_arrivals(partitions: Sequence[QueuePartition]) -> Iterator[list[Arrival]]:
+    """Yield ranges that have an end in pieces, all in columns; each list was decoded together.
+
+    Raises:
+        RocketMQError: See :meth:`RangeArrivals.arrivals`.
+    """
+    return RangeArrivals(partitions, few_as_objects=False, pulls_ahead=True).arrivals()
+
+
+def share_of(partition: QueuePartition, count: int) -> QueuePartition:
+    """Return the partition with its share of the bytes that it may have if it is read without others."""
+    limit = partition.settings.max_bytes
+    if limit is None or count == 1:
+        return partition
+    share = max(limit // count, min(limit, _SHARE_BYTES))
+    return replace(partition, settings=partition.settings._replace(max_bytes=share))

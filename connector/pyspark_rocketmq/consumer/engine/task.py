@@ -28,9 +28,9 @@ from pyspark_rocketmq.consumer.engine.parts import GrowingPart, GrowingPlace, Pa
 from pyspark_rocketmq.errors import RocketMQError, without_frames
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.sinks.base import CommitsInTask, RowWriter, sends_rows
-from pyspark_rocketmq.source.range_arrivals import RangeArrivals
+from pyspark_rocketmq.source.range_arrivals import RangeArrivals, closed_arrivals
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket
-from pyspark_rocketmq.source.reader import freeze_modules, read_arrivals, tickets_in
+from pyspark_rocketmq.source.reader import freeze_modules, tickets_in
 from pyspark_rocketmq.source.schema import Arrival
 
 _RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
@@ -284,7 +284,7 @@ def _begun(ticket: Ticket, instructions: TaskControl | None) -> list[QueuePartit
 def _read(tickets: Iterable[Ticket], instructions: TaskControl | None) -> Iterator[Sequence[Arrival]]:
     """Read the tickets' ranges in order, except those that the driver has given up when it is their turn."""
     for ticket in tickets:
-        yield from read_arrivals(_begun(ticket, instructions))
+        yield from closed_arrivals(_begun(ticket, instructions))
 
 
 class _RowsAndAcks(NamedTuple):

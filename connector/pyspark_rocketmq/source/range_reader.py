@@ -1,0 +1,622 @@
+"""Decode what was fetched of ranges, return each offset of a range once, report every gap.
+
+The messages of a range come in ascending queue offset, each once; a message that is missing causes an error
+or a log entry.  :mod:`~pyspark_rocketmq.source.fetcher` sends the pulls, and
+:mod:`~pyspark_rocketmq.source.range_arrivals` drives both.
+
+Messages are decoded into Arrow columns, which takes about a millisecond for each call, even for one message.
+So few messages are decoded one by one, into objects, if the caller accepts objects. All unusual cases are
+left to the columns, so that both ways have the same result.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from operator import lt
+from typing import Final, NamedTuple, TypeAlias, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.clock import Deadline, SystemClock
+from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset, RangeWindow, TailLost
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, shows_another_log
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
+from pyspark_rocketmq.consume.not_now import waits
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    DataLoss,
+    RemoteProtocolError,
+    RocketMQError,
+    UndecodableMessage,
+)
+from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt, PulledBody
+from pyspark_rocketmq.retry import UNTIL_DEADLINE, call_with_retry
+from pyspark_rocketmq.source.message_lookup import found_at
+from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
+from pyspark_rocketmq.source.schema import (
+    NOTHING_READ,
+    Arrival,
+    EndReason,
+    RangeEnd,
+    described_by,
+    shown_to_listener,
+    with_origin_topics,
+)
+from pyspark_rocketmq.spark.stored_messages import message_in
+from pyspark_rocketmq.stored_values import LastMessage
+from pyspark_rocketmq.wire.columnar.columns import have_usual_times
+from pyspark_rocketmq.wire.columnar.decode import (
+    Undecodable,
+    decode_in_turn,
+    decode_together,
+    row_of,
+    rows_of,
+)
+from pyspark_rocketmq.wire.messages import MIN_STORED_BYTES, decode_messages
+from pyspark_rocketmq.wire.subscription import build_subscription
+
+logger = logging.getLogger(__name__)
+
+_ATTRIBUTES_S: Final = 10.0
+"""How long a failing broker is asked for a topic's attributes."""
+_OBJECT_BYTES: Final = 2048
+"""Assumed memory of a message object without its body, in bytes, if it has a few properties."""
+FEW: Final = 64
+"""Number of messages of a range, that have arrived together, from which on they are decoded in columns."""
+_TOTAL: Final = struct.Struct(">I")
+"""Total size of a message, with which it begins."""
+
+Messages: TypeAlias = "pa.RecordBatch | list[MessageExt]"
+"""Messages in the columns of the source, or as objects if they are few and the caller accepts objects."""
+
+
+def _memory_of(messages: Messages) -> int:
+    if isinstance(messages, list):
+        return sum([len(message.body) + _OBJECT_BYTES for message in messages])
+    return int(messages.nbytes)
+
+
+def _body_bytes(messages: Sequence[MessageExt]) -> int:
+    return sum([len(message.body) for message in messages])
+
+
+class DecodedChunks(NamedTuple):
+    """A range's :class:`FetchedChunks`, decoded."""
+
+    range_index: int
+    messages: Iterable[Messages | Undecodable] | RocketMQError
+    """The messages, without views of a receive buffer; or one error for all of them."""
+    is_last: bool
+    failure: RocketMQError | None
+    reached: int
+
+
+def decode_chunks(
+    partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks], *, few_as_objects: bool = False
+) -> list[DecodedChunks]:
+    """Decode all bodies with the same broker and subscription together; if that fails, one after the other.
+
+    ``few_as_objects``: decode the messages of a range into objects if fewer than ``FEW`` have arrived.
+    """
+    messages: dict[int, Iterable[Messages | Undecodable] | RocketMQError] = {}
+    alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
+    for index, chunks, *_ in together:
+        if chunks:
+            partition = partitions[index]
+            bodies = [chunk.body for chunk in chunks]
+            few = _few_in(bodies, partition) if few_as_objects else None
+            if few is not None:
+                messages[index] = (few,)
+                continue
+            key = partition.planned.queue.broker_name, partition.subscription
+            alike.setdefault(key, {})[index] = bodies
+    for (broker_name, _), by_range in alike.items():
+        wanted = _decode_args(partitions[next(iter(by_range))])
+        decoded = decode_together(list(by_range.values()), broker_name, **wanted)
+        for (index, of_range), found in zip(by_range.items(), decoded, strict=True):
+            if isinstance(found, RemoteProtocolError):
+                messages[index] = decode_in_turn(list(map(bytes, of_range)), broker_name, **wanted)
+            else:
+                messages[index] = found if isinstance(found, RocketMQError) else (found,)
+    return [
+        DecodedChunks(index, messages.get(index, ()), is_last, failure, reached)
+        for index, _, is_last, failure, reached in together
+    ]
+
+
+def _few_in(bodies: Sequence[PulledBody], partition: QueuePartition) -> list[MessageExt] | None:
+    """Return the messages as objects; None if they are not few, or one of them is unusual."""
+    if not _are_few(bodies):
+        return None
+    broker_name = partition.planned.queue.broker_name
+    try:
+        messages = [message for body in bodies for message in decode_messages(body, broker_name)]
+    except RemoteProtocolError:
+        return None
+    if not have_usual_times(messages):
+        return None
+    if not partition.is_filtered:
+        return messages
+    tags = _decode_args(partition)["tags"]
+    return messages if tags is None else [message for message in messages if message.tags in tags]
+
+
+def _are_few(bodies: Sequence[PulledBody]) -> bool:
+    """Return whether there are fewer than ``FEW`` messages, counted by the size that each of them states."""
+    count = 0
+    for body in bodies:
+        at, last = 0, len(body) - _TOTAL.size
+        while at <= last:
+            at += max(MIN_STORED_BYTES, _TOTAL.unpack_from(body, at)[0])
+            count += 1
+            if count >= FEW:
+                return False
+    return True
+
+
+class _DecodeArgs(TypedDict):
+    """Arguments of decoding."""
+
+    tags: frozenset[str] | None
+    columns: tuple[str, ...] | None
+    properties: tuple[str, ...]
+
+
+def _decode_args(partition: QueuePartition) -> _DecodeArgs:
+    tags: frozenset[str] = frozenset()
+    if not partition.is_sql92:
+        topic = partition.planned.queue.topic
+        tags = build_subscription(topic, partition.subscription, sub_version=0).tags_set
+    columns = partition.settings.columns
+    if columns is not None and QUEUE_OFFSET not in columns:
+        # Needed to follow the range; :meth:`RangeReader._in_columns` removes it.
+        columns = (QUEUE_OFFSET, *columns)
+    return _DecodeArgs(tags=tags or None, columns=columns, properties=partition.settings.property_columns)
+
+
+class RangeReader:
+    """Reads one range."""
+
+    def __init__(self, partition: QueuePartition) -> None:
+        self.partition = partition
+        self.is_done = False
+        self._window: RangeWindow
+        self._expected = partition.planned.start
+        """The next queue offset to read."""
+        self._reached = 0
+        """Offset that the pulls have reached, with or without messages."""
+        self._rows = 0
+        self._body_bytes = 0
+        # An open range has no largest size: its queue is put on hold when too many messages wait.
+        self._most_bytes = None if partition.planned.has_open_end else partition.settings.max_bytes
+        self._pulls, self._pull_ms = 0, 0.0
+        self._is_window_counted = False
+        self._stopped: EndReason | None = None
+        """FULL, UNDECODABLE or ANOTHER_LOG if the range ends after the last message read."""
+        self._is_pulled_again = False
+        """Whether the rest of these chunks is dropped, because the start of the next message is unknown."""
+        self._before = partition.witnesses.before
+        """The consumed message before the range, until its place has been pulled."""
+        self._unexplained = range(0)
+        """Offsets of an inner batch that could not be decoded; some of them may have no message."""
+
+    def left(self) -> QueuePartition:
+        """Return the part of the range that is still to be pulled."""
+        planned = self.partition.planned
+        if self._expected == planned.start and self._before == self.partition.witnesses.before:
+            return self.partition
+        from_here = planned.starting_at(self._expected)
+        return replace(self.partition, planned=from_here, witnesses=NO_WITNESSES)
+
+    def compare_ahead(self) -> Iterator[RangeEnd]:
+        """Look up the consumed message ahead of the range; yield the range's end if it must not be read."""
+        partition = self.partition
+        planned, ahead = partition.planned, partition.witnesses.ahead
+        if ahead is None:
+            return
+        place = planned.queue, ahead.queue_offset, partition.address
+        reset_to = None
+        try:
+            found = found_at(brokers_of(partition), partition.settings.consumer_group, *place)
+        except RocketMQError as error:
+            if not self._may_end_early(error):
+                raise
+            reason, why = _reason_of(error), str(error)
+        else:
+            if not found.is_reset and not shows_another_log(ahead, found.message, found.bounds):
+                return
+            reset_to = found.reset_to
+            reason = EndReason.EARLY if found.is_reset else EndReason.ANOTHER_LOG
+            why = f"reset to {reset_to}" if found.is_reset else str(reason)
+        logger.warning(
+            "range not read, to be planned again %s from=%d: %s", planned.queue, planned.start, why
+        )
+        self.is_done = True
+        end = replace(planned, end=planned.start)
+        yield RangeEnd(planned=end, rows=0, reset_to=reset_to, reason=reason)
+
+    def begin(self, window: RangeWindow) -> None:
+        """Read from ``window`` from now on."""
+        self._window = window
+        self._is_pulled_again = self._is_window_counted = False
+
+    @property
+    def reached(self) -> int:
+        """Queue offset below which every message has been yielded or need not be."""
+        return max(self._expected, self._reached)
+
+    @property
+    def bounds(self) -> tuple[int, int] | None:
+        """The queue's smallest offset and its end, from the newest pull."""
+        return self._window.bounds
+
+    def pieces(self, fetched: DecodedChunks) -> Iterator[Messages | RangeEnd]:
+        """Yield the next messages, and after the last ones the end of a group's range."""
+        if isinstance(fetched.messages, RocketMQError):
+            raise fetched.messages
+        for decoded in fetched.messages:
+            if self._is_pulled_again or self._stopped is not None:
+                break
+            piece = self._piece(decoded)
+            if len(piece):
+                yield piece
+        if self._stopped is None and not self._is_pulled_again:
+            self._reached = fetched.reached
+        if fetched.is_last:
+            yield from self._last(fetched.failure)
+
+    def _piece(self, decoded: Messages | Undecodable) -> Messages:
+        if isinstance(decoded, list):
+            if self._is_usual(decoded):
+                return self._as_objects(decoded)
+            decoded = rows_of(decoded)
+        if isinstance(decoded, Undecodable):
+            decoded = self._kept(decoded)
+        if self._before is not None:
+            decoded = self._of_same_log(decoded, self._before)
+        messages = self._within_size(_wanted(decoded, self.partition, self._expected))
+        if not messages.num_rows:
+            return messages
+        self._follow(messages)
+        return self._in_columns(messages)
+
+    def _is_usual(self, messages: Sequence[MessageExt]) -> bool:
+        """Return whether all messages belong to the range, in order, and do not end it."""
+        offsets = [self._expected - 1, *[message.queue_offset for message in messages]]
+        limit = self._most_bytes
+        return (
+            self._before is None
+            and all(map(lt, offsets, offsets[1:]))
+            and offsets[-1] < self.partition.planned.end
+            and (limit is None or self._body_bytes + _body_bytes(messages) < limit)
+        )
+
+    def _as_objects(self, messages: list[MessageExt]) -> list[MessageExt]:
+        if messages and messages[-1].queue_offset + 1 > self._expected + len(messages):
+            for message in messages:
+                self._report_gap_before(message.queue_offset)
+                self._expected = message.queue_offset + 1
+        else:
+            self._expected += len(messages)
+        self._rows += len(messages)
+        if self._most_bytes is not None:
+            self._body_bytes += _body_bytes(messages)
+        return shown_to_listener(
+            messages,
+            self.partition.planned.queue,
+            self.partition.settings.namespace,
+            described_by(self.bounds),
+        )
+
+    def stopped(self) -> RangeEnd:
+        """Return the end of the range at what has been read, because its task is over; call this once."""
+        self.is_done = True
+        self._count_pulls()
+        return self._range_end(self.reached, EndReason.STOPPED)
+
+    def arrival(self, pieces: Sequence[Messages | RangeEnd] = ()) -> Arrival:
+        """Join pieces of the range that came together, in order; the last one may be the range's end."""
+        end = pieces[-1] if pieces and isinstance(pieces[-1], RangeEnd) else None
+        messages = [piece for piece in pieces if not isinstance(piece, RangeEnd)]
+        return Arrival(
+            self.partition.planned,
+            messages,
+            end,
+            reached=self.reached,
+            bounds=self.bounds,
+            nbytes=sum(map(_memory_of, messages)),
+            reading=NOTHING_READ if end is not None else self._reading(),
+        )
+
+    def _reading(self) -> ConsumeMetrics:
+        """Return the statistics of reading until here."""
+        pulls, pull_ms = self._pulls, self._pull_ms
+        if not self._is_window_counted:
+            pulls += self._window.answers
+            pull_ms += self._window.answered_after_s * 1000
+        return ConsumeMetrics(pulled=self._rows, pulls=pulls, pull_ms=pull_ms)
+
+    def _last(self, failure: RocketMQError | None) -> Iterator[RangeEnd]:
+        self._count_pulls()
+        is_read = self._expected >= self.partition.planned.end
+        if self._is_pulled_again and not is_read and not isinstance(failure, QueueReset):
+            return
+        self.is_done = True
+        end, reason = self._end(failure)
+        if self.partition.settings.is_group_read:
+            yield self._range_end(end, reason, failure)
+
+    def _count_pulls(self) -> None:
+        self._pulls += self._window.answers
+        self._pull_ms += self._window.answered_after_s * 1000
+        self._is_window_counted = True
+
+    def _range_end(self, end: int, reason: EndReason, failure: RocketMQError | None = None) -> RangeEnd:
+        return RangeEnd(
+            planned=replace(self.partition.planned, end=end),
+            rows=self._rows,
+            reset_to=failure.target if isinstance(failure, QueueReset) else None,
+            pulls=self._pulls,
+            pull_ms=self._pull_ms,
+            bounds=self.bounds,
+            reason=reason,
+        )
+
+    def _kept(self, undecodable: Undecodable) -> pa.RecordBatch:
+        """Return an undecodable message's row; empty if it is not in the range or the range ends before it.
+
+        Raises:
+            UndecodableMessage: If such messages are not to be kept, and it is the range's first message or
+                the reader is not a group's.
+        """
+        partition, expected = self.partition, self._expected
+        planned, wanted = partition.planned, _decode_args(partition)
+        offsets = undecodable.queue_offsets(expected, planned.end, is_filtered=partition.is_filtered)
+        # An inner batch may begin before the offset pulled from.
+        queue_offset = max(offsets.start, expected)
+        row = row_of(
+            undecodable.shown(planned.queue, queue_offset),
+            columns=wanted["columns"],
+            properties=wanted["properties"],
+        )
+        if undecodable.stored is None and self._before is not None:
+            # This may be the message before the range, which does not have to be decoded.
+            self._pull_again()
+            return row.slice(0, 0)
+        if offsets.stop <= expected or queue_offset >= planned.end:
+            return row.slice(0, 0)
+        if not partition.settings.keeps_undecodable:
+            error = UndecodableMessage(str(planned.queue), queue_offset, undecodable.reason)
+            if not partition.settings.is_group_read or queue_offset == planned.start:
+                raise error
+            self._report_gap_before(queue_offset)
+            logger.warning("range ended before a message that cannot be decoded: %s", error)
+            self._expected, self._stopped = queue_offset, EndReason.UNDECODABLE
+            self._window.stop()
+            return row.slice(0, 0)
+        logger.warning(
+            "message that cannot be decoded is kept as it is stored %s offset=%d: %s",
+            planned.queue,
+            queue_offset,
+            undecodable.reason,
+        )
+        self._unexplained = offsets
+        if undecodable.stored is None:
+            self._pull_again()
+        return row
+
+    def _pull_again(self) -> None:
+        """Pull again from the range's next message; the message before the range is no longer compared."""
+        self._before = None
+        self._is_pulled_again = True
+        self._window.stop()
+
+    def _of_same_log(self, messages: pa.RecordBatch, before: LastMessage) -> pa.RecordBatch:
+        """Return the range's own messages; none if another message has the place of ``before``."""
+        offsets = _offsets(messages)
+        found = np.flatnonzero(offsets == before.queue_offset)
+        if len(found) and message_in(messages, int(found[0])) not in {None, before}:
+            self._stopped = EndReason.ANOTHER_LOG
+            self._window.stop()
+            return messages.slice(0, 0)
+        own = np.flatnonzero(offsets >= self._expected)
+        if not len(own):
+            return messages.slice(0, 0)
+        self._before = None
+        return messages.slice(int(own[0]))
+
+    def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages up to the one with which the range reaches its largest size."""
+        limit = self._most_bytes
+        if limit is None or not messages.num_rows:
+            return messages
+        lengths = pc.binary_length(messages.column("body")).to_numpy()
+        sizes = self._body_bytes + np.cumsum(lengths, dtype=np.int64)
+        self._body_bytes = int(sizes[-1])
+        if self._body_bytes < limit:
+            return messages
+        self._stopped = EndReason.FULL
+        self._window.stop()
+        return messages.slice(0, int(np.searchsorted(sizes, limit)) + 1)
+
+    def _in_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.partition.settings.is_group_read:
+            columns = self.partition.settings.columns
+            is_whole = columns is None or QUEUE_OFFSET in columns
+            return messages if is_whole else messages.remove_column(0)
+        return with_origin_topics(messages, self.partition.settings.namespace)
+
+    def _end(self, failure: RocketMQError | None) -> tuple[int, EndReason]:
+        """Return where the range has ended (exclusive), and why.
+
+        Raises:
+            RocketMQError: ``failure``, if the range must not end early.
+        """
+        planned = self.partition.planned
+        if self._stopped is None and failure is None:
+            self._report_gap_before(planned.end)
+            return planned.end, EndReason.WHOLE
+        if self._stopped is not None:
+            reason = self._stopped
+        elif failure is not None and not self._is_pulled_again and not self._may_end_early(failure):
+            raise failure
+        else:
+            reason = _reason_of(failure)
+        logger.log(
+            logging.INFO if reason is EndReason.FULL else logging.WARNING,
+            "range ended early, the rest is planned again %s planned=%s reached=%d: %s",
+            planned.queue,
+            planned.extent,
+            self._expected,
+            failure if self._stopped is None else reason,
+        )
+        return min(self._expected, planned.end), reason
+
+    def _follow(self, messages: pa.RecordBatch) -> None:
+        offsets = _offsets(messages)
+        self._report_gaps(gaps_before(offsets, self._expected))
+        self._expected = int(offsets[-1]) + 1
+        self._rows += messages.num_rows
+
+    def _may_end_early(self, error: RocketMQError) -> bool:
+        return self.partition.settings.is_group_read and (
+            isinstance(error, TailLost | QueueReset) or waits(error, has_worked=self._has_worked)
+        )
+
+    @property
+    def _has_worked(self) -> bool:
+        return self.partition.settings.has_worked or self._pulls > 0
+
+    @cached_property
+    def _is_compacted(self) -> bool:
+        """Whether the topic keeps only the newest message of each key; the broker is asked only after a gap.
+
+        Raises:
+            RocketMQError: If the broker does not answer now, and the gap would be reported as a loss.
+        """
+        partition, clock = self.partition, SystemClock()
+        brokers, topic = brokers_of(partition), partition.planned.queue.topic
+        patience = Deadline.after(clock, min(partition.settings.retry_timeout_s, _ATTRIBUTES_S))
+        try:
+            found = call_with_retry(
+                lambda: brokers.is_compacted(partition.address, topic), UNTIL_DEADLINE, patience, time.sleep
+            )
+        except RocketMQError as error:
+            if error.retryable and partition.settings.fail_on_data_loss:
+                raise
+            logger.info("not known whether the topic is compacted %s: %s", partition.planned.queue, error)
+            return False
+        if found:
+            logger.info("the topic is compacted, gaps in it are not data loss %s", partition.planned.queue)
+        return found
+
+    def _report_gap_before(self, goes_on: int) -> None:
+        if self._expected < goes_on:
+            self._report_gaps([(self._expected, goes_on)])
+
+    def _report_gaps(self, gaps: Iterable[tuple[int, int]]) -> None:
+        """Raise or log offsets that no answer brought, unless a filter may have left them out.
+
+        A broker that removes a file of its log while it reads skips the file's messages without reporting it
+        (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a FOUND answer).
+        A compacted topic has gaps by design, even before its first message.
+        """
+        if self.partition.is_filtered:
+            return
+        queue, skipped = self.partition.planned.queue, self._window.skipped
+        for missing, goes_on in gaps:
+            if missing in self._unexplained and goes_on <= self._unexplained.stop:
+                continue
+            if self._is_compacted:
+                return
+            if self.partition.settings.fail_on_data_loss:
+                last = goes_on - 1
+                offsets = f"offset {missing}" if missing == last else f"offsets {missing} to {last}"
+                raise DataLoss(
+                    f"{queue} at {self.partition.address}",
+                    missing,
+                    f"given no message for {offsets} and no reason; it may have removed a file of its log "
+                    "meanwhile",
+                    f"Set failOnDataLoss=false to go on at offset {goes_on}, or reset the group's offset for "
+                    "this queue.",
+                )
+            if skipped.start <= missing and goes_on <= skipped.stop:
+                continue
+            logger.warning("offset hole %s missing=%d continuing_at=%d", queue, missing, goes_on)
+
+
+def _reason_of(failure: RocketMQError | None) -> EndReason:
+    is_refused = isinstance(failure, BrokerError) and not failure.retryable
+    return EndReason.REFUSED if is_refused else EndReason.EARLY
+
+
+def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) -> pa.RecordBatch:
+    """Return each message below the range's end once."""
+    planned = partition.planned
+    offsets = _offsets(messages)
+    if not _is_ascending(offsets, expected):
+        is_new = _is_first_copy(offsets, expected)
+        if is_new is None:
+            raise RemoteProtocolError(
+                f"{planned.queue}: {partition.address} gave queue offsets that are not ascending from "
+                f"{expected} on; nothing of this pull is used. Look at the broker's log for a damaged "
+                "consume queue."
+            )
+        messages, offsets = messages.filter(pa.array(is_new)), offsets[is_new]
+    if len(offsets) and offsets[-1] >= planned.end:
+        messages = messages.slice(0, int(np.searchsorted(offsets, planned.end)))
+    place = messages.schema.get_field_index("topic") if partition.settings.namespace else -1
+    if place >= 0:
+        # Users know the topic without its namespace.
+        topic = pa.repeat(pa.scalar(planned.queue.topic, pa.string()), messages.num_rows)
+        messages = messages.set_column(place, messages.schema.field(place), topic)
+    return messages
+
+
+def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray[np.bool_] | None:
+    """Return a mask of the messages that are new; None if a new one comes after one with a higher offset.
+
+    Messages come twice because filtered pulls scan into their neighbours' offsets, and because an inner batch
+    may begin before the offset pulled from.
+    """
+    highest_before = np.maximum.accumulate(np.concatenate(([expected - 1], offsets[:-1])))
+    is_new: npt.NDArray[np.bool_] = offsets > highest_before
+    late = offsets[~is_new]
+    if not ((late < expected) | np.isin(late, offsets[is_new])).all():
+        return None
+    return is_new
+
+
+def _is_ascending(offsets: npt.NDArray[np.int64], expected: int) -> bool:
+    """Whether offsets ascend from ``expected`` on; checked for every batch, one comparison per message."""
+    if not len(offsets):
+        return True
+    return bool(offsets[0] >= expected) and bool((offsets[1:] > offsets[:-1]).all())
+
+
+def _offsets(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    offsets: npt.NDArray[np.int64] = messages.column(QUEUE_OFFSET).to_numpy(zero_copy_only=True)
+    return offsets
+
+
+def gaps_before(offsets: npt.NDArray[np.int64], expected: int) -> list[tuple[int, int]]:
+    """Return the gaps ``[first missing, next there)`` from ``expected`` to the last offset, ascending.
+
+    Args:
+        offsets: Strictly ascending queue offsets; at least one, and all at least ``expected``.
+        expected: The queue offset that would come first without a gap.
+    """
+    last = int(offsets[-1])
+    if last - expected + 1 == len(offsets):
+        return []
+    before = np.concatenate(([expected - 1], offsets[:-1]))
+    at = np.flatnonzero(offsets - before > 1)
+    return list(zip((before[at] + 1).tolist(), offsets[at].tolist(), strict=True))
