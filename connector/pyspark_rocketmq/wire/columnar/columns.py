@@ -263,7 +263,7 @@ class ColumnBuilder:
         # The bodies are decompressed, so the compressed bit is cleared.
         "sysFlag": lambda self: fixed_column(pa.int32(), self._rows.sys_flag & ~np.int32(_COMPRESSED)),
     }
-    """Functions that create columns, by name. All other columns are numbers of the stored message, unchanged."""
+    """Functions that create columns, by name. The other columns are numbers as the message stores them."""
 
 
 def have_usual_times(messages: Sequence[MessageExt]) -> bool:
