@@ -53,7 +53,7 @@ def coarse(row: Row | Any, few: int) -> Row:
     }
 
 
-Versions = dict[int, list[Row]]
+Versions = dict[Any, list[Row]]
 """Versions by key, in their order."""
 
 
