@@ -16,7 +16,7 @@ SEED     ?=
 KILLS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check fetch test ci-test long-fetch long-test all-tests other-sparks spark-test kill-test chaos worlds stress option-test fuzz bench bench-against docs figures site lock wheel clean
+.PHONY: help venv check fetch test ci-test long-fetch long-test all-tests other-sparks spark-test kill-test chaos change-data worlds stress option-test fuzz bench bench-against docs figures site lock wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -46,9 +46,9 @@ test: fetch ## All tests but the long ones, the real RocketMQ broker included
 ci-test: fetch ## make test, and beside it make spark-test, as CI runs them
 	@$(ENV) dev $(PYTEST) --sparks $(ARGS)
 
-long-fetch: fetch ## What the tests marked long need besides: Go's client, YARN, Hadoop's part for S3
+long-fetch: fetch ## What the tests marked long need besides: Go's client, YARN, Hadoop's part for S3, Debezium
 	@$(CHECK) python -m tests.go_client.program
-	@$(ENV) --maven dev python -m tests.helpers.hadoop
+	@$(ENV) --maven dev sh -c 'python -m tests.helpers.hadoop && python -m tests.change_data.real.feeder'
 
 long-test: long-fetch ## The tests marked long: processes that are killed, Spark clusters, other Sparks, Java's and Go's clients, all pages
 	@$(ENV) dev $(PYTEST) --long $(ARGS)
@@ -81,6 +81,11 @@ chaos: SECONDS = 900
 chaos: ## Break everything around 3 applications of a group: SECONDS=900 or KILLS=200, BACKEND=sim STORAGE=s3 SEED=7 ARGS="--faults swap"
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev python -m tests.applications.chaos --seconds $(SECONDS) $(if $(KILLS),--kills $(KILLS)) --backend $(BACKEND) --storage $(STORAGE) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+change-data: SECONDS = 600
+change-data: ## Keep tables equal to those of a real PostgreSQL, by Debezium and a real RocketMQ: SECONDS=600 SEED=7
+	@$(ENV) --maven dev sh -c 'python -m tests.real_broker.harness fetch && python -m tests.postgres.server && python -m tests.change_data.real.feeder'
+	@$(ENV) dev python -m tests.change_data.real.proof --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 worlds: WORLDS = 100000
 worlds: ## Simulate commits within a batch in many faulty worlds: WORLDS=100000 takes minutes; SEED=7 for one of them

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pyspark_rocketmq.consume.membership import MembershipTiming
@@ -122,6 +123,8 @@ class RunningApplication:
         *,
         checkpoint: str | None = None,
         pace: Pace = EVERY_SECOND,
+        module: str = "tests.applications.application",
+        more: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         """Start it under ``instance``.
 
@@ -130,6 +133,8 @@ class RunningApplication:
             instance: Its name.
             checkpoint: Name of an earlier application's folder, to continue from its checkpoint.
             pace: How often it consumes and commits.
+            module: Program that it runs.
+            more: Further settings of that program.
         """
         self.instance = instance
         self.client_id = f"{os.uname().nodename}@{instance}"
@@ -153,10 +158,11 @@ class RunningApplication:
             "folder": str(group.folder),
             "work": str(group.folder / f"{instance}-work"),
             "checkpoint": str(group.folder / f"{checkpoint or instance}-checkpoint"),
+            **more,
         }
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.applications.application", json.dumps(config)],
+                [sys.executable, "-m", module, json.dumps(config)],
                 cwd=REPO,
                 env=ENVIRONMENT,
                 stdin=subprocess.PIPE,
