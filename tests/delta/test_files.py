@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import fs
 
-from pyspark_rocketmq.delta.files import FileStatistics
+from pyspark_rocketmq.delta.files import FileStatistics, GrowingFile, repeated_columns
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -130,3 +133,31 @@ def test_every_time_lies_within_its_bounds(micros: list[int]) -> None:
 
     assert datetime.fromisoformat(low) <= EPOCH + timedelta(microseconds=min(micros))
     assert datetime.fromisoformat(high) >= EPOCH + timedelta(microseconds=max(micros))
+
+
+def test_only_columns_whose_values_repeat_have_a_dictionary(tmp_path: Path) -> None:
+    """K7: at any depth; the first row group shows it."""
+    count = 2000
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "each": pa.array([f"key-{at}" for at in range(count)]),
+            "tag": pa.array([("created", "paid")[at % 2] for at in range(count)]),
+            "properties": pa.array(
+                [[("KEYS", str(at))] for at in range(count)], pa.map_(pa.string(), pa.string())
+            ),
+            "parts": pa.array([[{"one": 1, "each": f"{at}"}] for at in range(count)]),
+            "none": pa.nulls(count, pa.binary()),
+            "amount": pa.array([None] * count, pa.decimal128(38, 2)),
+        }
+    )
+    file = GrowingFile(fs.LocalFileSystem(), str(tmp_path), rows.schema, {})
+    file.add(rows)
+    written = tmp_path / file.finish().path
+
+    assert repeated_columns(rows.slice(0, 0)) == []
+    group = pq.ParquetFile(written).metadata.row_group(0)
+    of_all = [group.column(at) for at in range(group.num_columns)]
+    assert [column.path_in_schema for column in of_all if column.has_dictionary_page] == [
+        "tag", "properties.key_value.key", "parts.list.element.one", "none", "amount",
+    ]  # fmt: skip
+    assert pq.read_table(written).equals(pa.Table.from_batches([rows]))

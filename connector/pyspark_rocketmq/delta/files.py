@@ -36,6 +36,8 @@ _US_PER_MS = 1_000
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only ever added to; the zone is written as text
 _ROW_GROUP_BYTES = 32 << 20
 _ROW_GROUP_ROWS = 128 * 1024
+_SAMPLED_ROWS = 1024
+"""Number of rows by which it is decided whether a column has a dictionary."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Value in the name of the folder for rows whose partition value is null."""
 _LONGEST_NAME = 255
@@ -294,7 +296,8 @@ class GrowingFile:
             filesystem.create_dir("/".join([folder, *subfolders]), recursive=True)
         self._local_file = f"{folder}/{self.path}" if isinstance(filesystem, fs.LocalFileSystem) else None
         self._stream = filesystem.open_output_stream(f"{folder}/{self.path}")
-        self._parquet = pq.ParquetWriter(self._stream, schema, compression="zstd")
+        self._parquet: pq.ParquetWriter | None = None
+        """Made with the first row group, whose values show which columns need a dictionary."""
 
     @property
     def num_records(self) -> int:
@@ -318,7 +321,7 @@ class GrowingFile:
     def finish(self) -> WrittenFile:
         """Write the gathered rows and close the file; a local file is then on its disk."""
         self.write_row_group()
-        self._parquet.close()
+        self._writer().close()
         size = self.size
         self._stream.close()
         if self._local_file is not None:
@@ -335,12 +338,52 @@ class GrowingFile:
     def close_quietly(self) -> None:
         """Close a file that nobody will read, without errors."""
         for closeable in (self._parquet, self._stream):
-            with suppress(OSError, pa.ArrowException):
-                closeable.close()
+            if closeable is not None:
+                with suppress(OSError, pa.ArrowException):
+                    closeable.close()
 
     def write_row_group(self) -> None:
         """Write the gathered rows as one row group."""
         if self._gathered:
-            self._parquet.write_table(pa.Table.from_batches(self._gathered, self._schema))
+            self._writer().write_table(pa.Table.from_batches(self._gathered, self._schema))
         self._gathered = []
         self._gathered_rows = self.gathered_bytes = 0
+
+    def _writer(self) -> pq.ParquetWriter:
+        if self._parquet is None:
+            repeated = repeated_columns(self._gathered[0]) if self._gathered else []
+            self._parquet = pq.ParquetWriter(
+                self._stream, self._schema, compression="zstd", use_dictionary=repeated
+            )
+        return self._parquet
+
+
+def repeated_columns(rows: pa.RecordBatch) -> list[str]:
+    """Return the Parquet columns whose values repeat in the first of ``rows``, so that a dictionary is small.
+
+    Building a dictionary of bodies or keys, each of which is another one, takes time and no less space.
+    """
+    return [
+        path
+        for name in rows.schema.names
+        for path, values in _leaves(name, rows.column(name)[:_SAMPLED_ROWS])
+        if 2 * pc.count_distinct(values).as_py() <= len(values)
+    ]
+
+
+def _leaves(path: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    """Yield the Parquet columns of a column with their values."""
+    kind = column.type
+    if pa.types.is_map(kind):
+        # Its attributes ``keys`` and ``items`` are those of all rows, also of a slice.
+        begin, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        keys, items = column.keys[begin:end], column.items[begin:end]
+        yield from _leaves(f"{path}.key_value.key", keys)
+        yield from _leaves(f"{path}.key_value.value", items)
+    elif pa.types.is_list(kind):
+        yield from _leaves(f"{path}.list.element", column.flatten())
+    elif pa.types.is_struct(kind):
+        for field, values in zip(kind, column.flatten(), strict=True):
+            yield from _leaves(f"{path}.{field.name}", values)
+    elif len(column):
+        yield path, column
