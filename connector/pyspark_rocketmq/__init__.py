@@ -81,6 +81,7 @@ _HOME_OF = {
     "BatchMetrics": "monitoring.batch_metrics",
     "BatchReport": "commit.pipeline",
     "BodyDecoder": "schemas.decoding",
+    "BodyType": "model",
     "ChangeTable": "sinks.change_table.sink",
     "ChangeTables": "sinks.change_table.tables",
     "CommitsGroups": "sinks.base",

@@ -82,6 +82,13 @@ class ConsumeFromWhere(StrEnum):
     CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
+class BodyType(StrEnum):
+    """Type of the column with the bodies of messages that are written as they are."""
+
+    BINARY = "binary"
+    STRING = "string"
+
+
 class UndecodableMessages(StrEnum):
     """Treatment of a message whose bytes cannot be decoded."""
 
@@ -255,6 +262,9 @@ QUEUE_OFFSET: Final = camel_case("queue_offset")
 """Column of a message's offset in its queue."""
 POSITION_COLUMNS: Final = (*QUEUE_COLUMNS, QUEUE_OFFSET)
 """Columns that identify the message of a row, in the source and in every sink."""
+DEFAULT_MESSAGE_COLUMNS: Final = ("keys", "tags", "body", "properties", "bornTimestamp", "storeTimestamp")
+"""Columns besides the position that are written of messages as they are: what their producer has sent, when,
+and when they were stored."""
 LISTENER_COLUMNS: Final = (*MESSAGE_COLUMNS, ORIGIN_TOPIC)
 """Columns from which a listener's messages are created."""
 

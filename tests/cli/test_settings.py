@@ -19,9 +19,10 @@ from pyspark_rocketmq.cli.options import (
     Trigger,
 )
 from pyspark_rocketmq.cli.settings import ClusterAccess, gather_texts, load_settings
+from pyspark_rocketmq.consumer.message_columns import MessageColumns
 from pyspark_rocketmq.consumer.settings import SET_BY
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import ConsumeFromWhere
+from pyspark_rocketmq.model import BodyType, ConsumeFromWhere
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 from pyspark_rocketmq.options.declare import specs_of
 from pyspark_rocketmq.options.read import ReadOptions
@@ -492,6 +493,37 @@ def test_a_body_schema_stands_for_a_listener() -> None:
 
     assert (settings.listener, settings.body_schema) == (None, "a string, b int")
     assert settings.message_columns == ("keys", "tags")
+
+
+@pytest.mark.parametrize("given", [["raw=true"], ["raw=true", "messageColumns=body,keys", "bodyType=string"]])
+def test_messages_as_they_are_need_no_listener(given: list[str]) -> None:
+    """K7"""
+    pairs = [pair for pair in CONSUME if not pair.startswith(("listener", "outputSchema"))]
+
+    consumer = _consumer(load_settings(ConsumeSettings, "consume", None, [*pairs, *given]))
+
+    assert consumer._columns == (
+        MessageColumns()
+        if len(given) == 1
+        else MessageColumns(names=("body", "keys"), body_type=BodyType.STRING)
+    )
+
+
+def test_messages_as_they_are_exclude_a_listener_and_a_body_schema() -> None:
+    """K7"""
+    problems = problems_of(ConsumeSettings, *CONSUME, "raw=true")
+    assert [problem.split(" exclude")[0] for problem in problems] == [
+        "options 'raw' and 'listener'",
+        "options 'raw' and 'outputSchema'",
+    ]
+
+    named = [pair for pair in CONSUME if not pair.startswith(("listener", "outputSchema"))]
+    [of_two] = problems_of(ConsumeSettings, *named, "raw=true", "bodySchema=a string")
+    assert of_two.startswith("options 'bodySchema' and 'raw' exclude each other")
+    [of_none] = problems_of(ConsumeSettings, *named, "raw=false")
+    assert of_none.startswith(
+        "give the options 'listener' and 'outputSchema', or 'bodySchema', or 'raw=true'"
+    )
 
 
 def session_with(**settings: str) -> Any:

@@ -27,7 +27,7 @@ from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.message_table import json_body
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer, _StartRequest
 from pyspark_rocketmq.consumer.settings import warn_of_long_name
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel, OrderlyBy
@@ -417,6 +417,45 @@ def consumer_of(**settings: Any) -> PushConsumer:
     )
     consumer.subscribe("orders")
     return consumer
+
+
+def test_columns_of_messages_need_a_sink_and_no_listener() -> None:
+    """K7"""
+    consumer = consumer_of(orderly_by="sharding_key", undecodable_messages="keep")
+    consumer.register_message_columns(["keys", "body"])
+    consumer.register_message_table(json_body("order_id string"))
+    with pytest.raises(OptionError) as caught:
+        consumer.start(None, checkpoint="unused")  # type: ignore[arg-type]
+
+    problems = "; ".join(caught.value.problems)
+    for each in (
+        "register_message_columns() needs a sink",
+        "more than one of a listener, a table of messages and columns of messages is registered",
+        "Add 'properties' to its columns, or use 'fail'",
+        "needs a listener, and register_message_columns() has none",
+    ):
+        assert each in problems
+
+
+def test_columns_of_messages_may_be_kept_undecoded_and_committed_while_a_batch_runs() -> None:
+    """K7, L7"""
+    consumer = consumer_of(commit_interval="200ms", undecodable_messages="keep")
+    consumer.register_message_columns(body="string")
+
+    assert consumer.source_options()["handOverRanges"] == "true"
+    assert consumer._real_time_problems(None) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "body", "error"),
+    [(["key"], "binary", SchemaError), (["keys"], "text", OptionError)],
+)
+def test_columns_that_a_message_has_not_are_refused_where_they_are_registered(
+    columns: list[str], body: str, error: type[Exception]
+) -> None:
+    """K7"""
+    with pytest.raises(error):
+        consumer_of().register_message_columns(columns, body=body)
 
 
 def test_real_time_is_refused_where_rows_come_at_the_end_of_a_batch() -> None:

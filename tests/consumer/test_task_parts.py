@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.part import Part, QueueAck
-from pyspark_rocketmq.consume.turns import RangeInstructions
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
+from pyspark_rocketmq.consumer.engine import task
 from pyspark_rocketmq.consumer.engine.arrivals import Source
-from pyspark_rocketmq.consumer.engine.output import Consumed
+from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.task import BatchTask, TaskParts
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub import task_end
@@ -36,6 +38,8 @@ class Instructions:
     def __init__(self) -> None:
         self.fates: dict[MessageQueue, Fate] = {}
         self.handed: list[Part] = []
+        self.ends: list[frozenset[MessageQueue]] = []
+        """Queues of which the task delivers nothing after each part."""
         self.freed: list[MessageQueue] = []
         self.copies: list[Part | None] = []
         self.is_there = True
@@ -68,9 +72,10 @@ class Instructions:
         pass
 
     def hand_over(self, part: Part, *, ends: frozenset[MessageQueue], cut: int | None) -> bool:
-        assert (ends, cut) == (part.queues, None)
+        assert cut is None
         if self.is_there:
             self.handed.append(part)
+            self.ends.append(ends)
         return self.is_there
 
     def await_taken(self) -> None:
@@ -129,6 +134,18 @@ def consumed(queue: MessageQueue, count: int = 2) -> Consumed:
     return Consumed(
         [(offset,) for offset in range(count)], ack, RowColumns(StructType().add("queueOffset", "long"))
     )
+
+
+def rest_of(queue: MessageQueue, start: int, stop: int) -> Consumed:
+    """Make the rest of a range that starts at 0, as an engine gives it."""
+    whole = consumed(queue, stop)
+    ack = replace(whole.ack, start=start, consumed=stop - start)
+    return whole._replace(rows=whole.rows[start:], ack=ack)
+
+
+def cut_of(queue: MessageQueue, start: int, stop: int) -> CutTogether:
+    """Make what it gives before."""
+    return CutTogether((rest_of(queue, start, stop),))
 
 
 def rows_of(part: Part) -> list[tuple[int, int]]:
@@ -265,6 +282,114 @@ def test_without_a_driver_to_take_it_a_part_comes_with_the_job() -> None:
     assert [queues_of(part) for part in parts.finish()] == [[A], [B]]
 
 
+@pytest.mark.parametrize("instructions", [None, Instructions()])
+def test_a_range_that_its_engine_cuts_has_one_ack_in_a_part(instructions: Instructions | None) -> None:
+    """H1, K7"""
+    parts = parts_of(instructions)
+    parts.add_cuts(cut_of(A, 0, 1))
+    parts.add_cuts(cut_of(B, 0, 2))
+    parts.add_cuts(cut_of(A, 1, 3))
+    parts.add(rest_of(A, 3, 3))
+    parts.add(rest_of(B, 2, 3))
+
+    [part] = parts.finish()
+    assert rows_of(part) == [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2), (1, 2)]
+    assert [(ack.queue, ack.start, ack.state.next_offset, ack.consumed) for ack in part.acks] == [
+        (A, 0, 3, 3),
+        (B, 0, 3, 3),
+    ]
+
+
+def test_cuts_that_do_not_follow_each_other_are_left_to_the_driver_to_judge() -> None:
+    """H1, K7: joined they would hide what is missing."""
+    parts = parts_of(None)
+    parts.add_cuts(cut_of(A, 0, 1))
+    parts.add(rest_of(A, 2, 3))
+
+    [part] = parts.finish()
+    assert [(ack.start, ack.state.next_offset) for ack in part.acks] == [(0, 1), (2, 3)]
+
+
+def test_a_range_that_is_given_up_after_a_cut_leaves_with_all_of_its_rows() -> None:
+    """B5, K7: and with those of a queue whose range goes on, which follow later."""
+    instructions = Instructions()
+    parts = parts_of(instructions)
+    parts.add_cuts(cut_of(A, 0, 2))
+    parts.add_cuts(cut_of(B, 0, 1))
+    instructions.fates[A] = Fate.HANDED_OVER
+    parts.add(rest_of(A, 2, 2))
+    wait_until(lambda: instructions.handed)
+    parts.add(rest_of(B, 1, 2))
+
+    [last] = parts.finish()
+    [handed] = instructions.handed
+    assert (rows_of(handed), queues_of(handed)) == ([(0, 0), (0, 1), (1, 0)], [A, B])
+    assert instructions.ends == [frozenset({A})]
+    assert (rows_of(last), queues_of(last)) == ([(1, 1)], [B])
+
+
+def test_a_cut_range_is_released_if_its_rows_have_left_before() -> None:
+    """B5, K7"""
+    instructions = Instructions()
+    parts = parts_of(instructions)
+    parts.add_cuts(cut_of(A, 0, 2))
+    assert instructions.cut(None)
+    wait_until(lambda: instructions.handed)
+    instructions.fates[A] = Fate.HANDED_OVER
+    parts.add(rest_of(A, 2, 2))
+
+    assert parts.finish() == []
+    assert (instructions.ends, instructions.freed) == ([frozenset()], [A])
+
+
+class OfColumns:
+    """An engine that takes only columns; it keeps what it was given."""
+
+    needed_columns = ("topic", "queueOffset", "body")
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+
+    def __call__(
+        self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
+    ) -> Iterator[Consumed]:
+        self.sources.append(source)
+        return iter(())
+
+
+@pytest.mark.parametrize("open_for_s", [None, 300.0])
+def test_an_engine_of_columns_reads_no_others(
+    monkeypatch: pytest.MonkeyPatch, open_for_s: float | None
+) -> None:
+    """K7: and all of a retry topic's, whose messages name their topic in a property."""
+    read: list[tuple[Sequence[Any], dict[str, Any]]] = []
+    retry = MessageQueue("%RETRY%G", "broker-a", 0)
+
+    def reader(partitions: Sequence[Any], **how: Any) -> Any:
+        read.append((partitions, how))
+        return iter(())
+
+    monkeypatch.setattr(task, "closed_arrivals", reader)
+    monkeypatch.setattr(task, "RangeArrivals", reader)
+    options = ReadOptions.parse(
+        {"nameServers": "127.0.0.1:1", "topic": "T", "consumerGroup": "G", "offsetStore": "delta:/offsets"}
+    )
+    partitions = partitions_of(
+        [QueueRange.between(queue, 0, 9) for queue in (A, retry)],
+        options,
+        {"broker-a": BrokerAddress("127.0.0.1:1")},
+        {},
+    )
+    engine = OfColumns()
+    list(BatchTask(None, engine)(iter([ticket_rows(Ticket(tuple(partitions), 1, open_for_s))])))
+    if open_for_s is None:
+        assert list(engine.sources[0].arrivals()) == []
+
+    [(found, how)] = read
+    assert how == ({} if open_for_s is None else {"few_as_objects": False})
+    assert [each.settings.columns for each in found] == [OfColumns.needed_columns, None]
+
+
 def test_a_part_whose_arrival_is_not_known_fails_the_task() -> None:
     """H1"""
     instructions = Instructions()
@@ -291,11 +416,11 @@ def test_a_task_that_cannot_reach_its_driver_consumes_nothing_and_fails_if_only_
         read.extend(chain.from_iterable(source.arrivals()))
         return iter(())
 
-    task = BatchTask(None, engine, terms)  # type: ignore[arg-type]
+    run = BatchTask(None, engine, terms)  # type: ignore[arg-type]
     if open_for_s is None:
-        [result] = task(iter([rows]))
+        [result] = run(iter([rows]))
         assert result.column("could_ask").to_pylist() == [False]
     else:
         with pytest.raises(RocketMQError, match="only the driver can end its tasks"):
-            list(task(iter([rows])))
+            list(run(iter([rows])))
     assert read == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -162,6 +163,24 @@ def kill_and_check(
     _check_calls(DeliveryLog(work / "deliveries"), report.messages)
 
 
+def land_and_check(
+    cluster: ClusterUnderTest,
+    work: Path,
+    deaths: Sequence[tuple[str, str]],
+    *,
+    trigger: Mapping[str, str],
+) -> None:
+    """Kill a consumer that writes columns of messages; each message is one row in the end."""
+    traffic = Traffic(cluster, work, len(deaths), is_orderly=True)
+    kill_all(traffic, work, deaths, is_orderly=True, trigger=trigger, columns="keys,tags")
+
+    rows = DeltaTable(work / "sink").to_pyarrow_table().to_pylist()
+    positions = Counter((row["brokerName"], row["queueId"], row["queueOffset"]) for row in rows)
+    assert set(positions.values()) == {1}
+    sent = {(order_id, step): 1 for order_id, steps in traffic.expected.items() for step in steps}
+    assert Counter((row["keys"], row["tags"]) for row in rows) == sent
+
+
 def _check_calls(log: DeliveryLog, messages: int) -> None:
     """Check that each message was delivered, and none before the one that it follows."""
     assert len(log.times_delivered()) == messages
@@ -175,6 +194,27 @@ def deaths_of(victim: str) -> list[tuple[str, str]]:
     """Return each point where the victim can die; no worker runs while the planner plans."""
     points = WORKER_POINTS + DRIVER_POINTS + (() if victim == "worker" else PLANNER_POINTS)
     return [(point, victim) for point in points]
+
+
+@LONG_ON_REAL
+@pytest.mark.parametrize("trigger", [REAL_TIME, MICRO_BATCHES], ids=["real time", "micro-batches"])
+def test_columns_of_messages_are_in_the_sink_once_after_deaths(
+    cluster: ClusterUnderTest, tmp_path: Path, trigger: Mapping[str, str]
+) -> None:
+    """H1, H2, I2, K7: while its queues change hands."""
+    deaths = [("part_received", "worker"), ("after_data_commit", "group")]
+    land_and_check(cluster, tmp_path, deaths, trigger=trigger)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("trigger", [REAL_TIME, MICRO_BATCHES], ids=["real time", "micro-batches"])
+def test_columns_of_messages_are_in_the_sink_once_after_deaths_at_every_step(
+    cluster: ClusterUnderTest, tmp_path: Path, trigger: Mapping[str, str], victim: str
+) -> None:
+    """H1, H2, I2, K7: every worker, driver and group dies at each of its steps."""
+    land_and_check(cluster, tmp_path, deaths_of(victim), trigger=trigger)
 
 
 @LONG_ON_REAL

@@ -341,11 +341,20 @@ def make_consumer(config: Mapping[str, Any], killer: Killer) -> tuple[push_consu
         instance_name="killed",
     )
     consumer.subscribe(config["topic"])
+    if "columns" in config:
+        consumer.register_message_columns(columns_of(config))
+        return consumer, sink
     make = orderly_listener if config["isOrderly"] else concurrent_listener
     consumer.register_message_listener(
         make(DeliveryLog(work / "deliveries")), orderly=config["isOrderly"], output_schema=OUTPUT_SCHEMA
     )
     return consumer, sink
+
+
+def columns_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the columns of the sink that name an order and a step."""
+    columns: str = config.get("columns", "order_id,step")
+    return columns.split(",")
 
 
 def rows_of(config: Mapping[str, Any]) -> int:
@@ -355,7 +364,7 @@ def rows_of(config: Mapping[str, Any]) -> int:
     sink = Path(config["work"]) / "sink"
     if not DeltaTable.is_deltatable(str(sink)):
         return 0
-    rows = DeltaTable(sink).to_pyarrow_table(columns=["order_id", "step"])
+    rows = DeltaTable(sink).to_pyarrow_table(columns=columns_of(config))
     return len(set(zip(*(column.to_pylist() for column in rows.columns), strict=True)))
 
 

@@ -33,6 +33,7 @@ from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.listeners.forms import form_of
+from pyspark_rocketmq.model import DEFAULT_MESSAGE_COLUMNS
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 
 _STOP_WITHIN_S: Final = 20.0
@@ -200,7 +201,13 @@ def _consumer(settings: ConsumeSettings) -> rmq.PushConsumer:
             consumer.subscribe(wanted.topic, sql=wanted.expression)
         else:
             consumer.subscribe(wanted.topic, wanted.expression)
-    if settings.body_schema is not None:
+    if settings.raw:
+        consumer.register_message_columns(
+            settings.message_columns or DEFAULT_MESSAGE_COLUMNS,
+            body=settings.body_type,
+            bad_record_column=settings.bad_record_column,
+        )
+    elif settings.body_schema is not None:
         consumer.register_message_table(
             rmq.json_body(settings.body_schema),
             message_columns=settings.message_columns,

@@ -76,12 +76,15 @@ def demo(conf: Path | None, pairs: Sequence[str], *, real_time: bool) -> None:
     examples=(
         "consume --conf conf/consume.example.toml",
         "consume --conf conf/consume.example.toml --option trigger=availableNow",
+        "consume --conf lake.toml --raw",
     ),
 )
 @settings_options
-def consume(conf: Path | None, pairs: Sequence[str]) -> None:
+@click.option("--raw", is_flag=True, help="Write messages as they are, without a listener (raw=true).")
+def consume(conf: Path | None, pairs: Sequence[str], *, raw: bool) -> None:
     """Run a message listener as a streaming consumer into a Delta table."""
-    settings = load_settings(ConsumeSettings, "consume", conf, pairs)
+    asked = ["raw=true"] if raw else []
+    settings = load_settings(ConsumeSettings, "consume", conf, [*pairs, *asked])
     implementation("consume").consume(settings, open_console())
 
 

@@ -20,6 +20,8 @@ from pyspark_rocketmq.cli.settings import (
 from pyspark_rocketmq.consumer.settings import REAL_TIME, SET_BY
 from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.model import (
+    DEFAULT_MESSAGE_COLUMNS,
+    BodyType,
     ConsumeFromWhere,
     MessageModel,
     OrderlyBy,
@@ -33,6 +35,7 @@ from pyspark_rocketmq.options.parsers import (
     boolean,
     int_between,
     list_of,
+    one_of,
     parses,
     resource_name,
     text_value,
@@ -256,23 +259,35 @@ class ConsumeSettings(ClusterAccess):
     sql_filter: str | None = like_source("sql_filter")
     subscriptions: tuple[Subscription, ...] = like_source("subscriptions")
     consumer_group: str = like_source("consumer_group", required=True, doc=GROUP_DOC)
-    listener: str | None = option("listener", parse_listener_name, instead=("bodySchema",)).doc(
+    listener: str | None = option("listener", parse_listener_name, instead=("bodySchema", "raw")).doc(
         "The message listener, in any of its forms, as module:name. The module is in pyFiles, on PYTHONPATH "
         "or in the current directory."
     )
-    output_schema: str | None = option("outputSchema", text_value, instead=("bodySchema",)).doc(
+    output_schema: str | None = option("outputSchema", text_value, instead=("bodySchema", "raw")).doc(
         "Columns the listener emits, as DDL such as 'order_id string, step string'."
     )
     body_schema: str | None = option("bodySchema", text_value, None).doc(
         "In place of a listener, for bodies of JSON: the columns of the row that each message becomes, as "
         "DDL."
     )
-    message_columns: tuple[str, ...] = option("messageColumns", list_of(text_value), ()).doc(
-        "With bodySchema: columns of the message to keep besides its position, such as "
+    raw: bool = option("raw", boolean, False).doc(
+        "In place of a listener: each message becomes a row as it is, with the columns messageColumns."
+    )
+    message_columns: tuple[str, ...] = option(
+        "messageColumns",
+        list_of(text_value),
+        (),
+        default_text=f"none; with raw: {','.join(DEFAULT_MESSAGE_COLUMNS)}",
+    ).doc(
+        "With bodySchema or raw: columns of the message to keep besides its position, such as "
         "'keys,tags,properties'."
     )
+    body_type: BodyType = option("bodyType", one_of(BodyType), BodyType.BINARY).doc(
+        "With raw: type of the column body."
+    )
     bad_record_column: str = option("badRecordColumn", text_value, "badRecord").doc(
-        "With bodySchema: the column for bodies that are not such JSON."
+        "With bodySchema: the column for bodies that are not such JSON. With raw and bodyType=string: the "
+        "column for bodies that are not UTF-8."
     )
     sink: str = option("sink", parse_table).doc(
         "The Delta table for the emitted rows: path, URI or CATALOG.SCHEMA.TABLE."
@@ -340,13 +355,7 @@ class ConsumeSettings(ClusterAccess):
     def cross_field_problems(self) -> list[str]:
         """Return the problems that nothing else reports, or only Spark after its start."""
         problems = topic_problems(self) + ClusterAccess.cross_field_problems(self)
-        if self.body_schema is not None:
-            problems += [
-                f"options 'bodySchema' and '{key}' exclude each other: a message goes to a listener or "
-                "becomes a row"
-                for key, value in (("listener", self.listener), ("outputSchema", self.output_schema))
-                if value is not None
-            ]
+        problems += self._listener_problems()
         wanted = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
         if self.consume_timestamp is not None and self.consume_from_where is not wanted:
             problems.append(f"option 'consumeTimestamp' needs consumeFromWhere={wanted}")
@@ -361,6 +370,21 @@ class ConsumeSettings(ClusterAccess):
                 "is kept"
             )
         return problems
+
+    def _listener_problems(self) -> list[str]:
+        ways = {"bodySchema": self.body_schema is not None, "raw": self.raw}
+        chosen = [key for key, is_given in ways.items() if is_given]
+        if len(chosen) > 1:
+            return ["options 'bodySchema' and 'raw' exclude each other: bodies are decoded or kept"]
+        if not chosen and (self.listener is None or self.output_schema is None):
+            # An option of these was given to take back that of a file.
+            return ["give the options 'listener' and 'outputSchema', or 'bodySchema', or 'raw=true'"]
+        return [
+            f"options '{way}' and '{key}' exclude each other: a message goes to a listener or becomes a row"
+            for way in chosen
+            for key, value in (("listener", self.listener), ("outputSchema", self.output_schema))
+            if value is not None
+        ]
 
     def subscribed(self) -> tuple[Subscription, ...]:
         """Subscriptions of the consumer."""

@@ -12,12 +12,15 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pyspark_rocketmq.consume.latencies import NO_LATENCIES, StoreLatencies
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueState
+
+GOING_ON: Final = "GOING_ON"
+"""Value of :attr:`QueueAck.finished` in the ack of a cut whose range goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

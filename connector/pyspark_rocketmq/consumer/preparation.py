@@ -94,8 +94,8 @@ def check_and_prepare(
         check(spark, {name: path for name, path in found.items() if path not in tables.values()})
 
 
-def check_commits_groups(sink: Sink, consumer_group: str) -> None:
-    """Refuse sinks that cannot commit parts of a micro-batch while it runs.
+def check_commits_groups(sink: Sink, consumer_group: str, *, what: str = "commit_interval") -> None:
+    """Refuse sinks that cannot commit parts of a micro-batch while it runs, which ``what`` needs.
 
     Raises:
         OptionError: If there is such a sink.
@@ -106,9 +106,8 @@ def check_commits_groups(sink: Sink, consumer_group: str) -> None:
     if unfit:
         raise OptionError(
             tuple(
-                f"commit_interval cannot be used with {each!r}, which commits once in a micro-batch: its "
-                "batches have no method commit_group. Use DeltaSink or DatabaseSink, or leave out "
-                "commit_interval"
+                f"{what} cannot be used with {each!r}, which commits once in a micro-batch: its "
+                f"batches have no method commit_group. Use DeltaSink or DatabaseSink, or leave out {what}"
                 for each in unfit
             ),
             where=f"configuration of consumer group '{consumer_group}'",

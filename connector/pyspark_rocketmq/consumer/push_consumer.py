@@ -35,11 +35,13 @@ from pyspark_rocketmq.consumer.engine import state
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.keyed import KeyedRangeConsumer
+from pyspark_rocketmq.consumer.engine.landing import LandingEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema, spark_can_parse
 from pyspark_rocketmq.consumer.engine.pickling import PickledOnce, why_not_picklable
 from pyspark_rocketmq.consumer.engine.task import Engine
 from pyspark_rocketmq.consumer.live_checks import FreeSlots, argument_problems, check_live
+from pyspark_rocketmq.consumer.message_columns import PROPERTIES, MessageColumns
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
 from pyspark_rocketmq.consumer.preparation import (
     check_and_prepare,
@@ -50,6 +52,7 @@ from pyspark_rocketmq.consumer.preparation import (
 from pyspark_rocketmq.consumer.settings import (
     REAL_TIME,
     ConsumerSettings,
+    member_of,
     start_problems,
     suggesting,
     warn_of_long_name,
@@ -65,6 +68,8 @@ from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageHook
 from pyspark_rocketmq.listeners.forms import form_of, named
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import (
+    DEFAULT_MESSAGE_COLUMNS,
+    BodyType,
     ConsumeFromWhere,
     MessageModel,
     OrderlyBy,
@@ -190,6 +195,7 @@ class PushConsumer:
         self._subscriptions: dict[str, str | dict[str, str]] = {}
         self._listener: Any = None
         self._table: MessageTable | None = None
+        self._columns: MessageColumns | None = None
         self._is_orderly = True
         self._output_schema: StructType | str | None = None
         self._batch_listeners: list[BatchListener] = []
@@ -251,6 +257,35 @@ class PushConsumer:
             decode=decode, message_columns=tuple(message_columns), bad_record_column=bad_record_column
         )
 
+    def register_message_columns(
+        self,
+        columns: Sequence[str] = DEFAULT_MESSAGE_COLUMNS,
+        *,
+        body: BodyType | str = BodyType.BINARY,
+        bad_record_column: str = "badRecord",
+    ) -> None:
+        """Write every message as a row with columns of the source as they are, instead of calling a listener.
+
+        No object is made for a message or a row, so this is the fastest way into a table.
+
+        Args:
+            columns: Columns of the source to keep besides the position.
+            body: Type of the column ``body``, a member or its name: ``binary`` or ``string``.
+            bad_record_column: Name of the binary column with the bodies that are not UTF-8, which are null in
+                ``body``; only if that is a string.
+
+        Raises:
+            SchemaError: If a column is unknown or named twice.
+            OptionError: If the type of the body is unknown.
+        """
+        wanted = MessageColumns(
+            names=tuple(columns),
+            body_type=member_of("body", body, BodyType),
+            bad_record_column=bad_record_column,
+        )
+        wanted.check()
+        self._columns = wanted
+
     def register_consume_message_hook(self, hook: ConsumeMessageHook) -> None:
         """Have ``hook`` called on the executors before and after each call of the listener (row D10)."""
         self._hooks.append(hook)
@@ -299,6 +334,8 @@ class PushConsumer:
             RocketMQError: If the cluster does not answer, or the executors' Python lacks this package.
         """
         problems = [*start_problems(sink, checkpoint, trigger), *self._listen_for(sink)]
+        if sink is None and self._columns is not None:
+            problems.append("register_message_columns() needs a sink, such as DeltaSink, for its rows")
         if isinstance(trigger, Mapping) and REAL_TIME in trigger:
             problems += self._real_time_problems(spark)
         options = self._source_options(sink, problems)
@@ -417,8 +454,10 @@ class PushConsumer:
         makes_groups = self._settings.own.commit_interval is not None and options.real_time_ms is None
         if sink is not None and makes_groups:
             check_commits_groups(sink, offset_key(options))
+        if sink is not None and self._columns is not None:
+            check_commits_groups(sink, offset_key(options), what="register_message_columns()")
         log_unused_start(store, offset_key(options), self._settings.own.consume_from_where)
-        has_limit = self._table is None and self._settings.gives_up(orderly=self._is_orderly)
+        has_limit = self._has_listener and self._settings.gives_up(orderly=self._is_orderly)
         warn_of_long_name(self._settings.consumer_group, options.namespace, has_limit=has_limit)
 
     def _free_name(self, spark: SparkSession) -> str:
@@ -429,9 +468,14 @@ class PushConsumer:
         return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
     @property
+    def _has_listener(self) -> bool:
+        """Whether messages go to a listener."""
+        return self._table is None and self._columns is None
+
+    @property
     def _uses_state(self) -> bool:
         """Whether messages reach the listener through Spark (``orderly_engine='state'``)."""
-        return self._table is None and not self._settings.reads_in_engine(orderly=self._is_orderly)
+        return self._has_listener and not self._settings.reads_in_engine(orderly=self._is_orderly)
 
     def _rows(self, messages: DataFrame, options: ReadOptions) -> tuple[DataFrame, Engine | None, StructType]:
         """Return the committer's input, the engine that makes rows from it, and the columns of the sink."""
@@ -440,6 +484,8 @@ class PushConsumer:
         if self._table is not None:
             rows = self._table.rows(messages)
             return rows, None, StructType(rows.schema.fields[:-1])
+        if self._columns is not None:
+            return messages, PickledOnce(LandingEngine(self._columns)), sink_schema(self._columns.schema)
         assert self._output_schema is not None
         schema = listener_schema(self._output_schema)
         rows, engine = self._engine(messages, schema, options)
@@ -548,7 +594,8 @@ class PushConsumer:
             return [
                 "a ChangeTable gets changes instead of rows, so it must be the only sink, without a Route"
             ]
-        if self._table is not None or not isinstance(self._listener, ChangeListener | TablesListener | None):
+        is_free = isinstance(self._listener, ChangeListener | TablesListener | None)
+        if not (self._has_listener and is_free):
             return [
                 "a ChangeTable reads the messages itself; register neither a listener nor a table of messages"
             ]
@@ -564,20 +611,24 @@ class PushConsumer:
             problems=[*self._problems(sink), *problems],
         )
         # A table of messages needs no shuffle, unlike some orderly listeners.
-        return options if self._table is None else options | {"handOverRanges": "true"}
+        return options if self._has_listener else options | {"handOverRanges": "true"}
 
     def _problems(self, sink: object) -> list[str]:
         """Return the problems of listener, hooks and sink."""
         problems = []
-        if self._listener is None and self._table is None:
+        registered = [each for each in (self._listener, self._table, self._columns) if each is not None]
+        if not registered:
             problems.append(
-                "no listener is registered; call register_message_listener() or register_message_table() "
-                "first"
+                "no listener is registered; call register_message_listener(), register_message_table() or "
+                "register_message_columns() first"
             )
-        if self._listener is not None and self._table is not None:
+        if len(registered) > 1:
             problems.append(
-                "both a listener and a table of messages are registered; register only one of them"
+                "more than one of a listener, a table of messages and columns of messages is registered; "
+                "register only one of them"
             )
+        if self._columns is not None:
+            problems += self._column_problems(self._columns)
         if self._settings.own.orderly_engine == OrderlyEngineKind.STATE and (
             problem := state.spark_problem()
         ):
@@ -598,6 +649,17 @@ class PushConsumer:
             for what, one in sent
             if (reason := why_not_picklable(one)) is not None
         ]
+
+    def _column_problems(self, columns: MessageColumns) -> list[str]:
+        """Return why messages cannot be written with only these columns."""
+        problems = []
+        keeps = self._settings.undecodable_messages is UndecodableMessages.KEEP
+        if keeps and PROPERTIES not in columns.names:
+            problems.append(
+                "undecodable_messages='keep' marks a message that cannot be decoded in its properties, which "
+                "register_message_columns() leaves out. Add 'properties' to its columns, or use 'fail'"
+            )
+        return problems
 
     def _real_time_problems(self, spark: object) -> list[str]:
         return argument_problems(
@@ -626,10 +688,10 @@ class PushConsumer:
         """Return why messages cannot be consumed in order of their sharding keys."""
         needs = "orderly_by='sharding_key' needs"
         problems = []
-        if self._table is not None:
+        if not self._has_listener:
+            registered = "table" if self._columns is None else "columns"
             problems.append(
-                f"{needs} a listener, and register_message_table() has none: Spark computes the table. Leave "
-                "out orderly_by"
+                f"{needs} a listener, and register_message_{registered}() has none. Leave out orderly_by"
             )
         elif not self._is_orderly:
             problems.append(

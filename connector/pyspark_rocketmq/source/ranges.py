@@ -41,7 +41,7 @@ import pickle
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from math import inf
@@ -63,7 +63,15 @@ from pyspark_rocketmq.consume.planning import Expected, deal, read_together, sha
 from pyspark_rocketmq.consume.positions import EVERY_BROKER, StoredBy
 from pyspark_rocketmq.consume.read_range import ReadRange, ReadSettings
 from pyspark_rocketmq.errors import OffsetError, TransportError
-from pyspark_rocketmq.model import OPEN_END, BrokerAddress, MessageQueue, QueueBounds, QueueRange, QueueState
+from pyspark_rocketmq.model import (
+    OPEN_END,
+    BrokerAddress,
+    MessageQueue,
+    QueueBounds,
+    QueueRange,
+    QueueState,
+    is_retry_topic,
+)
 from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
 from pyspark_rocketmq.source.schema import PLANNED_RANGE, range_from_json, range_to_json
 from pyspark_rocketmq.stored_values import RetryCounts
@@ -97,6 +105,15 @@ class QueuePartition(ReadRange, InputPartition):
 
     connection: ConnectionSettings
     """Settings with credentials, which its repr, and therefore this class's, leaves out."""
+
+    def with_columns(self, columns: tuple[str, ...] | None) -> QueuePartition:
+        """Return the range with only these columns of a group's messages; None: all columns.
+
+        A retry topic's messages keep all of them: where they were sent to is in one of their properties.
+        """
+        if columns is None or is_retry_topic(self.planned.queue.topic):
+            return self
+        return replace(self, settings=self.settings._replace(columns=columns))
 
 
 def brokers_of(partition: QueuePartition) -> BrokerClient:

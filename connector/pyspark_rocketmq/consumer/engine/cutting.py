@@ -20,18 +20,17 @@ are written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Collection
 from math import inf
 from queue import Empty, SimpleQueue
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.task_commits import TaskCommits as CommitTimes
-from pyspark_rocketmq.consumer.engine.output import Consumed
+from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.parts import GrowingPart, GrowingPlace, PartSender, undone_by_errors
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.hub.task_end import Fate, TaskControl
-from pyspark_rocketmq.listeners.row_buffer import gathered
+from pyspark_rocketmq.model import MessageQueue
 
 Work = Callable[[], None]
 
@@ -119,6 +118,12 @@ class TaskCuts:
         self._thread = thread
         self.own: OwnCommits | None = None
         """The commits of the task itself, if its sink has them."""
+        self._going_on: set[MessageQueue] = set()
+        """Queues of which the part that grows may have rows though their ranges go on."""
+
+    def go_on(self, queues: Collection[MessageQueue]) -> None:
+        """Note that the part that grows gets rows of ranges that go on."""
+        self._going_on.update(queues)
 
     def begin(self, number: int | None) -> bool:
         """Begin to cut; called by the connection's thread, which must not wait for storage.
@@ -161,8 +166,9 @@ class TaskCuts:
                 instructions.nothing_to_cut(number)
 
     def _give_up(self, consumed: Consumed) -> None:
-        # The growing part has what the task committed of the queue before; the driver must get that first.
-        leaving = undone_by_errors(self._place.new_part()) if self.own is None else self._place.leaving()
+        # What the growing part has of the queue from before must reach the driver first.
+        is_begun = self.own is not None or consumed.ack.queue in self._going_on
+        leaving = self._place.leaving() if is_begun else undone_by_errors(self._place.new_part())
         with leaving as part:
             _add_ended(part, consumed, self._instructions)
             if part.is_empty:
@@ -241,9 +247,8 @@ def add_cut(part: GrowingPart, cut: RangeCuts, instructions: TaskControl) -> Non
     for consumed in cut.ended:
         _add_ended(part, consumed, instructions)
     going_on = [each for each in cut.going_on if instructions.fate(each.ack.queue) is not Fate.DROPPED]
-    # A writer's cost is that of a call, if there are few rows.
-    rows = gathered(chain.from_iterable(each.batches() for each in going_on))
-    part.add(rows, [each.ack for each in going_on], is_end=False)
+    together = CutTogether(tuple(going_on))
+    part.add(together.batches(), together.acks, is_end=False)
 
 
 def _add_ended(part: GrowingPart, consumed: Consumed, instructions: TaskControl) -> None:

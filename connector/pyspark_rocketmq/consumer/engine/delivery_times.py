@@ -47,7 +47,7 @@ class DeliveryTimes:
 
     def extend(self, pieces: Iterable[MessagePiece]) -> None:
         """Add the store times of the next messages."""
-        self._stored += [_stored_ms(piece) for piece in pieces if len(piece)]
+        self._stored += [stored_ms(piece) for piece in pieces if len(piece)]
 
     def began(self, index: int, at_s: float) -> None:
         """Note a delivery that begins with message ``index``, and stands for later ones until the next note.
@@ -133,7 +133,8 @@ class EachDeliveryTimes(DeliveryTimes):
 _NO_TIMES: Final = np.empty(0, np.int64)
 
 
-def _stored_ms(piece: MessagePiece) -> npt.NDArray[np.int64]:
+def stored_ms(piece: MessagePiece) -> npt.NDArray[np.int64]:
+    """Return when messages were stored, in milliseconds; 0 where it is not known."""
     if isinstance(piece, list):
         return np.array([message.store_timestamp for message in piece], np.int64)
     column = piece.column(_STORED_AT).cast(pa.int64())

@@ -8,6 +8,7 @@ one *ack row* after a queue's data rows has the JSON of its ``QueueAck`` in that
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.errors import SchemaError
-from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
+from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of, gathered
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import POSITION_COLUMNS
 from pyspark_rocketmq.spark.session import living_session
@@ -85,7 +86,7 @@ def _plain_schema(text: str) -> StructType:
 
 
 class Consumed(NamedTuple):
-    """Rows and ack of one range."""
+    """Rows and ack of one range, or of a cut of it."""
 
     rows: list[Emitted]
     """Rows that may reach the sink."""
@@ -103,3 +104,19 @@ class Consumed(NamedTuple):
                 for value, field in zip(queue, QUEUE_FIELDS, strict=True)
             ]
             yield pa.RecordBatch.from_arrays([*whole, *rows.columns], schema=schema)
+
+
+class CutTogether(NamedTuple):
+    """Cuts of ranges that go on: their engine yields more of each, at least its end."""
+
+    cuts: tuple[Consumed, ...]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all ranges with their positions, a few MiB at a time."""
+        # A writer's cost is that of a call, if there are few rows.
+        return gathered(chain.from_iterable(each.batches() for each in self.cuts))
+
+    @property
+    def acks(self) -> list[QueueAck]:
+        """The ack of each cut."""
+        return [each.ack for each in self.cuts]

@@ -90,7 +90,7 @@ class GrowingPart:
         return Part(
             id=self.id,
             written=tuple(each.to_dict() for each in written),
-            acks=tuple(self._acks),
+            acks=_joined_if_chained(self._acks),
             emitted=self._emitted,
             left_out=self._left_out,
         )
@@ -103,6 +103,16 @@ class GrowingPart:
 
 def _joined(acks: Sequence[QueueAck]) -> tuple[QueueAck, ...]:
     return Group((Part(id="", acks=tuple(acks)),)).acks
+
+
+def _joined_if_chained(acks: Sequence[QueueAck]) -> tuple[QueueAck, ...]:
+    """Return one ack for each queue; all of them if one does not follow, for the driver to judge."""
+    reached: dict[MessageQueue, int] = {}
+    for ack in acks:
+        if reached.get(ack.queue, ack.start) != ack.start:
+            return tuple(acks)
+        reached[ack.queue] = ack.state.next_offset
+    return tuple(acks) if len(reached) == len(acks) else _joined(acks)
 
 
 def _progress(ack: QueueAck) -> Progress:

@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import Source
-from pyspark_rocketmq.consumer.engine.output import Consumed
+from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.task import Engine
 
 _DEEPEST: Final = 6
@@ -33,7 +33,7 @@ class PickledOnce:
 
     def __call__(
         self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
-    ) -> Iterator[Consumed]:
+    ) -> Iterator[Consumed | CutTogether]:
         """Consume as ``Engine`` does; for a caller in this process."""
         engine: Engine = pickle.loads(self._pickled)  # noqa: S301 - its own
         return engine(source, instructions)

@@ -14,11 +14,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
-from pyspark_rocketmq.consume.part import QueueAck
+from pyspark_rocketmq.consume.part import GOING_ON, QueueAck
 from pyspark_rocketmq.consume.retry_counts import (
     from_offset,
     spans_of,
@@ -33,8 +33,6 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns, RowColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import NOTHING_READ, Arrival, EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import NO_MESSAGES, RememberedMessages, RetryCounts
-
-_GOING_ON: Final = "GOING_ON"
 
 
 class RangeRun(ABC):
@@ -282,7 +280,7 @@ class RangeRun(ABC):
             read=self._read,
             consumed=done - self._cut_index,
             failed=self._failed,
-            finished=_GOING_ON if finished is None else str(finished),
+            finished=GOING_ON if finished is None else str(finished),
             last_error=self._last_error,
             refused_letter=self._refused_letter,
             metrics=ConsumeMetrics(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -23,7 +23,7 @@ from pyspark_rocketmq.consume.part import Part, QueueAck, continued
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource, Source
 from pyspark_rocketmq.consumer.engine.cutting import CutThread, OwnCommits, TaskCuts
-from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed
+from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.parts import GrowingPart, GrowingPlace, PartSender
 from pyspark_rocketmq.errors import RocketMQError, without_frames
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
@@ -86,19 +86,27 @@ class TaskParts:
         if self._instructions is None or not self.take(consumed):
             self.add_rows(consumed.batches(), [consumed.ack])
 
-    def add_rows(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck]) -> None:
-        """Add rows, and the acks of ranges that end with them.
+    def add_cuts(self, cut: CutTogether) -> None:
+        """Add results of ranges that go on."""
+        if self._cuts is not None:
+            self._cuts.go_on([ack.queue for ack in cut.acks])
+        self.add_rows(cut.batches(), cut.acks, is_end=False)
+
+    def add_rows(
+        self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck], *, is_end: bool = True
+    ) -> None:
+        """Add rows, and the acks of ranges that end with them or, unless ``is_end``, go on after them.
 
         Raises:
             BaseException: If a part could not be handed over.
         """
         self._check()
         with self._place.part() as part:
-            part.add(data, acks)
+            part.add(data, acks, is_end=is_end)
         if self._instructions is None or self._cuts is None:
             return
         # A queue given up while its rows were written was not yet among the kept ones.
-        if acks and self._instructions.kept([ack.queue for ack in acks]):
+        if acks and is_end and self._instructions.kept([ack.queue for ack in acks]):
             self._cuts.begin(None)
         if any(ack.counts for ack in acks):
             self._instructions.settled()
@@ -170,11 +178,21 @@ class Engine(Protocol):
 
     def __call__(
         self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
-    ) -> Iterator[Consumed]:
+    ) -> Iterator[Consumed | CutTogether]:
         """Consume the ranges of ``source`` as they arrive; yield the result of each range at its end.
 
-        ``instructions`` may end a range early.
+        ``instructions`` may end a range early. An engine may also yield cuts of its ranges before.
         """
+        ...
+
+
+@runtime_checkable
+class ReadsColumns(Protocol):
+    """An engine that takes messages only in columns, and not all of them."""
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        """Columns of the source to read; they contain those from which a range is followed."""
         ...
 
 
@@ -212,7 +230,8 @@ class BatchTask:
             instructions = self._ask(tickets)
             could_ask = instructions is not None if tickets and self._terms is not None else None
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
-            source = _source_of(() if is_held_back else tickets, instructions)
+            columns = self._engine.needed_columns if isinstance(self._engine, ReadsColumns) else None
+            source = _source_of(() if is_held_back else tickets, instructions, columns)
             finished = self._written(self._engine(source, instructions or NO_INSTRUCTIONS), instructions)
         freeze_modules()
         result = {"parts": json.dumps([part.facts for part in finished]), "could_ask": could_ask}
@@ -246,15 +265,18 @@ class BatchTask:
         return asked
 
     def _written(
-        self, brought: Iterable[Consumed | _RowsAndAcks], instructions: TaskControl | None
+        self, brought: Iterable[Consumed | CutTogether | _RowsAndAcks], instructions: TaskControl | None
     ) -> list[Part]:
         parts = TaskParts(self._writer, instructions)
         try:
             for result in brought:
-                if isinstance(result, Consumed):
-                    parts.add(result)
-                else:
-                    parts.add_rows([result.data], result.acks)
+                match result:
+                    case Consumed():
+                        parts.add(result)
+                    case CutTogether():
+                        parts.add_cuts(result)
+                    case _:
+                        parts.add_rows([result.data], result.acks)
                 # Release it before the next range is consumed.
                 del result
             return parts.finish()
@@ -263,28 +285,37 @@ class BatchTask:
             raise
 
 
-def _source_of(tickets: Sequence[Ticket], instructions: TaskControl | None) -> Source:
-    """Return the source that reads the tickets' ranges, which are either all open or all closed."""
+def _source_of(
+    tickets: Sequence[Ticket], instructions: TaskControl | None, columns: tuple[str, ...] | None
+) -> Source:
+    """Return the source that reads the tickets' ranges, which are either all open or all closed.
+
+    ``columns`` are those of a :class:`ReadsColumns`; None for another engine.
+    """
     if not any(ticket.open_for_s for ticket in tickets):
-        return ClosedSource(_read(tickets, instructions))
-    begun = list(chain.from_iterable(_begun(ticket, instructions) for ticket in tickets))
+        return ClosedSource(_read(tickets, instructions, columns))
+    begun = list(chain.from_iterable(_begun(ticket, instructions, columns) for ticket in tickets))
     # If all ranges were given up already, the engine gets an empty source and ends immediately.
-    return RangeArrivals(begun) if begun else ClosedSource(())
+    return RangeArrivals(begun, few_as_objects=columns is None) if begun else ClosedSource(())
 
 
-def _begun(ticket: Ticket, instructions: TaskControl | None) -> list[QueuePartition]:
+def _begun(
+    ticket: Ticket, instructions: TaskControl | None, columns: tuple[str, ...] | None
+) -> list[QueuePartition]:
     """Return the ticket's ranges, except those that the driver has given up by now."""
     return [
-        partition
+        partition.with_columns(columns)
         for partition in ticket.partitions
         if instructions is None or instructions.begins(partition.planned.queue)
     ]
 
 
-def _read(tickets: Iterable[Ticket], instructions: TaskControl | None) -> Iterator[Sequence[Arrival]]:
+def _read(
+    tickets: Iterable[Ticket], instructions: TaskControl | None, columns: tuple[str, ...] | None
+) -> Iterator[Sequence[Arrival]]:
     """Read the tickets' ranges in order, except those that the driver has given up when it is their turn."""
     for ticket in tickets:
-        yield from closed_arrivals(_begun(ticket, instructions))
+        yield from closed_arrivals(_begun(ticket, instructions, columns))
 
 
 class _RowsAndAcks(NamedTuple):
