@@ -20,6 +20,7 @@ from bench import (
     groups,
     growth,
     handover,
+    landing,
     latency,
     memory,
     micro_batch,
@@ -50,6 +51,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "micro_batch": micro_batch.run,
     "consume": consume.run,
     "consume_concurrent": consume_concurrent.run,
+    "landing": landing.run,
     "suspended": suspended.run,
     "order_by_key": order_by_key.run,
     "latency": latency.run,
@@ -109,7 +111,8 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
     "--rounds",
     type=int,
     help=(
-        "pull, source, beside_kafka, change_table, sink, micro_batch, consume, consume_concurrent, suspended, order_by_key, latency, "
+        "pull, source, beside_kafka, change_table, sink, micro_batch, consume, consume_concurrent, landing, suspended, "
+        "order_by_key, latency, "
         "handover, rate_source, delta_sink, old_sinks, compaction, object_store, growth, groups, simulator, "
         "worker: rounds that count."
     ),
@@ -117,10 +120,12 @@ class _Listed(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--per-trigger",
     type=int,
-    help="micro_batch, consume, consume_concurrent, suspended, order_by_key: messages per micro-batch.",
+    help="micro_batch, consume, consume_concurrent, landing, suspended, order_by_key: messages per micro-batch.",
 )
 @click.option(
-    "--batches", type=int, help="micro_batch, consume, consume_concurrent, suspended: micro-batches per run."
+    "--batches",
+    type=int,
+    help="micro_batch, consume, consume_concurrent, landing, suspended: micro-batches per run.",
 )
 @click.option(
     "--seconds",

@@ -87,6 +87,11 @@ _SECTIONS: Final = {
         "A concurrent listener that waits 5 ms per message, 20 calls at a time. *Bare*: only Python, "
         "sleeping."
     ),
+    "landing": _Section(
+        "`register_message_columns` into a Delta table, exactly once, beside `write_deltalake` with the same "
+        'rows, which are in memory before, and a plain stream into `format("delta")`. Messages of 1 KiB.',
+        ("landing", "write_deltalake", "plain stream"),
+    ),
     "suspended": _Section(
         "One queue of eight suspends every message. The cost is what the other seven lose against a run "
         "without that queue."

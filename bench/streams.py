@@ -90,7 +90,13 @@ class Backlog:
 
 @contextmanager
 def real_backlog(
-    topic: str, message: Callable[[int], Message], *, per_trigger: int, batches: int, queues: int = QUEUES
+    topic: str,
+    message: Callable[[int], Message],
+    *,
+    per_trigger: int,
+    batches: int,
+    queues: int = QUEUES,
+    with_delta: bool = False,
 ) -> Iterator[Backlog]:
     """A real broker with ``message(n)`` for n = 0, 1 … in all queues of ``topic``, and a session."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
@@ -98,7 +104,7 @@ def real_backlog(
         cluster.create_topic(topic, queues)
         per_queue = per_trigger * batches // queues
         fill(cluster.name_servers, topic, queues=queues, per_queue=per_queue, message=message)
-        with bench_session(work) as spark:
+        with bench_session(work, with_delta=with_delta) as spark:
             yield Backlog(
                 spark=spark,
                 name_servers=cluster.name_servers,
