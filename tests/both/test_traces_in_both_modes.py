@@ -34,7 +34,7 @@ from pyspark_rocketmq.consumer.engine.arrivals import ClosedSource
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.output import Consumed
+from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
 from pyspark_rocketmq.consumer.engine.task import Engine
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
@@ -291,8 +291,9 @@ class OurRun(StoredTrace):
     def _partitions(self, planned: Iterable[QueueRange]) -> list[QueuePartition]:
         return partitions_of(planned, self._options, {_BROKER: self.address}, {})  # type: ignore[dict-item]
 
-    def _take(self, results: Iterable[Consumed]) -> None:
+    def _take(self, results: Iterable[Consumed | CutTogether]) -> None:
         for consumed in results:
+            assert isinstance(consumed, Consumed)
             queue, ack = consumed.ack.queue, consumed.ack
             assert ack.start == self.states[queue].next_offset
             self.rows += [key for rows in consumed.batches() for key in rows.column("key").to_pylist()]

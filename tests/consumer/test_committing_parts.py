@@ -42,6 +42,7 @@ class Driver(Instructions):
         self.settled_here: Callable[[], None] = lambda: None
         self.rests_here: Callable[[], None] = lambda: None
         self.is_stopped = threading.Event()
+        self.ended: frozenset[MessageQueue] = frozenset()
 
     def limit_rows(self, nbytes: int, _: Callable[[], bool]) -> None:
         self.rows_limit = nbytes
@@ -67,7 +68,7 @@ class Driver(Instructions):
 
     def hand_over(self, part: Part, *, ends: frozenset[MessageQueue], cut: int | None) -> bool:
         self.handed.append(part)
-        self.ends = ends
+        self.ended = ends
         return True
 
     def stop(self) -> None:
@@ -247,7 +248,7 @@ def test_a_queue_that_is_given_up_leaves_with_all_that_was_committed_of_it(
 
     [part] = driver.handed
     assert [(ack.start, ack.state.next_offset) for ack in part.acks] == [(0, last)]
-    assert driver.ends == frozenset({A})
+    assert driver.ended == frozenset({A})
     assert driver.freed == []
     assert database.rows == [(0, offset) for offset in range(last)]
 
@@ -288,7 +289,7 @@ def test_the_driver_gets_to_know_a_refused_queue_now(driver: Driver, database: D
     [part] = driver.handed
     assert part.written == ({"refused": [A]},)
     assert sorted(queues_of(part)) == [A, B]
-    assert driver.ends == frozenset()
+    assert driver.ended == frozenset()
     assert database.rows == [(1, 0)]
     parts.finish()
 

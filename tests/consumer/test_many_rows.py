@@ -23,6 +23,7 @@ from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
+from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.task import Engine, TaskParts
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext, DeliveryContext
 from pyspark_rocketmq.listeners.forms import form_of
@@ -85,6 +86,7 @@ def consume(engine: Engine, planned: QueueRange, folder: Path) -> Part:
     writer = TaskWriter(table_uri=str(folder), schema=TABLE, partition_by=(), watermarks={QUEUE: 0})
     parts = TaskParts(writer, None)
     for consumed in engine(source_of(rows_of(planned), 9)):
+        assert isinstance(consumed, Consumed)
         parts.add(consumed)
     [part] = parts.finish()
     return part

@@ -186,7 +186,7 @@ def test_a_filter_several_sinks_and_text_bodies(landing: Landing) -> None:
         producer.send(Message(topic=landing.topic, body=b"\xff", properties={"TAGS": "t1"}))
     sinks = [
         DeltaSink(landing.folder / "table"),
-        Route(DeltaSink(landing.folder / "bad"), where=pc.field("badRecord").is_valid()),
+        Route(sink=DeltaSink(landing.folder / "bad"), where=pc.field("badRecord").is_valid()),
     ]
     landing.drain(landing.consumer(["body"], tags="t1 || t2", body="string"), sinks)
 

@@ -5,6 +5,7 @@ python -m tests.change_data.real.feeder     # its jars into .cache/
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -97,7 +98,7 @@ class Feeder(Closing):
         self.kill()
 
 
-def _debezium(database: dict[str, object], folder: Path) -> dict[str, object]:
+def _debezium(database: Mapping[str, object], folder: Path) -> dict[str, object]:
     return {
         "name": "proof",
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
