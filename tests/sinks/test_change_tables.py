@@ -224,6 +224,27 @@ def test_a_table_is_made_with_the_source_s_types(tmp_path: Path) -> None:
     assert left == ["_delta_log"]
 
 
+@pytest.mark.parametrize("types", [_TYPES, {}], ids=["types", "no types"])
+def test_a_value_that_an_update_left_out_comes_later(tmp_path: Path, types: Any) -> None:
+    """K2: the table gets the column with the update, whose row notes that it lacks the value."""
+    rows = {Operation.UPDATE: {"id": 1, "a": 2}, Operation.INSERT: {"id": 1, "a": 1, "b": 7}}
+    query = Query(tmp_path)
+    for number, (operation, row) in enumerate(rows.items()):
+        given = Change(
+            table=ORDERS,
+            operation=operation,
+            key={"id": 1},
+            row=row,
+            absent=frozenset("b") - row.keys(),
+            position=(9 - number,),
+            types=types,
+        )
+        query.apply([Sent(given, number)])
+
+    [found] = table_rows(tmp_path / "shop" / "orders").values()
+    assert found == ({"a": 2, "b": 7} if types else {"a": "2", "b": "7"})
+
+
 def test_only_tables_with_changes_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """K2: an idle table costs nothing, and a batch writes one file, whatever the number of tables."""
     tables = [SourceTable("shop", None, f"t{number}") for number in range(12)]

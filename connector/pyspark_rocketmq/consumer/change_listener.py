@@ -234,7 +234,7 @@ class ChangeListener:
         """
         if self._schema_changes == "ignore":
             return []
-        return sorted(name for name in change.absent - self._known if name in change.types)
+        return sorted(change.absent - self._known)
 
     def _checked(self, values: Mapping[str, Any], change: Change) -> dict[str, Any]:
         """Return values that fit their columns exactly."""

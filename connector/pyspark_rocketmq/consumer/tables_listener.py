@@ -104,7 +104,7 @@ class TablesListener:
         if change.operation is not Operation.UPDATE and change.absent:
             raise whole_row_problem(sorted(change.absent))
         # An update's row notes that it lacks these values, for which the table must have the columns.
-        absent = routed.row(dict.fromkeys(sorted(change.absent & change.types.keys())))
+        absent = routed.row(dict.fromkeys(sorted(change.absent)))
         values = {**routed.row(change.row), **absent, **key}
         names = tuple(values)
         if names not in self._problems:
