@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from pyspark_rocketmq.change_data.change import (
     Change,
@@ -24,7 +24,7 @@ from pyspark_rocketmq.change_data.change import (
     SourceType,
 )
 from pyspark_rocketmq.consumer.change_listener import ChangeListener
-from pyspark_rocketmq.errors import SinkConflict
+from pyspark_rocketmq.errors import SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue, queue_columns
 from pyspark_rocketmq.sinks.base import Span
 from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender
@@ -338,3 +338,24 @@ def test_versions_get_a_column_that_comes_up(tmp_path: Path) -> None:
 
     rows = DeltaTable(tmp_path).to_pyarrow_table().sort_by("__position")
     assert (rows["a"].to_pylist(), rows["e"].to_pylist()) == ([1, 2, 1], [None, None, "x"])
+
+
+@pytest.mark.parametrize(
+    "name", ["__effect", "__time", "__operation", "__absent", "__day", "__Effect", "__OLDER"]
+)
+def test_names_that_the_sink_uses(tmp_path: Path, name: str) -> None:
+    """K3: a column of the source with one of these makes a bad change; a table with one is refused."""
+    query = Query(tmp_path / "without", bad_changes="keep")
+    query.apply(
+        sent([change(Operation.INSERT, 1, id=1, **{name: 7}), change(Operation.INSERT, 2, id=2, a=1)])
+    )
+    assert table_rows(tmp_path / "without").keys() == {2}
+    [bad] = DeltaTable(tmp_path / "without" / "_bad_changes").to_pyarrow_table().to_pylist()
+    assert f"Column {name} has the name of one" in bad["problem"]
+
+    columns = pa.schema([("id", pa.int64()), (name, pa.int64())])
+    with pytest.raises(SchemaError, match=rf"{name} of .* are the change table's own"):
+        Query(tmp_path / "given", columns=columns)
+    write_deltalake(tmp_path / "stored", pa.table({"id": [1], name: [2]}))
+    with pytest.raises(SchemaError, match=rf"{name} of .* are the change table's own"):
+        Query(tmp_path / "stored", columns=None)

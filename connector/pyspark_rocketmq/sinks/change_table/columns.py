@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, DELETED, OLDER, OPERATION, POSITION
+from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, DELETED, EFFECT, OLDER, OPERATION, POSITION
 from pyspark_rocketmq.sinks.change_table.versions import HISTORY_FIELDS, MOMENT, TIME
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 
@@ -29,8 +29,12 @@ TARGET: Final = "__target"
 """Column of a change of many tables with the folder of its table; empty if it is not known."""
 KEYS: Final = "__keys"
 """Column of a change of many tables with its key's columns as a JSON list; null for a truncation."""
+DAY: Final = "__day"
+"""Column of a table beside a change table with the day on which a row was recorded."""
 HIDDEN: Final = frozenset({POSITION, OLDER, DELETED, *(field.name for field in HISTORY_FIELDS)})
 """Columns that a change table may have besides those of the source's table."""
+_RESERVED: Final = frozenset(name.lower() for name in {*HIDDEN, OPERATION, ABSENT, TIME, EFFECT, DAY})
+"""Names, in small letters, of all columns that stand beside a table's own ones while changes are applied."""
 _PREFIX: Final = "of_"
 """Beginning of the names of the table's columns, so that any name is allowed there."""
 
@@ -47,6 +51,11 @@ def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
         pa.field(MORE, pa.string()),
         *(pa.field(value_column(field.name), field.type) for field in table if field.name not in HIDDEN),
     ]
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether no column of the source may have a name, in whatever case."""
+    return name.lower() in _RESERVED
 
 
 def routed_columns() -> pa.Schema:

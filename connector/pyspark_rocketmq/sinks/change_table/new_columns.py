@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.sinks.change_table.carried import arrow_type, carried_values, common_type, fitted
-from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, MORE, PROBLEM, value_column
+from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, MORE, PROBLEM, is_reserved, value_column
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION
 
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
@@ -24,7 +24,7 @@ _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 
 def name_problem(name: str, known: Iterable[str]) -> str | None:
     """Return why a table with the columns ``known`` cannot have a column of this name; None if it can."""
-    if name in HIDDEN:
+    if is_reserved(name):
         return f"Column {name} has the name of one of the change table's own. Rename it in the source."
     if _FORBIDDEN & set(name) or not name:
         return f"Delta forbids characters of the column's name {name!r}. Rename it in the source."

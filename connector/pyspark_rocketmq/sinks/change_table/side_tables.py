@@ -26,14 +26,13 @@ from pyspark_rocketmq.change_data.effects import LOWEST, Order
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.delta.table import create_table, open_table, rows_of_files
 from pyspark_rocketmq.display import masked
-from pyspark_rocketmq.sinks.change_table.columns import BODY, PROBLEM
+from pyspark_rocketmq.sinks.change_table.columns import BODY, DAY, PROBLEM
 from pyspark_rocketmq.sinks.change_table.compaction import OPERATION, POSITION, Key, keys_of
 from pyspark_rocketmq.sinks.change_table.versions import TIME, Truncations
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 
 logger = logging.getLogger(__name__)
 
-_DAY: Final = "__day"
 _COMPACT_EVERY: Final = 50
 """Versions between two compactions of the table of deletions."""
 _HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
@@ -65,9 +64,9 @@ class RecentRows:
         if not len(rows):
             return
         days = pa.repeat(pa.scalar(self.today(), pa.date32()), len(rows))
-        rows = rows.append_column(_DAY, days)
+        rows = rows.append_column(DAY, days)
         table = self.opened() or create_table(
-            self.uri, _nullable(rows.schema), [_DAY], self.storage, configuration=dict(_PROPERTIES)
+            self.uri, _nullable(rows.schema), [DAY], self.storage, configuration=dict(_PROPERTIES)
         )
         write_deltalake(table, rows, mode="append", schema_mode="merge", post_commithook_properties=_HOOKS)
         self._maintain(table.version())
@@ -89,7 +88,7 @@ class RecentRows:
             return
         try:
             table = open_table(self.uri, self.storage)
-            table.delete(f"{_DAY} < '{self.today() - timedelta(days=self.kept_days)}'")
+            table.delete(f"{DAY} < '{self.today() - timedelta(days=self.kept_days)}'")
             table.optimize.compact()
             table.vacuum(dry_run=False)
             table.cleanup_metadata()

@@ -29,7 +29,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender
 from pyspark_rocketmq.sinks.change_table.batch_changes import ChangeRules, add_new_columns
 from pyspark_rocketmq.sinks.change_table.change_files import ChangeRows
-from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, change_schema
+from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, change_schema, is_reserved
 from pyspark_rocketmq.sinks.change_table.compaction import POSITION, TableColumns
 from pyspark_rocketmq.sinks.change_table.history_appender import HistoryAppender
 from pyspark_rocketmq.sinks.change_table.versions import HISTORY_FIELDS, START_AT
@@ -236,10 +236,12 @@ class ChangeTable(DeltaSink):
         known = {field.name for field in given} | HIDDEN
         stored = () if handle is None else handle.log.table.arrow_schema
         fields = [*given, *(field for field in stored if field.name not in known)]
-        clashes = sorted(HIDDEN & {field.name for field in given})
+        # A change table has columns of its own that are hidden, but no others with such a name.
+        clashes = sorted({field.name for field in fields if is_reserved(field.name)})
         if clashes:
             raise SchemaError(
-                f"Column(s) {', '.join(clashes)} of {self.path} are the change table's own. Leave them out."
+                f"Column(s) {', '.join(clashes)} of {self.path} are the change table's own. Leave them out, "
+                "or rename them."
             )
         return pa.schema([pa.field(field.name, field.type) for field in fields])
 
