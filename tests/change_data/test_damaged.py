@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from pyspark_rocketmq.change_data.change import (
     SchemaChange,
 )
 from pyspark_rocketmq.change_data.envelopes import envelope_of
+from pyspark_rocketmq.sinks.change_table.carried import carried
 from tests.change_data.samples import recorded
 from tests.change_data.test_maxwell import event
 
@@ -53,7 +54,22 @@ def replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
     return copy
 
 
-@pytest.mark.parametrize(
+EXTREMES = {
+    "great exponent": "1e9999999999999999999",
+    "small exponent": "-1e-9999999999999999999",
+    "exponent without a float": "1e999999",
+    "long number": "9" * 5000,
+    "infinite": "Infinity",
+    "no number": "NaN",
+    "lists": "[" * 900 + "]" * 900,
+    "objects": '{"a":' * 450 + "1" + "}" * 450,
+    "lists without end": "[" * 100_000,
+    "great scale": '{"scale": 99999999999999999999999, "value": "AA=="}',
+    "small scale": '{"scale": -999999999, "value": "AQ=="}',
+    "half a pair": '"\\ud83d"',
+}
+"""Values that JSON has and nothing else holds."""
+ENVELOPES = pytest.mark.parametrize(
     ("envelope", "samples"),
     [
         (envelope_of("canal", {"source_time_zone": "UTC"}), CANAL),
@@ -62,6 +78,18 @@ def replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
     ],
     ids=["canal", "debezium", "maxwell"],
 )
+
+
+def check(decoded: Sequence[Any]) -> None:
+    """Check that there are changes, whose values can be written as text."""
+    assert decoded
+    for change in decoded:
+        assert isinstance(change, Change | SchemaChange | PassedOver | BadChange)
+        if isinstance(change, Change):
+            assert len(carried({**change.row, **change.key}, change.types)) < 1_000_000
+
+
+@ENVELOPES
 @given(data=st.data())
 def test_no_value_raises(envelope: Envelope, samples: list[Any], data: st.DataObject) -> None:
     """K6: what cannot be understood is a bad change, never an exception."""
@@ -72,3 +100,24 @@ def test_no_value_raises(envelope: Envelope, samples: list[Any], data: st.DataOb
     decoded = envelope.decode(ChangeMessage(body, data.draw(st.sampled_from(["", "{}", "key", '{"id": 1}']))))
     assert decoded
     assert all(isinstance(change, Change | SchemaChange | PassedOver | BadChange) for change in decoded)
+
+
+@pytest.mark.parametrize("extreme", EXTREMES)
+@ENVELOPES
+def test_no_extreme_value_raises(envelope: Envelope, samples: list[Any], extreme: str) -> None:
+    """K6: wherever it is in a message or in its KEYS, as a value or within a text."""
+    value = EXTREMES[extreme]
+    for form in (value, json.dumps(value)):
+        for path in places(samples[0]):
+            body = json.dumps(replaced(samples[0], path, "~here~")).replace('"~here~"', form)
+            check(envelope.decode(ChangeMessage(body.encode())))
+        check(envelope.decode(ChangeMessage(json.dumps(samples[0]).encode(), f'{{"id": {form}}}')))
+
+
+@pytest.mark.parametrize("name", ["bit", "binary", "decimal", "enum", "varchar"])
+@pytest.mark.parametrize("length", ["99999999999999999999", "9" * 5000, "-1", "0", "1,99999999999999"])
+def test_no_length_of_a_type_raises(name: str, length: str) -> None:
+    """K6: nor does one take memory or time."""
+    row = {"data": [{"id": "1", "v": "1"}], "mysqlType": {"id": "int", "v": f"{name}({length})"}}
+    flat = {"type": "INSERT", "database": "d", "table": "t", "pkNames": ["id"], "gtid": "", **row}
+    check(envelope_of("canal", {"source_time_zone": "UTC"}).decode(ChangeMessage(json.dumps(flat).encode())))

@@ -405,6 +405,19 @@ def test_variable_decimal_is_exact_without_a_schema() -> None:
     assert one(decode(payload)).row["v"] == Decimal("2.50")
 
 
+def test_absurd_scale_and_dimensions_are_refused() -> None:
+    """K6: their digits, or the type, would fill the memory of whoever writes them."""
+    scale = {"scale": -999_999_999, "value": "AQ=="}
+    lists: dict[str, Any] = {"type": "int32"}
+    for _ in range(40):
+        lists = {"type": "array", "items": lists}
+    variable = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal"}
+    for message in (with_schema(scale, **variable), with_schema(scale)["payload"]):
+        assert "has the scale -999999999" in reason(decode(message, {"id": 1}))
+    for message in (with_schema([], **lists), with_schema(json.loads("[" * 40 + "]" * 40))["payload"]):
+        assert "more than 32 dimensions" in reason(decode(message, {"id": 1}))
+
+
 def test_fields_of_null_and_absent_are_different() -> None:
     """K6: fact 39: a column that a message lacks is neither NULL nor there."""
     assert one(decode(mysql())).row == {"id": 1}

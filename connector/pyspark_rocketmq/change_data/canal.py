@@ -29,7 +29,7 @@ from pyspark_rocketmq.change_data.json_text import parse
 from pyspark_rocketmq.change_data.mysql_types import mysql_column
 from pyspark_rocketmq.change_data.rows import RowImage, key_columns
 from pyspark_rocketmq.change_data.rules import Column, Rules, checked, decoded, source_time, transactions_in
-from pyspark_rocketmq.change_data.times import Unreadable
+from pyspark_rocketmq.change_data.times import MALFORMED, Unreadable
 
 _OPERATIONS: Final = {
     "INSERT": Operation.INSERT,
@@ -55,7 +55,7 @@ class CanalJson:
             if not isinstance(flat, dict):
                 return [BadChange("the body is no JSON object")]
             return list(self._changes(_Flat(flat)))
-        except ValueError as fault:
+        except MALFORMED as fault:
             return [BadChange(f"the body is no message of Canal: {fault}")]
 
     def _changes(self, flat: _Flat) -> Iterator[Decoded]:
@@ -93,13 +93,13 @@ class CanalJson:
             return
         try:
             shape = self._shape(operation, table, flat)
-        except ValueError as fault:
+        except MALFORMED as fault:
             yield from (BadChange(str(fault), table) for _ in rows)
             return
         for at, row in enumerate(rows):
             try:
                 yield from shape.image(row, olds[at] if at < len(olds) else {}).changes()
-            except ValueError as fault:
+            except MALFORMED as fault:
                 yield BadChange(str(fault), table)
 
     def _shape(self, operation: Operation, table: SourceTable, flat: _Flat) -> _Shape:

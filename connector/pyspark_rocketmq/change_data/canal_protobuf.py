@@ -33,7 +33,7 @@ from pyspark_rocketmq.change_data.rules import (
     source_time,
     transactions_in,
 )
-from pyspark_rocketmq.change_data.times import Unreadable
+from pyspark_rocketmq.change_data.times import MALFORMED, Unreadable
 
 Fields: TypeAlias = Mapping[int, Sequence[int | bytes]]
 
@@ -79,7 +79,7 @@ class CanalProtobuf:
             return [change for entry in entries for change in self._entry(entry)] or [
                 PassedOver("empty body")
             ]
-        except ValueError as fault:
+        except MALFORMED as fault:
             return [BadChange(f"the body is no packet of Canal: {fault}")]
 
     def _entry(self, encoded: bytes) -> Iterator[Decoded]:
@@ -93,7 +93,7 @@ class CanalProtobuf:
         table = SourceTable(text(header, 8), None, name) if name else None
         try:
             yield from self._changes(header, change, table)
-        except ValueError as fault:
+        except MALFORMED as fault:
             yield BadChange(str(fault), table)
 
     def _changes(self, header: Fields, change: Fields, table: SourceTable | None) -> Iterator[Decoded]:
@@ -120,7 +120,7 @@ class CanalProtobuf:
         try:
             row = fields(encoded if isinstance(encoded, bytes) else b"")
             yield from self._image(operation, table, row, position, header).changes()
-        except ValueError as fault:
+        except MALFORMED as fault:
             yield BadChange(str(fault), table)
 
     def _image(

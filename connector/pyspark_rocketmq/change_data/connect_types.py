@@ -32,7 +32,11 @@ from pyspark_rocketmq.change_data.times import (
 
 Decode = Callable[[Any], Any]
 
+DEEPEST_ARRAY: Final = 32
+"""Maximum number of dimensions of an array; PostgreSQL has 6."""
 _UNSIGNED: Final = 2**64
+_MOST_DIGITS: Final = 131_072
+"""Digits that PostgreSQL's numeric may have before the point; behind it there are fewer."""
 _LONGEST_BITS: Final = 64
 
 
@@ -58,7 +62,9 @@ def connect_column(schema: Mapping[str, Any], rules: Rules) -> Column[Any]:
     return _column(_field(schema), rules)
 
 
-def _field(schema: Mapping[str, Any]) -> _Field:
+def _field(schema: Mapping[str, Any], depth: int = 0) -> _Field:
+    if depth > DEEPEST_ARRAY:
+        raise Unreadable(f"an array has more than {DEEPEST_ARRAY} dimensions")
     items, parameters = schema.get("items"), schema.get("parameters")
     return _Field(
         type=str(schema.get("type")),
@@ -66,7 +72,7 @@ def _field(schema: Mapping[str, Any]) -> _Field:
         parameters=tuple(sorted((str(key), str(value)) for key, value in parameters.items()))
         if isinstance(parameters, dict)
         else (),
-        items=_field(items) if isinstance(items, dict) else None,
+        items=_field(items, depth + 1) if isinstance(items, dict) else None,
     )
 
 
@@ -158,6 +164,8 @@ def _decimal(field: _Field, _rules: Rules) -> Column[Any]:
 
 
 def _unscaled(encoded: bytes, scale: int) -> Decimal:
+    if abs(scale) > _MOST_DIGITS:
+        raise Unreadable(f"no decimal has the scale {scale}")
     sign, digits, _ = Decimal(int.from_bytes(encoded, "big", signed=True)).as_tuple()
     return Decimal((sign, digits, -scale))
 

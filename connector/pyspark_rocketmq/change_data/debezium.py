@@ -33,10 +33,10 @@ from pyspark_rocketmq.change_data.change import (
     SourceTable,
     SourceType,
 )
-from pyspark_rocketmq.change_data.connect_types import connect_column, variable_decimal
+from pyspark_rocketmq.change_data.connect_types import DEEPEST_ARRAY, connect_column, variable_decimal
 from pyspark_rocketmq.change_data.json_text import parse, show
 from pyspark_rocketmq.change_data.rules import Column, Rules, checked, decoded, number_of_file, source_time
-from pyspark_rocketmq.change_data.times import Unreadable
+from pyspark_rocketmq.change_data.times import MALFORMED, Unreadable
 
 _OPERATIONS: Final = {
     "c": Operation.INSERT,
@@ -61,7 +61,7 @@ class DebeziumJson:
             return [PassedOver("tombstone")]
         try:
             value = _Struct.of(parse(message.body), self.rules)
-        except ValueError as fault:
+        except MALFORMED as fault:
             return [BadChange(f"the body is no message of Debezium: {fault}")]
         control = _control_message(value.payload)
         if control is not None:
@@ -71,7 +71,7 @@ class DebeziumJson:
             event = _flat_event(value) if "op" not in value.payload else _nested_event(value)
             table = event.table
             return [self._change(event, _key(message.keys, self.rules))]
-        except ValueError as fault:
+        except MALFORMED as fault:
             return [BadChange(str(fault), table)]
 
     def _change(self, event: _Event, key: _Struct) -> Change:
@@ -346,13 +346,15 @@ def _is_unavailable(value: Any, placeholder: str) -> bool:
             return False
 
 
-def _without_schema(value: Any) -> Any:
+def _without_schema(value: Any, depth: int = 0) -> Any:
     match value:
         case {"scale": int(), "value": str(), **rest} if not rest:
             return variable_decimal(value)
         case dict():
             return show(value)
+        case list() if depth < DEEPEST_ARRAY:
+            return tuple(_without_schema(item, depth + 1) for item in value)
         case list():
-            return tuple(_without_schema(item) for item in value)
+            raise Unreadable(f"an array has more than {DEEPEST_ARRAY} dimensions")
         case _:
             return value

@@ -11,9 +11,11 @@ from base64 import b64encode
 from datetime import date
 from decimal import Decimal
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from pyspark_rocketmq.change_data.times import Unreadable, utc_text
+
+_TOO_DEEP: Final = "it is nested too deeply"
 
 
 def parse(text: bytes | str) -> Any:
@@ -29,7 +31,9 @@ def parse(text: bytes | str) -> Any:
         if "\\ud" in decoded or "\\uD" in decoded:
             show(value).encode("utf-8")
     except RecursionError:
-        raise Unreadable("it is nested too deeply") from None
+        raise Unreadable(_TOO_DEEP) from None
+    except ArithmeticError:
+        raise Unreadable("it has a number whose exponent is out of bounds") from None
     return value
 
 
@@ -38,7 +42,18 @@ def _refuse(name: str) -> NoReturn:
 
 
 def show(value: Any) -> str:
-    """Write a value of a change as JSON: all digits of a number, bytes in base64, times in ISO 8601."""
+    """Write a value of a change as JSON: all digits of a number, bytes in base64, times in ISO 8601.
+
+    Raises:
+        ValueError: If it is nested too deeply.
+    """
+    try:
+        return _shown(value)
+    except RecursionError:
+        raise Unreadable(_TOO_DEEP) from None
+
+
+def _shown(value: Any) -> str:
     match value:
         case float() if not isfinite(value):
             # JSON has no such number; Java writes it like this, and Spark reads it.
@@ -50,10 +65,12 @@ def show(value: Any) -> str:
         case bytes() | date():
             return f'"{b64encode(value).decode() if isinstance(value, bytes) else utc_text(value)}"'
         case dict():
-            members = (f"{json.dumps(name, ensure_ascii=False)}:{show(item)}" for name, item in value.items())
+            members = (
+                f"{json.dumps(name, ensure_ascii=False)}:{_shown(item)}" for name, item in value.items()
+            )
             return f"{{{','.join(members)}}}"
         case list() | tuple():
-            return f"[{','.join(map(show, value))}]"
+            return f"[{','.join(map(_shown, value))}]"
         case _:
             raise TypeError(f"a change has no values of type {type(value).__name__}")
 

@@ -25,7 +25,7 @@ from pyspark_rocketmq.change_data.change import (
 from pyspark_rocketmq.change_data.json_text import parse, show
 from pyspark_rocketmq.change_data.rows import RowImage, key_columns
 from pyspark_rocketmq.change_data.rules import Rules, checked, number_of_file, source_time
-from pyspark_rocketmq.change_data.times import Unreadable
+from pyspark_rocketmq.change_data.times import MALFORMED, Unreadable
 
 _OPERATIONS: Final = {
     "insert": Operation.INSERT,
@@ -53,12 +53,12 @@ class MaxwellJson:
             event = parse(message.body)
             if not isinstance(event, dict):
                 return [BadChange("the body is no JSON object")]
-        except ValueError as fault:
+        except MALFORMED as fault:
             return [BadChange(f"the body is no message of Maxwell: {fault}")]
         table = _table(event)
         try:
             return list(self._changes(event, table))
-        except ValueError as fault:
+        except MALFORMED as fault:
             return [BadChange(str(fault), table)]
 
     def _changes(self, event: Mapping[str, Any], table: SourceTable | None) -> Iterator[Decoded]:

@@ -31,6 +31,7 @@ _ZERO_DATE: Final = re.compile(r"\d{4}-(?:00-\d{2}|\d{2}-00)")
 _JSON_DIFF: Final = re.compile(r"JSON_(?:REPLACE|INSERT|ARRAY_INSERT|REMOVE)\(")
 _WHOLE: Final = re.compile(r"-?[0-9]+\Z")
 _EXACT: Final = Context(prec=100)
+_LONGEST_BITS, _LONGEST_BINARY = 64, 255
 _DECIMAL_DIGITS: Final = 10
 """Precision of a DECIMAL that names none."""
 
@@ -62,6 +63,17 @@ class _Declared:
     def number(self, at: int, otherwise: int) -> int:
         parts = [part.strip() for part in self.arguments.split(",")] if self.arguments else []
         return int(parts[at]) if at < len(parts) else otherwise
+
+    def length(self, most: int) -> int:
+        """Return the length that the type names, or 1.
+
+        Raises:
+            ValueError: If it is more than MySQL's longest one.
+        """
+        length = self.number(0, 1)
+        if length > most:
+            raise Unreadable(f"{self.text:.80} is longer than MySQL's longest, {most}")
+        return length
 
     def members(self) -> tuple[str, ...]:
         found, end = [], 0
@@ -101,7 +113,7 @@ def _compiled(declared: _Declared, rules: Rules) -> Column[str]:
         return _column(
             declared,
             Kind.BINARY,
-            partial(_bytes, rules.binary, declared.number(0, 1) if base == "binary" else 0),
+            partial(_bytes, rules.binary, declared.length(_LONGEST_BINARY) if base == "binary" else 0),
         )
     if base in _TIMES:
         kind, parse = _TIMES[base]
@@ -171,7 +183,7 @@ def scaled(value: Decimal, precision: int | None, scale: int) -> Decimal:
 
 
 def _bits(declared: _Declared) -> Column[str]:
-    length = declared.number(0, 1)
+    length = declared.length(_LONGEST_BITS)
     if length == 1:
         return _column(declared, Kind.BOOLEAN, _boolean)
     if length > 63:

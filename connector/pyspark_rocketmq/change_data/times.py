@@ -24,6 +24,11 @@ class Unreadable(ValueError):
     """A value or a message that is not as its program writes it."""
 
 
+MALFORMED: Final = (ValueError, ArithmeticError, RecursionError)
+"""Errors to which a message may lead whose values are not as its program writes them: ``Unreadable``, numbers
+with absurd exponents, lists in lists without end."""
+
+
 class OutOfRange(Unreadable):
     """A date or time that exists in the source and in no Spark type."""
 
