@@ -142,10 +142,10 @@ class BatchChanges:
                 yield bad
 
     def _counting(self, bad: pa.Table) -> pa.Table:
-        """Leave out statements that take away columns which the table has not."""
-        names = {*self.columns.keys, *self.columns.others}
+        """Leave out statements that take away columns which the table has not; MySQL ignores case there."""
+        names = {name.lower() for name in (*self.columns.keys, *self.columns.others)}
         counts = [
-            operation != SCHEMA or removed is None or not names.isdisjoint(removed)
+            operation != SCHEMA or removed is None or not names.isdisjoint(map(str.lower, removed))
             for operation, removed in zip(bad[OPERATION].to_pylist(), bad[ABSENT].to_pylist(), strict=True)
         ]
         return bad.filter(pa.array(counts, pa.bool_()))
