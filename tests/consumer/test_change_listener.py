@@ -305,6 +305,23 @@ def test_a_bad_change_names_what_to_do() -> None:
     assert "binlog_row_image=FULL" in problem_of(change(absent=frozenset({"at"})))
 
 
+@pytest.mark.parametrize("operation", [Operation.INSERT, Operation.SNAPSHOT])
+@pytest.mark.parametrize("types", [{"note": SourceType("text", Kind.STRING)}, {}], ids=["types", "no types"])
+@pytest.mark.parametrize("name", ["at", "note"])
+def test_a_new_row_that_lacks_a_value(operation: Operation, types: Any, name: str) -> None:
+    """K5: it is nowhere else, whether the table has the column or is to get it."""
+    lacking = change(operation, absent=frozenset({name}), types=types)
+    for mode in ("lenient", "evolve", "try_evolve"):
+        assert f"The new row lacks the value of {name}," in problem_of(lacking, schema_changes=mode)
+
+
+def test_a_new_row_that_lacks_the_value_of_a_column_that_is_left_out() -> None:
+    """K3: 'ignore' needs no value of it; 'exception' ends the query, whatever becomes of bad changes."""
+    lacking = change(absent=frozenset({"note"}))
+    assert [row[OPERATION] for row in rows_of(lacking, schema_changes="ignore")] == ["insert"]
+    assert [row[OPERATION] for row in rows_of(lacking, schema_changes="exception")] == [SCHEMA]
+
+
 def test_bad_changes_do_not_stop_the_good_ones_of_their_message() -> None:
     """K5: each change is looked at by itself."""
     assert [row[OPERATION] for row in rows_of(BadChange("x"), change(), change(key={"id": None}))] == [
