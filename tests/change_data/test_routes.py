@@ -80,7 +80,9 @@ def test_the_columns_of_a_route() -> None:
     assert found.row({"mail": None}) == {"mail": None}
     assert found.key({"id": 7}) == {"no": 7}
     types = {name: SourceType("int", Kind.INT) for name in ("id", "mail")}
-    assert list(found.types(types)) == ["no"]
+    assert list(found.types(types, ["id"])) == ["no"]
+    taking = Routed(found.table, TableRoute(rename={"a": "b"}, exclude=["b"]), "x", b"")
+    assert taking.types({"a": types["id"], "b": SourceType("text", Kind.STRING)}, []) == {"b": types["id"]}
     other = Router([route], None, "other salt").route(found.table)
     assert other is not None
     assert other.row({"mail": "x@y"}) != {"mail": row["mail"]}
@@ -99,20 +101,56 @@ def test_the_key_of_merged_tables_has_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "route", "apart"),
+    ("route", "columns", "problem"),
     [
-        ("shop.orders", TableRoute(), True),
-        ("shop.public.orders", TableRoute(), True),
-        ("shop.public.orders", TableRoute(target="{database}/{table}"), False),
-        ("shop.orders", TableRoute(target="{table}"), False),
-        ("shop.orders", TableRoute(merges=True), False),
+        (TableRoute(rename={"a": "b"}), ["a", "b"], "Columns a and b of shop.orders would both be b"),
+        (TableRoute(rename={"a": "b"}), ["b", "a"], "Columns b and a of shop.orders would both be b"),
+        (TableRoute(rename={"mail": "id"}), ["id", "mail"], "Columns id and mail of shop.orders would both"),
+        (TableRoute(rename={"id": "mail"}, exclude=["id"]), ["mail"], "Columns id and mail of shop.orders"),
+        (TableRoute(merges=True), ["__source_table"], "Columns __source_table and __source_table of"),
+        (TableRoute(rename={"a": "b", "b": "a"}), ["a", "b"], None),
+        (TableRoute(rename={"a": "b"}, exclude=["b"]), ["a", "b"], None),
+        (TableRoute(rename={"a": "b"}, include=["a"]), ["a", "b"], None),
+        (TableRoute(), ["__source_table"], None),
     ],
 )
-def test_whether_a_table_has_a_folder_of_its_own(name: str, route: TableRoute, apart: bool) -> None:
-    """K2: only then a truncation of the source's table is one of the lake's."""
+def test_two_columns_do_not_become_one(route: TableRoute, columns: list[str], problem: str | None) -> None:
+    """K2: one of two values would be lost."""
+    found = routed("shop.orders", route)
+    assert found is not None
+    reason = found.names_problem(columns, ["id"])
+    assert reason is None if problem is None else problem in (reason or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "route", "has_problem"),
+    [
+        ("shop.orders", TableRoute(), False),
+        ("shop.orders", TableRoute(target="{database}/{schema}"), True),
+        ("shop.orders", TableRoute(source=r"shop\.(?P<name>a)?.*", target="all/{name}"), True),
+        ("shop.a", TableRoute(source=r"shop\.(?P<name>a)?.*", target="all/{name}"), False),
+        ("shop.orders", TableRoute(source=r"shop\.(?P<name>a)?.*", target="all/t{name}"), False),
+    ],
+)
+def test_a_folder_has_no_empty_name(name: str, route: TableRoute, has_problem: bool) -> None:
+    """K2: the table would be that of the folder above, which may have others within it."""
     found = routed(name, route)
     assert found is not None
-    assert found.route.keeps_apart(found.table) is apart
+    assert (found.folder_problem is not None) is has_problem
+
+
+def test_the_source_of_a_folder_s_rows() -> None:
+    """K2: no two tables have one; merged tables have the same one."""
+    names = ("shop.orders", "shop.public.orders", "public.shop.orders")
+    found = [routed(name) for name in names]
+    assert len({each.source for each in found if each is not None}) == len(names)
+    merged = [routed(name, TableRoute(merges=True)) for name in names]
+    assert {each.source for each in merged if each is not None} == {"*"}
+
+
+def test_the_salt_is_not_shown() -> None:
+    """K2: neither in the text of a routed table."""
+    assert "salt'" not in repr(routed("shop.orders"))
 
 
 @pytest.mark.parametrize(
@@ -126,6 +164,9 @@ def test_whether_a_table_has_a_folder_of_its_own(name: str, route: TableRoute, a
         ([TableRoute(target="../x")], "neither a point nor an underscore"),
         ([TableRoute(mask=["mail"])], "give mask_salt"),
         ([TableRoute(source="a", target="x"), TableRoute(target="x/{table}")], "one table could be within"),
+        ([TableRoute(source="a", target="x"), TableRoute()], "one table could be within"),
+        ([TableRoute(source="a", target="1/2/3/x"), TableRoute()], "one table could be within"),
+        ([TableRoute(rename={"a": "x", "b": "y", "c": "X"})], "gives columns the same name X, x; rename one"),
     ],
 )
 def test_routes_that_cannot_be(routes: list[TableRoute], problem: str) -> None:

@@ -298,7 +298,7 @@ def test_sharded_tables_become_one(tmp_path: Path) -> None:
     [left] = DeltaTable(tmp_path / "all" / "orders").to_pyarrow_table().to_pylist()
     assert left["__source_database"] == "shop_2"
 
-    with pytest.raises(SinkConflict, match="may have only a part"):
+    with pytest.raises(SinkConflict, match="may have rows of other"):
         query.apply([Sent(change(Operation.TRUNCATE, 3, shards[0]), 3)])
 
 
@@ -418,6 +418,7 @@ def test_a_sink_is_sent_to_a_server(tmp_path: Path) -> None:
     ("settings", "problem"),
     [
         ({"routes": []}, "names none"),
+        ({"ignored_tables": "("}, r"ignored_tables='\(' is no regular expression"),
         ({"deletes": "never"}, "is none of"),
         ({"folder": "shop.orders"}, "need a folder"),
         ({"deletes": "soft"}, "cannot keep the rows that a truncation removes"),
@@ -434,7 +435,7 @@ def test_settings_that_exclude_each_other(settings: dict[str, Any], problem: str
 def test_changes_are_split_by_table(tmp_path: Path) -> None:
     """K2: each table gets its own changes, in parts that are read one at a time."""
     rows = [
-        {"__target": target, "__keys": json.dumps([key]), "n": number}
+        {"__target": target, "__keys": json.dumps([key]), "__source": key, "n": number}
         for number, (target, key) in enumerate([("b", "x"), ("a", "x"), ("b", "y"), ("a", "x")])
     ]
     tables = [pa.Table.from_pylist(rows[:3]), pa.Table.from_pylist(rows[3:])]
@@ -443,5 +444,136 @@ def test_changes_are_split_by_table(tmp_path: Path) -> None:
         target: sorted(n for part in own.tables() for n in part["n"].to_pylist())
         for target, own in found.items()
     } == {"a": [1, 3], "b": [0, 2]}
-    assert (found["b"].keys, found["b"].count) == ([("x",), ("y",)], 2)
+    assert (found["b"].keys, found["b"].sources, found["b"].count) == ([("x",), ("y",)], {"x", "y"}, 2)
     assert split_by_target([], str(tmp_path / "none")) == {}
+
+
+_ONE, _TWO = SourceTable("shop", None, "orders_1"), SourceTable("shop", None, "orders_2")
+
+
+@pytest.mark.parametrize(
+    ("target", "one", "two"),
+    [
+        ("all/orders", _ONE, _TWO),
+        ("{table}", SourceTable("shop", None, "orders"), SourceTable("mall", None, "orders")),
+        ("{database}_{table}", SourceTable("a_b", None, "c"), SourceTable("a", None, "b_c")),
+        ("{database}/{table}", SourceTable("a", "x", "b"), SourceTable("a", "y", "b")),
+    ],
+)
+@pytest.mark.parametrize("operation", [Operation.INSERT, Operation.DELETE, Operation.TRUNCATE])
+def test_a_table_has_one_source(
+    tmp_path: Path, target: str, one: SourceTable, two: SourceTable, operation: Operation
+) -> None:
+    """K2: rows of another table do not replace its rows, nor does a truncation of another empty it."""
+    row = {} if operation is Operation.TRUNCATE else {"id": 1, "a": 2}
+    first = change(Operation.INSERT, 1, one, id=1, a=1)
+    other = change(operation, 2, two, **row)
+    routes = [rmq.TableRoute(target=target)]
+    folder = tmp_path / "both"
+    with pytest.raises(SinkConflict, match="have the same target"):
+        Query(folder, routes=routes).apply(sent([first, other]))
+    assert [each.name for each in folder.iterdir()] == ["_changes"]
+
+    query = Query(tmp_path / "later", routes=routes)
+    query.apply(sent([first]))
+    for again in (query, Query(tmp_path / "later", routes=routes)):
+        with pytest.raises(SinkConflict, match=r"has the rows of the source's table .* have the same target"):
+            again.apply([Sent(other, 1)])
+    [path] = (each.parent for each in (tmp_path / "later").rglob("_delta_log") if "_changes" not in str(each))
+    assert {key: row["a"] for key, row in table_rows(path).items()} == {1: 1}
+
+
+def test_a_truncation_of_the_one_source_of_a_table(tmp_path: Path) -> None:
+    """K2: counts, whatever the target's name is made of; also in a table that somebody else has made."""
+    routes = [rmq.TableRoute(source=r"shop\.orders", target="lake/all")]
+    path = tmp_path / "lake" / "all"
+    DeltaTable.create(path, schema=pa.schema([("id", pa.int64()), ("a", pa.int64())]))
+    query = Query(tmp_path, routes=routes)
+    query.apply(sent([change(Operation.INSERT, 1, id=1, a=1)]))
+    properties = DeltaTable(path).metadata().configuration
+    assert (properties["rocketmq.keys"], properties["rocketmq.source"]) == (
+        '["id"]',
+        '["shop", null, "orders"]',
+    )
+    version = DeltaTable(path).version()
+    Query(tmp_path, routes=routes).apply([Sent(change(Operation.TRUNCATE, 5), 5)])
+    assert (table_rows(path), DeltaTable(path).version()) == ({}, version + 1)
+
+
+def test_two_members_make_one_table_for_two_sources(tmp_path: Path) -> None:
+    """K2: the table is that of the member which made it; the other one ends."""
+    routes = [rmq.TableRoute(target="all")]
+    members = [Query(tmp_path, routes=routes), Query(tmp_path, routes=routes)]
+    opened = members[1].sink._table_with(f"{tmp_path}/all", ["id"])
+    stored = ChangeTable.stored_properties
+
+    def late(table: ChangeTable) -> Any:
+        found = stored(table)
+        members[0].apply(sent([change(Operation.INSERT, 1, _ONE, id=1, a=1)]))
+        return found
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(ChangeTable, "stored_properties", _once(late, stored))
+        with pytest.raises(SinkConflict, match="have the same target"):
+            members[1].apply(sent([change(Operation.INSERT, 1, _TWO, id=1, a=2)]), Q1)
+    assert opened.stored_properties()["rocketmq.source"] == '["shop", null, "orders_1"]'
+    assert table_rows(tmp_path / "all")[1]["a"] == 1
+
+
+def _once(first: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
+    calls = [first]
+
+    def run(*given: Any) -> Any:
+        return (calls.pop() if calls else others)(*given)
+
+    return run
+
+
+def test_two_keys_in_the_first_batch(tmp_path: Path) -> None:
+    """K2: no table is made with one of them."""
+    first = change(Operation.INSERT, 1, id=1, a=1)
+    other = Change(
+        table=ORDERS, operation=Operation.INSERT, key={"a": 2}, row={"id": 2, "a": 2}, position=(2,)
+    )
+    with pytest.raises(SinkConflict, match="Name one key"):
+        Query(tmp_path).apply(sent([first, other]))
+    assert [each.name for each in tmp_path.iterdir()] == ["_changes"]
+
+
+def test_no_table_is_within_another(tmp_path: Path) -> None:
+    """K2: all are as many folders deep, also those of earlier queries with other routes."""
+    inner = change(Operation.INSERT, 1, SourceTable("shop", "audit", "log"), id=1, a=1)
+    outer = change(Operation.INSERT, 1, SourceTable("shop", None, "audit"), id=1, a=1)
+    for name, (first, second) in {"inner": (inner, outer), "outer": (outer, inner)}.items():
+        query = Query(tmp_path / name)
+        query.apply(sent([first]))
+        for again in (query, Query(tmp_path / name)):
+            with pytest.raises(SinkConflict, match="could lie within another one"):
+                again.apply([Sent(second, 1)])
+    with pytest.raises(SinkConflict, match="could lie within another one"):
+        Query(tmp_path / "both").apply(sent([inner, outer]))
+    logs = [each.parent for each in tmp_path.rglob("_delta_log")]
+    assert not [each for each in logs for other in logs if other in each.parents]
+
+
+def test_changes_without_a_folder_or_with_one_name_twice(tmp_path: Path) -> None:
+    """K2: are put aside, each with its reason."""
+    routes = [
+        rmq.TableRoute(source=r"shop\.(?P<name>a)?.*", target="all/{name}", rename={"a": "b"}),
+    ]
+    query = Query(tmp_path, routes=routes, bad_changes="keep")
+    table = SourceTable("shop", None, "a")
+    query.apply(
+        sent(
+            [
+                change(Operation.INSERT, 1, id=1, a=1),
+                change(Operation.INSERT, 1, table, id=1, a=1, b=2),
+                change(Operation.INSERT, 1, table, id=2, a=1),
+            ]
+        )
+    )
+    bad = DeltaTable(tmp_path / "_bad_changes").to_pyarrow_table().to_pylist()
+    nameless, twice = sorted(row["problem"] for row in bad)[::-1]
+    assert "in which a name is empty" in nameless
+    assert "Columns a and b of shop.a would both be b" in twice
+    assert {key: row["b"] for key, row in table_rows(tmp_path / "all" / "a").items()} == {2: 1}

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from pyspark_rocketmq.change_data.change import SourceTable, SourceType
@@ -20,8 +23,12 @@ SHADOW_TABLES: Final = r"_(.*)_(gho|ghc|del|new|old)"
 SOURCE_DATABASE: Final = "__source_database"
 SOURCE_TABLE: Final = "__source_table"
 """Columns that widen the key of a table which several tables of the source become."""
+SEVERAL: Final = "*"
+"""Source of a table which several tables of the source become; see :attr:`Routed.source`."""
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 _NAMES: Final = ("database", "schema", "table")
+_DEFAULT_DEPTHS: Final = frozenset({1, 2})
+"""Slashes in the folders of tables without a target: two where the source has schemas."""
 _PLAIN: Final = re.compile(r"[\w.-]")
 
 
@@ -47,12 +54,20 @@ class TableRoute:
 
     def problems(self) -> list[str]:
         """Return what is wrong with the route."""
-        try:
-            groups = re.compile(self.source).groupindex
-        except re.error as error:
-            return [f"source={self.source!r} is no regular expression: {error}"]
+        problems = [pattern_problem("source", self.source), self._rename_problem()]
+        return [problem for problem in problems if problem is not None] or self._target_problems()
+
+    def _rename_problem(self) -> str | None:
+        counts = Counter(name.lower() for name in self.rename.values())
+        twice = sorted({name for name in self.rename.values() if counts[name.lower()] > 1})
+        if not twice:
+            return None
+        return f"rename={dict(self.rename)!r} gives columns the same name {', '.join(twice)}; rename one"
+
+    def _target_problems(self) -> list[str]:
         if self.target is None:
             return []
+        groups = re.compile(self.source).groupindex
         known = [*_NAMES, *groups]
         found = [
             f"target={self.target!r} has {{{name}}}; there are {', '.join(known)}"
@@ -82,11 +97,6 @@ class TableRoute:
             for part in self._target(table).split("/")
         )
 
-    def keeps_apart(self, table: SourceTable) -> bool:
-        """Return whether no other table of the source goes to the folder of this one."""
-        used = set(_PLACEHOLDER.findall(self._target(table)))
-        return not self.merges and used >= {"database", "table", *(["schema"] if table.schema else [])}
-
     def _target(self, table: SourceTable) -> str:
         if self.target is not None:
             return self.target
@@ -99,7 +109,7 @@ def _folder(name: str) -> str:
     return f"~{ord(text[0]):x}~{text[1:]}" if text[:1] in (".", "_") else text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Routed:
     """A table of the source on its route."""
 
@@ -107,7 +117,37 @@ class Routed:
     route: TableRoute
     target: str
     """Folder of the table, below that of the sink."""
-    salt: bytes
+    salt: bytes = field(repr=False)
+
+    @cached_property
+    def source(self) -> str:
+        """The source of the target's rows: this table as a JSON list, or :data:`SEVERAL` if it is merged."""
+        names = [self.table.database, self.table.schema, self.table.name]
+        return SEVERAL if self.route.merges else json.dumps(names, ensure_ascii=False)
+
+    @cached_property
+    def folder_problem(self) -> str | None:
+        """Why the table cannot have its folder; None if it can."""
+        if all(self.target.split("/")):
+            return None
+        return (
+            f"The route with target={self.route.target!r} gives the table {self.table} the folder "
+            f"'{self.target}', in which a name is empty. Give the table a route of its own, before this one."
+        )
+
+    def names_problem(self, columns: Iterable[str], key: Collection[str]) -> str | None:
+        """Return why columns of the source cannot have their names in the lake; None if they can."""
+        taken = {SOURCE_DATABASE: SOURCE_DATABASE, SOURCE_TABLE: SOURCE_TABLE} if self.route.merges else {}
+        kept = dict.fromkeys([*key, *(name for name in columns if self._keeps(name))])
+        for name in kept:
+            new = self.route.rename.get(name, name)
+            if new in taken:
+                return (
+                    f"Columns {taken[new]} and {name} of {self.table} would both be {new}. Give one of them "
+                    "another name (rename=…), or leave it out (exclude=…)."
+                )
+            taken[new] = name
+        return None
 
     def key(self, key: Mapping[str, Any]) -> dict[str, Any]:
         """Return the key in the lake."""
@@ -126,10 +166,14 @@ class Routed:
             if self._keeps(name)
         }
 
-    def types(self, types: Mapping[str, SourceType]) -> dict[str, SourceType]:
+    def types(self, types: Mapping[str, SourceType], key: Collection[str]) -> dict[str, SourceType]:
         """Return the types of columns by their names in the lake; a masked one is text."""
         names = self.route.rename
-        return {names.get(name, name): type_ for name, type_ in types.items() if name not in self.route.mask}
+        return {
+            names.get(name, name): type_
+            for name, type_ in types.items()
+            if (name in key or self._keeps(name)) and name not in self.route.mask
+        }
 
     def _name_in_database(self) -> str:
         return ".".join(part for part in (self.table.schema, self.table.name) if part)
@@ -171,6 +215,15 @@ class Router:
         return None
 
 
+def pattern_problem(setting: str, pattern: str) -> str | None:
+    """Return why the pattern of a setting is no regular expression; None if it is one."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"{setting}={pattern!r} is no regular expression: {error}"
+    return None
+
+
 def route_problems(routes: Sequence[TableRoute], salt: str) -> list[str]:
     """Return what is wrong with routes."""
     problems = [problem for route in routes for problem in route.problems()]
@@ -179,7 +232,8 @@ def route_problems(routes: Sequence[TableRoute], salt: str) -> list[str]:
     if not salt and any(route.mask for route in routes):
         problems.append("a route masks columns, but there is no salt for their hashes: give mask_salt")
     depths = {route.target.count("/") for route in routes if route.target is not None}
-    if len(depths) > 1:
+    has_default = any(route.target is None for route in routes)
+    if len(depths) > 1 or (has_default and not depths <= _DEFAULT_DEPTHS):
         problems.append(
             "targets of routes have different numbers of folders, so one table could be within another; give "
             "all of them as many"

@@ -28,6 +28,7 @@ from pyspark_rocketmq.sinks.change_table.carried import carried
 from pyspark_rocketmq.sinks.change_table.columns import (
     KEYS,
     MORE,
+    SOURCE,
     TARGET,
     routed_columns,
 )
@@ -48,8 +49,8 @@ class TablesListener:
         self._by_queue = sink.setting("order") == "queue"
         self._ignores_deletes = sink.setting("deletes") == "ignore"
         self._truncates = sink.setting("truncates")
-        self._problems: dict[tuple[str, ...], str | None] = {}
-        """Problems of the columns of a row, by their names."""
+        self._problems: dict[tuple[Any, ...], str | None] = {}
+        """Problems of the columns of a row, by their table and names."""
 
     def consume_message(
         self, messages: Sequence[MessageExt], context: DeliveryContext
@@ -74,7 +75,8 @@ class TablesListener:
             except Unusable as problem:
                 row = bad_row(decoded, problem, message.body)
             if row is not None:
-                yield row | {TARGET: "" if routed is None else routed.target}
+                where = {} if routed is None else {SOURCE: routed.source}
+                yield row | {TARGET: "" if routed is None else routed.target, **where}
 
     def _row(
         self, decoded: Decoded, routed: Routed | None, message: MessageExt, number: int
@@ -82,6 +84,8 @@ class TablesListener:
         match decoded:
             case BadChange():
                 raise Unusable(decoded.reason)
+            case Change() if routed is not None and routed.folder_problem is not None:
+                raise Unusable(routed.folder_problem)
             case Change(operation=Operation.TRUNCATE) if routed is not None:
                 if self._truncates == "ignore":
                     return None
@@ -104,22 +108,24 @@ class TablesListener:
         if change.operation is not Operation.UPDATE and change.absent:
             raise whole_row_problem(sorted(change.absent))
         # An update's row notes that it lacks these values, for which the table must have the columns.
-        absent = routed.row(dict.fromkeys(sorted(change.absent)))
+        lacking = sorted(change.absent)
+        absent = routed.row(dict.fromkeys(lacking))
         values = {**routed.row(change.row), **absent, **key}
-        names = tuple(values)
-        if names not in self._problems:
-            self._problems[names] = _names_problem(names)
-        problem = self._problems[names]
+        given = (routed.table, *change.key, None, *change.row, *lacking)
+        if given not in self._problems:
+            problem = routed.names_problem([*change.row, *lacking], change.key)
+            self._problems[given] = problem or _names_problem(tuple(values))
+        problem = self._problems[given]
         if problem is not None:
             raise Unusable(problem)
         try:
             return {
                 KEYS: json.dumps(list(key)),
-                MORE: carried(values, routed.types(change.types)),
+                MORE: carried(values, routed.types(change.types, change.key)),
                 ABSENT: [*absent] or None,
             }
         except ValueError as error:
-            raise Unusable(f"Columns {', '.join(names)}: {error}.") from error
+            raise Unusable(f"Columns {', '.join(values)}: {error}.") from error
 
     @staticmethod
     def _key(change: Change, routed: Routed) -> Mapping[str, Any]:
@@ -139,10 +145,10 @@ class TablesListener:
                 f"The source has truncated {routed.table}, and truncates='stop'. Decide what the table is to "
                 "have, and start the query with 'apply' or 'ignore'."
             )
-        if not routed.route.keeps_apart(routed.table):
+        if routed.route.merges:
             raise Unusable(
-                f"The source has truncated {routed.table}, of which {routed.target} may have only a part. "
-                "Delete its rows there, and start the query with truncates='ignore'."
+                f"The source has truncated {routed.table}, but {routed.target} may have rows of other "
+                "tables. Delete those of this one there, and start the query with truncates='ignore'."
             )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -227,6 +227,32 @@ def bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
         f"{len(bad)} changes cannot be applied to {masked(place)}: {shown}. Nothing of this batch was added. "
         f"Correct the settings and start the query again{aside}."
     )
+
+
+def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[str, str]:
+    """Give a table the properties that it lacks, and return all that it has then.
+
+    Raises:
+        FileExistsError: If another commit came first, or may have.
+        DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+    """
+    stored = table.form().configuration
+    lacking = {name: value for name, value in wanted.items() if name not in stored}
+    if not lacking:
+        return stored
+    begun_at = table.version
+    table.write_next(
+        lambda opened, by: opened.alter.set_table_properties(
+            lacking,
+            raise_if_not_exists=False,
+            commit_properties=by,
+            post_commithook_properties=NO_POST_COMMIT_HOOKS,
+        ),
+        CommitNote(),
+    )
+    if table.version != begun_at + 1:
+        raise FileExistsError(errno.EEXIST, f"There is a commit after version {begun_at + 1}")
+    return table.form().configuration
 
 
 def add_new_columns(table: TableSnapshot, changes: ChangeRows) -> None:

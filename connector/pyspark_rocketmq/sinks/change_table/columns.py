@@ -31,6 +31,8 @@ KEYS: Final = "__keys"
 """Column of a change of many tables with its key's columns as a JSON list; null for a truncation."""
 DAY: Final = "__day"
 """Column of a table beside a change table with the day on which a row was recorded."""
+SOURCE: Final = "__source"
+"""Column of a change of many tables with the source of its table's rows (``routes.Routed.source``)."""
 HIDDEN: Final = frozenset({POSITION, OLDER, DELETED, *(field.name for field in HISTORY_FIELDS)})
 """Columns that a change table may have besides those of the source's table."""
 _RESERVED: Final = frozenset(name.lower() for name in {*HIDDEN, OPERATION, ABSENT, TIME, EFFECT, DAY})
@@ -60,7 +62,7 @@ def is_reserved(name: str) -> bool:
 
 def routed_columns() -> pa.Schema:
     """Return the columns of a change of many tables, besides its message's position."""
-    more = [pa.field(TARGET, pa.string()), pa.field(KEYS, pa.string())]
+    more = [pa.field(name, pa.string()) for name in (TARGET, KEYS, SOURCE)]
     return pa.schema([*change_columns(()), *more])
 
 

@@ -27,7 +27,7 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender
-from pyspark_rocketmq.sinks.change_table.batch_changes import ChangeRules, add_new_columns
+from pyspark_rocketmq.sinks.change_table.batch_changes import ChangeRules, add_new_columns, keep_properties
 from pyspark_rocketmq.sinks.change_table.change_files import ChangeRows
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, change_schema, is_reserved
 from pyspark_rocketmq.sinks.change_table.compaction import POSITION, TableColumns
@@ -300,14 +300,28 @@ class ChangeTable(DeltaSink):
         check_order(self._chosen["order"], queues, self.path)
         return super().begin(consumer_group, queues)
 
-    def stored_property(self, name: str) -> str | None:
-        """Return a property of the table; None without it, or without a table.
+    def stored_properties(self) -> Mapping[str, str]:
+        """Return the properties of the table; none without a table.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
         handle = self._table.home.open()
-        return None if handle is None else handle.log.table.form().configuration.get(name)
+        return {} if handle is None else handle.log.table.form().configuration
+
+    def keep_properties(self, wanted: Mapping[str, str]) -> Mapping[str, str]:
+        """Give the table the properties that it lacks; return all that it has then.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
+
+        def follow(_: Exception | None) -> Callable[[], Mapping[str, str]]:
+            appender = self._table.newest().appender
+            assert isinstance(appender, ChangeAppender)
+            return partial(keep_properties, appender.table, wanted)
+
+        return commit_on_top(f"properties path={masked(self.path)}", follow, sleep=self._sleep)
 
     def exists(self) -> bool:
         """Return whether there is a table.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from pyspark_rocketmq.sinks.change_table.columns import KEYS, TARGET
+from pyspark_rocketmq.sinks.change_table.columns import KEYS, SOURCE, TARGET
 
 
 @dataclass
@@ -21,6 +21,8 @@ class TargetChanges:
     """Numbers of the file's record batches that are of this table."""
     count: int = 0
     key_texts: set[str] = field(default_factory=set)
+    sources: set[str] = field(default_factory=set)
+    """The sources of the rows (``routes.Routed.source``)."""
 
     @property
     def keys(self) -> list[tuple[str, ...]]:
@@ -42,6 +44,7 @@ class TargetChanges:
         self.batches.append(number)
         self.count += rows.num_rows
         self.key_texts.update(rows.column(KEYS).drop_null().unique().to_pylist())
+        self.sources.update(rows.column(SOURCE).unique().to_pylist())
 
 
 def split_by_target(changes: Iterable[pa.Table], path: str) -> dict[str, TargetChanges]:

@@ -12,7 +12,7 @@ import json
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -24,7 +24,14 @@ import pyarrow.compute as pc
 
 from pyspark_rocketmq.change_data.change import Envelope
 from pyspark_rocketmq.change_data.envelopes import EnvelopeOptions
-from pyspark_rocketmq.change_data.routes import SHADOW_TABLES, Router, TableRoute, route_problems
+from pyspark_rocketmq.change_data.routes import (
+    SEVERAL,
+    SHADOW_TABLES,
+    Router,
+    TableRoute,
+    pattern_problem,
+    route_problems,
+)
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.paths import TableName, table_uri
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
@@ -32,7 +39,7 @@ from pyspark_rocketmq.delta.storage_options import GivenOptions, StorageOptions
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.change_table.batch_changes import FINAL, bad_changes_error
+from pyspark_rocketmq.sinks.change_table.batch_changes import FINAL, bad_changes_error, keep_properties
 from pyspark_rocketmq.sinks.change_table.change_files import FileChanges
 from pyspark_rocketmq.sinks.change_table.columns import PROBLEM, routed_columns
 from pyspark_rocketmq.sinks.change_table.compaction import OPERATION
@@ -61,6 +68,10 @@ _WATERMARKS: Final = "_changes"
 """Folder of the table with the watermarks, where tasks write their files too."""
 _KEYS: Final = "rocketmq.keys"
 """Property of a table with the columns of its key."""
+_SOURCE: Final = "rocketmq.source"
+"""Property of a table with the source of its rows (``Routed.source``)."""
+_FOLDERS: Final = "rocketmq.folders"
+"""Property of the table with the watermarks: number of folders from that of the sink to each table's."""
 _COLUMNS: Final = pa.schema([pa.field("target", pa.string())])
 """Columns of the table with the watermarks, which has no rows."""
 _MOST_OPEN: Final = 500
@@ -106,8 +117,8 @@ class ChangeTables(DeltaSink):
             mask_salt: Secret that goes into the hashes of masked values.
             order: See ``ChangeTable``.
             deletes: See ``ChangeTable``.
-            truncates: See ``ChangeTable``. A table that may have rows of several tables of the source cannot
-                be truncated: such a change cannot be applied.
+            truncates: See ``ChangeTable``. A merged table cannot be truncated: such a change cannot be
+                applied.
             bad_changes: See ``ChangeTable``.
             keep_deletions_days: See ``ChangeTable``.
             compaction: See ``DeltaSink``.
@@ -127,6 +138,8 @@ class ChangeTables(DeltaSink):
             "bad_changes": bad_changes,
         }
         problems = [*choice_problems(self._chosen), *route_problems(routes, mask_salt)]
+        unfit = None if ignored_tables is None else pattern_problem("ignored_tables", ignored_tables)
+        problems += [] if unfit is None else [unfit]
         if TableName.of(folder) is not None:
             problems.append(f"{folder} is a table's name, but change tables need a folder")
         if problems:
@@ -141,7 +154,7 @@ class ChangeTables(DeltaSink):
         self._envelope_options: dict[str, Any] = {**envelope_options}
         self._envelope = given_envelope(envelope, self._envelope_options)
         self._today = today
-        self._opened = OrderedDict[str, ChangeTable]()
+        self._opened = OrderedDict[str, _Opened]()
         super().__init__(
             f"{self._folder}/{_WATERMARKS}",
             merge_keys=_COLUMNS.names,
@@ -220,19 +233,42 @@ class ChangeTables(DeltaSink):
             storage=self._table.storage.for_tasks(rows_uri),
         )
 
-    def apply(self, changes: FileChanges) -> None:
+    def apply(self, changes: FileChanges, watermarks: TableSnapshot) -> None:
         """Apply changes to their tables, one after the other; those of a table in one commit.
 
+        Args:
+            changes: Changes of all tables.
+            watermarks: The table with the watermarks, which notes how many folders deep the tables are.
+
         Raises:
-            SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``.
+            SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``; or if rows of tables
+                of the source would replace each other, or tables would be within others.
+            FileExistsError: If another commit to ``watermarks`` came first.
             DeltaError, OSError: If the storage does not answer.
         """
         bad = BadChanges(uri=f"{self._folder}/{BAD_CHANGES}", storage=self._table.storage)
         bad.record(self._bad_changes(changes))
         with tempfile.TemporaryDirectory() as spool:
             good = (rows.filter(pc.is_null(rows[PROBLEM])) for rows in changes.tables())
-            for target, own in split_by_target(good, f"{spool}/changes.arrow").items():
+            split = split_by_target(good, f"{spool}/changes.arrow")
+            self._check_folders(split, watermarks)
+            for target, own in split.items():
                 self._table_of(target, own).apply(own)
+
+    def _check_folders(self, targets: Collection[str], watermarks: TableSnapshot) -> None:
+        """Refuse tables that are not as many folders deep as those before: one could be within another.
+
+        A VACUUM of the outer table would remove the inner one.
+        """
+        for target in targets:
+            folders = str(target.count("/") + 1)
+            kept = keep_properties(watermarks, {_FOLDERS: folders})[_FOLDERS]
+            if folders != kept:
+                raise SinkConflict(
+                    f"{target} is {folders} folders below {masked(self._folder)}, but others are {kept} "
+                    "below it. A table could lie within another one, whose VACUUM would remove it. Give the "
+                    f"route a target with {kept} folders, or start the query with another folder."
+                )
 
     def _bad_changes(self, changes: FileChanges) -> Iterator[pa.Table]:
         for rows in changes.tables():
@@ -244,29 +280,38 @@ class ChangeTables(DeltaSink):
                 yield bad
 
     def _table_of(self, target: str, changes: TargetChanges) -> ChangeTable:
-        table = self._opened.pop(target, None) or self._open(target, changes)
-        keys = changes.keys
-        if keys not in ([], [table.keys]):
-            found = " and ".join(map(str, keys))
-            raise SinkConflict(
-                f"The key of {masked(table.path)} is {table.keys}, but changes have {found}. Name one key "
-                "for it (keys=…), or load the source's table into a new one: a route with another target."
-            )
-        self._opened[target] = table
+        opened = self._opened.pop(target, None)
+        if opened is None:
+            opened = self._open(f"{self._folder}/{target}", changes)
+        opened.check(changes)
+        self._opened[target] = opened
         while len(self._opened) > _MOST_OPEN:
             self._opened.popitem(last=False)
-        return table
+        return opened.table
 
-    def _open(self, target: str, changes: TargetChanges) -> ChangeTable:
+    def _open(self, path: str, changes: TargetChanges) -> _Opened:
         """Open a table, or make it with the columns of its first changes."""
-        path = f"{self._folder}/{target}"
-        known = self._table_with(path, ["id"]).stored_property(_KEYS)
-        keys = tuple(json.loads(known)) if known else next(iter(changes.keys), ())
+        stored = self._table_with(path, ["id"]).stored_properties()
+        keys = tuple(json.loads(stored[_KEYS])) if _KEYS in stored else next(iter(changes.keys), ())
         if not keys:
             raise SinkConflict(
                 f"The source has truncated a table before the first change of a row for {masked(path)} came, "
                 "so its key is not known. Start the query with truncates='ignore', or create the table."
             )
+        source = stored.get(_SOURCE, min(changes.sources))
+        # A table that is made for changes of two keys or sources would keep one of them.
+        _Opened(self._table_with(path, keys), source).check(changes)
+        wanted = {_KEYS: json.dumps(keys), _SOURCE: source}
+        table = self._made(path, keys, wanted, changes)
+        kept = table.keep_properties(wanted)
+        if kept[_KEYS] != wanted[_KEYS]:
+            # Another member has made it meanwhile, with another key.
+            table = self._table_with(path, json.loads(kept[_KEYS]))
+        return _Opened(table, kept[_SOURCE])
+
+    def _made(
+        self, path: str, keys: Sequence[str], properties: Mapping[str, str], changes: TargetChanges
+    ) -> ChangeTable:
         table = self._table_with(path, keys)
         if table.exists():
             table.create({})
@@ -274,7 +319,7 @@ class ChangeTables(DeltaSink):
         columns = columns_to_add(changes.carrying(), ())
         made = self._table_with(path, keys, fields_of(columns))
         try:
-            made.create({_KEYS: json.dumps(keys)})
+            made.create(properties)
         except SchemaError:
             # Another member has made it meanwhile, with other columns.
             table.create({})
@@ -297,6 +342,42 @@ class ChangeTables(DeltaSink):
             today=self._today,
             sleep=self._sleep,
         )
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A table, with the source of its rows."""
+
+    table: ChangeTable
+    source: str
+    """See ``Routed.source``."""
+
+    def check(self, changes: TargetChanges) -> None:
+        """Refuse changes of another table of the source, or with another key.
+
+        Raises:
+            SinkConflict: If there are such changes.
+        """
+        path, keys = masked(self.table.path), changes.keys
+        others = sorted(changes.sources - {self.source})
+        if others:
+            found = ", ".join(map(_shown, others))
+            raise SinkConflict(
+                f"{path} has the rows of {_shown(self.source)}, but changes of {found} have the same target: "
+                "rows with one key would replace each other. Give the tables different targets, or merge "
+                "them in a new one: TableRoute(merges=True). If the source's table has only been renamed, "
+                f"set the property {_SOURCE} of the table to its new name."
+            )
+        if keys not in ([], [self.table.keys]):
+            found = " and ".join(map(str, keys))
+            raise SinkConflict(
+                f"The key of {path} is {self.table.keys}, but changes have {found}. Name one key for it "
+                "(keys=…), or load the source's table into a new one: a route with another target."
+            )
+
+
+def _shown(source: str) -> str:
+    return "several merged tables" if source == SEVERAL else f"the source's table {source}"
 
 
 @dataclass(frozen=True)
@@ -326,7 +407,7 @@ class TablesAppender:
             SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``.
         """
         if files:
-            self.tables.apply(FileChanges(log.files, files))
+            self.tables.apply(FileChanges(log.files, files), self.table)
         version = FileAppender(self.table).put(log, (), with_record(before, commit))
         log.files.remove(files)
         return version
