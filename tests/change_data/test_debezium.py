@@ -299,6 +299,49 @@ def test_key_is_from_the_message_where_before_lacks_it() -> None:
     assert (change.operation, change.key, change.before) == (Operation.DELETE, {"id": 7}, None)
 
 
+def _deletion(form: str, field: dict[str, Any], value: Any) -> Change:
+    """The deletion of a row that is in no part of the message except KEYS."""
+    fields = [{"field": "k", **field}]
+    rows = [{"type": "struct", "field": name, "fields": fields} for name in ("before", "after")]
+    payload = mysql("d") | {"after": None}
+    with_rows = {"schema": {"type": "struct", "fields": rows}, "payload": payload}
+    typed = {"schema": {"type": "struct", "fields": fields}, "payload": {"k": value}}
+    key = typed if form in ("key", "both") else {"k": value}
+    return one(decode(with_rows if form in ("row", "both") else payload, key))
+
+
+@pytest.mark.parametrize("form", ["row", "key", "both"])
+@pytest.mark.parametrize(
+    ("field", "value", "type_", "expected"),
+    [
+        ({"type": "int64"}, 7, "bigint", 7),
+        ({"type": "int32", "name": "io.debezium.time.Date"}, 20512, "date", date(2026, 2, 28)),
+        (
+            {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}
+            | {"parameters": {"scale": "2", "connect.decimal.precision": "5"}},
+            "APo=",
+            "decimal(5,2)",
+            Decimal("2.50"),
+        ),
+    ],
+)
+def test_a_key_that_is_only_in_the_message_has_its_type(
+    form: str, field: dict[str, Any], value: Any, type_: str, expected: Any
+) -> None:
+    """K6: fact 26: of the schema of KEYS, or of that of the row, which is null."""
+    change = _deletion(form, field, value)
+    assert (change.key, change.types["k"].spark) == ({"k": expected}, type_)
+    untyped = _deletion("none", field, value)
+    assert (untyped.key, untyped.types) == ({"k": value}, {})
+
+
+def test_a_key_without_a_schema_is_that_of_its_row() -> None:
+    """K6: fact 26: KEYS without a schema, the body with one; and a column of KEYS that no row has."""
+    message = with_schema(20512, type="int32", name="io.debezium.time.Date")
+    assert one(decode(message, {"v": 20512})).key == {"v": date(2026, 2, 28)}
+    assert one(decode(message, {"id": 1, "shard": 3})).key == {"id": 1, "shard": 3}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_infinite_dates_never_become_numbers(name: str) -> None:
     """K6: fact 34: Debezium itself wraps infinity; it is refused, or NULL by option."""

@@ -70,7 +70,7 @@ class DebeziumJson:
         try:
             event = _flat_event(value) if "op" not in value.payload else _nested_event(value)
             table = event.table
-            return [self._change(event, _key(message.keys, self.rules))]
+            return [self._change(event, _key(message.keys, self.rules).typed_as(event.schema))]
         except MALFORMED as fault:
             return [BadChange(str(fault), table)]
 
@@ -96,7 +96,7 @@ class DebeziumJson:
             before=before.row()[0] if before is not None else None,
             position=position,
             absent=frozenset() if event.operation is Operation.DELETE else absent,
-            types=image.types() if image is not None else {},
+            types=key.types() | (image.types() if image is not None else {}),
             source_time=source_time(event.source.get("ts_ms")),
         )
 
@@ -126,17 +126,24 @@ class _Struct:
             return None
         if not isinstance(value, dict):
             raise Unreadable(f"its member {name} is no JSON object")
-        if self.schema is None:
-            return _Struct(value, None, self.rules)
-        found = [field for field in self._fields() if field.get("field") == name]
-        if not found:
+        schema = self.schema_of(name)
+        if self.schema is not None and schema is None:
             raise Unreadable(f"the schema has no member {name}, which the message has")
-        return _Struct(value, found[0], self.rules)
+        return _Struct(value, schema, self.rules)
+
+    def schema_of(self, name: str) -> Mapping[str, Any] | None:
+        """Return the schema of a member, whether or not it is null."""
+        return next((field for field in self._fields() if field.get("field") == name), None)
 
     def without(self, prefix: str) -> _Struct:
         """Return it without the members whose names begin so."""
         payload = {name: value for name, value in self.payload.items() if not name.startswith(prefix)}
         return _Struct(payload, self.schema, self.rules)
+
+    def typed_as(self, row: Mapping[str, Any] | None) -> _Struct:
+        """Return it with the schema of a row that has all of its columns, if it has no schema of its own."""
+        typed = _Struct(self.payload, row, self.rules)
+        return typed if self.schema is None and typed.columns().keys() == self.payload.keys() else self
 
     def columns(self) -> dict[str, Column[Any]]:
         """Return the columns of the payload's members that the schema has."""
@@ -179,6 +186,8 @@ class _Event:
     table: SourceTable
     before: _Struct | None
     after: _Struct | None
+    schema: Mapping[str, Any] | None
+    """Schema of the rows."""
     source: Mapping[str, Any]
     order: Any
     """Order in the transaction."""
@@ -246,6 +255,7 @@ def _nested_event(value: _Struct) -> _Event:
         table=_table(source),
         before=value.member("before"),
         after=value.member("after"),
+        schema=value.schema_of("before") or value.schema_of("after"),
         source=source,
         order=transaction.get("total_order") if isinstance(transaction, dict) else None,
     )
@@ -264,6 +274,7 @@ def _flat_event(value: _Struct) -> _Event:
         table=_table(source),
         before=row if is_deleted else None,
         after=None if is_deleted else row,
+        schema=row.schema,
         source=source,
         order=added.get("transaction_total_order"),
     )
@@ -292,7 +303,7 @@ def _key(keys: str, rules: Rules) -> _Struct:
 
 
 def _key_values(named: Sequence[str] | None, key: _Struct, image: _Struct | None) -> dict[str, Any]:
-    """Return the key's values, decoded by the row's schema, which has the types, or else by their own."""
+    """Return the key's values: those of the message's KEYS, or else of the row."""
     names = list(key.payload) if named is None else named
     of_row, _ = image.row() if image is not None else ({}, frozenset())
     of_key = key.row()[0] if key.payload else {}
