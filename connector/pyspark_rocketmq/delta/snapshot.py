@@ -30,7 +30,7 @@ from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.log import LogFiles, Transactions
 from pyspark_rocketmq.delta.merge import merge_rows
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, read_form
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, arrow_columns, open_table, read_form
 from pyspark_rocketmq.display import masked
 
 logger = logging.getLogger(__name__)
@@ -163,8 +163,7 @@ class _TableFacts(NamedTuple):
 
     @classmethod
     def of(cls, table: DeltaTable) -> _TableFacts:
-        arrow_schema = pa.schema(table.schema().to_arrow()).remove_metadata()
-        return cls(read_form(table), arrow_schema, str(table.metadata().id))
+        return cls(read_form(table), arrow_columns(table), str(table.metadata().id))
 
 
 class TableSnapshot:

@@ -269,6 +269,11 @@ def query_rows(table: DeltaTable, sql: str) -> pa.Table:
     return pa.RecordBatchReader.from_stream(found).read_all()
 
 
+def arrow_columns(table: DeltaTable) -> pa.Schema:
+    """Return the columns of the version that ``table`` is at, as Delta writes them into Parquet."""
+    return pa.schema(table.schema().to_arrow()).remove_metadata()
+
+
 def read_form(table: DeltaTable) -> TableForm:
     """Return the columns, partitioning, properties and features of the version that ``table`` is at."""
     metadata = table.metadata()

@@ -46,6 +46,7 @@ from pyspark_rocketmq.sinks.change_table.compaction import (
     keys_of,
     merge_source,
 )
+from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys
 from pyspark_rocketmq.sinks.change_table.side_tables import DELETIONS, Deletions
 from pyspark_rocketmq.sinks.delta.appenders import FileAppender
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
@@ -149,10 +150,10 @@ class _Sources:
         self._table = appender.table
         self._batch = batch
         self._columns = batch.columns
-        self._schema = batch.schema
+        self._nullable = pa.schema([pa.field(field.name, field.type) for field in batch.schema])
         self._deletions = Deletions(
             recent=batch.recent(DELETIONS),
-            keys=pa.schema([self._schema.field(name) for name in self._columns.keys]),
+            keys=batch.keys,
         )
 
     def of_share(self, number: int) -> pa.Table:
@@ -165,21 +166,22 @@ class _Sources:
         keys = [*changes.facts, *keys_of(stored, self._columns.keys)]
         deletions, truncated_before = self._deletions.of_keys(keys)
         source = merge_source(changes, stored, deletions, max(truncated_before, truncated_at))
-        wanted = pa.schema([*(self._schema.field(name) for name in source.column_names if name != EFFECT)])
+        wanted = pa.schema([*(self._nullable.field(name) for name in source.column_names if name != EFFECT)])
         return source.select([*wanted.names, EFFECT]).cast(wanted.append(pa.field(EFFECT, pa.string())))
 
     def _stored(self, changes: KeyedChanges, number: int) -> pa.Table:
         """Return the rows of the table without which the changes' effects cannot be decided."""
-        schema = pa.schema([field for field in self._schema if field.name not in HIDDEN])
-        schema = pa.schema([*schema, *(self._schema.field(each.name) for each in self._columns.hidden)])
+        # Changes may lack values of a column that cannot be null, and are joined with these rows.
+        plain = [field for field in self._nullable if field.name not in HIDDEN]
+        schema = pa.schema([*plain, *(self._nullable.field(each.name) for each in self._columns.hidden)])
         unfinished = set(changes.unfinished)
-        first = self._columns.keys[0]
+        first, keys = self._columns.keys[0], self._batch.keys
         is_truncated = bool(self._batch.truncated_at)
         changed_values, unfinished_values = map(self._batch.first_values, (changes.facts, unfinished))
         is_older = ds.field(OLDER).is_valid()
         if not is_truncated:
-            is_older = is_older & ds.field(first).isin(changed_values)
-        may_have = ds.field(first).isin(unfinished_values) | is_older if unfinished else is_older
+            is_older = is_older & may_have_keys(changes.facts, keys)
+        may_have = may_have_keys(unfinished, keys) | is_older if unfinished else is_older
         found = [schema.empty_table()]
         for some in rows_of_files(self._table.table, schema.names, may_have):
             rows = some.cast(schema)
@@ -188,10 +190,10 @@ class _Sources:
             if not is_truncated:
                 has_older = pc.and_(has_older, pc.is_in(rows[first], changed_values))
             rows = rows.filter(pc.or_(has_older, pc.is_in(rows[first], unfinished_values)))
-            keys = keys_of(rows, self._columns.keys)
+            found_keys = keys_of(rows, self._columns.keys)
             is_wanted = [
                 key in unfinished or (older is not None and (is_truncated or key in changes.facts))
-                for key, older in zip(keys, rows[OLDER].to_pylist(), strict=True)
+                for key, older in zip(found_keys, rows[OLDER].to_pylist(), strict=True)
             ]
             rows = rows.filter(pa.array(is_wanted, pa.bool_()))
             found.append(rows.filter(self._batch.in_share(rows, number)))

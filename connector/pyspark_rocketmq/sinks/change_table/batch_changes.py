@@ -95,6 +95,11 @@ class BatchChanges:
         """The batch's truncations, with their times; known after :meth:`check`."""
 
     @property
+    def keys(self) -> pa.Schema:
+        """The columns of the key."""
+        return pa.schema([self.schema.field(name) for name in self.columns.keys])
+
+    @property
     def truncated_at(self) -> Order:
         """Place of the batch's highest truncation."""
         return max(self.truncations, default=LOWEST)

@@ -42,6 +42,7 @@ from pyspark_rocketmq.sinks.change_table.compaction import (
     Key,
     keys_of,
 )
+from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys
 from pyspark_rocketmq.sinks.change_table.side_tables import PAST_CHANGES, PastChanges
 from pyspark_rocketmq.sinks.change_table.versions import (
     CHANGE_FIELDS,
@@ -209,7 +210,7 @@ class _FactsOfShare:
         """See ``Facts.versions``."""
         first, values = self._key_names[0], self.batch.first_values(keys)
         found = [self.schema.empty_table()]
-        for rows in self._stored(ds.field(first).isin(values)):
+        for rows in self._stored(may_have_keys(keys, self.batch.keys)):
             end = rows[END_POSITION]
             is_wanted = pc.or_(pc.is_null(end), pc.fill_null(pc.greater_equal(end, since), False))
             found.append(self._of(keys, rows.filter(pc.and_(is_wanted, pc.is_in(rows[first], values)))))
@@ -217,7 +218,7 @@ class _FactsOfShare:
 
     def past(self, keys: Collection[Key], since: Order) -> pa.Table:
         """See ``Facts.past``."""
-        return self._of(keys, self.past_changes.of_keys(self.batch.first_values(keys), since))
+        return self._of(keys, self.past_changes.of_keys(keys, since))
 
     def truncations(self, since: Order) -> Truncations:
         """See ``Facts.truncations``."""

@@ -8,8 +8,10 @@ show (``change_data/history.py``), of which a reader takes all.
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import cached_property
@@ -18,16 +20,24 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import LOWEST, Order
 from pyspark_rocketmq.delta.storage_options import StorageOptions
-from pyspark_rocketmq.delta.table import create_table, open_table, rows_of_files
+from pyspark_rocketmq.delta.table import (
+    arrow_columns,
+    create_table,
+    open_table,
+    parse_columns,
+    read_form,
+    rows_of_files,
+)
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.sinks.change_table.columns import BODY, DAY, PROBLEM
 from pyspark_rocketmq.sinks.change_table.compaction import OPERATION, POSITION, Key, keys_of
+from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys
 from pyspark_rocketmq.sinks.change_table.versions import TIME, Truncations
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 
@@ -56,9 +66,10 @@ class RecentRows:
     today: Callable[[], date]
 
     def append(self, rows: pa.Table) -> None:
-        """Add rows; the table gets the columns that it lacks.
+        """Add rows; the table gets the columns that it lacks, and their types.
 
         Raises:
+            FileExistsError: If the table gets new types, and another commit came first.
             DeltaError, OSError: If the storage does not answer.
         """
         if not len(rows):
@@ -68,8 +79,35 @@ class RecentRows:
         table = self.opened() or create_table(
             self.uri, _nullable(rows.schema), [DAY], self.storage, configuration=dict(_PROPERTIES)
         )
+        self._give_types(table, rows.schema)
         write_deltalake(table, rows, mode="append", schema_mode="merge", post_commithook_properties=_HOOKS)
         self._maintain(table.version())
+
+    def _give_types(self, table: DeltaTable, columns: pa.Schema) -> None:
+        """Rewrite all rows if columns have other types now: a table was rewritten with wider ones.
+
+        Raises:
+            FileExistsError: If another commit came first.
+            DeltaError, OSError: If the storage does not answer.
+        """
+        wanted = {each.name: each.type for each in parse_columns(Schema.from_arrow(columns).to_json())}
+        stored, types = arrow_columns(table), read_form(table).column_types
+        schema = pa.schema(
+            [
+                columns.field(field.name) if wanted.get(field.name, type_) != type_ else field
+                for field, type_ in zip(stored, types.values(), strict=True)
+            ]
+        )
+        if schema == stored:
+            return
+        # delta-rs cannot read a file while it writes one.
+        with tempfile.TemporaryFile() as spool:
+            with pa.ipc.new_stream(spool, schema) as stream:
+                for some in rows_of_files(table, stored.names, ds.scalar(True)):
+                    stream.write_table(some.cast(schema))
+            spool.seek(0)
+            _overwrite(table, pa.ipc.open_stream(spool))
+        logger.info("recent rows rewritten with new types path=%s columns=%s", masked(self.uri), schema.names)
 
     def opened(self) -> DeltaTable | None:
         """Return the table at its newest version; None if nothing was recorded yet.
@@ -94,6 +132,25 @@ class RecentRows:
             table.cleanup_metadata()
         except (DeltaError, OSError):
             logger.info("recent rows are compacted later path=%s", masked(self.uri), exc_info=True)
+
+
+def _overwrite(table: DeltaTable, rows: pa.RecordBatchReader) -> None:
+    version = table.version()
+    try:
+        write_deltalake(
+            table,
+            rows,
+            mode="overwrite",
+            schema_mode="overwrite",
+            # delta-rs would keep what others have added since, with the types of then.
+            commit_properties=CommitProperties(max_commit_retries=0),
+            post_commithook_properties=_HOOKS,
+        )
+    except CommitFailedError as error:
+        table.update_incremental()
+        if table.version() == version:
+            raise
+        raise FileExistsError(errno.EEXIST, f"There is a commit after version {version}") from error
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
@@ -133,9 +190,11 @@ class Deletions:
         values = pa.array([key[0] for key in keys], self.keys.field(0).type)
         asked, found, truncated_at = set(keys), dict[Key, Order](), LOWEST
         names = [*self.keys.names, POSITION]
-        for some in rows_of_files(table, names, first.isin(values) | first.is_null()):
-            column = some[self.keys.names[0]]
-            rows = some.filter(pc.or_(pc.is_in(column.cast(values.type), values), pc.is_null(column)))
+        may_have = may_have_keys(keys, self.keys, arrow_columns(table)) | first.is_null()
+        for some in rows_of_files(table, names, may_have):
+            whole = some.cast(pa.schema([*_nullable(self.keys), some.schema.field(POSITION)]))
+            column = whole[self.keys.names[0]]
+            rows = whole.filter(pc.or_(pc.is_in(column, values), pc.is_null(column)))
             places = rows[POSITION].to_pylist()
             for key, at in zip(keys_of(rows, self.keys.names), places, strict=True):
                 if key in asked:
@@ -175,13 +234,17 @@ class PastChanges:
         truncated = pa.Table.from_pylist(rows, self.schema)
         self.recent.append(pa.concat_tables([changes.select(self.schema.names).cast(self.schema), truncated]))
 
-    def of_keys(self, first_values: pa.Array, since: Order) -> pa.Table:
-        """Return the changes, from a place on, of keys that begin with one of these values.
+    def of_keys(self, keys: Collection[Key], since: Order) -> pa.Table:
+        """Return the changes, from a place on, of these keys, and of others that begin with the same value.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
-        return self._read(since, ds.field(self.keys[0]).isin(first_values), first_values)
+        if self._begun is None:
+            return self.schema.empty_table()
+        columns = pa.schema([self.schema.field(name) for name in self.keys])
+        may_have = may_have_keys(keys, columns, arrow_columns(self._begun))
+        return self._read(since, may_have, pa.array([key[0] for key in keys], columns.field(0).type))
 
     def after(self, at: Order) -> pa.Table:
         """Return all changes with a key from a place on.
@@ -211,7 +274,8 @@ class PastChanges:
         found = [self.schema.empty_table()]
         if self._begun is None:
             return found[0]
-        names = [name for name in self.schema.names if name in self._begun.to_pyarrow_dataset().schema.names]
+        stored = arrow_columns(self._begun).names
+        names = [name for name in self.schema.names if name in stored]
         for some in rows_of_files(self._begun, names, may_have & (ds.field(POSITION) >= since)):
             rows = some.filter(pc.greater_equal(some[POSITION], since))
             if first_values is not None:

@@ -1,0 +1,36 @@
+"""The condition by which files without certain keys are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from pyspark_rocketmq.sinks.change_table.compaction import Key
+
+
+def may_have_keys(
+    keys: Collection[Key], columns: pa.Schema, stored: pa.Schema | None = None
+) -> ds.Expression:
+    """Return a condition for ``rows_of_files`` that holds for each file with one of these keys.
+
+    It is about the first column of the key whose bounds are exact; without one, it holds for all files.
+
+    Args:
+        keys: Values of the key's columns.
+        columns: The key's columns.
+        stored: Columns of the files, if some may be of another type.
+    """
+    for place, field in enumerate(columns):
+        if _has_exact_bounds(field.type) and (stored is None or stored.field(field.name).type == field.type):
+            return ds.field(field.name).isin(pa.array([key[place] for key in keys], field.type))
+    return ds.scalar(True)
+
+
+def _has_exact_bounds(type_: pa.DataType) -> bool:
+    """Return whether delta-rs has a file's bounds in this type.
+
+    It reads those of decimals as floats, or as 64-bit integers, and cuts off or rounds what does not fit.
+    """
+    return not (pa.types.is_decimal(type_) or pa.types.is_floating(type_))
