@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
 
 from pyspark_rocketmq.change_data.change import Change, Operation
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS
 from pyspark_rocketmq.delta.table import rows_of_files
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.sinks.change_table import side_tables
 from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys
 from pyspark_rocketmq.sinks.change_table.side_tables import RecentRows
 from pyspark_rocketmq.sinks.change_table.versions import END_POSITION
 from tests.change_data.model_database import TABLE, Sent
-from tests.sinks.change_rows import apply, change_table
+from tests.sinks.change_rows import NoEnvelope, apply, change_table
 
 _EVER: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
@@ -268,3 +273,36 @@ def test_columns_may_refuse_null(path: Path, settings: dict[str, Any]) -> None:
 
     assert (1, 1, "y") in _current(path)
     assert not DeltaTable(path).schema().to_arrow().field("a").nullable
+
+
+def test_years_that_spark_s_old_timestamps_have(path: Path) -> None:
+    """K1: Spark writes INT96 by default, in which Arrow's unit ends in the year 2262."""
+    columns = _columns().append(pa.field("t", pa.timestamp("us", "UTC")))
+    table = DeltaTable.create(path, schema=columns)
+    rows = pa.table([[1], [1], ["x"], [_EVER]], schema=columns)
+    pq.write_table(rows, path / "x.parquet", use_deprecated_int96_timestamps=True)
+    added = AddAction(
+        path="x.parquet",
+        size=(path / "x.parquet").stat().st_size,
+        partition_values={},
+        modification_time=1,
+        data_change=True,
+        stats=json.dumps({"numRecords": 1}),
+    )
+    table.create_write_transaction([added], "append", table.schema(), [])
+
+    change = _change(Operation.UPDATE, 1, 5, a=2)
+    _Batches(path, None).apply(replace(change, absent=frozenset({"c", "t"})))
+
+    [row] = DeltaTable(path).to_pyarrow_table().to_pylist()
+    assert (row["a"], row["t"]) == (2, _EVER)
+
+
+@pytest.mark.parametrize("feature", [TableFeatures.DeletionVectors, TableFeatures.V2Checkpoint])
+def test_a_table_whose_rows_cannot_be_read_back_is_refused(path: Path, feature: TableFeatures) -> None:
+    """K5: at the start, with what to do."""
+    table = DeltaTable.create(path, schema=_columns())
+    table.alter.add_feature(feature, allow_protocol_versions_increase=True)
+
+    with pytest.raises(OptionError, match=r"cannot be read back\. Remove this in Spark"):
+        change_table(path, columns=None, envelope=NoEnvelope())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.table import SUPPORTED_READER_FEATURES
 
 from pyspark_rocketmq.delta.ddl import NOT_NULL, metadata_keys_within, type_ddl
 from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path
@@ -245,7 +246,11 @@ def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: ds.Expres
     Raises:
         DeltaError, OSError: If the storage does not answer.
     """
-    dataset = table.to_pyarrow_dataset()
+    from pyarrow.dataset import ParquetReadOptions
+
+    # In nanoseconds, which is Arrow's unit for Spark's INT96, there are no years after 2262.
+    options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    dataset = table.to_pyarrow_dataset(parquet_read_options=options)
     for fragment in dataset.get_fragments(filter=may_have):
         for batch in fragment.to_batches(schema=dataset.schema, columns=list(columns)):
             yield pa.Table.from_batches([batch])
@@ -267,6 +272,11 @@ def query_rows(table: DeltaTable, sql: str) -> pa.Table:
             raise DeltaError(str(error)) from error
         raise
     return pa.RecordBatchReader.from_stream(found).read_all()
+
+
+def unread_features(table: DeltaTable) -> tuple[str, ...]:
+    """Return the names of the features with which :func:`rows_of_files` cannot read a table."""
+    return tuple(sorted({*(table.protocol().reader_features or ())} - SUPPORTED_READER_FEATURES))
 
 
 def arrow_columns(table: DeltaTable) -> pa.Schema:

@@ -23,6 +23,7 @@ from pyspark_rocketmq.delta.commit import CommitNote, commit_on_top
 from pyspark_rocketmq.delta.paths import TableName, table_uri
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.storage_options import GivenOptions, StorageOptions
+from pyspark_rocketmq.delta.table import open_table, unread_features
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
@@ -253,7 +254,8 @@ class ChangeTable(DeltaSink):
 
         Raises:
             SchemaError: If the columns do not fit the table.
-            OptionError: If a key is not a column, or the table has features that forbid a merge.
+            OptionError: If a key is not a column, or the table has features that forbid a merge
+                or a look at its rows.
             OffsetError: If the storage does not answer.
         """
         table = self.table_columns()
@@ -264,6 +266,7 @@ class ChangeTable(DeltaSink):
         _check_keys(self.keys, table, self._read(f"The partitions of {self.path}", self._partition_columns))
         _check_tracked(self._tracked or (), table)
         self._read(f"The columns of {self.path}", self._check_stored_type)
+        self._read(f"The features of {self.path}", self._check_features)
         keys = TableColumns(keys=self.keys, others=(), keeps_deleted=self._rules.keeps_deleted)
         hidden = HISTORY_FIELDS if self._has_history else keys.hidden
         # Only the first 32 columns have statistics, by which files without older values are left out.
@@ -284,6 +287,21 @@ class ChangeTable(DeltaSink):
             problem = (
                 f"{self.path} was kept with stored_as_scd_type={kept}, so it cannot become {asked}; "
                 "load the source's table into a new change table, or give the type that it has"
+            )
+            raise OptionError((problem,), where=_WHERE)
+
+    def _check_features(self) -> None:
+        """Refuse a table whose rows cannot be read back.
+
+        Raises:
+            OptionError: If the table is one.
+        """
+        handle = self._table.home.open()
+        unread = () if handle is None else unread_features(open_table(self._table.path, self._table.storage))
+        if unread:
+            problem = (
+                f"{self.path} has {', '.join(unread)}, with which its rows cannot be read back. Remove this "
+                "in Spark (ALTER TABLE ... DROP FEATURE), or load the source's table into a new change table"
             )
             raise OptionError((problem,), where=_WHERE)
 
