@@ -77,6 +77,26 @@ def test_a_full_disk_a_missing_folder_and_an_object_store_are_left_to_the_first_
     check_exclusive_create(str(tmp_path))
 
 
+@pytest.mark.parametrize("use", [use_sink, use_store])
+@pytest.mark.parametrize("name", ["100%25", "a%2fb", "a%20b"])
+def test_a_path_that_delta_rs_would_decode_is_refused(
+    use: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    """J2: nothing is left in the folder that was named, or in the one that would be read."""
+    with pytest.raises(
+        OptionError, match=rf"{name}/orders has %2., for which delta-rs reads .* another name"
+    ):
+        use(tmp_path / name / "orders")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["50%", "a%zz", "a b", "订单"])
+def test_other_names_of_folders_are_taken(name: str, tmp_path: Path) -> None:
+    """J2: also with a percent sign that begins no code."""
+    use_sink(tmp_path / name)
+    assert (tmp_path / name / "_delta_log").is_dir()
+
+
 def test_a_disk_keeps_nothing_of_the_trial(tmp_path: Path) -> None:
     check_exclusive_create(tmp_path.as_uri())
 

@@ -23,6 +23,7 @@ _NAME: Final = re.compile(r"(?:`(?:[^`]|``)+`|\w+)(?:\.(?:`(?:[^`]|``)+`|\w+))*"
 _NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|(\w+)")
 _PLAIN: Final = re.compile(r"\w+")
 _BLOB_URI: Final = re.compile(r"wasb(s?)://([^/@]+@[^/.]+)\.blob\.")
+_ENCODED: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 _NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """Error numbers of a mount without ``fsync``."""
 
@@ -131,6 +132,22 @@ def local_path(path: str) -> str | None:
         return unquote(urlsplit(path).path)
     # Spark writes dbfs:/… and viewfs:/… with one slash.
     return None if "://" in path or _SINGLE_SLASH.match(path) else path
+
+
+def check_decodes_alike(uri: str) -> None:
+    """Refuse a folder of this machine whose path delta-rs would decode, and then look in another one.
+
+    Raises:
+        OptionError: If the path has a percent sign with two hexadecimal digits.
+    """
+    folder = local_path(uri)
+    encoded = None if folder is None else _ENCODED.search(folder)
+    if encoded is not None:
+        problem = (
+            f"{folder} has {encoded[0]}, for which delta-rs reads '{unquote(encoded[0])}', so it cannot make "
+            "a table there. Give the folder another name."
+        )
+        raise OptionError((problem,), where="table path")
 
 
 def check_exclusive_create(uri: str) -> None:

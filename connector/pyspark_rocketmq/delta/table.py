@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.table import SUPPORTED_READER_FEATURES
 
 from pyspark_rocketmq.delta.ddl import NOT_NULL, metadata_keys_within, type_ddl
-from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path
+from pyspark_rocketmq.delta.paths import check_decodes_alike, check_exclusive_create, local_path
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.retry import commit_with_retry
@@ -209,8 +209,9 @@ def create_table(
 
     Raises:
         DeltaError: If it could neither be created nor opened.
-        OptionError: See :func:`check_exclusive_create`.
+        OptionError: See :func:`check_exclusive_create` and :func:`check_decodes_alike`.
     """
+    check_decodes_alike(uri)
     folder = local_path(uri)
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
