@@ -303,7 +303,7 @@ def _key(keys: str, rules: Rules) -> _Struct:
 
 
 def _key_values(named: Sequence[str] | None, key: _Struct, image: _Struct | None) -> dict[str, Any]:
-    """Return the key's values: those of the message's KEYS, or else of the row."""
+    """Return the key's values: those of KEYS, or of the row, which goes first if only it has a schema."""
     names = list(key.payload) if named is None else named
     of_row, _ = image.row() if image is not None else ({}, frozenset())
     of_key = key.row()[0] if key.payload else {}
@@ -312,7 +312,9 @@ def _key_values(named: Sequence[str] | None, key: _Struct, image: _Struct | None
         raise Unreadable(
             f"neither the message's KEYS nor its row has the column {', '.join(missing)} of the key"
         )
-    return {name: of_key[name] if name in of_key else of_row[name] for name in names}
+    is_row_first = key.schema is None and image is not None and image.schema is not None
+    known = of_key | of_row if is_row_first else of_row | of_key
+    return {name: known[name] for name in names}
 
 
 def _postgres(source: Mapping[str, Any], order: Any) -> tuple[int, int, int]:
