@@ -550,8 +550,14 @@ def test_no_table_is_within_another(tmp_path: Path) -> None:
         for again in (query, Query(tmp_path / name)):
             with pytest.raises(SinkConflict, match="could lie within another one"):
                 again.apply([Sent(second, 1)])
+    both = tmp_path / "both"
     with pytest.raises(SinkConflict, match="could lie within another one"):
-        Query(tmp_path / "both").apply(sent([inner, outer]))
+        Query(both).apply(sent([inner, outer]))
+    with pytest.raises(SinkConflict, match="have the same target"):
+        Query(both, routes=[rmq.TableRoute(target="a/b/c")]).apply(sent([inner, outer]))
+    # Neither of these has made a table, so others may be as deep as they want.
+    Query(both, routes=[rmq.TableRoute(target="{database}_{schema}_{table}")]).apply(sent([inner, outer]))
+    assert len(list(both.rglob("_delta_log"))) == 3
     logs = [each.parent for each in tmp_path.rglob("_delta_log")]
     assert not [each for each in logs for other in logs if other in each.parents]
 

@@ -251,24 +251,27 @@ class ChangeTables(DeltaSink):
         with tempfile.TemporaryDirectory() as spool:
             good = (rows.filter(pc.is_null(rows[PROBLEM])) for rows in changes.tables())
             split = split_by_target(good, f"{spool}/changes.arrow")
-            self._check_folders(split, watermarks)
+            folders = {_FOLDERS: self._folders_below(split, watermarks)}
+            keep = partial(keep_properties, watermarks, folders)
             for target, own in split.items():
-                self._table_of(target, own).apply(own)
+                self._table_of(target, own, keep).apply(own)
 
-    def _check_folders(self, targets: Collection[str], watermarks: TableSnapshot) -> None:
-        """Refuse tables that are not as many folders deep as those before: one could be within another.
+    def _folders_below(self, targets: Collection[str], watermarks: TableSnapshot) -> str:
+        """Return how many folders below that of the sink these tables and those before are.
 
-        A VACUUM of the outer table would remove the inner one.
+        Raises:
+            SinkConflict: If they differ: one could be within another, whose VACUUM would remove it.
         """
-        for target in targets:
-            folders = str(target.count("/") + 1)
-            kept = keep_properties(watermarks, {_FOLDERS: folders})[_FOLDERS]
+        depths = {target: str(target.count("/") + 1) for target in targets}
+        kept = watermarks.form().configuration.get(_FOLDERS, min(depths.values(), default=""))
+        for target, folders in depths.items():
             if folders != kept:
                 raise SinkConflict(
                     f"{target} is {folders} folders below {masked(self._folder)}, but others are {kept} "
                     "below it. A table could lie within another one, whose VACUUM would remove it. Give the "
                     f"route a target with {kept} folders, or start the query with another folder."
                 )
+        return kept
 
     def _bad_changes(self, changes: FileChanges) -> Iterator[pa.Table]:
         for rows in changes.tables():
@@ -279,18 +282,21 @@ class ChangeTables(DeltaSink):
             if len(bad):
                 yield bad
 
-    def _table_of(self, target: str, changes: TargetChanges) -> ChangeTable:
+    def _table_of(self, target: str, changes: TargetChanges, keep: Callable[[], object]) -> ChangeTable:
         opened = self._opened.pop(target, None)
         if opened is None:
-            opened = self._open(f"{self._folder}/{target}", changes)
+            opened = self._open(f"{self._folder}/{target}", changes, keep)
         opened.check(changes)
         self._opened[target] = opened
         while len(self._opened) > _MOST_OPEN:
             self._opened.popitem(last=False)
         return opened.table
 
-    def _open(self, path: str, changes: TargetChanges) -> _Opened:
-        """Open a table, or make it with the columns of its first changes."""
+    def _open(self, path: str, changes: TargetChanges, keep: Callable[[], object]) -> _Opened:
+        """Open a table, or make it with the columns of its first changes.
+
+        ``keep`` stores how many folders deep it is, before there is a table.
+        """
         stored = self._table_with(path, ["id"]).stored_properties()
         keys = tuple(json.loads(stored[_KEYS])) if _KEYS in stored else next(iter(changes.keys), ())
         if not keys:
@@ -301,6 +307,7 @@ class ChangeTables(DeltaSink):
         source = stored.get(_SOURCE, min(changes.sources))
         # A table that is made for changes of two keys or sources would keep one of them.
         _Opened(self._table_with(path, keys), source).check(changes)
+        keep()
         wanted = {_KEYS: json.dumps(keys), _SOURCE: source}
         table = self._made(path, keys, wanted, changes)
         kept = table.keep_properties(wanted)
