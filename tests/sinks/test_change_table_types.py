@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction
 from pyspark_rocketmq.change_data.change import Change, Operation
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS
 from pyspark_rocketmq.delta.table import rows_of_files
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.change_table import side_tables
 from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys
 from pyspark_rocketmq.sinks.change_table.side_tables import RecentRows
@@ -273,6 +273,17 @@ def test_columns_may_refuse_null(path: Path, settings: dict[str, Any]) -> None:
 
     assert (1, 1, "y") in _current(path)
     assert not DeltaTable(path).schema().to_arrow().field("a").nullable
+
+
+@pytest.mark.parametrize("settings", [{}, {"stored_as_scd_type": 2}])
+def test_null_in_a_column_that_refuses_it_ends_the_query(path: Path, settings: dict[str, Any]) -> None:
+    """K5: an update that comes before its row, with what to do."""
+    DeltaTable.create(
+        path, schema=pa.schema([field.with_nullable(field.name == "c") for field in _columns()])
+    )
+
+    with pytest.raises(SinkConflict, match=r"cannot be null: id, a\. .* DROP NOT NULL"):
+        _Batches(path, None, **settings).apply(_change(Operation.UPDATE, 1, 2, c="y"))
 
 
 def test_years_that_spark_s_old_timestamps_have(path: Path) -> None:

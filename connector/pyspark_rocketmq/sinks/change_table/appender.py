@@ -100,7 +100,7 @@ class ChangeAppender:
             batch = BatchChanges(self.table, self.rules, changes)
             batch.check()
             source, keys_between = batch.spooled(_Sources(self, batch).of_share, spools)
-            self.table.write_next(partial(self._merge, source, batch, keys_between), note)
+            batch.commit(partial(self._merge, source, batch, keys_between), note)
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
         """See :meth:`Appender.set_watermarks`."""

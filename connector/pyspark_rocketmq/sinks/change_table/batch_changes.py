@@ -16,7 +16,8 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import Schema
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import LOWEST, Order
@@ -48,6 +49,8 @@ logger = logging.getLogger(__name__)
 _ROWS_OF_A_SHARE: Final = 250_000
 """Maximum number of changes, approximately, that are in memory at the same time."""
 _SHOWN: Final = 3
+_INVALID: Final = "failed validation check"
+"""Part of delta-rs' error for rows with null in a column that cannot be null."""
 _TRUNCATE: Final = Operation.TRUNCATE.value
 FINAL: Final = frozenset({_TRUNCATE, SCHEMA})
 """Operations at which the query ends, whatever becomes of other changes that cannot be applied."""
@@ -79,6 +82,7 @@ class BatchChanges:
 
     def __init__(self, table: TableSnapshot, rules: ChangeRules, changes: ChangeRows) -> None:
         """Take the changes that tasks wrote for a batch."""
+        self._table = table
         self._rules = rules
         self._storage = table.log.storage
         self._changes = changes
@@ -197,6 +201,27 @@ class BatchChanges:
                 stream.write_table(source_of(number))
         spool.seek(0)
         return pa.ipc.open_stream(spool), ""
+
+    def commit(self, merge: Callable[[DeltaTable, CommitProperties], object], note: CommitNote) -> None:
+        """Let a MERGE make the commit directly after the version that the batch is for.
+
+        Raises:
+            SinkConflict: If a row would have null in a column that cannot be null.
+            FileExistsError: If another commit came first.
+            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+        """
+        try:
+            self._table.write_next(merge, note)
+        except DeltaError as error:
+            whole = [field.name for field in self.schema if not field.nullable]
+            if _INVALID not in str(error) or not whole:
+                raise
+            raise SinkConflict(
+                f"A row of {masked(self.folder)} would have null in one of its columns that cannot be null: "
+                f"{', '.join(whole)}. A change came before its row, or has no value. Nothing of this batch "
+                "was added. Allow null (ALTER TABLE ... ALTER COLUMN ... DROP NOT NULL), and start the query "
+                "again."
+            ) from error
 
     def _between(self, parts: Sequence[pa.Table]) -> str:
         """Return a condition with the least and the greatest key, by which files are left out."""

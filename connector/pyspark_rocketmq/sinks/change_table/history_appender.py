@@ -112,7 +112,7 @@ class HistoryAppender:
             batch.check()
             versions = _Versions(self.table, batch, self.tracked)
             source, keys_between = batch.spooled(versions.of_share, spools)
-            self.table.write_next(partial(self._merge, source, batch.truncations, keys_between), note)
+            batch.commit(partial(self._merge, source, batch.truncations, keys_between), note)
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
         """See :meth:`Appender.set_watermarks`."""
