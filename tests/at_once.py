@@ -35,9 +35,10 @@ _CHOICES = {"--sparks": _SHORT, "--long": "long", "--all": "(long or not long)"}
 """Options, and the tests that they choose; with each of them, other Sparks are tested, too."""
 _WITH_SPARK, _WITHOUT = "spark", "not spark"
 _OTHER_SPARKS = ("make", "--no-print-directory", "spark-test")
-_LONGEST_S = 150 * 60.0
-"""Maximum duration of a run; the longest takes three quarters of an hour on two cores, and as long again for
-the worlds of ``tests.simulation``."""
+_LONGEST_S = 75 * 60.0
+"""Maximum duration of a run without the long tests."""
+_LONGEST_WITH_WORLDS_S = 150 * 60.0
+"""The same with the long tests, which have the worlds of ``tests.simulation``."""
 _STACKS_S, _END_S = 5.0, 60.0
 """Time for a process to print its stacks, and then to end before it is killed."""
 
@@ -71,7 +72,8 @@ def _run(chosen: str, folder: Path, *, other_sparks: bool) -> int:
         signal.signal(number, on_signal)
     for line, steps in zip(lines, of_kinds, strict=True):
         line.start(steps, shown=line is lines[0])
-    took_too_long = _end_within(_LONGEST_S, lines)
+    longest_s = _LONGEST_S if chosen == _SHORT else _LONGEST_WITH_WORLDS_S
+    took_too_long = _end_within(longest_s, lines)
     codes = [line.wait() for line in lines]
     return next(filter(None, codes), 0) or int(took_too_long) or _judge(folder)
 

@@ -112,7 +112,7 @@ def test_rows_and_deletions_are_found_by_keys_of_any_type(path: Path, kind: str,
 
 
 def test_files_are_left_out_by_the_first_column_of_a_key_with_exact_bounds(path: Path) -> None:
-    """L5: a decimal has none."""
+    """K5: a decimal has none."""
     columns = pa.schema([("id", pa.decimal128(20, 0)), ("line", pa.int64())])
     key, big = pa.schema([columns.field("id")]), Decimal(2**64 - 1)
     for line in (1, 2, 3):
@@ -247,7 +247,7 @@ def test_rows_that_are_added_while_a_column_gets_another_type_stay(
 
 
 def test_equal_types_are_not_rewritten(path: Path) -> None:
-    """L5: also types that contain others."""
+    """K5: also types that contain others."""
     nested = pa.struct([pa.field("x", pa.list_(pa.field("item", pa.int32())), nullable=False)])
     columns = pa.schema(
         [("id", pa.int32()), ("n", nested), ("m", pa.map_(pa.string(), pa.timestamp("us", "UTC")))]

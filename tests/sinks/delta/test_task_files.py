@@ -122,7 +122,10 @@ def test_a_file_is_finished_at_its_row_limit(tmp_path: Path) -> None:
     assert offsets == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
-def test_a_file_is_finished_at_its_size_limit(tmp_path: Path) -> None:
+def test_a_file_is_finished_at_its_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H1: bytes count once they are written, which is a row group at a time."""
+    monkeypatch.setattr("pyspark_rocketmq.delta.files._ROW_GROUP_ROWS", 1)
+
     files = files_of(writer(tmp_path, max_file_bytes=1), iter([rows("a"), rows("b", start=1)]))
 
     assert [file.num_records for file in files] == [1, 1]
