@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable
 
 from pyspark_rocketmq.change_data.change import ChangeMessage, Decoded
+from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.model import MessageQueue, queue_columns
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, change_schema, value_column
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, DELETED, OPERATION, POSITION
+from pyspark_rocketmq.sinks.change_table.side_tables import Deletions, PastChanges
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
 from pyspark_rocketmq.sinks.change_table.versions import END_AT, START_AT, TIME
 from tests.change_data.model_database import Row, Sent
@@ -82,3 +85,30 @@ def table_versions(path: Path) -> Versions:
         shown = {name: value for name, value in row.items() if name not in HIDDEN | {"id"}}
         found.setdefault(row["id"], []).append(shown | {name: row[name] for name in (START_AT, END_AT)})
     return found
+
+
+class Killed(BaseException):
+    """The end of a process, in place of what it would have done next."""
+
+
+def kill_at(step: str, patches: pytest.MonkeyPatch, side_table: type[Deletions] | type[PastChanges]) -> None:
+    """Have a batch end ``before the record`` in its side table, after it, or after its MERGE."""
+    record, write = side_table.record, TableSnapshot.write_next
+
+    def killed_before(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    def killed_after(done: Callable[..., Any]) -> Callable[..., None]:
+        def run(*given: Any) -> None:
+            done(*given)
+            raise Killed
+
+        return run
+
+    match step:
+        case "before the record":
+            patches.setattr(side_table, "record", killed_before)
+        case "after the record":
+            patches.setattr(side_table, "record", killed_after(record))
+        case _:
+            patches.setattr(TableSnapshot, "write_next", killed_after(write))

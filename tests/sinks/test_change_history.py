@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -15,7 +15,6 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_rocketmq.change_data.change import Change, Operation
-from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.sinks.change_table.columns import change_schema
 from pyspark_rocketmq.sinks.change_table.compaction import POSITION
@@ -26,7 +25,16 @@ from pyspark_rocketmq.sinks.change_table.versions import END_AT, HISTORY_FIELDS,
 from tests.change_data.model_database import TABLE, ModelDatabase, Sent, sent, shuffled
 from tests.change_data.model_history import sorted_versions, timed
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
-from tests.sinks.change_rows import MODEL_SCHEMA, NoEnvelope, apply, change_table, rows_of, table_versions
+from tests.sinks.change_rows import (
+    MODEL_SCHEMA,
+    Killed,
+    NoEnvelope,
+    apply,
+    change_table,
+    kill_at,
+    rows_of,
+    table_versions,
+)
 
 _BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -202,10 +210,6 @@ def test_deletions_that_are_ignored_leave_versions_open(path: Path) -> None:
     assert sink.setting("deletes") == "ignore"
 
 
-class _Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("step", ["before the record", "after the record", "after the merge"])
 def test_a_batch_that_was_killed_at_any_step_is_repeated(
     path: Path, step: str, monkeypatch: pytest.MonkeyPatch
@@ -216,33 +220,11 @@ def test_a_batch_that_was_killed_at_any_step_is_repeated(
         batches = _schedule(seed)
         for batch in batches:
             with monkeypatch.context() as patches:
-                _kill(step, patches)
-                with pytest.raises(_Killed):
+                kill_at(step, patches, PastChanges)
+                with pytest.raises(Killed):
                     apply(_history(folder), batch)
             apply(_history(folder), batch)
         assert table_versions(folder) == _wanted(batches)
-
-
-def _kill(step: str, patches: pytest.MonkeyPatch) -> None:
-    record, write = PastChanges.record, TableSnapshot.write_next
-
-    def killed_before(*_: Any, **__: Any) -> None:
-        raise _Killed
-
-    def killed_after(done: Callable[..., Any]) -> Callable[..., None]:
-        def run(*given: Any) -> None:
-            done(*given)
-            raise _Killed
-
-        return run
-
-    match step:
-        case "before the record":
-            patches.setattr(PastChanges, "record", killed_before)
-        case "after the record":
-            patches.setattr(PastChanges, "record", killed_after(record))
-        case _:
-            patches.setattr(TableSnapshot, "write_next", killed_after(write))
 
 
 def test_a_deletion_that_another_member_records_during_a_commit_is_seen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -29,7 +29,16 @@ from pyspark_rocketmq.sinks.change_table.side_tables import Deletions
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
 from tests.change_data.model_database import TABLE, ModelDatabase, Sent, sent, shuffled
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
-from tests.sinks.change_rows import MODEL_SCHEMA, NoEnvelope, apply, change_table, rows_of, table_rows
+from tests.sinks.change_rows import (
+    MODEL_SCHEMA,
+    Killed,
+    NoEnvelope,
+    apply,
+    change_table,
+    kill_at,
+    rows_of,
+    table_rows,
+)
 from tests.sinks.group_conformance import GroupConformance
 from tests.sinks.sink_conformance import SCHEMA, Stored
 
@@ -121,11 +130,7 @@ def test_deleted_rows_stay_marked(path: Path, seed: int) -> None:
     assert marked == database.deleted
 
 
-class _Killed(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("step", ["before the deletions", "after the deletions", "after the merge"])
+@pytest.mark.parametrize("step", ["before the record", "after the record", "after the merge"])
 def test_a_batch_that_was_killed_at_any_step_is_repeated(
     path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,34 +141,12 @@ def test_a_batch_that_was_killed_at_any_step_is_repeated(
         sink = change_table(folder)
         for batch in shuffled(database.random, database.log):
             with monkeypatch.context() as patches:
-                _kill(step, patches)
-                with pytest.raises(_Killed):
+                kill_at(step, patches, Deletions)
+                with pytest.raises(Killed):
                     apply(sink, batch)
             sink = change_table(folder)
             apply(sink, batch)
         assert table_rows(folder) == database.rows
-
-
-def _kill(step: str, patches: pytest.MonkeyPatch) -> None:
-    record, write = Deletions.record, TableSnapshot.write_next
-
-    def killed_before(*_: Any, **__: Any) -> None:
-        raise _Killed
-
-    def killed_after(done: Callable[..., Any]) -> Callable[..., None]:
-        def run(*given: Any) -> None:
-            done(*given)
-            raise _Killed
-
-        return run
-
-    match step:
-        case "before the deletions":
-            patches.setattr(Deletions, "record", killed_before)
-        case "after the deletions":
-            patches.setattr(Deletions, "record", killed_after(record))
-        case _:
-            patches.setattr(TableSnapshot, "write_next", killed_after(write))
 
 
 def test_an_older_insert_of_another_member_loses_against_a_deletion_of_the_same_moment(path: Path) -> None:
