@@ -181,7 +181,7 @@ class OurRun(StoredTrace):
         self.states = dict.fromkeys(self.queues(), QueueState(0, 1))
         self.rows: list[str] = []
         self.kept: tuple[list[Any], list[Any]] = ([], [])
-        """What the retry topic and the dead-letter topic held at the end."""
+        """The contents of the retry topic and the dead-letter topic at the end."""
         self._options = ReadOptions.parse(
             {
                 "nameServers": cluster.name_servers,
@@ -217,7 +217,7 @@ class OurRun(StoredTrace):
         )
 
     def send(self, key: str, queue_id: int) -> None:
-        """As the recording's producer did."""
+        """Send the messages as the recording's producer did."""
         queue = MessageQueue(self.topic, _BROKER, queue_id)
         properties = {
             "KEYS": key,
@@ -381,7 +381,7 @@ def test_a_listener_sees_and_leaves_what_java_s_was_recorded_to(
 
 
 def by_queue(events: Sequence[Mapping[str, Any]], *, is_ordered: bool) -> Seen:
-    """What was delivered from each queue, with the answer each message got; by offset unless ordered."""
+    """The deliveries of each queue, with each message's answer; by offset unless ordered."""
     queues: Seen = defaultdict(list)
     for event in events:
         for message in event["messages"]:

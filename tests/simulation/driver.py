@@ -457,7 +457,7 @@ class Driver:
             if next_s is not None and next_s <= self.world.now_s:
                 self._take(self.hub.tick(self.world.now_s))
             else:
-                # What it was set for has been done meanwhile.
+                # The timer's reason is gone meanwhile.
                 self._set_timer()
 
     # --- commits --------------------------------------------------------------------------------------------

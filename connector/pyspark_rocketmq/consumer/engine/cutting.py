@@ -166,7 +166,7 @@ class TaskCuts:
                 instructions.nothing_to_cut(number)
 
     def _give_up(self, consumed: Consumed) -> None:
-        # What the growing part has of the queue from before must reach the driver first.
+        # The growing part may hold earlier results of the queue, which must reach the driver first.
         is_begun = self.own is not None or consumed.ack.queue in self._going_on
         leaving = self._place.leaving() if is_begun else undone_by_errors(self._place.new_part())
         with leaving as part:

@@ -208,7 +208,7 @@ class LandingTask:
             RocketMQError: If a range cannot be read.
         """
         instructions = self._instructions
-        # What is consumed is in the part that grows, or waits here for the part's next turn.
+        # Consumed messages are in the growing part, or wait here for the part's next turn.
         instructions.cut_with(RangeCuts)
         instructions.notifies(self._look)
         counts_rows = instructions.counts_rows()
@@ -292,7 +292,7 @@ class LandingTask:
             # More rows at a time cost the writer less, and they come soon.
             is_enough = self._is_read or self._waiting_bytes >= _TAKEN_BYTES
             return not is_enough and self._clock.monotonic_s() - self._since_s < _LOOK_EVERY_S
-        # What waits of ranges that are over is only to be dropped.
+        # Messages that wait here of ranges that are over are only to be dropped.
         is_any_left = not self._ranges or any(not one.is_over for one in self._ranges.values())
         return is_any_left and self._instructions.is_paused()
 
