@@ -18,9 +18,9 @@ from pyspark_rocketmq.change_data.change import Change, Operation
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.sinks.change_table.columns import change_schema
 from pyspark_rocketmq.sinks.change_table.compaction import POSITION
-from pyspark_rocketmq.sinks.change_table.history_appender import HistoryAppender
 from pyspark_rocketmq.sinks.change_table.side_tables import PastChanges
 from pyspark_rocketmq.sinks.change_table.sink import ChangeTable
+from pyspark_rocketmq.sinks.change_table.version_merge import VersionMerge
 from pyspark_rocketmq.sinks.change_table.versions import END_AT, HISTORY_FIELDS, PLACES, START_AT
 from tests.change_data.model_database import TABLE, ModelDatabase, Sent, sent, shuffled
 from tests.change_data.model_history import sorted_versions, timed
@@ -236,7 +236,7 @@ def test_a_deletion_that_another_member_records_during_a_commit_is_seen(
     inserted = sent([_change(Operation.INSERT, 1, 3, a=1, b=1, c=1)])
     files = files_of(inserting.task_writer(), iter([rows_of(one, inserted, Q0)]))
     merges: list[str] = []
-    merge = HistoryAppender._merge
+    merge = VersionMerge.merge
 
     def late(*given: Any) -> None:
         if not merges:
@@ -244,7 +244,7 @@ def test_a_deletion_that_another_member_records_during_a_commit_is_seen(
             apply(other, sent([_change(Operation.DELETE, 1, 5)]), Q1)
         merge(*given)
 
-    monkeypatch.setattr(HistoryAppender, "_merge", late)
+    monkeypatch.setattr(VersionMerge, "merge", late)
     inserting.commit(files, {Q0: 1})
 
     assert merges == ["insert"]

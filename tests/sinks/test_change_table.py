@@ -178,7 +178,7 @@ def test_a_deletion_that_another_member_records_during_a_commit_is_seen(
         iter([rows_of(one, sent([change(Operation.INSERT, 1, 3, a=1)]), Q0)]),
     )
     merges: list[str] = []
-    merge = appender_module.ChangeAppender._merge
+    merge = appender_module.RowMerge.merge
 
     def late(*given: Any) -> None:
         if not merges:
@@ -186,7 +186,7 @@ def test_a_deletion_that_another_member_records_during_a_commit_is_seen(
             apply(other, sent([change(Operation.DELETE, 1, 5)]), Q1)
         merge(*given)
 
-    monkeypatch.setattr(appender_module.ChangeAppender, "_merge", late)
+    monkeypatch.setattr(appender_module.RowMerge, "merge", late)
     inserting.commit(files, {Q0: 1})
 
     assert merges == ["insert"]

@@ -12,10 +12,11 @@ one has recorded and merged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,6 +57,24 @@ from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
 logger = logging.getLogger(__name__)
 
 
+class Merge(Protocol):
+    """The MERGE of one batch, for one version of the table."""
+
+    def of_share(self, number: int) -> pa.Table:
+        """Record what the table will not show of a share of the keys; return its part of the source."""
+        ...
+
+    def merge(
+        self,
+        source: pa.RecordBatchReader,
+        keys_between: str,
+        table: DeltaTable,
+        properties: CommitProperties,
+    ) -> None:
+        """Commit the MERGE of ``source``; ``keys_between`` is a condition that all its keys meet."""
+        ...
+
+
 @dataclass(frozen=True)
 class ChangeAppender:
     """Merges the changes that tasks wrote into the table; implements ``Appender``."""
@@ -63,6 +82,8 @@ class ChangeAppender:
     table: TableSnapshot
     """The table of the log that is passed to the methods."""
     rules: ChangeRules
+    made_for: Callable[[TableSnapshot, BatchChanges], Merge]
+    """Makes the MERGE of a batch."""
 
     @property
     def commits_by(self) -> str:
@@ -99,8 +120,9 @@ class ChangeAppender:
         with ExitStack() as spools:
             batch = BatchChanges(self.table, self.rules, changes)
             batch.check()
-            source, keys_between = batch.spooled(_Sources(self, batch).of_share, spools)
-            batch.commit(partial(self._merge, source, batch, keys_between), note)
+            merge = self.made_for(self.table, batch)
+            source, keys_between = batch.spooled(merge.of_share, spools)
+            batch.commit(partial(merge.merge, source, keys_between), note)
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
         """See :meth:`Appender.set_watermarks`."""
@@ -110,44 +132,12 @@ class ChangeAppender:
         """See :meth:`Appender.add_columns`."""
         self.table.add_columns(columns)
 
-    def _merge(
-        self,
-        source: pa.RecordBatchReader,
-        batch: BatchChanges,
-        keys_between: str,
-        table: DeltaTable,
-        properties: CommitProperties,
-    ) -> None:
-        names = [name for name in source.schema.names if name != EFFECT]
-        values = {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
-        # A row that the table had before it was a change table has no position.
-        old, new = f"coalesce({TARGET}.{quoted(POSITION)}, '')", f"{SOURCE}.{quoted(POSITION)}"
-        effect = f"{SOURCE}.{quoted(EFFECT)}"
-        merger = (
-            table.merge(
-                source,
-                predicate(self.rules.keys, SOURCE, TARGET) + keys_between,
-                source_alias=SOURCE,
-                target_alias=TARGET,
-                commit_properties=properties,
-                post_commithook_properties=NO_POST_COMMIT_HOOKS,
-            )
-            .when_matched_delete(f"{effect} = '{Effect.DELETE}' AND {old} <= {new}")
-            .when_matched_update(
-                values, f"{effect} = '{Effect.FINAL}' OR ({effect} = '{Effect.ROW}' AND {new} > {old})"
-            )
-            .when_not_matched_insert(values, f"{effect} <> '{Effect.DELETE}'")
-        )
-        if batch.truncated_at:
-            merger = merger.when_not_matched_by_source_delete(f"{old} < {sql_literal(batch.truncated_at)}")
-        logger.debug("changes merged metrics=%s", merger.execute())
 
+class RowMerge:
+    """The MERGE of a batch's newest rows; implements :class:`Merge`."""
 
-class _Sources:
-    """The source of a batch's MERGE, for one version of the table."""
-
-    def __init__(self, appender: ChangeAppender, batch: BatchChanges) -> None:
-        self._table = appender.table
+    def __init__(self, table: TableSnapshot, batch: BatchChanges) -> None:
+        self._table = table
         self._batch = batch
         self._columns = batch.columns
         self._nullable = pa.schema([pa.field(field.name, field.type) for field in batch.schema])
@@ -198,3 +188,36 @@ class _Sources:
             rows = rows.filter(pa.array(is_wanted, pa.bool_()))
             found.append(rows.filter(self._batch.in_share(rows, number)))
         return pa.concat_tables(found)
+
+    def merge(
+        self,
+        source: pa.RecordBatchReader,
+        keys_between: str,
+        table: DeltaTable,
+        properties: CommitProperties,
+    ) -> None:
+        """See :meth:`Merge.merge`."""
+        names = [name for name in source.schema.names if name != EFFECT]
+        values = {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
+        # A row that the table had before it was a change table has no position.
+        old, new = f"coalesce({TARGET}.{quoted(POSITION)}, '')", f"{SOURCE}.{quoted(POSITION)}"
+        effect = f"{SOURCE}.{quoted(EFFECT)}"
+        merger = (
+            table.merge(
+                source,
+                predicate(self._columns.keys, SOURCE, TARGET) + keys_between,
+                source_alias=SOURCE,
+                target_alias=TARGET,
+                commit_properties=properties,
+                post_commithook_properties=NO_POST_COMMIT_HOOKS,
+            )
+            .when_matched_delete(f"{effect} = '{Effect.DELETE}' AND {old} <= {new}")
+            .when_matched_update(
+                values, f"{effect} = '{Effect.FINAL}' OR ({effect} = '{Effect.ROW}' AND {new} > {old})"
+            )
+            .when_not_matched_insert(values, f"{effect} <> '{Effect.DELETE}'")
+        )
+        batch = self._batch
+        if batch.truncated_at:
+            merger = merger.when_not_matched_by_source_delete(f"{old} < {sql_literal(batch.truncated_at)}")
+        logger.debug("changes merged metrics=%s", merger.execute())

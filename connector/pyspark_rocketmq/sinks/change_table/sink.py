@@ -27,14 +27,19 @@ from pyspark_rocketmq.delta.table import open_table, unread_features
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender
-from pyspark_rocketmq.sinks.change_table.batch_changes import ChangeRules, add_new_columns, keep_properties
+from pyspark_rocketmq.sinks.change_table.appender import ChangeAppender, Merge, RowMerge
+from pyspark_rocketmq.sinks.change_table.batch_changes import (
+    BatchChanges,
+    ChangeRules,
+    add_new_columns,
+    keep_properties,
+)
 from pyspark_rocketmq.sinks.change_table.change_files import ChangeRows
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, change_schema, is_reserved
 from pyspark_rocketmq.sinks.change_table.compaction import POSITION, TableColumns
-from pyspark_rocketmq.sinks.change_table.history_appender import HistoryAppender
+from pyspark_rocketmq.sinks.change_table.version_merge import VersionMerge
 from pyspark_rocketmq.sinks.change_table.versions import HISTORY_FIELDS, START_AT
-from pyspark_rocketmq.sinks.delta.appenders import Appender, SinkHandle
+from pyspark_rocketmq.sinks.delta.appenders import SinkHandle
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
@@ -192,10 +197,11 @@ class ChangeTable(DeltaSink):
         }
 
     def _path_home(self, path: str | Path, storage: StorageOptions, keys: tuple[str, ...]) -> PathHome:  # noqa: ARG002 - the rules have the keys
-        appender: Callable[[TableSnapshot], Appender] = partial(ChangeAppender, rules=self._rules)
+        made_for: Callable[[TableSnapshot, BatchChanges], Merge] = RowMerge
         if self._has_history:
             tracked = None if self._tracked is None else frozenset(self._tracked)
-            appender = partial(HistoryAppender, rules=self._rules, tracked=tracked)
+            made_for = partial(VersionMerge, tracked=tracked)
+        appender = partial(ChangeAppender, rules=self._rules, made_for=made_for)
         return PathHome(table_uri(path), storage, appender)
 
     @property

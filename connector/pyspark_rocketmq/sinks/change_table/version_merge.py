@@ -1,4 +1,4 @@
-"""Makes the commits of a change table that keeps all versions of its rows: one MERGE by key and place.
+"""The MERGE of a change table that keeps all versions of its rows: by key and place.
 
 First the changes that the new versions do not show are recorded (``side_tables.PastChanges``): a change that
 comes late may need them. As in :mod:`~pyspark_rocketmq.sinks.change_table.appender`, the MERGE is committed
@@ -8,11 +8,9 @@ only directly after the version that the decisions were made by.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -21,8 +19,7 @@ import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable
 
 from pyspark_rocketmq.change_data.effects import Order
-from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
-from pyspark_rocketmq.delta.files import WrittenFile
+from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS
 from pyspark_rocketmq.delta.merge import predicate, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import rows_of_files, sql_literal
@@ -30,10 +27,7 @@ from pyspark_rocketmq.sinks.change_table.batch_changes import (
     SOURCE,
     TARGET,
     BatchChanges,
-    ChangeRules,
-    add_new_columns,
 )
-from pyspark_rocketmq.sinks.change_table.change_files import ChangeRows, FileChanges
 from pyspark_rocketmq.sinks.change_table.compaction import (
     EFFECT,
     POSITION,
@@ -55,106 +49,10 @@ from pyspark_rocketmq.sinks.change_table.versions import (
     known_of,
     outcome,
 )
-from pyspark_rocketmq.sinks.delta.appenders import FileAppender
-from pyspark_rocketmq.sinks.delta.rules import SinkCommit
-from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
-from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
 
 logger = logging.getLogger(__name__)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True)
-class HistoryAppender:
-    """Merges the versions that changes make into the table; implements ``Appender``."""
-
-    table: TableSnapshot
-    """The table of the log that is passed to the methods."""
-    rules: ChangeRules
-    tracked: frozenset[str] | None
-    """Columns whose change opens a version; None for all."""
-
-    @property
-    def commits_by(self) -> str:
-        """See :meth:`Appender.commits_by`."""
-        return "delta-rs"
-
-    def append(
-        self,
-        log: SinkLog,
-        files: Sequence[WrittenFile],
-        before: GroupCommit,
-        commit: SinkCommit,
-        columns: pa.Schema,  # noqa: ARG002 - a change has those of the table
-    ) -> int:
-        """See :meth:`Appender.append`.
-
-        Raises:
-            SinkConflict: If a change cannot be applied, and the rules stop there.
-        """
-        changes = FileChanges(log.files, files)
-        add_new_columns(self.table, changes)
-        return FileAppender(self.table).append_merged(
-            log, files, before, commit, lambda note: self.merge(changes, note)
-        )
-
-    def merge(self, changes: ChangeRows, note: CommitNote) -> None:
-        """Commit the effect of changes on top of the version that the table is at.
-
-        Raises:
-            SinkConflict: If a change cannot be applied, and the rules stop there.
-            FileExistsError: If another commit came first.
-            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
-        """
-        with ExitStack() as spools:
-            batch = BatchChanges(self.table, self.rules, changes)
-            batch.check()
-            versions = _Versions(self.table, batch, self.tracked)
-            source, keys_between = batch.spooled(versions.of_share, spools)
-            batch.commit(partial(self._merge, source, batch.truncations, keys_between), note)
-
-    def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """See :meth:`Appender.set_watermarks`."""
-        return FileAppender(self.table).set_watermarks(log, before, commit)
-
-    def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:  # noqa: ARG002 - it has the same table
-        """See :meth:`Appender.add_columns`."""
-        self.table.add_columns(columns)
-
-    def _merge(
-        self,
-        source: pa.RecordBatchReader,
-        truncations: Truncations,
-        keys_between: str,
-        table: DeltaTable,
-        properties: CommitProperties,
-    ) -> None:
-        names = [name for name in source.schema.names if name != EFFECT]
-        values = {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
-        old = f"coalesce({TARGET}.{quoted(POSITION)}, {sql_literal(UNPLACED)})"
-        is_deleted = f"{SOURCE}.{quoted(EFFECT)} = '{Effect.DELETE}'"
-        merger = (
-            table.merge(
-                source,
-                f"{predicate(self.rules.keys, SOURCE, TARGET)}{keys_between} "
-                f"AND {old} = {SOURCE}.{quoted(POSITION)}",
-                source_alias=SOURCE,
-                target_alias=TARGET,
-                commit_properties=properties,
-                post_commithook_properties=NO_POST_COMMIT_HOOKS,
-            )
-            .when_matched_delete(is_deleted)
-            .when_matched_update(values)
-            .when_not_matched_insert(values, f"NOT ({is_deleted})")
-        )
-        # The lowest truncation that is above a version has ended it. The source has all versions of keys that
-        # may be otherwise.
-        for at, time in sorted(truncations.items()):
-            is_ended = f"{TARGET}.{quoted(END_POSITION)} IS NULL AND {old} < {sql_literal(at)}"
-            ends = {quoted(END_POSITION): sql_literal(at), quoted(END_AT): _literal(time)}
-            merger = merger.when_not_matched_by_source_update(ends, is_ended)
-        logger.debug("versions merged metrics=%s", merger.execute())
 
 
 def _literal(time: datetime | None) -> str:
@@ -163,10 +61,11 @@ def _literal(time: datetime | None) -> str:
     return f"arrow_cast({micros}, {type_})"
 
 
-class _Versions:
-    """The source of a batch's MERGE, for one version of the table."""
+class VersionMerge:
+    """The MERGE of the versions that a batch makes; implements ``Merge``."""
 
-    def __init__(self, table: TableSnapshot, batch: BatchChanges, tracked: frozenset[str] | None) -> None:
+    def __init__(self, table: TableSnapshot, batch: BatchChanges, *, tracked: frozenset[str] | None) -> None:
+        """Prepare the merge; ``tracked`` are the columns whose change opens a version, None for all."""
         self._table = table
         self._batch = batch
         self._tracked = tracked
@@ -192,6 +91,40 @@ class _Versions:
         names = [field.name for field in batch.schema if field.name in self._stored_schema.names]
         schema = pa.schema([self._stored_schema.field(name) for name in names])
         return found.source.select([*names, EFFECT]).cast(schema.append(pa.field(EFFECT, pa.string())))
+
+    def merge(
+        self,
+        source: pa.RecordBatchReader,
+        keys_between: str,
+        table: DeltaTable,
+        properties: CommitProperties,
+    ) -> None:
+        """See ``Merge.merge``."""
+        names = [name for name in source.schema.names if name != EFFECT]
+        values = {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
+        old = f"coalesce({TARGET}.{quoted(POSITION)}, {sql_literal(UNPLACED)})"
+        is_deleted = f"{SOURCE}.{quoted(EFFECT)} = '{Effect.DELETE}'"
+        merger = (
+            table.merge(
+                source,
+                f"{predicate(self._columns.keys, SOURCE, TARGET)}{keys_between} "
+                f"AND {old} = {SOURCE}.{quoted(POSITION)}",
+                source_alias=SOURCE,
+                target_alias=TARGET,
+                commit_properties=properties,
+                post_commithook_properties=NO_POST_COMMIT_HOOKS,
+            )
+            .when_matched_delete(is_deleted)
+            .when_matched_update(values)
+            .when_not_matched_insert(values, f"NOT ({is_deleted})")
+        )
+        # The lowest truncation that is above a version has ended it. The source has all versions of keys that
+        # may be otherwise.
+        for at, time in sorted(self._batch.truncations.items()):
+            is_ended = f"{TARGET}.{quoted(END_POSITION)} IS NULL AND {old} < {sql_literal(at)}"
+            ends = {quoted(END_POSITION): sql_literal(at), quoted(END_AT): _literal(time)}
+            merger = merger.when_not_matched_by_source_update(ends, is_ended)
+        logger.debug("versions merged metrics=%s", merger.execute())
 
 
 @dataclass(frozen=True)
