@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.errors import TransportError
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import wait_until
 
@@ -15,6 +18,11 @@ TRIES_TO_BE_HELD = 6
 
 def await_readable(client: BrokerClient, address: str, queue: MessageQueue, end: int) -> None:
     """Wait until the queue reaches ``end``: a real broker enters a stored message a moment later."""
-    wait_until(
-        lambda: client.max_offset(address, queue) >= end, ANSWER_S, reason=f"{end} messages in {queue}"
-    )
+
+    def is_there() -> bool:
+        # A broker that has just started again may close the connection that its predecessor left behind.
+        with contextlib.suppress(TransportError):
+            return client.max_offset(address, queue) >= end
+        return False
+
+    wait_until(is_there, ANSWER_S, reason=f"{end} messages in {queue}")
