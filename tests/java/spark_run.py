@@ -26,8 +26,8 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.helpers.delivery_log import whole_lines
+from tests.helpers.modes import Mode
 
-_TRIGGER = {"processingTime": "100 milliseconds"}
 _STOP_S = 120.0
 
 
@@ -119,6 +119,7 @@ class SparkConsumer:
         name_servers: str,
         group: str,
         topic: str,
+        mode: Mode,
         orderly: bool = True,
         **settings: Any,
     ) -> None:
@@ -130,6 +131,7 @@ class SparkConsumer:
             name_servers=name_servers,
             offset_store=self.store,
             consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            **mode.settings,
             **settings,
         )
         consumer.subscribe(topic)
@@ -137,7 +139,7 @@ class SparkConsumer:
             script.orderly if orderly else script.concurrent, orderly=orderly, output_schema="seen string"
         )
         self._query: StreamingQuery = consumer.start(
-            spark, checkpoint=str(folder / "checkpoint"), trigger=_TRIGGER
+            spark, checkpoint=str(folder / "checkpoint"), trigger=mode.trigger
         )
 
     def __enter__(self) -> Self:

@@ -16,6 +16,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import Backend, ClusterUnderTest
+from tests.helpers.modes import Mode
 from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 from tests.java.conftest import REAL
@@ -30,7 +31,8 @@ pytestmark = [
 
 _UNLIMITED = "maxReconsumeTimes default (-1)"
 """Scenario that repeats one delivery twenty times, recorded to show that there is no limit."""
-_AT_ONCE = 3
+_AT_ONCE = {Mode.MICRO_BATCH: 3, Mode.REAL_TIME: 1}
+"""Scenarios at the same time; a query in real time holds the session's slots."""
 _ADDED_BY_JAVA = {"MIN_OFFSET", "MAX_OFFSET"}
 """Properties that Java's pulls add to every message, and so to one that becomes a dead letter."""
 
@@ -38,10 +40,10 @@ _ADDED_BY_JAVA = {"MIN_OFFSET", "MAX_OFFSET"}
 class Pair:
     """One scenario, on one topic, in two groups."""
 
-    def __init__(self, scenario: Scenario, java: JavaClients, cluster: ClusterUnderTest, engine: str) -> None:
+    def __init__(self, scenario: Scenario, java: JavaClients, cluster: ClusterUnderTest, mode: Mode) -> None:
         self.scenario = scenario
         self.cluster = cluster
-        self.engine = engine
+        self.mode = mode
         topic = cluster.unique_name("beside")
         self.java = TraceRun(scenario, java, cluster, topic=topic, group=f"{topic}-java")
         self.spark_group = f"{topic}-spark"
@@ -93,7 +95,7 @@ class Pair:
             name_servers=self.cluster.name_servers,
             group=self.spark_group,
             topic=self.java.topic,
-            orderly_engine=self.engine,
+            mode=self.mode,
             max_reconsume_times=config["maxReconsumeTimes"],
             consume_message_batch_max_size=config["consumeMessageBatchMaxSize"],
             suspend_current_queue_time_millis=config["suspendCurrentQueueTimeMillis"],
@@ -128,7 +130,9 @@ def _sequences(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     }
 
 
-@pytest.fixture(scope="module", params=["direct"])
+@pytest.fixture(
+    scope="module", params=[Mode.MICRO_BATCH, pytest.param(Mode.REAL_TIME, marks=pytest.mark.long)]
+)
 def outcomes(
     request: pytest.FixtureRequest,
     java: JavaClients,
@@ -145,7 +149,7 @@ def outcomes(
         for scenario in ORDERLY
         if scenario["scenario"] != _UNLIMITED
     ]
-    with ThreadPoolExecutor(_AT_ONCE) as threads, _client() as client:
+    with ThreadPoolExecutor(_AT_ONCE[request.param]) as threads, _client() as client:
         futures = {
             pair.scenario["scenario"]: threads.submit(pair.run, spark, folder / str(number), client)
             for number, pair in enumerate(pairs)

@@ -17,6 +17,7 @@ from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.modes import Mode
 from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 from tests.java.conftest import REAL
@@ -58,7 +59,7 @@ class Group:
             java, f"{self.name}-java", self.name, self.topic, isOrderly=False, answers=self.answers
         )
 
-    def spark_member(self, spark: SparkSession, folder: Path) -> SparkConsumer:
+    def spark_member(self, spark: SparkSession, folder: Path, mode: Mode) -> SparkConsumer:
         """Return the Spark member, which joins when it begins to plan."""
         return SparkConsumer(
             spark,
@@ -67,6 +68,7 @@ class Group:
             name_servers=self.cluster.name_servers,
             group=self.name,
             topic=self.topic,
+            mode=mode,
             orderly=False,
             instance_name=self.name,
         )
@@ -134,14 +136,21 @@ def keys_of(events: Iterable[Mapping[str, Any]], *, retried: bool) -> list[str]:
     return [message["key"] for message in messages if bool(message["reconsumeTimes"]) == retried]
 
 
+@pytest.mark.parametrize("mode", [Mode.MICRO_BATCH, pytest.param(Mode.REAL_TIME, marks=pytest.mark.long)])
 def test_java_and_spark_share_a_group_of_concurrent_listeners(
-    spark: SparkSession, cluster: ClusterUnderTest, java: JavaClients, client: BrokerClient, tmp_path: Path
+    spark: SparkSession,
+    cluster: ClusterUnderTest,
+    java: JavaClients,
+    client: BrokerClient,
+    tmp_path: Path,
+    *,
+    mode: Mode,
 ) -> None:
     """B1, B7, E3, E6, F1: a queue has one owner, failed messages come again at their retry queue's owner,
     and every offset ends at the queue's end.
     """
     group = Group(cluster, java, client)
-    with group.spark_member(spark, tmp_path) as ours:
+    with group.spark_member(spark, tmp_path, mode) as ours:
         has = group.await_shares(ours)
         group.send()
         succeeded: set[str] = set()
