@@ -19,7 +19,9 @@ _MOST_CHARACTERS: Final = 200
 
 
 def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
-    """Remove the remains of the offset log's first entry after a kill; do nothing if any entry is whole.
+    """Remove the temporary file of an offset log whose first entry was not finished before a kill.
+
+    Nothing is removed if the log has a whole entry.
 
     Spark 4.2 refuses to start on a checkpoint that holds nothing but a temporary file
     (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).  The check cannot be switched off for one query, because
@@ -43,7 +45,7 @@ def _offset_log(spark: SparkSession, checkpoint: str) -> tuple[Any, list[Any]]:
 
 
 def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
-    """Refuse the checkpoint of a query that reads another source, before Spark plans from its offsets.
+    """Refuse the checkpoint of a query that reads another source, before Spark uses the offsets in it.
 
     Only a checkpoint that is certainly another query's is refused; Spark and the planner check the rest.
 
@@ -72,8 +74,8 @@ def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
 def foreign_offset(entry: str) -> str | None:
     """Return an offset of another source from an entry of Spark's offset log; None if there is none.
 
-    An entry is ``v1``, a line of the query's settings, and a line for each source: ``-`` before its first
-    offset.
+    The first line of an entry is ``v1``, the second has the query's settings. Each further line is the offset
+    of one source, or ``-`` if the source has none yet.
     """
     version, _, *offsets = (*entry.splitlines(), "", "")
     if version != "v1":

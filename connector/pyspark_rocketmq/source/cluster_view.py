@@ -43,11 +43,12 @@ logger = logging.getLogger(__name__)
 _CLIENT_ID: Final = "pyspark-rocketmq"
 """Client id sent to brokers, which do not use it in these requests."""
 _REGISTERED_WITHIN_S: Final = 30.0
-"""How soon brokers register again at a name server that was started (``registerNameServerPeriod``)."""
+"""Time within which brokers register again at a name server that has just started, in seconds
+(``registerNameServerPeriod``)."""
 _SILENT_TIMEOUT_S: Final = 1.0
-"""Time-out of requests to a broker that has not answered a moment ago, so that plans do not wait for it."""
+"""Short time-out for a broker whose last request timed out, in seconds, so that plans hardly wait for it."""
 _SILENT_S: Final = 30.0
-"""How long after a time-out a broker is called with ``_SILENT_TIMEOUT_S``."""
+"""How long after a time-out a broker gets only ``_SILENT_TIMEOUT_S``, in seconds."""
 _Queues = Mapping[str, Sequence[MessageQueue]]
 """One broker's queues, by topic."""
 _Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
@@ -69,7 +70,7 @@ class Snapshot:
 
     bounds: Mapping[MessageQueue, QueueBounds]
     addresses: Mapping[str, BrokerAddress]
-    """Where each broker name is read from."""
+    """Address of each broker's master, or after :meth:`with_slaves` of its slave, by broker name."""
     unreachable: Mapping[str, RocketMQError]
     """Errors of brokers that did not answer for at least one topic; ``bounds`` lacks those queues."""
     absent: Mapping[str, RocketMQError] = field(default_factory=dict)
@@ -77,9 +78,9 @@ class Snapshot:
     replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
     """The living slaves of each broker name, by broker id; names without slaves are left out."""
     slaves: Mapping[str, BrokerAddress] = field(default_factory=dict)
-    """Slaves to read while their masters are down; these brokers are also in ``unreachable``."""
+    """Slaves to read while masters are down, by broker name; these names are also in ``unreachable``."""
     slave_bounds: Mapping[MessageQueue, QueueBounds] = field(default_factory=dict)
-    """Bounds of these brokers' queues at their slaves; a slave may have less than its master."""
+    """Bounds of queues at the brokers in ``slaves``; a slave may have fewer messages than its master."""
 
     def bounds_of(self, queue: MessageQueue) -> QueueBounds:
         """Return the bounds of a queue at its master, or at the slave that is read instead."""
@@ -109,7 +110,7 @@ class Snapshot:
 
 
 class ClusterView:
-    """The topics of one query. For one thread."""
+    """Looks at the topics of one query and at the brokers that have them. For one thread."""
 
     def __init__(
         self,
@@ -166,8 +167,8 @@ class ClusterView:
         A topic that once had a route keeps it: a name server forgets topics whose brokers are all away.
 
         Raises:
-            TopicNotFound: If no living broker has a topic that never had a route, or if none has any topic.
-            TopicAway: If brokers that may have it are not registered yet.
+            TopicNotFound: If a topic that never had a route has none now, or if no topic has one.
+            TopicAway: If brokers that may have such a topic are not registered yet.
             StaticTopic: If a topic is static: its logical queues are mapped to brokers.
             TransportError: If no name server answered.
         """
@@ -216,7 +217,7 @@ class ClusterView:
         return TopicAway(error.code, remark, request=error.request, address=error.address)
 
     def _is_there_now(self, topic: str, deadline: Deadline) -> bool:
-        """Return whether the topic has a route by now: a broker may have registered since it was denied."""
+        """Return whether the topic has a route by now; brokers register one after the other."""
         try:
             self._name_server.route(topic, deadline)
         except TopicNotFound:
@@ -232,7 +233,7 @@ class ClusterView:
         """
         routes = self.routes()
         queues = self._queues_of(routes)
-        # Only masters: the bounds of a replica that lags would look like a lost tail.
+        # Use only masters: the smaller end of a slave that lags would look like a loss of messages.
         addresses = {name: address for name in queues if (address := routes.masters.get(name)) is not None}
         unreachable: dict[str, RocketMQError] = {
             name: TransportError(name, "the route names no master for this broker")
@@ -397,7 +398,7 @@ class ClusterView:
     ) -> tuple[dict[MessageQueue, QueueBounds], dict[str, RocketMQError | None]]:
         """Return the bounds that a broker reports, and its error, or None, for each topic.
 
-        A broker that does not answer is not asked for further topics, and has no bounds.
+        If the broker does not answer, it is not asked for further topics, and the bounds are empty.
 
         Raises:
             RocketMQError: If the broker refuses for good.
@@ -423,7 +424,7 @@ class ClusterView:
         return bounds, failures
 
     def _may_pass(self, error: RocketMQError, broker_name: str, topic: str) -> bool:
-        """Return whether a broker's error only leaves its queues out of this plan."""
+        """Return whether an error may pass; then it only leaves the broker's queues out of this plan."""
         if error.may_pass(has_worked=self._has_worked):
             return True
         # Comes second, because ``had_it`` reads the offset store.
@@ -444,8 +445,8 @@ class ClusterView:
                 raise
             return self._all_retry_bounds(address, queues)
         found = {queue: statistics[queue] for queue in queues if queue in statistics}
-        # Statistics list only write queues; a topic made smaller has more queues to read. A proxy has no
-        # statistics.
+        # Statistics lack queues that can only be read; a topic has these after its queues were reduced. A
+        # proxy has no statistics.
         for queue in queues:
             if queue not in found:
                 low = brokers.min_offset(address, queue)
@@ -477,7 +478,8 @@ class ClusterView:
     def _retry_bounds(self, address: BrokerAddress, queue: MessageQueue) -> QueueBounds:
         """Return the bounds of a retry queue by a pull from its end, which may transfer one message.
 
-        Brokers check a retry topic by its group: statistics need ``Get``, but consuming needs only ``Sub``.
+        For a retry topic, brokers check the user's rights on the group: statistics need ``Get``, but
+        consuming needs only ``Sub``.
         """
         end = self._retry_ends.get(queue, 0)
         request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=end, max_msg_nums=1)

@@ -1,10 +1,10 @@
 """Fetch queue ranges: one thread sends the pulls that a window plans, over one connection per broker.
 
-It sends pulls in bursts and takes all answers that have arrived; these are decoded while the broker works on
-the pulls in flight.  :mod:`~pyspark_rocketmq.consume.fetch_window` decides what to pull, and
-:mod:`~pyspark_rocketmq.client.pull_connection` sends and receives.  Three rules are about connections:
+The thread sends several pulls together and takes all answers that have arrived; these are decoded while the
+broker works on the pulls in flight.  :mod:`~pyspark_rocketmq.consume.fetch_window` decides what to pull, and
+:mod:`~pyspark_rocketmq.client.pull_connection` sends and receives.  The rules for connections:
 
-1. Back-pressure: nothing happens until the caller wants more.
+1. Back-pressure: nothing is sent or received until the caller asks for more.
 2. A broken connection counts as a failure of the ranges that had pulls on it; so does finding another broker
    at its address.
 3. The next pulls are sent before answers are handed out. Only the thread that iterates over the answers
@@ -46,12 +46,12 @@ _HELD_S: Final = 15.0
 """Time for which a broker may hold a pull, in seconds
 (``DefaultMQPushConsumerImpl.BROKER_SUSPEND_MAX_TIME_MILLIS``)."""
 _MUCH_BYTES: Final = 64 << 10
-"""Size of decoded bytes from which on a connection goes on in another buffer."""
+"""Number of decoded bytes in a receive buffer at which its connection changes to another buffer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A broker to pull from, over one connection; the only object of a fetcher for it."""
+    """A broker to pull from, over one connection; a fetcher has one object for each, compared by identity."""
 
     address: BrokerAddress
     broker_name: str
@@ -175,7 +175,7 @@ class Fetcher:
         self._rouse()
 
     def arrivals(self, within_s: float = math.inf) -> Generator[list[FetchedChunks]]:
-        """Yield the chunks of all ranges as they come; at least every ``within_s`` seconds, perhaps none.
+        """Yield the chunks of all ranges as they come; after ``within_s`` seconds without any, an empty list.
 
         Each range's chunks are in queue order, and its last ones are marked. Bodies are views of receive
         buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
@@ -233,7 +233,7 @@ class Fetcher:
         return bool(self._connecting) or any(each.in_flight for each in self._connections.values())
 
     def _stand_by(self, left_s: float) -> None:
-        """Wait while no pull is in flight: for the end of a pause, or until a range may go on."""
+        """Wait, while no pull is in flight, for the end of a pause or until a held queue may go on."""
         pause_s = self._window.shortest_pause_s(self._clock.monotonic_s())
         if pause_s is not None:
             self._sleep(min(pause_s, left_s))
@@ -365,7 +365,7 @@ class Fetcher:
         made: PullConnection[_Pull] | Exception
         try:
             made = self._acquire(place)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
+        except Exception as error:  # noqa: BLE001 - handled by the thread that takes the connection
             made = error
         self._connected.append((place, made))
         wake.set()

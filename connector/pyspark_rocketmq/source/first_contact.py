@@ -1,4 +1,4 @@
-"""Waits for the cluster when a query begins: a new query fails soon, one that has worked is patient."""
+"""Waits for the cluster when a query begins: briefly for a new query, longer for one that worked before."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def at_first_contact(
     *,
     has_worked: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Return the result of ``action``, which is tried only three times, because an address may be wrong.
+    """Return the result of ``action``; try it three times, or longer if its error is likely to pass.
 
-    Only if the error is likely to pass is it tried as long as ``patience`` lasts: if brokers have yet to
-    register at a name server, if a name server is not ready, or if name servers or brokers are away or do not
-    work now and the query ``has_worked`` before.
+    Three times are enough for a wrong address. ``action`` is tried until ``patience`` is over
+
+    * if a name server is not ready, or brokers have yet to register at it;
+    * if name servers or brokers are away or do not work now, and the query ``has_worked`` before.
 
     Raises:
         RocketMQError: The error of the last try.

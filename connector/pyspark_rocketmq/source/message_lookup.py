@@ -1,4 +1,4 @@
-"""Look up single messages, by which one log of a queue can be distinguished from another."""
+"""Look up single messages, which show whether a queue still has the log that was consumed."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class MessageLookup:
     def message_at(
         self, queue: MessageQueue, offset: int, snapshot: Snapshot, bounds: QueueBounds
     ) -> LastMessage | None:
-        """Return the message at an offset within ``bounds``, seen just now; None if it cannot be decoded.
+        """Return the message at an offset within ``bounds``; None if it cannot be decoded.
 
         Raises:
-            RocketMQError: If the broker does not answer or refuses, or if the queue's bounds have moved so
-                that the answer does not count.
+            RocketMQError: If the broker does not answer or refuses, or if the offset is no longer within the
+                queue's bounds or the queue's end has gone back since ``bounds`` were read.
         """
         seen = self._seen_at(queue, offset, snapshot)
         if seen.is_reset:

@@ -33,7 +33,7 @@ class MessageSizes:
         self._known: dict[tuple[str, str], float] = {}
 
     def look(self, progress: Mapping[MessageQueue, QueueState], snapshot: Snapshot) -> None:
-        """Measure the next messages of the longest backlog of each topic at each broker.
+        """For each topic at each broker, measure the next messages of the queue with the longest backlog.
 
         If a broker does not answer, its estimates stay.
         """

@@ -1,8 +1,8 @@
-"""Plan micro-batches from bounds and progress, by ``consume.planning``; wait where Spark cannot.
+"""Plan micro-batches: get the queues' bounds and progress, have ``consume.planning`` decide, wait if needed.
 
 This runs in the source runner, a long-lived process without a SparkSession, where an exception ends the query
-and nothing times out by itself.  Hence every call below has a deadline; if a broker cannot be reached, its
-queues miss this micro-batch and the query goes on; only errors that the user must act on are raised.
+and nothing times out by itself.  Hence every call below has a deadline. If a broker cannot be reached, its
+queues miss this micro-batch and the query goes on. Only errors that the user must act on are raised.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FIRST_OWNERSHIP_S: Final = 5.0
-"""Time for which the first plan waits for this member's queues, in seconds; later plans have queues that come
-later. In real time every plan waits so long if there is no queue yet, since Spark asks again immediately."""
+"""Time for which the first plan waits for this member's queues, in seconds; queues that come later are in
+later plans. In real time every plan waits this long while the member has no queue, because Spark would ask
+again immediately."""
 _FIRST_PLAN: Final = RetryPolicy(attempts=3, first_pause_s=REFUSED_PAUSE_S, max_pause_s=REFUSED_PAUSE_S)
-"""Retries of unexplained refusals before the first plan; a refused queue rests as long as the pause."""
+"""Retries of requests that a broker refuses without an explanation, before the first plan. The pause is as
+long as a refused queue rests."""
 _PAUSE_S: Final = 0.5
 """Seconds between attempts while the cluster does not answer or a suspended queue has no due time."""
 
@@ -104,7 +106,7 @@ class MicroBatchPlanner:
         self._reported: dict[str, RocketMQError] = {}
         """The error logged last, by broker name; "" for the cluster as a whole."""
         self._has_planned = False
-        """Whether a plan has succeeded, so that brokers have given everything that one needs."""
+        """Whether a plan has succeeded; then the brokers have answered every request that a plan needs."""
         self._seen: Snapshot | None = None
         """The newest snapshot; None before first contact."""
         self._logged: Collection[QueueRange] = ()
@@ -125,7 +127,7 @@ class MicroBatchPlanner:
         )
 
     def _stored_by(self, before: StoredBy, snapshot: Snapshot, previous: Sequence[QueueRange]) -> StoredBy:
-        """Return a plain stream's storage times for the next offset; none for a group: its rows have more."""
+        """Return the store times in a plain stream's next offset; none for a group, which has its rows."""
         if not self._progress.begins_in_checkpoint:
             return {}
         known = [was.queue for was in self._of_read_topics(previous)]
@@ -203,13 +205,13 @@ class MicroBatchPlanner:
         return {} if self._seen is None else self._seen.bounds
 
     def snapshot_for(self, planned: Collection[QueueRange], *, can_wait: bool) -> Snapshot:
-        """Return the newest snapshot, only with slaves that have all of ``planned``.
+        """Return the newest snapshot, without slaves that lack messages of ``planned``.
 
         Args:
-            planned: A plan that runs again after a restart; a broker that it names may be down now and have
-                no such slave.
-            can_wait: Whether to wait for such a broker, ``retryTimeoutMs`` at most; then its address is
-                missing.
+            planned: A plan that runs again after a restart. A broker in it may be down now, and its slave may
+                lack messages.
+            can_wait: Whether to wait up to ``retryTimeoutMs`` for such a broker. If it stays away, the
+                snapshot has no address for it.
 
         Raises:
             RocketMQError: If the cluster cannot be reached at first contact.
@@ -408,7 +410,7 @@ class MicroBatchPlanner:
         return offset
 
     def _borne(self, trouble: RocketMQError | None, patience: Deadline | None) -> Deadline | None:
-        """Return the deadline for ``trouble``, which begins with the first of a series; None without trouble.
+        """Return until when ``trouble`` is borne, counted from the first in a row; None without trouble.
 
         Raises:
             RocketMQError: ``trouble``, if the deadline has passed.
@@ -417,7 +419,7 @@ class MicroBatchPlanner:
             return None
         if patience is not None and patience.has_passed:
             raise trouble
-        logger.warning("not all can be planned, waiting: %s", trouble)
+        logger.warning("some queues cannot be planned, waiting: %s", trouble)
         return patience or self._patience()
 
     def plan_of(self, offset: Offset) -> tuple[int, tuple[QueueRange, ...]]:
@@ -495,7 +497,10 @@ class MicroBatchPlanner:
         return {queue.broker_name for queue in self._read_before() if queue.topic == topic}
 
     def _whole_snapshot(self, *, can_read_slaves: bool = False) -> Snapshot:
-        """Return a snapshot with every master, or slaves instead; wait for them up to ``retryTimeoutMs``."""
+        """Return a snapshot with every broker; wait for absent ones up to ``retryTimeoutMs``.
+
+        ``can_read_slaves``: accept a slave while its master is down.
+        """
         patience = self._patience()
         snapshot = self._at_first_contact(self._look) if self._seen is None else self._retried(patience)
         while missing := snapshot.unreadable if can_read_slaves else snapshot.out_of_sight:
@@ -541,7 +546,10 @@ class MicroBatchPlanner:
             logger.warning("planning skipped, trying again at the next trigger: %s", trouble)
 
     def _is_news(self, place: str, error: RocketMQError) -> bool:
-        """Whether an error is not the one logged last; a refusal is kept while the server is not asked."""
+        """Whether an error differs from the one logged last.
+
+        While a server that refused is not asked again, its error stays the same object.
+        """
         is_news = self._reported.get(place) is not error
         self._reported[place] = error
         return is_news

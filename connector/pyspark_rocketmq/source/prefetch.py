@@ -57,7 +57,7 @@ def _run(made: Generator[T], ready: queue.Queue[T | _End], has_left: threading.E
             _hand_over(value, ready, has_left)
             del value
         made.close()
-    except BaseException as raised:  # noqa: BLE001 - it is the caller's
+    except BaseException as raised:  # noqa: BLE001 - raised again in the caller's thread
         error = raised
     _hand_over(_End(error), ready, has_left)
 

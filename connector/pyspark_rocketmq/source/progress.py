@@ -41,7 +41,8 @@ class ProgressSource(Protocol):
     """The part of planning that differs between a plain stream and a consumer group."""
 
     begins_in_checkpoint: ClassVar[bool]
-    """Whether the offset before the first micro-batch holds each queue's start, so that all must be seen."""
+    """Whether Spark's offset before the first micro-batch contains every queue's start; then every broker
+    must answer before it is written."""
 
     @property
     def waiting(self) -> Mapping[MessageQueue, RocketMQError]:
@@ -75,7 +76,7 @@ class ProgressSource(Protocol):
         ...
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
-        """Return whether one of these queues has a known offset at which another log begins."""
+        """Return whether for one of these queues it is known at which offset another log begins."""
         ...
 
     def begin_reading(self) -> None:
@@ -248,8 +249,9 @@ class GroupProgress:
             broker_offsets: The group's offsets at the brokers, which a group with Java members follows; None
                 if there are none.
             reset_watch: Finds resets made at the brokers; None if there are none to follow.
-            message_lookup: Looks up single messages; without it, it is not noticed that offsets began again.
-            fail_on_data_loss: Whether that ends the query.
+            message_lookup: Looks up single messages, which shows whether a queue's offsets began again; None
+                to assume that they never do.
+            fail_on_data_loss: Whether offsets that began again end the query, because messages may be lost.
         """
         self._group = consumer_group
         self._client_id = client_id
@@ -289,7 +291,7 @@ class GroupProgress:
         self._first_offsets: dict[MessageQueue, int] = {}
         """The next offset of each queue when this process first saw it."""
         self._has_moved = False
-        """Whether a queue has moved on since."""
+        """Whether a queue has moved on from its ``_first_offsets``."""
 
         self._run_by: Mapping[MessageQueue, OffsetRow] = NO_ROWS
         """The rows read by the last :meth:`runnable`."""
@@ -450,9 +452,10 @@ class GroupProgress:
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
         """Raise if another consumer has claimed rows since the last look that only this one may claim.
 
-        The rows seen last contain this consumer's own claims, except one that failed after it was stored.
-        Resets raise epochs, too, and so does noting a sink that was ahead, perhaps because an earlier run of
-        this query was held up before its commit.
+        Another consumer's claim shows in an epoch that has grown. The rows seen last already contain this
+        consumer's own claims, except one that failed after it was stored. Two other changes raise epochs and
+        are allowed: a reset, and the note that a sink is ahead of the offsets, which a delayed commit of an
+        earlier run of this query can cause.
         """
         if not self._is_sole_owner:
             return
@@ -471,7 +474,10 @@ class GroupProgress:
         return self._stalls.uncommitted(progress, self._clock.monotonic_s())
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
-        """Return the new ranges; queues with gaps are reset in the store, for a plan under new epochs."""
+        """Return the new ranges, without queues that have gaps.
+
+        These are reset in the store, which raises their epochs; a later plan has them.
+        """
         gaps = {gap.queue: gap.corrected for gap in plan.gaps}
         if gaps:
             # Only under the planned epochs: a member that has claimed a queue meanwhile has moved on.
@@ -501,7 +507,7 @@ class GroupProgress:
         A plan in Spark's log is run again after a restart. By then the queue may belong to another member,
         which would consume it at the same time. If the queue was claimed or reset meanwhile, the range's data
         must not reach the sink either: the watermark would pass messages that are read again from the new
-        position. What of a range is committed is not run again.
+        position. The committed part of a range is not run again.
         """
         rows = self._run_by = self._store.read(self._group)
         kept = []
@@ -512,8 +518,8 @@ class GroupProgress:
                     kept += _uncommitted(old, row)
                 else:
                     logger.info(
-                        "logged range not run again before its queue is locked, to be planned again group=%s "
-                        "%s",
+                        "logged range not run again, its queue is not locked yet and is planned again later "
+                        "group=%s %s",
                         self._group,
                         old.queue,
                     )
@@ -547,7 +553,7 @@ class GroupProgress:
         return None if row is None else row.next_offset
 
     def listener_ms(self, queue: MessageQueue) -> float | None:
-        """Compute it from the statistics in the queue's row, which include those of former owners."""
+        """Return the average from the statistics in the queue's row, which include those of former owners."""
         row = self._rows.get(queue)
         if row is None:
             return None
@@ -575,7 +581,7 @@ class GroupProgress:
             )
         if self._reset_watch is not None:
             self._take_in(self._reset_watch.found())
-        # A broker that is away may also be the store: its queues wait, the others go on.
+        # If brokers are the store, one that is away cannot store a reset: its queues wait, the others go on.
         due = {queue: target for queue, target in self._resets.items() if queue in snapshot.bounds}
         if not due:
             return {}
@@ -618,7 +624,7 @@ def _moves_on(consumer_group: str, queue: MessageQueue) -> BrokerOffsetUnavailab
 
 
 def _uncommitted(old: QueueRange, row: OffsetRow) -> list[QueueRange]:
-    """Return what of a logged range is not committed, unless its queue is suspended there."""
+    """Return the uncommitted rest of a logged range; nothing if the queue is suspended there."""
     if row.next_offset <= old.start:
         return [old]
     is_waiting = row.state.suspended_until_s is not None and not old.has_open_end

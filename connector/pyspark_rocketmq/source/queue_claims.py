@@ -61,7 +61,8 @@ class QueueClaims:
         self._written: dict[MessageQueue, int] = {}
         """The epoch of the last reset written to the queue's broker, by queue."""
         self._passed = RecentOffsets()
-        """Latest offsets of the group, by which one that a crashed broker falls back to is recognized."""
+        """Latest offsets of the group; they show whether a broker's lower offset is one that it had before a
+        crash."""
         self._begun_in_part: set[MessageQueue] = set()
         """Queues whose start by the options may not have reached their brokers."""
 
@@ -106,8 +107,8 @@ class QueueClaims:
                 # Ahead: a Java member has consumed. Behind: the group was reset while it had no members.
                 logger.log(
                     logging.INFO if row.next_offset > before.next_offset else logging.WARNING,
-                    "offset at the broker followed, another has put it there group=%s %s stored=%d "
-                    "broker_offset=%d",
+                    "offset at the broker followed, which was not set by this store's members group=%s %s "
+                    "stored=%d broker_offset=%d",
                     self._group,
                     queue,
                     before.next_offset,
@@ -133,7 +134,7 @@ class QueueClaims:
         return {queue: offset for each in answers for queue, offset in each.items()}, silent
 
     def _write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> Waiting:
-        """Store offsets at their brokers; return the queues of those that did not take them, and why."""
+        """Store offsets at their brokers; return the queues whose brokers did not take them, and why."""
         assert self._broker_offsets is not None
         write = self._broker_offsets.write
         _, silent = _at_each_broker(
@@ -274,7 +275,7 @@ class QueueClaims:
         return {queue: decided[queue] for queue in by_option}
 
     def _report_passed_over(self, positions: Mapping[MessageQueue, int], snapshot: Snapshot) -> None:
-        """Log that a new group does not begin with the first message, as users may expect."""
+        """Log a warning if a new group skips stored messages, which users may not expect."""
         messages = sum(offset - snapshot.bounds[queue].min_offset for queue, offset in positions.items())
         if messages <= 0:
             return
@@ -292,7 +293,7 @@ class QueueClaims:
 def _at_each_broker(
     queues: Collection[MessageQueue], ask: Callable[[Collection[MessageQueue]], T]
 ) -> tuple[list[T], Waiting]:
-    """Call ``ask`` with each broker's queues; return its results, and the queues where it fails for now."""
+    """Call ``ask`` with each broker's queues; return its results, and the queues of brokers that fail now."""
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
         by_broker.setdefault(queue.broker_name, []).append(queue)
@@ -379,7 +380,7 @@ def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> fro
         try:
             found.update(brokers.consumer_list(address, group, broker_name=name))
         except BrokerError:
-            pass  # it knows no member of the group
+            pass  # the broker has no member of the group
         except RocketMQError as error:
             logger.warning("members of the group not reported group=%s broker=%s: %s", group, address, error)
     return frozenset(found)

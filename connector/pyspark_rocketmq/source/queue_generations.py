@@ -1,8 +1,8 @@
 """Detect that a queue's offsets begin again with other messages, and begin its next generation.
 
-Single messages are looked up after each claim and reset of a queue, when its bounds have gone back, and when
-the queue was out of sight, but not for each batch.  A slave is read instead of a master only if it has the
-log consumed so far.
+This is detected by single messages. They are not looked up for each batch, only after a claim or a reset of a
+queue, when its bounds have gone back, and when its broker did not answer before.  A slave is read instead of
+a master only if it has the log consumed so far.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class QueueGenerations:
         self._copied: dict[MessageQueue, tuple[int, BrokerAddress]] = {}
         """The epoch of a queue, and the slave at which its newest consumed message was seen."""
         self._ends: dict[MessageQueue, int] = {}
-        """The end of a queue's generation, if its position is lower and the generation goes on up to this
-        end."""
+        """The offset at which a queue's generation ends, for queues whose position is still below it."""
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
 
@@ -199,8 +198,8 @@ class QueueGenerations:
             self._ends[queue] = following.next_offset
             if before != following.next_offset:
                 logger.warning(
-                    "offsets begin again at %d: from there on they belong to other messages, below it to the "
-                    "same as before group=%s %s next_offset=%d",
+                    "offsets begin again at %d: from there on they belong to other messages; the messages "
+                    "below it are the same as before group=%s %s next_offset=%d",
                     following.next_offset,
                     self._group,
                     queue,
@@ -217,7 +216,7 @@ class QueueGenerations:
         """Return the message before each position that was moved, and the errors of failed look-ups by queue.
 
         If a generation is about to end, also return the last message before its end, with which ranges below
-        that are compared.
+        this end are compared.
         """
         messages = {queue: each.message for queue, each in found.items() if standings[queue].last is None}
         ahead = {
@@ -334,7 +333,7 @@ class QueueGenerations:
     def _outgrown(
         self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot
     ) -> dict[MessageQueue, RocketMQError]:
-        """Return queues that have moved beyond the snapshot's bounds; a plan by these would report a loss."""
+        """Return queues that grew beyond the snapshot's bounds; a plan from these would report a loss."""
         return {
             queue: BrokerOffsetUnavailable(
                 f"Group {self._group}, {queue}: the queue's offsets changed while they were looked up, to "
@@ -379,9 +378,10 @@ class CheckpointGenerations:
     Queues are checked if they were out of sight (all are at the start) or if they went back. In addition, one
     queue of each topic and broker is checked at each plan, because a topic's queues are deleted together.
 
-    A checkpoint contains no messages, only the latest time at which each broker stored the messages before
-    its offsets. If the last of them was stored later, or the log ends before it, the log is another one
-    (row F4).  With ``failOnDataLoss``, bounds that end too early fail the query elsewhere.
+    A checkpoint contains no messages. It contains, for each broker, the latest store time of a message before
+    the queues' positions. If the message before a queue's position was stored later than this, or the log
+    ends before the position, the log is another one (row F4).  With ``failOnDataLoss``, bounds that end too
+    early fail the query elsewhere.
     """
 
     def __init__(self, lookup: MessageLookup, *, fail_on_data_loss: bool) -> None:
@@ -406,7 +406,7 @@ class CheckpointGenerations:
         Args:
             previous: The ranges of the previous plan.
             snapshot: The snapshot that the next plan is made from.
-            times: The latest time at which the messages before their ends were stored, by broker.
+            times: The latest store time of a message before the ranges' ends, by broker.
 
         Raises:
             OffsetsBeganAgain: If a queue's offsets began again, and ``failOnDataLoss`` is true.

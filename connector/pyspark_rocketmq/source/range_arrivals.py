@@ -22,7 +22,7 @@ from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 
 _SHARE_BYTES: Final = 8 << 20
-"""Bytes that each of several ranges may have in any case, if a single range may have as many."""
+"""Minimum share of each of several ranges, in bytes; less only if a single range may not have as many."""
 
 
 class RangeArrivals:
@@ -90,7 +90,7 @@ class RangeArrivals:
         self._fetcher.end()
 
     def arrivals(self, within_s: float = math.inf) -> Generator[list[Arrival]]:
-        """Yield what has arrived as soon as it arrives; at least every ``within_s`` seconds, perhaps nothing.
+        """Yield pieces as soon as they arrive; after ``within_s`` seconds without any, an empty list.
 
         The first list has an arrival without messages for each open range.
 
@@ -164,7 +164,7 @@ class RangeArrivals:
         return None
 
     def _pull_again(self, reader: RangeReader) -> None:
-        """After an undecodable message, pull from the next one, which begins nobody knows where."""
+        """Pull again from the message after an undecodable one, whose place in these bytes is unknown."""
         if self._pulls_ahead:
             self._again.append(reader)
             return
@@ -187,7 +187,7 @@ def _add_pieces(
 
 
 def closed_arrivals(partitions: Sequence[QueuePartition]) -> Iterator[list[Arrival]]:
-    """Yield ranges that have an end in pieces, all in columns; each list was decoded together.
+    """Read ranges that have an end; yield lists of their pieces, all in columns, as decoded together.
 
     Raises:
         RocketMQError: See :meth:`RangeArrivals.arrivals`.
@@ -196,7 +196,7 @@ def closed_arrivals(partitions: Sequence[QueuePartition]) -> Iterator[list[Arriv
 
 
 def share_of(partition: QueuePartition, count: int) -> QueuePartition:
-    """Return the partition with its share of the bytes that it may have if it is read without others."""
+    """Return the partition with its share of its ``max_bytes`` if ``count`` ranges are read together."""
     limit = partition.settings.max_bytes
     if limit is None or count == 1:
         return partition

@@ -70,7 +70,8 @@ _ATTRIBUTES_S: Final = 10.0
 _OBJECT_BYTES: Final = 2048
 """Assumed memory of a message object without its body, in bytes, if it has a few properties."""
 FEW: Final = 64
-"""Number of messages of a range, that have arrived together, from which on they are decoded in columns."""
+"""Minimum number of messages, arrived together for a range, that are decoded in columns; fewer become objects
+if the caller accepts objects."""
 _TOTAL: Final = struct.Struct(">I")
 """Total size of a message, with which it begins."""
 
@@ -206,7 +207,8 @@ class RangeReader:
         self._before = partition.witnesses.before
         """The consumed message before the range, until its place has been pulled."""
         self._unexplained = range(0)
-        """Offsets of an inner batch that could not be decoded; some of them may have no message."""
+        """Offsets of an inner batch that could not be decoded; gaps in it are not reported, because some of
+        these offsets may have no message."""
 
     def left(self) -> QueuePartition:
         """Return the part of the range that is still to be pulled."""
@@ -217,7 +219,7 @@ class RangeReader:
         return replace(self.partition, planned=from_here, witnesses=NO_WITNESSES)
 
     def compare_ahead(self) -> Iterator[RangeEnd]:
-        """Look up the consumed message ahead of the range; yield the range's end if it must not be read."""
+        """Look up the consumed message ahead of the range; yield an end if the range must not be read."""
         partition = self.partition
         planned, ahead = partition.planned, partition.witnesses.ahead
         if ahead is None:

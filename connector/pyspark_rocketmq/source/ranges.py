@@ -3,9 +3,9 @@
 Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq": 7, "plan": {topic:
 {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``, where ``epoch``, ``times``
 (reconsume times) and ``putBack`` are left out if they are 0 or empty. Plans of plain streams also have
-``storedBy``: when the newest message before each queue's end was stored, by broker, and for each queue that
-waited. ``uncommitted`` in plans of earlier releases is ignored.  The ranges are explicit, so that a replay
-reads the same messages. ``seq`` grows with every batch, because Spark compares offsets as text and a
+``storedBy``: for each broker, and for each queue that waited, when the newest message before the ranges' ends
+was stored. ``uncommitted`` in plans of earlier releases is ignored.  The ranges are explicit, so that a
+replay reads the same messages. ``seq`` grows with every batch, because Spark compares offsets as text and a
 suspended queue may be planned twice with the same range.  Keys are written sorted, so that equal plans are
 equal strings.
 
@@ -27,10 +27,9 @@ With option ``handOverRanges`` the source passes ranges on, not messages, and th
 consumer's engine, reads them. Otherwise every message would be decoded in one Python process, converted to
 Spark's rows, and converted to Arrow again for the other process. The first row of a range is then a *ticket*:
 the pickled partitions of ranges that are read together. The other rows are null, one for each further offset
-of these
-ranges: Spark counts a stream's rows as its input (``numInputRows``), and users watch that number. The null
-rows are dropped after Spark has counted them. A ticket of open ranges has no null rows, because the number of
-their messages is not known.
+of these ranges: Spark counts a stream's rows as its input (``numInputRows``), and users watch that number.
+The null rows are dropped after Spark has counted them. A ticket of open ranges has no null rows, because the
+number of their messages is not known.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class QueuePartition(ReadRange, InputPartition):
     """One range as it is pickled to the executor, with everything that reading needs."""
 
     connection: ConnectionSettings
-    """Settings with credentials, which its repr, and therefore this class's, leaves out."""
+    """Settings of connections; their repr, and therefore the partition's, leaves out the credentials."""
 
     def with_columns(self, columns: tuple[str, ...] | None) -> QueuePartition:
         """Return the range with only these columns of a group's messages; None: all columns.

@@ -30,10 +30,10 @@ _is_frozen = False
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """Yield the range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
-    In consumer mode a range ends early, and its marker row shows where, if the broker is away, must not be
-    read from, has lost the range's tail or reports an operator's reset; if the range has reached its largest
-    size; or before a message that cannot be decoded. The rest is planned again; after a reset, from the
-    reset's target.
+    In consumer mode a range may end early; its marker row shows where. Reasons are that the broker is away,
+    must not be read from, has lost the range's tail or reports an operator's reset; that the range has
+    reached its largest size; or that the next message cannot be decoded. The rest is planned again; after a
+    reset, from the reset's target.
 
     Raises:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
@@ -48,8 +48,8 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
     """Yield a group's ranges, pulled and decoded together: each one's messages and end, then the next one's.
 
-    Each of several ranges may have its share of the bytes that one range may have, or 8 MiB, and ends early
-    when it has reached them.
+    Several ranges share the bytes that one range may have, but each may have at least 8 MiB. A range that
+    reaches its share ends early.
 
     Raises:
         RocketMQError: For the same reasons as ``read_queue``, for the first range that fails.

@@ -1,4 +1,4 @@
-"""The batch and the stream reader that Spark calls; it pickles both for the executors, where they read.
+"""The batch and the stream reader that Spark calls; Spark pickles both for the executors, where they read.
 
 The stream reader plans in the source runner, the batch reader in a Python worker that Spark starts for it.
 The stream reader creates what cannot be pickled at its first call in the source runner, and leaves it out of
@@ -170,7 +170,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _progress(self, pool: ChannelPool, clock: Clock) -> ProgressSource:
-        """Return the progress of the checkpoint or of the group, as a member of which this process joins."""
+        """Return a plain stream's progress, or join the group as a member and return its progress."""
         options, driver = self._options, self._driver
         starts = OptionPositions.of(options, pool, clock, LATEST).starts
         if options.consumer_group is None or options.offset_store is None:
@@ -212,7 +212,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_options": self._options, "_newest": None, "_open_listener": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return any limit except ``ReadAllAvailable``, which then means ``trigger(once=True)``.
+        """Return a limit other than ``ReadAllAvailable``, so that only ``trigger(once=True)`` passes that.
 
         The limits themselves are set by options.
         """
@@ -272,7 +272,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         snapshot = self._planner.snapshot_for(planned, can_wait=not is_group)
         addresses, slaves = snapshot.addresses, snapshot.slaves
         if is_group:
-            # The store keeps the progress at a broker that is away: the other brokers' ranges go on.
+            # Leave out ranges at a broker that is away: the store keeps their progress for a later plan.
             readable = addresses.keys() | slaves.keys()
             planned = [new for new in planned if new.queue.broker_name in readable]
         else:

@@ -91,7 +91,7 @@ class OptionPositions:
             return ends
         wanted = self._options.ending_offsets or LATEST
         if self._options.ends_at_group():
-            # A queue without an offset: the group has consumed nothing of it.
+            # A queue without an offset ends at its beginning: the group has consumed nothing of it.
             committed = self._committed(self._options.ending_group, snapshot, snapshot.bounds.keys())
             wanted = QueuePositions(EARLIEST_OFFSET, committed)
         _await_masters(offsets_in_doubt(wanted, snapshot.slave_bounds), "endingOffsets")
