@@ -144,7 +144,7 @@ class ByConfig:
 
     def allocate(
         self,
-        client_id: str,  # noqa: ARG002 - the list says it all
+        client_id: str,  # noqa: ARG002 - only the configured queues count
         queues: Sequence[MessageQueue],  # noqa: ARG002
         members: Sequence[str],  # noqa: ARG002
     ) -> Sequence[MessageQueue]:
@@ -324,7 +324,7 @@ def allocation_strategy(text: str) -> AllocationStrategy:
         try:
             return build(argument)
         except OptionError:
-            # It is about the inner strategy, and complete.
+            # The error is about the inner strategy, and its text is complete.
             raise
         except ValueError as exc:
             raise _unusable(text, str(exc)) from exc

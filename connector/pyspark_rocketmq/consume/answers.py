@@ -22,7 +22,7 @@ _SOME_OFFSET: Final = frozenset(
 
 
 class Reaction(StrEnum):
-    """Reactions to an answer, whether it is given once or for a while."""
+    """Reaction of a query to an answer, and its end if the broker keeps giving the same answer."""
 
     WAITS = "waits"
     """The queue or the broker is asked again, after 3 s if it refused; the others go on."""

@@ -211,7 +211,7 @@ class _Out:
 
     @property
     def hangs(self) -> bool:
-        """Whether only its call is left, which has not returned."""
+        """Whether all its messages have gone back, and only its listener call still runs."""
         return not (self.is_answered or self.with_listener or self.going_back)
 
 
@@ -407,9 +407,9 @@ class ConcurrentConsumption:
         return Settled(done, dropped=failed) if is_dropped else Settled(done, failed)
 
     def expired(self, now_s: float) -> Sequence[int]:
-        """Return the messages to send back with level 3 now, because their call takes too long.
+        """Return the messages, of at most one round, to send back with level 3: their call takes too long.
 
-        At most one round's. Report each with ``sent_back``; in broadcasting, when it is dropped.
+        Report each with ``sent_back``. In broadcasting drop the messages, and report each in the same way.
         """
         if self._expiring:
             return ()
@@ -448,7 +448,7 @@ class ConcurrentConsumption:
             del self._out[number]
 
     def put_off(self, indexes: Sequence[int]) -> None:
-        """Apply that messages to send back wait instead: end the run before them.
+        """Let messages that were to be sent back wait instead (rule 3), and end the run before them.
 
         Raises:
             KeyError: If one is not on its way back.

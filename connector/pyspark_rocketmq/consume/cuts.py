@@ -15,21 +15,21 @@ part has reached; the first one begins where the plan does. Any other part is no
 Rule 2 (known parts): a task sends a part again if it got no confirmation. If the part has arrived already, it
 is confirmed again and otherwise ignored.
 Rule 3 (attempts): where ranges are open, a later attempt of a task consumes nothing and ends the batch: its
-queues begin again from the offset store. The attempt that it replaces may be alive; then its last part
-counts, and the batch is not over before it has ended or paused. The batch fails if tasks with the same queue
-die four times while none of their queues moves, as an idle queue never does, or twelve times while that queue
-does not. Deaths are forgiven when the queue moves, or when a batch that had it ends without one.
-Where ranges are closed, nothing more is taken of the attempt before. The later one leaves out the queues of
-which a part has arrived, whose next range is for the next batch, and consumes the others from their start.
+queues begin again from the offset store. The earlier attempt may still be alive; then its last part counts,
+and the batch is not over before the earlier attempt has ended or paused. The batch fails when tasks have died
+four times and none of their queues has moved, or twelve times and one of the queues has not moved (an idle
+queue never moves). A queue's deaths are forgiven when it moves, or when its task ends well in a batch.
+Where ranges are closed, nothing more is accepted from the earlier attempt. The later one leaves out queues of
+which a part has arrived (the next batch continues them), and consumes the others from their start.
 Rule 4 (poisoned queues): a queue that broke its chain, was refused by the sink or the offset store, or has
 another epoch now is *poisoned*: nothing of it is committed any more in this batch. The other queues go on.
 Rule 5 (one group): one group is committed at a time, and tried again with the same content before any other:
-its outcome may be unknown. It takes all that waits, up to 1,000 files. After a minute of failures the batch
-fails; without an interval not before its job is over, as storage may be there again by then.
+its outcome may be unknown. A group takes all parts that wait, up to 1,000 files. After a minute of failures
+the batch fails. Without an interval it fails only when its job is over, since storage may answer by then.
 Rule 6 (pace): the first message after a pause is cut after 5 ms, later ones once per interval. No cut is
 asked for while one group is committed and another part waits, so slow commits lengthen the interval.
-Rule 7 (free queues): a queue is free once nobody delivers it, no part of it waits or is committed, and its
-offset is stored. The batch is over once all offsets are.
+Rule 7 (free queues): a queue is free once nobody delivers it, no part of it waits or is being committed, and
+its offset is stored. The batch is over once all offsets are stored.
 
 No I/O, no clock, no thread; methods take the monotonic time and return the actions to take.
 """
@@ -352,7 +352,7 @@ class Cuts:
 
     @property
     def behind(self) -> Queues:
-        """Queues of which rows are committed, and not the offsets."""
+        """Queues whose rows are committed and whose offsets are not stored yet."""
         return self._pace.behind
 
     @property
@@ -415,7 +415,7 @@ class Cuts:
     def resume(self, task: str, in_doubt: Collection[str]) -> list[Action]:
         """Answer a task that is connected again and does not know whether parts have arrived.
 
-        As for :meth:`begin`, what comes late from an older connection is left out.
+        As for :meth:`begin`, the caller must ignore messages that come late from an older connection.
         """
         mine = self._accepted(task)
         if mine is None:
@@ -455,7 +455,7 @@ class Cuts:
         actions: list[Action] = [Taken(task, part.id)]
         mine = self._accepted(task)
         if mine is None:
-            # Nothing of it counts, but its task waits for the answer.
+            # The part does not count, but its task waits for the answer.
             return actions
         if not self._is_known(mine, part.id):
             mine.note(part.id)
@@ -476,7 +476,7 @@ class Cuts:
         return self._go_on(now_s)
 
     def released(self, task: str, queues: Queues, now_s: float) -> list[Action]:
-        """Note that a task has ended queues, and that nothing counts that is in none of its parts."""
+        """Note that a task has ended queues; results of them that it has sent in no part are void."""
         mine = self._accepted(task)
         if mine is None:
             return []
@@ -593,8 +593,8 @@ class Cuts:
     def rest(self, parts: Sequence[Part]) -> Group | None:
         """Return the last group, of parts that come with the job's result; None if there are none.
 
-        Call it once the closed batch is settled. A task that could not ask has begun nothing here, so its
-        part follows none.
+        Call it once the closed batch is settled. A task that could not reach the driver is unknown here, so
+        its part follows no other.
         """
         if not parts:
             return None
@@ -660,14 +660,14 @@ class Cuts:
         stopped: list[Action] = []
         if former is not None:
             if former.is_running:
-                # Spark believes it dead.
+                # Spark counts this attempt as dead.
                 stopped.append(EndTasks(EndReason.STOP, (former.name,)))
             former.is_replaced = True
             self._forget_answer(former.name)
         for queue, place in places.items():
             batch.reached.setdefault(queue, place)
         begun = {queue for queue, place in places.items() if batch.reached[queue] != place}
-        # Nobody goes on with them in this batch.
+        # No task goes on with these queues in this batch.
         batch.ended |= begun - batch.free
         left_out = mine.queues & (begun | batch.ended | batch.free)
         answer = Answer(mine.name, mine.is_stopped, dropped=mine.queues & batch.poisoned, left_out=left_out)

@@ -1,7 +1,8 @@
 """Counts deaths of tasks in real time, so that a message that ends its worker does not end workers for ever.
 
-Spark runs a task that died again, and never gives up, since the later attempt ends well: it consumes nothing
-and has another batch planned (rule 3 of :mod:`~pyspark_rocketmq.consume.cuts`). So the driver counts.
+After a task has died, Spark starts another attempt of it. Spark never gives up, because that attempt ends
+well: it consumes nothing and has another batch planned (rule 3 of :mod:`~pyspark_rocketmq.consume.cuts`). So
+the driver counts the deaths.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class DeathCounts:
         if min(times, default=0) >= _MOST_DEATHS:
             return _error(reached, _MOST_DEATHS, "further")
         if max(times, default=0) >= _MOST_DEATHS_BESIDE_OTHERS:
-            # It may also be one that moves a little each time; of an idle one no message is to blame.
+            # The cause may also be a queue that moves a little each time. An idle queue has no message that
+            # could be the cause.
             return _error(reached, _MOST_DEATHS_BESIDE_OTHERS, "further in all of these queues")
         return None
 

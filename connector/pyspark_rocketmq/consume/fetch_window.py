@@ -12,8 +12,9 @@ facts and rules behind this:
 All ranges share one connection and one worker's memory:
 
 4. Fair: no range has more than its share of the pulls in flight, so one without answers holds up no other.
-5. Bounded: no pull is sent if its answer, when as large as the largest so far, would exceed the bytes allowed
-   for all ranges together. One pull is always allowed, so that reading goes on.
+5. Bounded: each answer is expected to be as large as the largest one so far. No pull is sent whose answer
+   would then exceed the bytes allowed for all ranges together. One pull is always allowed, so that reading
+   goes on.
 6. A failure ends only its own range. After an error that may pass, the pull is sent again for a while, with
    growing pauses.
 
@@ -285,7 +286,7 @@ class RangeWindow:
         elif self._brings_forward(outcome, asked, is_of_master=is_of_master):
             self._go_on(task, outcome, now_s)
         elif asked < self._of.planned.start and outcome.reset_from(asked) is None:
-            # The range itself shows whether anything is lost.
+            # This pull asked for the message before the range. Pulls of the range show whether any is lost.
             self._advance(task, self._of.planned.start, b"")
         elif not is_at_home:
             self.lost(task, None, now_s)
@@ -433,7 +434,7 @@ class RangeWindow:
             moved = f"offset {asked} moved, again and again, although the queue has it; somebody may be "
             return self._busy(PullStatus.OFFSET_ILLEGAL, moved + "resetting the group's offsets all the time")
         self._has_met_reset = True
-        text = "reset stored at the broker is not followed without a group of our own group=%s %s"
+        text = "a reset stored at the broker is ignored, because this query has no consumerGroup group=%s %s"
         self._log(INFO, text, self._settings.consumer_group, queue)
         return None
 
@@ -558,7 +559,7 @@ class FetchWindow:
 
     def tasks(self, now_s: float) -> list[PullTask]:
         """Return the pulls to send now, in bursts: sent singly they cost broker and client twice as much."""
-        # With a pull held for each, nearly always, there is nothing to send.
+        # Nearly always each range at its queue's end has a held pull, and there is nothing to send.
         may_ask = [each for each in self._open if not each.has_held_pull and each.may_ask(now_s)]
         held = [task for each in may_ask if (task := each.held_task(now_s)) is not None]
         asking = [each for each in may_ask if not each.has_held_pull]

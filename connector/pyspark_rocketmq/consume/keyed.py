@@ -336,7 +336,7 @@ class KeyedConsumption:
                 self._finish(OrderlyFinish.EXHAUSTED if self._is_over else OrderlyFinish.GIVEN_UP)
 
     def stop(self) -> None:
-        """End immediately as at the end of the run's 60 s, or of its range if all messages are finished.
+        """End immediately; report that the run's time is used up, or its range if all are finished.
 
         Raises:
             RuntimeError: If messages are with the listener.

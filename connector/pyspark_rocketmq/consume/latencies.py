@@ -1,10 +1,11 @@
 """Latencies of messages as counts in fixed buckets, which any number of tasks and commits can add up.
 
 A latency is a difference of two clocks in whole milliseconds: the broker's, which stored the message, and a
-worker's. Where the worker's is behind, it would be negative, and counts as 0.
+worker's. If the worker's clock is behind, the difference may be negative; it then counts as 0.
 
-Buckets: each power of two of milliseconds is divided into eight, so that a bucket is at most an eighth as
-wide as its values, and below 16 ms each value has its own. An hour and more share the last one.
+Buckets: each power of two of milliseconds is divided into eight buckets, so that a bucket is at most an
+eighth as wide as its values. Below 16 ms each value has its own bucket. All latencies of an hour and more
+share the last one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 LONGEST_MS: Final = 3_600_000
-"""Latencies from here on share a bucket."""
+"""Latency from which on all share one bucket, in milliseconds."""
 BITS: Final = 3
 """Logarithm of the number of buckets of each power of two."""
 _EACH: Final = 1 << BITS
@@ -103,7 +104,7 @@ class LatencyHistogram:
         return LatencyHistogram(counts, self.total_ms + other.total_ms, longest_ms)
 
     def later_by(self, delay_ms: int) -> LatencyHistogram:
-        """Return the latencies until ``delay_ms`` later; each bucket moves as its largest latency does."""
+        """Return the latencies as they are ``delay_ms`` later; a bucket moves as its largest latency does."""
         if delay_ms <= 0 or not self.counts:
             return self
         counts: Counter[int] = Counter()
@@ -162,10 +163,10 @@ NONE_COUNTED: Final = LatencyHistogram()
 
 
 class StoreLatencies(NamedTuple):
-    """How long ago messages that have been passed were stored: at their delivery, and at a later moment.
+    """Ages of finished messages since their broker stored them: at their delivery, and at a later moment.
 
-    Each message counts once, with the delivery that passed it. Without a known delivery or store time it does
-    not count.
+    Each message counts once, with the delivery that finished it. A message without a known delivery or store
+    time does not count.
     """
 
     to_listener: LatencyHistogram = NONE_COUNTED
@@ -188,7 +189,7 @@ class StoreLatencies(NamedTuple):
         )
 
     def to_commit(self, at_ms: int) -> LatencyHistogram:
-        """Return the times from the store to the commit, which was at ``at_ms`` where it was no task's."""
+        """Return the times from the store to the task's commit, or to ``at_ms`` if no task has committed."""
         return self.committed.plus(self._ages_at(at_ms))
 
     def commit(self, at_ms: int) -> StoreLatencies:

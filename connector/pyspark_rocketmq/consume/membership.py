@@ -10,7 +10,7 @@ member gets and gives up a single queue.
    fails leaves the locks as they are until they expire (C2).
 2. Bad news is checked twice. A member missing from the list for the first time, this one included, still
    counts as a member; a new one counts immediately (B4).
-3. A lock's age counts from the moment it was requested, so the broker's own clock for it starts later.
+3. A lock's age counts from its request. The broker counts from a later moment, so a lock expires here first.
 4. Without locks (concurrent and broadcasting consumers) a share is held as soon as it is known. Members that
    see different groups may then both plan a queue for a moment; the claim in the offset store decides.
 5. Between :meth:`~Membership.begin_plan` and :meth:`~Membership.planned` every plannable queue counts as
@@ -390,7 +390,10 @@ class Membership:
         self._rebalance(now_s)
 
     def heartbeat_wanted(self, now_s: float) -> None:
-        """Send a heartbeat before others rebalance: a broker forgot this member, or its connection broke."""
+        """Make a heartbeat due now: a broker forgot this member, or its connection broke.
+
+        The member is then listed again before others rebalance.
+        """
         self._heartbeat_at_s = min(self._heartbeat_at_s, now_s)
 
     def notified(self, now_s: float) -> None:

@@ -6,9 +6,9 @@ commits of offsets, the queues whose rows are committed are *behind* in the stor
 
 Rule 1: without a sink the offset store is the only record, so offsets are stored with each group of parts.
 Otherwise they wait for the next group or, without one, for their time.
-Rule 2: offsets are stored once a second, or less often where that takes long: one fiftieth of the time, and
-every five seconds in any case, as Java's ``persistConsumerOffsetInterval``. The first group after a pause is
-stored with its offsets.
+Rule 2: offsets are stored once a second. If storing takes long, they are stored less often, so that it takes
+at most one fiftieth of the time, but at least every five seconds, as by Java's
+``persistConsumerOffsetInterval``. The first group after a pause is stored with its offsets.
 Rule 3: some progress is stored immediately: numbers of attempts and suspensions, which no sink has; a reset,
 which the store is to follow; and queues that their task has ended, since the next owner begins at the stored
 offset.
@@ -29,7 +29,7 @@ _SHORTEST_S: Final = 1.0
 LONGEST_S: Final = 5.0
 """Longest time that offsets wait: Java's ``persistConsumerOffsetInterval``."""
 _SHARE: Final = 50
-"""Offsets are stored for at most one of so many seconds, except every ``LONGEST_S``."""
+"""Storing offsets takes at most one of this many seconds, unless they have waited for ``LONGEST_S``."""
 
 
 class OffsetPace:
@@ -41,12 +41,12 @@ class OffsetPace:
         self._stored_s = -inf
         """When offsets were last stored."""
         self._took_s = 0.0
-        """How long that took."""
+        """How long storing them took, in seconds."""
         self._behind: set[MessageQueue] = set()
 
     @property
     def behind(self) -> frozenset[MessageQueue]:
-        """Queues of which rows are committed, and not the offsets."""
+        """Queues whose rows are committed and whose offsets are not stored yet."""
         return frozenset(self._behind)
 
     @property

@@ -237,8 +237,7 @@ class OrderlyConsumption:
                 the message; called only if the message failed and there is a limit.
             is_whole: Whether these are all messages of the range; if not, ``extend`` adds the others.
             least: Minimum number of messages of a delivery while more are to arrive. If it equals the
-            maximum,
-                the deliveries do not depend on the pieces in which the range arrives.
+                maximum, the deliveries do not depend on the pieces in which the range arrives.
         """
         if count < 0 or any(times < 0 for times in retry_counts.values()):
             raise ValueError(f"count={count} and retry_counts={dict(retry_counts)} must not be negative.")
@@ -400,7 +399,7 @@ class OrderlyConsumption:
         return outcome
 
     def sent_back(self, stored: Collection[int], now_s: float) -> Outcome:
-        """Apply the sending of the last outcome's dead letters, of which a broker has ``stored`` these (D6).
+        """Note that the last outcome's dead letters were sent, and that a broker has ``stored`` these (D6).
 
         Returns:
             An outcome with the effect COMMIT or ACCUMULATE if the whole batch has passed, else PUT_BACK.

@@ -54,7 +54,7 @@ class QueueAck:
     last_error: str = ""
     """The last error, in one short line; empty if there was none."""
     refused_letter: str = ""
-    """Why no broker took a message that the listener gave up, which holds the queue up; else empty."""
+    """Error with which no broker took a message to send back, so that its queue waits; empty without one."""
     metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
     """Metrics of reading and consuming the range (row D11)."""
     latencies: StoreLatencies = field(default=NO_LATENCIES, compare=False)
@@ -205,7 +205,7 @@ def parts_without(
 ) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """Divide parts into those that have none of these queues, and the others.
 
-    A part of a queue is among the others, too, if an earlier one is: it would not follow.
+    If a part is among the others, so are all later parts with one of its queues: they would not follow.
     """
     gone = set(queues)
     kept: list[Part] = []

@@ -279,7 +279,7 @@ class UncommittedDelivery(NamedTuple):
 
     offsets: int
     rests: bool
-    """True while it must not get the same messages again."""
+    """True while the listener must not get the same messages again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +311,8 @@ class Plan:
     """Ranges that listeners have received in full without a commit, and that the threshold does not let grow;
     sorted."""
     at_rest: frozenset[MessageQueue] = frozenset()
-    """Queues with something to read that are rightly left out: at the end of a drain, or without a commit."""
+    """Queues with something to read that are rightly left out: a drain reads them no further, or their
+    listener has committed nothing and gets its messages again later."""
 
 
 def plan_ranges(

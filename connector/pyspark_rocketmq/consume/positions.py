@@ -3,7 +3,8 @@
 **A claimed queue** continues at the offset store's position, or at its broker's position of the group. In a
 group of only Spark queries the store is the whole truth, and the broker has a copy of it. But a Java consumer
 may have had the queue meanwhile, or an operator may have moved the group at the broker while it was away:
-neither uses the store. So the row remembers which offsets this side has sent to the broker, or found at it.
+neither uses the store. So the row remembers which offsets Spark queries have sent to the broker, or found at
+it.
 
 1. If the broker has one of them, nobody else has moved the group, and the store's offset is the newer one.
 2. If the broker has another one, somebody else has set it later. It is used, whether it is higher or lower.
@@ -32,14 +33,14 @@ separated by spaces, because its broker's other queues go on meanwhile."""
 EVERY_BROKER: Final = ""
 """Name under which a checkpoint of an earlier release has one time for all brokers."""
 MOST_SHOWN: Final = 16
-"""Maximum number of offsets that a row remembers, for the time in which none is known to have arrived."""
+"""Maximum number of offsets that a row remembers while it is not known which of them the broker has."""
 _FORGOTTEN_S: Final = 15.0
 """How much of its latest offset changes a crashed broker loses at most: it stores offsets every 5 s
 (``flushConsumerOffsetInterval``)."""
 
 
 class ShownOffsets(StoredValue[tuple[int, ...]]):
-    """Offsets that this side has sent to a queue's broker, or found at it.
+    """Offsets that Spark queries have sent to a queue's broker, or found at it.
 
     Text: a JSON list, oldest first; empty if the broker was never asked, as in a row of an earlier release.
     """
@@ -74,7 +75,7 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
         )
 
     def since(self, arrived: int | None) -> ShownOffsets:
-        """Remove the offsets older than ``arrived``, which the broker cannot have any more."""
+        """Remove offsets older than ``arrived``: the broker has received that one, so it has no older one."""
         known = self.offsets
         if arrived in known:
             return ShownOffsets(known[known.index(arrived) :])
@@ -286,7 +287,7 @@ def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None
 
     Args:
         stored: The offset store's offset.
-        shown: Offsets that this side has sent to the broker, or seen there.
+        shown: Offsets that Spark queries have sent to the broker, or found at it.
         at_broker: The broker's offset; None if it has none. Do not pass None for an error.
         was_reset: Whether the last change of the row was an operator's.
     """

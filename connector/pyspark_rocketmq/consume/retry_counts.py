@@ -1,7 +1,8 @@
 """Retry counts of messages, kept from one range of a queue to the next as a few spans of queue offsets.
 
-Java's client keeps the number in each message that it holds in memory. Here messages are read again. A whole
-batch is given back together, so spans need only a few numbers, which state and offset store can keep.
+Java's client keeps the count in each message, which stays in memory. Here a message that was given back is
+read again, so its count is kept in the queue's state and the offset store. A whole batch is given back
+together, so a few spans are enough.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Segments:
             end: Its end, exclusive; the range is complete immediately if that is not past ``start``.
             size: Offsets per segment, at least 1.
             has_open_end: Whether ``end`` is only the queue's end for now, so that the range is never
-            complete.
+                complete.
         """
         self.in_flight = 0
         """Number of pulls given out and not yet reported."""
@@ -191,7 +191,7 @@ class Segments:
         return segment
 
     def _find_first_open(self) -> None:
-        """Find the first open segment, past those completed before the one in front of them."""
+        """Find the next open segment; segments in between were completed while the first was still open."""
         candidate = self._first_open
         segments = self._segments
         while candidate < self._next_id:

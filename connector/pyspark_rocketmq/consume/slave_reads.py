@@ -34,7 +34,8 @@ from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, Q
 
 MASTER_ID: Final = 0
 AVOIDED_S: Final = 10.0
-"""How long suggestions of a broker that failed are ignored: the other one suggests it with every answer."""
+"""How long suggestions to read from a broker that failed are ignored, in seconds: the other broker repeats
+them in every answer."""
 
 _WORDS = (EARLIEST_OFFSET, LATEST_OFFSET)
 
@@ -61,7 +62,7 @@ def offsets_in_doubt(
 def starts_in_doubt(
     times: QueuePositions, found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Return queues that begin at a time (``found``) with a slave's first message, maybe not the master's."""
+    """Return queues whose start by time (``found``) is a slave's first message: its master may have more."""
     return tuple(
         queue
         for queue in sorted(bounds)

@@ -27,9 +27,9 @@ LONGEST_WAIT_S: Final = 0.005
 
 
 class TaskCommits:
-    """The commits of one task.
+    """Times of one task's commits.
 
-    It only has the time of the next one: what that takes is up to the ranges.
+    The ranges decide what a commit takes.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class TaskCommits:
 
     @property
     def due_s(self) -> float:
-        """When the next commit is to begin; infinite while nothing is settled that is in none."""
+        """When the next commit is to begin; infinite while every settled message is in a commit."""
         return self._due_s
 
     def settled(self, now_s: float) -> bool:
-        """Note that something is settled that is in no commit; return whether :attr:`due_s` is new."""
+        """Note that messages are newly settled; return whether :attr:`due_s` is new."""
         is_first = self._due_s == inf
         if is_first:
             self._due_s = now_s + LONGEST_WAIT_S

@@ -128,7 +128,7 @@ class RangeInstructions:
     def cut_with(self, cut: Callable[[], Any]) -> None:
         """Set the function that collects what all ranges have settled since its last call (a cut).
 
-        Another thread than the one that calls this method calls it.
+        The function is called by another thread than this method.
         """
 
     def take(self, brought: object) -> bool:  # noqa: ARG002 - a subclass's
@@ -351,7 +351,7 @@ class TaskTurns(Generic[QueueT]):
     def leaves(self, queue: QueueT) -> bool:
         """Note that a worker leaves a queue; return False if it is the only one left, which must stay.
 
-        Nobody joins the last one any more.
+        No other worker joins the last one any more.
         """
         if self._in_hand[queue] > 1:
             self._in_hand[queue] -= 1
