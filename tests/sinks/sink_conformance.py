@@ -222,7 +222,7 @@ class SinkConformance:
         batch = sink.begin(GROUP, {Q0: 0})
         written = written_by(batch, rows(Q0, 0, 3))
 
-        with pytest.raises(OffsetError, match="come without progress of any queue"):
+        with pytest.raises(OffsetError, match="no queue has acknowledged messages"):
             batch.commit(written, acked)
         assert stored() == []
 
@@ -233,7 +233,7 @@ class SinkConformance:
 
     def test_acknowledging_a_queue_that_was_not_named_is_refused(self, sink: Sink) -> None:
         """H1"""
-        with pytest.raises(OffsetError, match="not named when the batch began"):
+        with pytest.raises(OffsetError, match="not named when the batch"):
             sink.begin(GROUP, {Q0: 0}).commit([], {Q1: 4})
 
     def test_rows_of_offsets_that_begin_again_are_written(self, sink: Sink, stored: Stored) -> None:

@@ -23,7 +23,7 @@ from pyspark_rocketmq.stored_values import NO_MESSAGES, LastMessage, RememberedM
 
 _SHOWN_QUEUES = 5
 _KILLED_WITHIN_S = 120.0
-"""Time in which offsets follow their rows, or their query fails; with clocks that differ."""
+"""Time within which a query stores the offsets of written rows, or fails; it allows for differing clocks."""
 
 
 class SinkStanding(NamedTuple):
@@ -46,8 +46,8 @@ class SinkStanding(NamedTuple):
     Missing where the sink stores none; empty in the standings of a ``SinkBatch``.
     """
     later: frozenset[MessageQueue] = frozenset()
-    """Queues with rows of a later generation than the caller named, so that no row of the named one is
-    missing."""
+    """Queues of which the sink has rows of a later generation than the caller named. It then lacks no row of
+    the named one."""
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
@@ -160,10 +160,11 @@ def replayed_messages(
 def is_behind_since_a_kill(
     queues: Iterable[MessageQueue], rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> bool:
-    """Return whether the sinks' newest messages of these queues are hardly newer than the offset rows.
+    """Return whether a kill, and not a restored offset store, left the offset rows behind the sinks.
 
-    Offsets follow the rows within seconds, so that rows consumed long after them come from a store that was
-    restored. False if a sink does not store its newest message.
+    A query stores offsets within seconds after their rows. So after a kill, the sinks' newest messages of
+    these queues are hardly newer than the offset rows; after the store was restored they are much newer.
+    False if a sink does not store its newest message.
     """
     for queue in queues:
         farthest = _farthest(queue, rows[queue].generation, standings)

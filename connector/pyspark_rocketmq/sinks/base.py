@@ -13,8 +13,8 @@ have. A micro-batch goes through a sink in three steps:
 The sink then holds the rows of exactly the messages below its watermarks, whatever was killed, replayed or
 run twice in between. Offsets are committed after that, so the offset store is never ahead of the sink.
 
-A batch that is :class:`CommitsGroups` takes step 3 several times while tasks go on writing, for one *group*
-of parts after the other.
+A batch that implements :class:`CommitsGroups` takes step 3 several times while its tasks go on writing. Each
+time it commits one *group*: the results that some of the tasks have finished by then.
 
 A watermark belongs to one *generation* of its queue. When a topic is created again or a broker loses the end
 of its log, offsets start again, and other messages get offsets that were used before. That is the next
@@ -64,7 +64,7 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
 
 
 def rows_without(rows: pa.Table, queues: Iterable[MessageQueue]) -> pa.Table:
-    """Return the rows of all other queues."""
+    """Return the rows whose queue is not in ``queues``."""
     for queue in queues:
         rows = rows.filter(pc.invert(_is_of(queue, rows)))
     return rows
@@ -86,7 +86,10 @@ class QueueGeneration(NamedTuple):
 
 
 def generation_of(transaction_id: str, consumer_group: str) -> QueueGeneration | None:
-    """Return the generation whose watermark has this id (``sinks.delta.rules.app_id``), or None."""
+    """Return the generation whose watermark is stored under this id; None if the id has another form.
+
+    ``sinks.delta.rules.app_id`` makes such ids.
+    """
     prefix = f"rocketmq:{consumer_group}:"
     topic, _, rest = transaction_id.removeprefix(prefix).partition(":")
     broker_name, _, last = rest.rpartition(":")
@@ -122,7 +125,9 @@ def moved_by(
     consumer_group: str,
     place: str,
 ) -> dict[MessageQueue, int]:
-    """Return the watermarks that a batch with so many rows moves; see :func:`advance`.
+    """Return the watermarks that a batch moves, as :func:`advance` does, after two checks.
+
+    ``rows`` is the number of the batch's rows; ``place`` names the sink in errors.
 
     Raises:
         OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark grows.
@@ -130,14 +135,15 @@ def moved_by(
     unknown = [str(queue) for queue in acked if queue not in watermarks]
     if unknown:
         raise OffsetError(
-            f"{'; '.join(unknown)}: acknowledged, but not named when the batch began, so it is unknown which "
-            f"of the rows {place} has already. Nothing was added. Name every queue when the batch begins."
+            f"Messages of {'; '.join(unknown)} were acknowledged, but these queues were not named when the "
+            f"batch began, so it is unknown which of their rows {place} has already. Nothing was added. Name "
+            "every queue when the batch begins."
         )
     grown = advance(watermarks, acked)
     if rows and not grown:
         raise OffsetError(
-            f"Group {consumer_group}: {rows} rows for {place} come without progress of any queue. Nothing "
-            "was added. Rows of messages that were not acknowledged must not be written."
+            f"Group {consumer_group} has {rows} rows for {place}, but no queue has acknowledged messages "
+            "that the sink lacks. Nothing was added. Write only rows of messages that are acknowledged."
         )
     return grown
 
@@ -160,8 +166,8 @@ def check_follows(
 ) -> None:
     """Refuse rows that do not begin where the batch's commits so far have ended.
 
-    Tasks leave out rows below the watermarks of the batch's beginning. Another attempt of a task may have
-    written rows that the batch has committed meanwhile.
+    A task leaves out only the rows that the sink had when the batch began. If the batch has since committed
+    rows of another attempt of the same task, this attempt may have written them a second time.
 
     Args:
         begun: Watermarks when the batch began.
@@ -189,11 +195,11 @@ def check_follows(
 def check_includes(
     reached: Mapping[MessageQueue, int], spans: Mapping[MessageQueue, Span], *, place: str
 ) -> None:
-    """Refuse queues that a group's commit did not include, because they had been refused.
+    """Refuse queues of a committed group that its commit left out, because the sink had refused them.
 
     Args:
         reached: Watermarks after the group's commit.
-        spans: Messages of the group as it comes again.
+        spans: Messages of the group that the caller asks to commit.
         place: Name of the sink's table.
 
     Raises:
@@ -233,7 +239,7 @@ class Writing(Protocol):
 
 
 class RowWriter(Protocol):
-    """Writes a task's rows; picklable. It may have the attribute of :func:`sends_rows`."""
+    """Writes a task's rows; picklable. It may have an attribute ``sends_rows``: see :func:`sends_rows`."""
 
     def open(self) -> Writing:
         """Start writing, in the task."""
@@ -245,7 +251,7 @@ class RowWriter(Protocol):
 
 
 def sends_rows(writer: RowWriter | None) -> bool:
-    """Return whether a writer's results contain the rows, which its attribute of this name says."""
+    """Return whether a writer's results contain the rows: its attribute ``sends_rows``, by default False."""
     return bool(getattr(writer, "sends_rows", False))
 
 
@@ -263,7 +269,7 @@ class TaskCommit(NamedTuple):
     """Outcome of a transaction of a task."""
 
     refused: frozenset[MessageQueue]
-    """Queues of which nothing was added, and nothing more will be, and which were not refused before."""
+    """Queues that this transaction is the first to refuse: the task adds no more rows of them."""
     left_out: int
     """Rows that the sink had already, besides those that ``Writing.add`` has counted."""
 
@@ -275,8 +281,9 @@ class CommittingWriting(Writing, Protocol):
     def commit(self, progress: Mapping[MessageQueue, Progress]) -> TaskCommit:
         """Add the rows taken since the last commit and move the watermarks, in one transaction.
 
-        ``finish`` then returns a result that has the refused queues. It raises as ``SinkBatch.commit``, but
-        refuses instead where somebody else has moved a watermark.
+        Raises the errors of ``SinkBatch.commit`` except SinkMoved: if somebody else has moved a watermark,
+        its queue is refused, and the other queues are committed. ``finish`` then returns a result that names
+        the refused queues.
         """
         ...
 
@@ -297,8 +304,8 @@ class TaskCommits(Protocol):
 class CommitsInTask(RowWriter, Protocol):
     """A writer whose tasks commit rows and watermarks by themselves (row I6).
 
-    The driver gets acks for offsets. When the offset store has them, the sink has the rows: its watermarks
-    may be ahead of the offsets, as after a kill between the two commits.
+    The driver gets only the acks, and stores their offsets. By then the sink has the rows, so its watermarks
+    may be ahead of the stored offsets, as they are after a kill between the two commits.
     """
 
     def fenced(self, epochs: Mapping[MessageQueue, int]) -> RowWriter:
@@ -306,12 +313,12 @@ class CommitsInTask(RowWriter, Protocol):
         ...
 
     def begin_task(self) -> TaskCommits:
-        """Begin, in the task; the database is not asked before the first commit."""
+        """Begin a task's commits; called in the task. The first commit is the first to ask the database."""
         ...
 
 
 def commits_in_task(sink: object) -> bool:
-    """Return whether a sink's tasks commit by themselves, which its attribute of this name says."""
+    """Return whether a sink's tasks commit by themselves: its attribute ``commits_in_task``, or False."""
     return bool(getattr(sink, "commits_in_task", False))
 
 
@@ -352,12 +359,13 @@ class CommitsGroups(Protocol):
     ) -> int | None:
         """Make rows visible and move the watermarks to the ends of ``spans``, all or nothing.
 
-        Do nothing if the newest group has the same id and is committed, however that was reported; queues
-        that its commit lacks are refused.
+        The call may repeat the newest group because its commit raised an error. If that commit was made all
+        the same, this call adds nothing, and refuses the queues that the commit had left out.
 
         Args:
             written: Rows as tasks wrote them.
-            spans: Messages from which they come. Those of a queue follow the ones of its group before.
+            spans: Messages from which they come. A queue's messages begin where those of the last group
+                with this queue ended.
             group_id: Unique id of the group. A group whose commit failed, or whose outcome is unknown, is
                 committed again with the same id before any other one.
 
@@ -365,8 +373,9 @@ class CommitsGroups(Protocol):
             As ``SinkBatch.commit``.
 
         Raises:
-            SinkMoved: If another consumer moved one of the watermarks, or if spans do not follow. Nothing was
-                added. It names the queues; the group may come again without them, with the same id.
+            SinkMoved: If another consumer moved one of the watermarks, or if spans do not begin where the
+                last ones ended. Nothing was added. It names the queues; the caller may commit the group
+                without them, with the same id.
         """
         ...
 
@@ -375,13 +384,13 @@ class CommitsGroups(Protocol):
 class LeavesOutQueues(Protocol):
     """A batch of a sink that removes the rows of some queues from the result of a task.
 
-    Without this method, a part of which one queue is refused is dropped whole.
+    Without this method, a result is dropped whole if one of its queues is refused.
     """
 
     def without(self, written: Sequence[Any], queues: Collection[MessageQueue]) -> tuple[Sequence[Any], int]:
         """Return a result without rows of these queues, and how many rows that leaves out.
 
-        The given one stays as it is.
+        ``written`` stays as it is.
         """
         ...
 
@@ -395,7 +404,7 @@ class RemembersMessages(Protocol):
     """
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
-        """Take the newest message of each queue as text; called before ``commit``, which stores it."""
+        """Note the newest message of each queue, as text; called before ``commit``, which stores it."""
         ...
 
 
@@ -451,11 +460,14 @@ class ReachedByTasks(Protocol):
 
 @runtime_checkable
 class TakesChanges(Protocol):
-    """A sink for the changes of a database, which a consumer reads for it without another listener."""
+    """A sink for the changes of a database's table. A consumer with this sink gets no listener from the user.
+
+    It reads the changes from the messages itself, with the properties below.
+    """
 
     @property
     def envelope(self) -> Envelope:
-        """Reads the messages."""
+        """The envelope, which reads the changes in a message."""
         ...
 
     @property
@@ -465,11 +477,11 @@ class TakesChanges(Protocol):
 
     @property
     def source_table(self) -> str | None:
-        """Name of the source's table; None if the messages have only its changes."""
+        """Name of the source's table; None if the messages contain changes of no other table."""
         ...
 
     def setting(self, name: str) -> str:
-        """Return the setting ``order``, ``deletes``, ``truncates`` or ``schema_changes``."""
+        """Return the value of the setting ``order``, ``deletes``, ``truncates`` or ``schema_changes``."""
         ...
 
     def table_columns(self) -> pa.Schema:
@@ -479,20 +491,23 @@ class TakesChanges(Protocol):
 
 @runtime_checkable
 class RoutesChanges(Protocol):
-    """A sink for the changes of many tables, which a consumer reads for it without another listener."""
+    """A sink for the changes of many tables. A consumer with this sink gets no listener from the user.
+
+    It reads the changes from the messages itself, with the properties below.
+    """
 
     @property
     def envelope(self) -> Envelope:
-        """Reads the messages."""
+        """The envelope, which reads the changes in a message."""
         ...
 
     @property
     def router(self) -> Router:
-        """Finds the table of a change."""
+        """The router, which finds the table of a change."""
         ...
 
     def setting(self, name: str) -> str:
-        """Return the setting ``order``, ``deletes`` or ``truncates``."""
+        """Return the value of the setting ``order``, ``deletes`` or ``truncates``."""
         ...
 
 
@@ -501,7 +516,7 @@ class PreparesForManyCommits(Protocol):
     """A sink that is created differently if it gets several commits a second."""
 
     def expect_many_commits(self) -> None:
-        """Note it; called before ``prepare``."""
+        """Note that the sink will get several commits a second; called before ``prepare``."""
         ...
 
 
@@ -536,12 +551,12 @@ class Sink(Protocol):
         ...
 
     def watermarks(self, consumer_group: str) -> Mapping[QueueGeneration, int]:
-        """Return the next offset, in its last generation, of each queue that the group wrote rows of."""
+        """Return the next offset of each queue of which the group wrote rows, in its newest generation."""
         ...
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Begin a micro-batch of only these queues, each in this generation.
+        """Begin a micro-batch. ``queues`` names all its queues, and the generation of each.
 
-        In a generation whose rows the sink never got, the watermark is 0, whatever it is in the one before.
+        If the sink has no rows of that generation, the watermark is 0, even if it has rows of the one before.
         """
         ...

@@ -65,10 +65,10 @@ class DatabaseSink:
                 PyMySQL).
             watermark_table: Name of the table of watermarks, with a schema if wanted; each sink needs its
                 own.
-            commit_in_task: Whether each task commits its rows by itself, through a connection that it keeps:
-                when it has nothing to deliver, and 5 ms after the first row at the latest. Each executor
-                must reach the database, and ``connect`` and ``write`` are pickled. For a query with only
-                this sink.
+            commit_in_task: Whether each task commits its rows by itself, through a connection that it keeps
+                open. It commits when it has nothing to deliver, at the latest 5 ms after the first row.
+                Each executor must reach the database, and ``connect`` and ``write`` are pickled. Only for a
+                query without another sink.
             sleep: Function that waits between the tries of a transaction.
 
         Raises:
@@ -102,7 +102,7 @@ class DatabaseSink:
 
     @property
     def place(self) -> Hashable:
-        """See ``Sink.place``; before ``prepare`` two ``connect`` functions of one database look different."""
+        """See ``Sink.place``. Before ``prepare``, sinks with two ``connect`` functions have two places."""
         return self.table.identity or (self._connect, self.table.name)
 
     def prepare(self, schema: pa.Schema) -> None:

@@ -1,12 +1,14 @@
 """A micro-batch's rows on their way into a user's database, one transaction after the other.
 
-Rule 1: a watermark is only moved from its value at the beginning of the batch, or after the batch's commit
-before.  If two queries move it, for
-example because one was believed dead, the second one waits for the first one's transaction.  Then it does not
-find the row with the old value, and is refused.
-Rule 2: an error of a commit means "unknown".  The attempt's id beside the watermarks shows the outcome.
-Rule 3: rows first, watermarks last.  If the user's function breaks the transaction, rows below a watermark
-are never missing.  The open attempt that is left stops every batch until an operator has checked the rows.
+Rule 1: a transaction moves a watermark only if the table still has the value that the batch found when it
+began, or that the batch's own last commit stored.  If two queries move it, for example because one was
+believed dead, the second one waits for the first one's transaction.  Then it no longer finds the old value,
+and is refused.
+Rule 2: after an error of a commit, its outcome is unknown.  Each transaction stores the id of its attempt
+with the watermarks, so reading them shows the outcome.
+Rule 3: rows are written first, watermarks last.  So rows below a watermark are never missing, even if the
+user's function commits too early.  Such a commit leaves an *open attempt* in the table of watermarks, which
+stops every batch until an operator has checked the rows.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class _Tried:
 
     group_id: str
     attempts: dict[str, Mapping[MessageQueue, Watermark]] = field(default_factory=dict)
-    """Watermarks that its transactions move, with fewer and fewer queues, by attempt; one may be made."""
+    """Watermarks that each transaction moves, by the id of its attempt. A later one may have fewer queues; at
+    most one of them is committed."""
     is_made: bool = False
 
 
@@ -73,7 +76,7 @@ class DatabaseBatch:
     consumer_group: str
     writer: RowCollector
     stored: dict[MessageQueue, Watermark]
-    """The watermarks when the batch began, or after its last commit of each queue."""
+    """The table's watermarks when the batch began, and since then those that its own commits stored."""
     generations: Mapping[MessageQueue, int]
     standings: tuple[SinkStanding, ...]
     """See ``SinkBatch.standings``."""
@@ -84,7 +87,7 @@ class DatabaseBatch:
     pauses_s: Sequence[float] = PAUSES_S
     """Pauses before each further try of a transaction that failed."""
     _reached: dict[MessageQueue, int] = field(init=False)
-    """Next offset of each queue of the batch, as in ``stored``; 0 without rows of its generation."""
+    """Next offset of each queue of the batch, as in ``stored``; 0 if there are no rows of its generation."""
     _tried: _Tried | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -101,7 +104,7 @@ class DatabaseBatch:
     def commit(self, written: Sequence[CollectedRows], acked: Mapping[MessageQueue, int]) -> None:
         """Write the rows and move the watermarks in one transaction; raises as :meth:`commit_group`.
 
-        A queue of an earlier commit of the batch is refused.
+        A queue that an earlier commit of this batch has moved is refused.
         """
         begun = self.writer.watermarks
         spans = {queue: Span(begun.get(queue, 0), at) for queue, at in acked.items()}
@@ -170,7 +173,7 @@ class DatabaseBatch:
             try:
                 self._write(rows, moved_to, attempt_id)
             except SinkMoved:
-                # The try before may have been committed only now.
+                # The earlier try may have been committed after it was looked for.
                 if not (was_tried and self._is_made(grown, tried)):
                     raise
             else:
@@ -191,8 +194,8 @@ class DatabaseBatch:
             raise SinkConflict(
                 f"{len(rows)} rows of group {self.consumer_group} could not be written into the database in "
                 f"{len(self.pauses_s) + 1} tries; the last error was: {shown_error(error)}. Correct the "
-                "cause and start the query again, which repeats the batch without the rows that are there by "
-                "then."
+                "cause and start the query again: it repeats the batch, and leaves out the rows that the "
+                "database has by then."
             ) from error
 
     def _write(self, rows: pa.Table, moved_to: Mapping[MessageQueue, Watermark], attempt: str) -> None:
@@ -221,7 +224,7 @@ class DatabaseBatch:
 
         Raises:
             SinkMoved: If another consumer has moved a watermark.
-            SinkConflict: If the try was committed before its end.
+            SinkConflict: If the user's function committed one of the tries before its end.
         """
         found = self.sink.table.read(self.consumer_group)
         if not tried.attempts.keys().isdisjoint(found.open_attempts):
@@ -268,8 +271,8 @@ def committed_by_itself(
 ) -> SinkConflict:
     """Return the error of a transaction that the user's function has committed too early.
 
-    ``since``: from which offsets on rows are to be removed; None if that is not known before all tasks have
-    ended.
+    ``since`` has the offset of each queue from which on the operator must remove rows; None if this is
+    unknown until all tasks have ended.
     """
     if since is None:
         advice = "start the query again: its error names the rows to remove."

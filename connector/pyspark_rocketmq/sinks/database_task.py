@@ -1,20 +1,21 @@
 """Transactions of tasks in a user's database: a row is there milliseconds after its message was stored.
 
 Each task has a connection of its own. Its transactions contain rows and watermarks, by the rules of
-:mod:`~pyspark_rocketmq.sinks.database_batch`; the driver gets the offsets that the database has passed. What
-the driver checks before it commits rows, a task checks here:
+:mod:`~pyspark_rocketmq.sinks.database_batch`. The driver only gets acks, with the offsets up to which the
+database has the rows. Other sinks have the driver check a commit; here the task makes these checks:
 
 Rule 1 (epochs): a queue is refused if it has another epoch than when the batch began. Then its offsets may
 stand for other messages.
-Rule 2 (nobody looked): a queue is refused if the database was ahead of the offset store when the batch began.
-The planner first looks whether the broker still has the messages below the watermark. The driver leaves such
-a queue out of the epochs.
-Rule 3 (compare and set): a task begins at the watermarks of the batch's beginning, or where an earlier
-attempt of a task of the same batch has left them, which the mark in the attempt's id shows. Of the rows below
-them it adds none. If somebody else has moved a watermark, its queue is refused.
+Rule 2 (database ahead): a queue is refused if the database was ahead of the offset store when the batch
+began. The planner must first look whether the broker still has the messages below the watermark. The driver
+has such a queue refused by leaving it out of ``CommittingWriter.epochs``.
+Rule 3 (compare and set): a task begins at the watermarks that the table had when the batch began. If an
+earlier attempt of a task of the same batch has moved one since, it begins there instead; that attempt's id
+begins with the batch's mark. The task adds no row below these watermarks. If somebody else has moved one, its
+queue is refused.
 
-A refused queue costs the others nothing. The driver finds it in the part's result, and drops it as if the
-sink had refused its own commit.
+If a queue is refused, the task commits the other ones all the same. The driver finds the refused queue in the
+part's result, and drops it as if the sink had refused a commit of the driver.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ from pyspark_rocketmq.sinks.database_watermarks import (
 )
 
 _PAUSES_S: Final = (*PAUSES_S, *[5.0] * 11)
-"""Pauses before each further try of a transaction: a minute in all, as the driver tries a failed commit."""
+"""Pauses before each further try of a transaction: a minute in all, as long as the driver tries a commit."""
 _MARK_LENGTH: Final = 12
 
 
 def new_mark() -> str:
-    """Return the beginning of the ids of a batch's attempts."""
+    """Return a new random mark, with which the ids of all attempts of one batch begin."""
     return f"{uuid.uuid4().hex[:_MARK_LENGTH]}-"
 
 
@@ -102,7 +103,7 @@ class DatabaseAccess:
             except Exception as error:  # noqa: BLE001 - any object may refuse in any way
                 problems.append(
                     f"commit_in_task=True sends {name} to the tasks, and it cannot be pickled: "
-                    f"{shown_error(error)}. Have it make what it needs when it is called: an open "
+                    f"{shown_error(error)}. Let it create what it needs when it is called: an open "
                     "connection, a pool or a lock cannot be sent"
                 )
         if problems:
@@ -161,14 +162,14 @@ class _Lent:
         self._connection.rollback()
 
     def close(self) -> None:
-        # After an error the connection may be broken, or what the transaction read out of date.
+        # After an error the connection may be broken, or its transaction may go on showing old data.
         if not self._is_committed:
             self._keeper.close()
 
 
 @dataclass(slots=True)
 class TaskDatabase(Database):
-    """A user's database as a task has it."""
+    """A user's database, opened by a task."""
 
     table: WatermarkTable
     write: WriteRows
@@ -236,7 +237,7 @@ class RefusedQueues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittingWriter:
-    """Has tasks commit; picklable; implements ``CommitsInTask``."""
+    """The writer with which tasks commit by themselves; picklable; implements ``CommitsInTask``."""
 
     access: DatabaseAccess
     consumer_group: str
@@ -246,7 +247,7 @@ class CommittingWriter:
     stored: Mapping[MessageQueue, Watermark]
     """The table's watermarks when the batch began."""
     watermarks: Mapping[MessageQueue, int]
-    """Next offset of each queue of the batch then; 0 without rows of its generation."""
+    """Next offset of each queue of the batch at that time; 0 if there are no rows of its generation."""
     generations: Mapping[MessageQueue, int]
     epochs: Mapping[MessageQueue, int] | None = None
     """Epochs of the queues that may be committed; None if each may be, whatever its epoch is."""
@@ -279,7 +280,7 @@ class DatabaseTask:
         self._moved: set[MessageQueue] = set()
         """Queues that somebody else had moved before the task's first transaction."""
         self._earlier: dict[MessageQueue, int] = {}
-        """Watermarks of an earlier attempt, of queues of which this task has not committed anything."""
+        """Watermarks that an earlier attempt has stored, of queues that this task has not committed yet."""
         self._refused: set[MessageQueue] = set()
 
     def open(self) -> Writing:
@@ -319,7 +320,7 @@ class DatabaseTask:
     ) -> None:
         group_id = str(uuid.uuid4())
         spans, rows = self._without_refused(spans, rows)
-        # Rows without progress are an error.
+        # Rows without a span are passed on too: commit_rows raises an error for them.
         while spans or len(rows):
             try:
                 batch.commit_rows(rows, spans, group_id)
@@ -362,7 +363,7 @@ class DatabaseTask:
         writer = self.writer
         stored = self._read()
         if stored.open_attempts:
-            # Other tasks go on committing, so which rows are too many is known when nothing runs.
+            # Other tasks go on committing, so the rows to remove are known only after all tasks have ended.
             raise committed_by_itself(self._database.table, writer.consumer_group, "an earlier attempt", None)
         begun = dict(writer.watermarks)
         for queue, generation in writer.generations.items():
@@ -447,7 +448,7 @@ class _Committing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCommittedBatch:
-    """One micro-batch whose tasks commit, as the driver has it."""
+    """The driver's part of a micro-batch whose tasks commit by themselves."""
 
     writer: CommittingWriter
     standings: tuple[SinkStanding, ...]
@@ -458,7 +459,7 @@ class TaskCommittedBatch:
         return self.writer
 
     def commit(self, written: Sequence[RefusedQueues], acked: Mapping[MessageQueue, int]) -> None:
-        """Check that no task has refused a queue; raises as :meth:`commit_group`."""
+        """Check that no task has refused one of the queues; raises as :meth:`commit_group`."""
         self._check(written, acked)
 
     def commit_group(
@@ -467,10 +468,12 @@ class TaskCommittedBatch:
         spans: Mapping[MessageQueue, Span],
         group_id: str,  # noqa: ARG002 - of the interface; a check may be made again
     ) -> None:
-        """Check only that no task has refused a queue, since tasks commit; see ``CommitsGroups``.
+        """Check that no task has refused one of the queues; see ``CommitsGroups``.
+
+        There is nothing to commit: the tasks have done it.
 
         Raises:
-            SinkMoved: If one has; it names the queues.
+            SinkMoved: If a task has refused some; it names these queues.
         """
         self._check(written, spans)
 
@@ -490,9 +493,9 @@ class TaskCommittedBatch:
         if refused:
             named = "; ".join(map(str, refused))
             raise SinkMoved(
-                f"Another consumer of group {self.writer.consumer_group} wrote rows of {named} into the "
-                "database while this batch ran, claimed or reset these queues, or the database was ahead of "
-                "the offsets when the batch began. Its tasks have added nothing more of them; they are "
-                "consumed again.",
+                f"Tasks of group {self.writer.consumer_group} refused to add more rows of {named} to the "
+                "database. While this batch ran, another consumer wrote rows of these queues, or they were "
+                "claimed or reset; or the database was ahead of the offsets when the batch began. Messages "
+                "whose rows were not added are consumed again.",
                 refused,
             )

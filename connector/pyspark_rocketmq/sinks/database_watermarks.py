@@ -1,8 +1,9 @@
 """The table of watermarks in a user's database.
 
 One row per group and queue holds the next offset, the queue's generation (offsets that start again begin a
-new one), the id of the attempt that stored the row, and the newest message below the offset.  The message
-begins with the attempt's id, because members of an earlier release move the offset and leave the old message.
+new one), the id of the attempt that stored the row, and the newest message below the offset.  The text of the
+message begins with the first characters of the attempt's id.  If a member of an earlier release moves the
+offset, it stores a new attempt but leaves the old message, which the other id reveals.
 Two more kinds of rows have no topic:
 
 * the row without a group is the table's identity, which shows whether two sinks share one table;
@@ -268,7 +269,7 @@ class WatermarkTable:
                 cursor.execute(statement)
         except Exception as error:
             raise RuntimeError(
-                f"reading it says: {reason}; and the statement {statement} says: {error}"
+                f"reading it failed: {reason}; and the statement {statement} failed: {error}"
             ) from error
         logger.info("table of watermarks changed statement=%s", statement)
 

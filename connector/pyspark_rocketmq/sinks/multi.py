@@ -36,7 +36,7 @@ from pyspark_rocketmq.sinks.base import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Selects the rows, and the columns of these, that go to a sink."""
+    """The rows of the listener, and the columns of these rows, that one sink gets."""
 
     sink: Sink
     where: pc.Expression | None = None
@@ -81,7 +81,7 @@ class Route:
 
 
 class MultiSink:
-    """Implements ``Sink`` by several other sinks."""
+    """A sink that passes rows on to several other sinks; implements ``Sink``."""
 
     def __init__(self, sinks: Sequence[Sink | Route]) -> None:
         """Send each sink all rows, or those that its route selects.
@@ -94,13 +94,13 @@ class MultiSink:
         self._routes = tuple(sink if isinstance(sink, Route) else Route(sink=sink) for sink in sinks)
         if not self._routes:
             raise OptionError(
-                ("sink=[] names none; name one, or none with sink=None",), where="several sinks"
+                ("sink=[] is an empty list: put a sink into it, or use sink=None",), where="several sinks"
             )
         if in_task := [sink for sink in self.sinks if commits_in_task(sink)]:
             problem = (
                 f"{in_task!r} commits in tasks, which is for a query with only this sink: several sinks "
-                "commit on the driver, one after the other; leave out commit_in_task=True, or give the query "
-                "the sink itself, without a list and a route"
+                "commit on the driver, one after the other; leave out commit_in_task=True, or pass the sink "
+                "itself to the query, without a list and without a route"
             )
             raise OptionError((problem,), where="several sinks")
         self._check_places()
@@ -136,7 +136,7 @@ class MultiSink:
         twice = [sink for sink in self.sinks if places[sink.place] > 1]
         if twice:
             problem = (
-                f"{twice!r} have one place, so the first one's commit would have the other drop its rows; "
+                f"{twice!r} have one place: once the first one has committed, the other would drop its rows; "
                 "name each Delta table once, and give each DatabaseSink a watermark_table=… of its own"
             )
             raise OptionError((problem,), where="several sinks")
@@ -166,7 +166,7 @@ class MultiSink:
 
 
 def as_single_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
-    """Return one sink for all that was passed to a query.
+    """Return one sink that stands for all sinks and routes passed to a query.
 
     Raises:
         OptionError: See ``MultiSink``.
@@ -228,7 +228,7 @@ class _MultiWriting:
     filters: tuple[_Filter, ...]
 
     def add(self, rows: pa.RecordBatch) -> int:
-        # The largest count of any sink, since the sinks' counts are of the same rows.
+        # Several sinks may leave out the same row, so return the largest count instead of the sum.
         return max(
             sum(writing.add(own) for own in rows_of.apply(rows))
             for writing, rows_of in zip(self.writings, self.filters, strict=True)
@@ -274,7 +274,8 @@ class _MultiGroups(_MultiBatch):
     def commit_group(
         self, written: Sequence[_WrittenBy], spans: Mapping[MessageQueue, Span], group_id: str
     ) -> int | None:
-        # If a sink refuses queues, the group comes again without them, and those before it do nothing.
+        # If a sink refuses queues, this is called again for the same group without them. The sinks before it
+        # have committed the group by then, and do nothing.
         versions = []
         for index, batch in enumerate(self.batches):
             assert isinstance(batch, CommitsGroups)
@@ -294,13 +295,13 @@ class _MultiLeavingOut(_MultiBatch):
             assert isinstance(batch, LeavesOutQueues)
             rest, removed = batch.without(_of_sink(index, written), queues)
             kept += (_WrittenBy(index, each) for each in rest)
-            # The sinks' counts are of the same rows.
+            # Several sinks may have the same row, so count it once: the largest number is returned.
             most = max(most, removed)
         return kept, most
 
 
 class _MultiGroupsLeavingOut(_MultiGroups, _MultiLeavingOut):
-    """A batch of sinks that do both."""
+    """A batch of sinks that all commit groups and leave out queues."""
 
 
 _KINDS: Final[Mapping[tuple[bool, bool], type[_MultiBatch]]] = {

@@ -1,4 +1,4 @@
-"""Checks before a query starts: are folders shared by all machines, are tables within each other?
+"""Checks before a query starts: do all machines share the folders, and does no table lie within another?
 
 A path without a scheme is on each machine's own disk, unless all machines have mounted the same storage
 at that path. To find out, the driver puts an empty file beside the table, and tasks look for it.
