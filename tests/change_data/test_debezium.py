@@ -186,6 +186,29 @@ def test_tombstones_heartbeats_and_marks_are_passed_over() -> None:
     assert decode(None) == [PassedOver("tombstone")]
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"status": "BEGIN"},
+        {"status": "END"},
+        {"ddl": "text"},
+        {"op": "m"},
+        {"op": "c"},
+        {"op": 7, "source": {}},
+    ],
+)
+def test_columns_that_are_named_like_control_messages(columns: dict[str, Any]) -> None:
+    """K6: facts 19, 24: a flattened row is a row, whatever its columns are named."""
+    added = {"__op": "u", "__db": "shop", "__table": "orders", "__lsn": 7}
+    shown = {name: "{}" if value == {} else value for name, value in columns.items()}
+    for marks in (
+        added,
+        {name: added[name] for name in ("__db", "__table", "__lsn")} | {"__deleted": "false"},
+    ):
+        change = one(decode({"id": 1, **columns, **marks}, {"id": 1}))
+        assert (change.operation, change.row) == (Operation.UPDATE, {"id": 1, **shown})
+
+
 def test_schema_change_topic_is_known() -> None:
     """K6: facts 5, 19: the topic with the connector's prefix has DDL, after the documentation."""
     event = {
@@ -239,6 +262,33 @@ def test_named_keys_go_before_those_of_the_message() -> None:
 
     assert one(debezium(line, rules)).key == {"a": 1}
     assert "has the column b of the key" in reason(decode(mysql(), {"id": 1}, Rules(keys=(("*", ("b",)),))))
+
+
+def updated(before: Any, after: Any, keys: Any = None, **named: Any) -> list[Decoded]:
+    """An update of MySQL by the rules of a reader that names the key."""
+    payload = mysql("u") | {"before": before, "after": after}
+    return decode(payload, keys, Rules(keys=(("*", tuple(named["key"])),)))
+
+
+def test_update_of_a_named_key_is_a_delete_and_an_insert() -> None:
+    """K6: fact 17: Debezium splits only updates of the key that it has itself."""
+    old, new = {"id": 1, "mail": "a", "n": 1}, {"id": 1, "mail": "b", "n": 2}
+    deleted, inserted = updated(old, new, {"id": 1}, key=["mail"])
+
+    assert isinstance(deleted, Change)
+    assert isinstance(inserted, Change)
+    assert (deleted.operation, deleted.key, deleted.before) == (Operation.DELETE, {"mail": "a"}, old)
+    assert (inserted.operation, inserted.key, inserted.row) == (Operation.INSERT, {"mail": "b"}, new)
+    assert inserted.before is None
+    assert deleted.position == inserted.position == (0, 3, 154, 0)
+
+
+@pytest.mark.parametrize("before", [None, {"id": 1}, {"id": 1, "mail": "b"}])
+def test_update_that_keeps_a_named_key_is_one_change(before: Any) -> None:
+    """K6: fact 17: also if the source logs no row before it, or not the column."""
+    change = one(updated(before, {"id": 1, "mail": "b"}, {"id": 1}, key=["mail", "id"]))
+
+    assert (change.operation, change.key) == (Operation.UPDATE, {"mail": "b", "id": 1})
 
 
 @pytest.mark.parametrize("name", NAMES)

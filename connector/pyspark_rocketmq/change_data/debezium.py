@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark_rocketmq.change_data.change import (
@@ -47,6 +47,8 @@ _OPERATIONS: Final = {
 }
 _FLAT: Final = "__"
 """Prefix of the fields that ``ExtractNewRecordState`` adds."""
+_FLAT_MARKS: Final = frozenset({f"{_FLAT}op", f"{_FLAT}deleted"})
+"""Fields of which every flattened message has one, and no other message does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,35 @@ class DebeziumJson:
             value = _Struct.of(parse(message.body), self.rules)
         except MALFORMED as fault:
             return [BadChange(f"the body is no message of Debezium: {fault}")]
-        control = _control_message(value.payload)
+        is_flat = not _FLAT_MARKS.isdisjoint(value.payload)
+        # The columns of a flattened row may have any name: status, ddl, op.
+        control = None if is_flat else _control_message(value.payload)
         if control is not None:
             return [control]
         table: SourceTable | None = None
         try:
-            event = _flat_event(value) if "op" not in value.payload else _nested_event(value)
+            event = _flat_event(value) if is_flat else _nested_event(value)
             table = event.table
-            return [self._change(event, _key(message.keys, self.rules).typed_as(event.schema))]
+            key = _key(message.keys, self.rules).typed_as(event.schema)
+            return self._with_key_change(self._change(event, key))
         except MALFORMED as fault:
             return [BadChange(str(fault), table)]
+
+    def _with_key_change(self, change: Change) -> Sequence[Change]:
+        """Return a delete and an insert for an update of a key that the reader names.
+
+        Debezium does so with its own key. Where the source logs no old value, a named key must not change.
+        """
+        named, before = self.rules.keys_of(change.table), change.before or {}
+        if named is None or change.operation is not Operation.UPDATE:
+            return [change]
+        old = {**change.key, **{name: before[name] for name in named if name in before}}
+        if old == change.key:
+            return [change]
+        return [
+            replace(change, operation=Operation.DELETE, key=old, row={}, absent=frozenset()),
+            replace(change, operation=Operation.INSERT, before=None),
+        ]
 
     def _change(self, event: _Event, key: _Struct) -> Change:
         table, position = event.table, event.position(self.rules)
@@ -246,6 +267,8 @@ def _schema_change(payload: Mapping[str, Any]) -> SchemaChange:
 
 def _nested_event(value: _Struct) -> _Event:
     payload = value.payload
+    if "op" not in payload:
+        raise Unreadable("the body has neither op nor __op nor __deleted: it is no change of Debezium")
     source = payload.get("source")
     if not isinstance(source, dict):
         raise Unreadable("the message has no source: flatten it with ExtractNewRecordState, or not at all")
@@ -263,8 +286,6 @@ def _nested_event(value: _Struct) -> _Event:
 
 def _flat_event(value: _Struct) -> _Event:
     added = {name.removeprefix(_FLAT): item for name, item in value.payload.items() if name.startswith(_FLAT)}
-    if "op" not in added and "deleted" not in added:
-        raise Unreadable("the body has neither op nor __op nor __deleted: it is no change of Debezium")
     source = {name.removeprefix("source_"): item for name, item in added.items()}
     is_deleted = added.get("deleted") in ("true", True) or added.get("op") == "d"
     operation = Operation.DELETE if is_deleted else _operation(added.get("op", "u"))
