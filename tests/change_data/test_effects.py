@@ -21,6 +21,7 @@ from pyspark_rocketmq.change_data.effects import (
     older_of,
     older_text,
     order_of,
+    parts_in,
 )
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.sinks.change_table import compaction
@@ -240,6 +241,14 @@ def test_equal_positions(position: tuple[int, ...], offset: int, number: int) ->
     assert at < order_of(position, offset, number + 1) < order_of(position, offset + 1, 0)
     assert order_of(position[:1], offset + 1, number) < at
     assert order_of(None, offset, 0, is_snapshot=True) > order_of(None, offset - 1, 5) if offset else True
+
+
+@pytest.mark.parametrize("position", [(), (0,), (7, 12), (1, 2, 3, 4, 5, 6, 10**18)])
+def test_the_number_of_a_position_s_parts_is_in_its_place(position: tuple[int, ...]) -> None:
+    """K1: unless a table's statistics have cut the place off."""
+    place = order_of(position, 5, 0)
+    assert parts_in(place) == len(position)
+    assert parts_in(place.partition(" ")[0]) is None
 
 
 @pytest.mark.parametrize("part", [-1, 10**26])

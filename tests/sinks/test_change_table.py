@@ -344,6 +344,37 @@ def test_queues_whose_offsets_begin_again_cannot_order_changes(path: Path) -> No
         sink.begin(GROUP, {Q0: 0, Q1: 1})
 
 
+def _sent_at(operation: Operation, position: tuple[int, ...] | None, offset: int) -> Sent:
+    return Sent(replace(change(operation, 1, 1, a=offset), position=position), offset)
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize(("first", "later"), [((5, 1), None), ((5,), (0, 3, 7)), ((1, 2), (1,))])
+def test_positions_of_another_kind_that_are_lower_end_the_query(
+    path: Path, first: tuple[int, ...], later: tuple[int, ...] | None, scd_type: int
+) -> None:
+    """K1: after another order or envelope all changes would be taken for older ones."""
+    sink = change_table(path, stored_as_scd_type=scd_type)
+    apply(sink, [_sent_at(Operation.INSERT, first, 0)])
+    for operation in (Operation.UPDATE, Operation.DELETE):
+        with pytest.raises(SinkConflict, match="would all be taken for older"):
+            apply(sink, [_sent_at(operation, later, 1)])
+    apply(sink, [_sent_at(Operation.UPDATE, first, 1)])
+    assert max(row["a"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()) == 1
+
+
+@pytest.mark.parametrize(("first", "later"), [(None, (0, 1)), ((5,), (6, 0, 1)), ((0, 9), (4,))])
+def test_positions_of_another_kind_that_are_higher_are_applied(
+    path: Path, first: tuple[int, ...] | None, later: tuple[int, ...]
+) -> None:
+    """K1: such as those of global transaction ids in both forms of Canal; also below a snapshot without any."""
+    sink = change_table(path)
+    apply(sink, [_sent_at(Operation.INSERT, first, 0)])
+    apply(sink, [_sent_at(Operation.UPDATE, later, 1)])
+    apply(sink, [_sent_at(Operation.SNAPSHOT, None, 2)])
+    assert table_rows(path)[1]["a"] == 1
+
+
 def test_a_merge_that_the_table_forbids_is_no_lost_race(path: Path) -> None:
     """H7: it is tried with pauses, and its error names the reason."""
     write_deltalake(path, pa.table({"id": [1], "a": [1]}), configuration={"delta.appendOnly": "true"})

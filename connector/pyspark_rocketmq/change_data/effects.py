@@ -51,6 +51,14 @@ def order_of(
     return f"{_text_of(position or ())}{_RANKS}{_text_of(place)}"
 
 
+def parts_in(place: Order) -> int | None:
+    """Return how many parts the position has that is in a place; None if the place was cut off there."""
+    position, rank, _ = place.partition(_RANKS)
+    if not rank:
+        return None
+    return position.count(_PARTS) + 1 if position else 0
+
+
 def _text_of(parts: Iterable[int]) -> str:
     return _PARTS.join(map(_digits, parts))
 

@@ -257,6 +257,17 @@ def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: ds.Expres
             yield pa.Table.from_batches([batch])
 
 
+def highest_text(table: DeltaTable, column: str) -> str | None:
+    """Return the highest text of a column by the statistics of the files; None if they have none.
+
+    It may be cut off, and then end with another character.
+    """
+    files = pa.table(table.get_add_actions(flatten=True))
+    name = f"max.{column}"
+    found = files[name].drop_null().to_pylist() if name in files.column_names else ()
+    return max(found, default=None)
+
+
 def query_rows(table: DeltaTable, sql: str) -> pa.Table:
     """Run ``sql`` on the version that ``table`` is at, and return the rows; the table's name is ``rows``.
 

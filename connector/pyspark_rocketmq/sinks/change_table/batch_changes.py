@@ -20,12 +20,12 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.change_data.change import Operation
-from pyspark_rocketmq.change_data.effects import LOWEST, Order
+from pyspark_rocketmq.change_data.effects import LOWEST, Order, parts_in
 from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
 from pyspark_rocketmq.delta.ddl import type_ddl
 from pyspark_rocketmq.delta.merge import quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
-from pyspark_rocketmq.delta.table import sql_literal
+from pyspark_rocketmq.delta.table import highest_text, sql_literal
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
@@ -52,6 +52,7 @@ _SHOWN: Final = 3
 _INVALID: Final = "failed validation check"
 """Part of delta-rs' error for rows with null in a column that cannot be null."""
 _TRUNCATE: Final = Operation.TRUNCATE.value
+_SNAPSHOT: Final = Operation.SNAPSHOT.value
 FINAL: Final = frozenset({_TRUNCATE, SCHEMA})
 """Operations at which the query ends, whatever becomes of other changes that cannot be applied."""
 SOURCE, TARGET = "source", "target"
@@ -95,6 +96,8 @@ class BatchChanges:
         self.columns: Final = rules.columns_of(self.schema)
         self.shares: Final = 1 + changes.count // rules.rows_of_a_share
         """Number of shares of the keys."""
+        self._highest: Order = LOWEST
+        """The highest place of a change that no snapshot has read; known after :meth:`check`."""
         self.truncations: dict[Order, datetime | None] = {}
         """The batch's truncations, with their times; known after :meth:`check`."""
 
@@ -126,6 +129,25 @@ class BatchChanges:
         """
         bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._storage)
         bad.record(self._bad_changes())
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        """Refuse positions of another kind than the table has, if these are all higher.
+
+        Raises:
+            SinkConflict: If they are.
+        """
+        stored = highest_text(self._table.table, POSITION) if self._highest else None
+        if stored is None or self._highest >= stored:
+            return
+        has, had = parts_in(self._highest), parts_in(stored)
+        if had is not None and has != had:
+            raise SinkConflict(
+                f"The changes have positions of {has} numbers, but those that {masked(self.folder)} has are "
+                f"of {had} and higher, so the changes would all be taken for older ones. The order, the "
+                "envelope or its source is another one now. Set it as it was, or load the source's table "
+                "into a new folder and start the query with that. Nothing of this batch was added."
+            )
 
     def _tables(self) -> Iterator[pa.Table]:
         """Yield the changes in parts, with all columns of the table."""
@@ -142,6 +164,9 @@ class BatchChanges:
             truncations = rows.filter(pc.and_not(is_truncation, is_bad))
             times = truncations[TIME].to_pylist()
             self.truncations |= dict(zip(truncations[POSITION].to_pylist(), times, strict=True))
+            is_placed = pc.and_not(pc.not_equal(rows[OPERATION], _SNAPSHOT), is_bad)
+            places = rows.filter(is_placed)[POSITION]
+            self._highest = max(self._highest, pc.max(places).as_py() or LOWEST)
             bad = self._counting(rows.filter(is_bad))
             # Only the table's owner can decide what it is to have after these.
             is_final = self._rules.stops_at_bad_changes or not FINAL.isdisjoint(bad[OPERATION].to_pylist())
