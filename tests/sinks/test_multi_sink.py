@@ -161,7 +161,7 @@ def test_two_sinks_of_one_place_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(OptionError, match="have one place"):
         MultiSink([orders, Route(sink=delta(tmp_path / "orders"), where=pc.field("step") == "paid")])
-    with pytest.raises(OptionError, match=r"sink=\[\] names none"):
+    with pytest.raises(OptionError, match=r"sink=\[\] is an empty list"):
         MultiSink([])
 
 

@@ -1,4 +1,4 @@
-"""Makes a sink's commits without Spark: each has the files that tasks wrote and the new watermarks."""
+"""The commits of a sink that Spark does not make: each has the files of tasks and the new watermarks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit
 
 
 class Appender(Protocol):
-    """Makes commits with rows and watermarks: with files as they are, by a merge, or by Spark."""
+    """Makes commits with rows and watermarks: it adds files as they are, merges rows, or lets Spark write."""
 
     @property
     def commits_by(self) -> str:
@@ -50,7 +50,7 @@ class Appender(Protocol):
         ...
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """Make a commit without rows that sets watermarks, as an operator; return the new version."""
+        """Make a commit without rows that sets watermarks, for an operator; return the new version."""
         ...
 
     def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:
@@ -63,7 +63,7 @@ class FileAppender:
     """Adds files as they are; implements :class:`Appender`."""
 
     table: TableSnapshot
-    """The table of the log that is passed to the methods."""
+    """The same table as ``log.table`` of the log that is passed to the methods."""
 
     @property
     def commits_by(self) -> str:
@@ -111,9 +111,10 @@ class FileAppender:
         commit: SinkCommit,
         merge: Callable[[CommitNote], None],
     ) -> int:
-        """Have ``merge`` commit the rows of the tasks' files, and remove these; return the new version.
+        """Commit the rows of the tasks' files by ``merge``, then remove the files; return the new version.
 
-        Without files only watermarks and record are committed. ``merge`` raises as :meth:`Appender.append`.
+        If there are no files, commit only the watermarks and the record, without ``merge``. It raises as
+        :meth:`Appender.append`.
         """
         commit = with_record(before, commit)
         if not files:
@@ -130,7 +131,7 @@ class MergeAppender:
     """Reads the tasks' files back and merges their rows into the table by key; an :class:`Appender`."""
 
     table: TableSnapshot
-    """The table of the log that is passed to the methods."""
+    """The same table as ``log.table`` of the log that is passed to the methods."""
     keys: Sequence[str]
 
     @property
@@ -146,11 +147,11 @@ class MergeAppender:
         commit: SinkCommit,
         columns: pa.Schema,
     ) -> int:
-        """See :meth:`Appender.append`; a row whose key the table has updates ``columns`` of that row.
+        """See :meth:`Appender.append`. If the table has a row with the same key, update its ``columns``.
 
-        The newest row of a key is the one with the highest queue offset.  If one message has several rows of
-        a key, the one emitted last is the newest.  Messages with the same key belong in one queue: there is
-        no order between queues, and the queue that sorts last wins.
+        If there are several new rows of a key, the newest one is used: the one with the highest queue offset,
+        and of one message's rows the one emitted last.  Messages with the same key should be in one queue,
+        since there is no order between queues: otherwise the queue that sorts last wins.
         """
 
         def merge(note: CommitNote) -> None:
@@ -171,7 +172,7 @@ class MergeAppender:
 def with_record(before: GroupCommit, commit: SinkCommit) -> SinkCommit:
     """Return ``commit`` with the group's progress, and with the watermarks that the transaction ids lack."""
     return commit._replace(
-        # From this commit on readers use the transaction ids, so these must include queues that did not move.
+        # After this commit readers use the transaction ids, so add those that are missing for other queues.
         watermarks={**before.not_in_ids, **commit.watermarks},
         record=before.record_of_files(commit, time.time_ns() // 1_000_000),
     )

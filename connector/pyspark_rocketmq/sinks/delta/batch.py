@@ -1,12 +1,12 @@
 """One micro-batch on its way into a Delta table: the checks of its files, of other commits, and its commit.
 
-If another commit seems to have come first, or if the outcome of a commit is unknown, the log is searched for
-it before it is tried again.  It may be stored: a mount that sends requests twice reports a commit's own first
-request as another commit.
+If another commit seems to have come first, or if a commit's outcome is unknown, this module searches the log
+for its own commit before it tries again.  That commit may be stored: if a mount sends a request twice, it
+reports that another commit came first, and means the one that its first request made.
 
-A batch makes several commits, one for each group of parts.  The first one builds on the version that the
-batch began with, and moves the table past it.  So before each later one the same is checked as after another
-writer's commit: the table, its watermarks, columns and features.
+A batch makes several commits, one for each group of tasks' results.  The first one builds on the version that
+the batch began with.  Each later one builds on a newer version, so it makes the same checks as after another
+writer's commit: whether the table, its watermarks, columns and features are still the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, read_progress
 T = TypeVar("T")
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
-"""Pauses before further tries of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
+"""Pauses before further tries of a commit after a commit of others came first (DELETE, MERGE, ALTER)."""
 _UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
 """Errors after which it is unknown whether a commit was made."""
 _FILE_CHECK_PAUSES_S = (0.1, 0.5, 2.0, 0.0)
@@ -63,9 +63,9 @@ class _Tried:
     since: int
     """Version of the table before the first try."""
     commits: list[_GroupCommit]
-    """Its commits as they were tried, with fewer and fewer queues; one of them may be made."""
+    """The commits that were tried for it. A later one may have fewer queues; at most one of them is made."""
     made_at: int | None = None
-    """Version of the commit; None as long as it is not known to be made."""
+    """Version of the commit that was made; None as long as none is known."""
 
 
 @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ class DeltaBatch:
     consumer_group: str
     writer: TaskWriter
     before: GroupCommit
-    """The group's progress in the table at the last look."""
+    """The group's progress in the table when it was last read."""
     generations: Mapping[MessageQueue, int]
     ids: Mapping[MessageQueue, str]
     """Application ids of the watermarks, in these generations."""
@@ -105,7 +105,7 @@ class DeltaBatch:
 
     @property
     def watermarks(self) -> Mapping[MessageQueue, int]:
-        """Next offset of each queue when the batch began; tasks leave out rows below it. 0 without rows."""
+        """Next offset of each queue when the batch began, or 0; tasks leave out rows below it."""
         return self.writer.watermarks
 
     def task_writer(self) -> TaskWriter:
@@ -119,7 +119,8 @@ class DeltaBatch:
     def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
         """Add the files and move the watermarks to ``acked`` (next offsets), in one commit.
 
-        Returns and raises as :meth:`commit_group`. A queue of an earlier commit of the batch is refused.
+        Returns and raises as :meth:`commit_group`. A queue that an earlier commit of this batch has moved is
+        refused.
         """
         spans = {queue: Span(self.watermarks.get(queue, 0), at) for queue, at in acked.items()}
         return self.commit_group(files, spans, str(uuid.uuid4()))
@@ -236,7 +237,7 @@ class DeltaBatch:
         self._check_seen(files)
 
     def _check_seen(self, files: Sequence[WrittenFile]) -> None:
-        """Refuse files that the driver does not see where readers of the table will look for them."""
+        """Refuse files that the driver does not see at the paths where readers will look for them."""
         unseen: list[str] = []
         for pause_s in _FILE_CHECK_PAUSES_S:
             unseen = self.log.files.unseen(files)
@@ -260,7 +261,7 @@ class DeltaBatch:
         def follow(failure: Exception | None) -> Callable[[], int]:
             tried = self._tried_of(group_id)
             self._check_still_there()
-            # Spark adds to the newest version, and so would not notice commits made since the check.
+            # Spark adds to the newest version whatever it is, so look for commits since the last check.
             if failure is not None or (self.is_by_spark and self.log.table.may_have_newer()):
                 self.log.table.refresh()
             if self.log.version != self.version:
@@ -289,7 +290,7 @@ class DeltaBatch:
         return self._tried if self._tried is not None and self._tried.group_id == group_id else None
 
     def _commit_of(self, grown: Mapping[MessageQueue, int], group_id: str) -> _GroupCommit:
-        """Return the commit that moves these watermarks: the one that was tried, or another one."""
+        """Return the commit that moves these watermarks: one that was tried already, or else a new one."""
         tried = self._tried_of(group_id)
         for each in () if tried is None else tried.commits:
             if each.moved_to == grown:
@@ -347,7 +348,7 @@ class DeltaBatch:
                 f"Features of the Delta table {path} that decide how rows are written were added or removed "
                 "while this batch ran. Nothing of this batch was added. Run the batch again."
             )
-        # Spark's writer checks the rows against the table's form at that time.
+        # Spark's writer itself checks the rows against the form that the table has when it commits.
         changes = () if self.is_by_spark else self.table.changes_since(self.form, self.log.table.form())
         if changes:
             raise SinkMoved(

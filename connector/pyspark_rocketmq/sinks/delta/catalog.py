@@ -2,8 +2,8 @@
 
 A catalog may deny access to its tables' folders, and may make their commits itself.  So a sink reads all it
 needs by the table's name: the commits with ``DESCRIBE HISTORY``, the table's id and place with ``DESCRIBE
-DETAIL``.  Each commit records the progress of the whole group.  Transaction ids only fence, since SQL cannot
-read them.
+DETAIL``.  SQL cannot read transaction ids.  So each commit records the progress of the whole group, and
+transaction ids only keep two writers from committing the same step twice.
 
 Tasks put their rows beside the table or, if they may not write there, into a folder for staging.
 """
@@ -74,6 +74,7 @@ _LEFTOVER_AGE_S: Final = 7 * 86_400
 """Age above which a file counts as left by a killed task; Delta's VACUUM has the same limit."""
 _ERRORS: Final = (PySparkException, Py4JError)
 _REASONS: Final = ("its name in a catalog",)
+"""Reasons for which Spark must write such a table."""
 _SKIPPED: Final = (
     " Spark skips a commit of a group if the table has a later commit of the group already. If the table's "
     "history no longer shows the later commit, set the sink's offsets with DeltaSink.rewind(consumer_group, "
@@ -107,7 +108,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class _NoDelta(DeltaError):
-    """The session does not support Delta's statements."""
+    """Raised if the session does not support Delta's statements."""
 
 
 def _read_commits(spark: SparkSession, name: TableName, limit: int | None) -> list[dict[str, Any]]:
@@ -123,7 +124,7 @@ def _entry(row: Row) -> dict[str, Any]:
 
 
 class CatalogSnapshot:
-    """A table in a catalog, as of the last look by Spark; implements ``Snapshot``."""
+    """A table in a catalog, as Spark showed it at the last refresh; implements ``Snapshot``."""
 
     def __init__(self, spark: SparkSession, name: TableName, history: CatalogHistory, detail: Row) -> None:
         """Start at the newest version; ``detail`` is its ``DESCRIBE DETAIL``."""
@@ -271,7 +272,7 @@ class CatalogHome:
 
     @property
     def place(self) -> str:
-        """The table's name; it includes the catalog once a session was used."""
+        """The table's name; after the first use of a session it includes the catalog."""
         return str(self._name)
 
     @property
@@ -380,10 +381,10 @@ class CatalogHome:
     def _address_of(self, name: str) -> str:
         """Return the address by which Spark finds the folder that tasks write to."""
         given = self._location if self._staging is None else self._staging
-        # Spark looks for a path without a scheme in its default file system, which may be another one.
+        # Spark would look for a relative path in its default file system, which may be another one.
         addresses = [given if ":" in given or given.startswith("/") else self._rows_uri]
         if given.startswith("s3://"):
-            # Open-source Spark has another scheme for it.
+            # Open-source Spark finds S3 under s3a://.
             addresses.append(f"s3a{given[2:]}")
         for address in addresses[:-1]:
             with suppress(*_ERRORS):
@@ -415,19 +416,19 @@ class CatalogHome:
         handle = self.open()
         if handle is None:
             raise SchemaError(
-                f"The catalog knows the table {self._name}, but its folder has no Delta table any more. Put "
+                f"The catalog lists the table {self._name}, but its folder has no Delta table any more. Put "
                 "the folder back, or drop the table, and start the query again."
             )
         return handle
 
     def check_place(self) -> None:
-        """Check nothing here: Spark's commits exclude each other, or :meth:`check_spark` raises."""
+        """Check nothing: where Spark's commits could overwrite each other, :meth:`check_spark` raises."""
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
         """See ``TableHome.comparable``."""
         if not _COMPUTED_BY & form.features:
             return form
-        # Delta does not show here which columns are computed.
+        # The form of a table in a catalog does not show which columns are computed.
         known = {column.name for column in wanted.columns}
         return replace(form, columns=tuple(column for column in form.columns if column.name in known))
 

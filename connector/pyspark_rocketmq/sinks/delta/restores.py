@@ -5,10 +5,11 @@ its forms, keeps the watermarks too, and counts as a RESTORE.
 
 A version in the log never changes.  So each commit of a sink records a summary of the log that its writer has
 read: a range of versions without a gap, the last RESTORE among them and the last commit of each group.  A
-reader that comes to such a commit continues below that range; it reads commits of others one by one.
+reader goes through the log from its end, and reads commits of others one by one.  When it comes to a commit
+with a summary, it continues below the summary's range.
 
-If Spark makes the commit, a RESTORE may come between the writer's last look and the commit.  So a commit
-counts as later than a RESTORE only if its writer had seen the RESTORE.
+If Spark makes the commit, a RESTORE may come after the writer has last read the log, and before the commit.
+So a commit counts as later than a RESTORE only if its writer had seen the RESTORE.
 
 No I/O: this takes the information in the commits as arguments.
 """
@@ -24,7 +25,7 @@ from pyspark_rocketmq.sinks.delta.rules import is_restore_or_replacement, own_me
 _MAX_GROUPS = 100
 """Maximum number of groups that a commit names."""
 _NEAR_COMMITS = 20
-"""Read up to this many more commits to reach a range that another commit records, even if not needed now."""
+"""Number of commits that are read, even if not needed now, to reach a range that another commit records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class LogSummary:
 
     @classmethod
     def empty(cls, version: int) -> LogSummary:
-        """Return an empty summary, to be extended downwards from ``version``."""
+        """Return an empty summary, to which commits from ``version`` downwards can be added."""
         return cls(version + 1, version)
 
     @classmethod
@@ -97,7 +98,7 @@ class LogSummary:
         return {**summary, "knew": known_up_to} if known_up_to else summary
 
     def after(self, earlier: LogSummary) -> LogSummary:
-        """Join this with ``earlier``, which begins below it; there must be no version between them."""
+        """Join this summary with ``earlier``, which begins below it; no version may lie between the two."""
         restores = [version for version in (earlier.restored, self.restored) if version is not None]
         restored = max(restores, default=None)
         commits = dict(earlier.commits)
@@ -120,7 +121,7 @@ class LogSummary:
         return self.known_up_to.get(consumer_group, self.commits.get(consumer_group, -1))
 
     def covers(self, consumer_group: str) -> bool:
-        """Return whether :meth:`restored_since` returns the same as for the whole log."""
+        """Return whether this goes back far enough for :meth:`restored_since` to be true of the whole log."""
         if self.restored is not None:
             return True
         return consumer_group in self.commits and self.first <= self._known_up_to(consumer_group) + 1
@@ -132,7 +133,7 @@ class LogSummary:
         return self.restored
 
     def commit_after_restore(self, consumer_group: str) -> int | None:
-        """Return the version of the group's last commit if it follows a RESTORE that its writer had not seen.
+        """Return the version of the group's last commit if it follows a RESTORE and its writer missed that.
 
         Otherwise return None.
         """
@@ -146,14 +147,14 @@ def summarize_log(
     entries_below: Callable[[int], Iterable[Mapping[str, Any]]],
     is_enough: Callable[[LogSummary], bool],
 ) -> LogSummary:
-    """Summarize the commits up to ``version``, as far back as is enough or as the log goes.
+    """Summarize the commits up to ``version``, back to where ``is_enough`` holds or the log begins.
 
     Args:
         version: The last version of the result.
         known: An earlier summary, which does not go beyond ``version``; it is part of the result.
-        entries_below: Yields the information in the commits below a version, the newest first; it ends where
-            the log begins.
-        is_enough: Whether a summary goes back far enough.
+        entries_below: Yields the information in the commits below a version, the newest first, until the log
+            begins.
+        is_enough: Returns whether a summary goes back far enough.
     """
     result = LogSummary.empty(version)
     # Summaries of earlier parts of the log; there may be a gap between them and the result.

@@ -25,15 +25,21 @@ _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 REACHED: Final = "reached"
 """Field in the ``userMetadata`` of a commit of files: watermarks of the group's queues, by application id."""
 WATERMARKS: Final = "watermarks"
-"""Field for watermarks in a commit by Spark, or in one of that form; it overrides ids of queues."""
+"""Field for the watermarks in a commit by Spark, or of the same form; they override the ids of queues."""
 NUMBER: Final = "commits"
-"""Field next to ``watermarks``: the version of the group's own id, which counts such commits."""
+"""Field beside ``watermarks``: how many such commits there were; also the version of the group's own id."""
 NEWEST: Final = "newest"
 """Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
 WHOLE_AT: Final = "wholeAt"
-"""Field in a commit of files that records all of very many queues: time of the commit, in milliseconds."""
+"""Field in a commit of files, for a group with very many queues, that records all of them.
+
+Its value is the time of the commit, in milliseconds.
+"""
 CHANGED_SINCE: Final = "changedSince"
-"""Field in a commit of files that records only changes: version of the commit with ``wholeAt`` before it."""
+"""Field in a commit of files that records only what has changed since an earlier one with ``wholeAt``.
+
+Its value is the version of that earlier commit.
+"""
 
 
 def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
@@ -182,9 +188,9 @@ class SinkCommit(NamedTuple):
         return {"consumerGroup": self.consumer_group, "rocketmqCommit": self.commit_id, **more}
 
     def newest_after(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the newest message of each queue as numbers; ``known`` are those before this commit.
+        """Return the newest message of each queue after this commit, as numbers, by application id.
 
-        Only the last generation of a queue is kept.
+        ``known`` has those before the commit. Only the last generation of a queue is kept.
         """
         newest = dict(known)
         if not known.keys() <= self.newest.keys():
@@ -275,7 +281,7 @@ def restored_to(entry: Mapping[str, Any]) -> int:
 def own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sink's part of a history entry; empty for commits of others.
 
-    It is JSON in the log; in an entry that this process has cached it is a mapping already.
+    The log has it as JSON; in an entry that this process keeps in memory it is parsed already.
     """
     metadata = entry.get("userMetadata") or "{}"
     if isinstance(metadata, dict):

@@ -10,10 +10,11 @@ committed together. This works for any listener, after a kill at any point, and 
 * Two consumers that write the same queue conflict, since both commits have its id: the second is refused.
 * A group that was moved back reads messages whose rows are in the table; these rows are dropped. To have them
   written again, delete the rows and call :meth:`DeltaSink.rewind`.
-* RESTORE removes rows but keeps the watermarks, so it is looked for before each batch and before its commit;
-  see :meth:`DeltaSink.follow_restore`.
+* RESTORE removes rows but keeps the watermarks. So each batch looks for one when it begins and before it
+  commits; see :meth:`DeltaSink.follow_restore`.
 
-Only for the driver: tasks get a ``TaskWriter``, and nothing that they import may import this module.
+This module is only for the driver. Tasks get a ``TaskWriter``, and no module that they import may import this
+one.
 
 :mod:`pyspark_rocketmq.sinks.delta.batch` commits a batch.
 """
@@ -81,9 +82,9 @@ class DeltaSink:
         """Set the table and how rows are added to it.
 
         Args:
-            path: Folder or storage URI of the table; or its name, ``SCHEMA.TABLE`` or
-                ``CATALOG.SCHEMA.TABLE``, by which Spark then writes it (row J5). ``prepare`` creates the
-                table if it is missing.
+            path: Folder or storage URI of the table; or its name in a catalog, ``SCHEMA.TABLE`` or
+                ``CATALOG.SCHEMA.TABLE``. With a name, Spark writes the table (row J5). ``prepare`` creates
+                the table if it is missing.
             partition_by: Partition columns of a new table; an existing one keeps its own.
             merge_keys: Columns of a business key: the table keeps the newest row of each key (row H6). A row
                 whose key contains a null is always added. The batch's rows pass through the driver.
@@ -99,7 +100,7 @@ class DeltaSink:
             sleep: Function that waits between the tries of a commit.
 
         Raises:
-            OptionError: If ``path`` could be a folder or a name, or if these settings exclude each other.
+            OptionError: If ``path`` could be both a folder and a name, or if settings exclude each other.
         """
         self._sleep = sleep
         self._staging = staging
@@ -165,7 +166,7 @@ class DeltaSink:
         self._table.home.session.use(spark)
 
     def expect_many_commits(self) -> None:
-        """Have ``prepare`` create a table whose log stays short; an existing table gets a warning."""
+        """Make ``prepare`` create a table whose log stays short; for an existing table it logs a warning."""
         self._table.properties = MANY_COMMITS
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -193,7 +194,11 @@ class DeltaSink:
         return self._read(what, lambda: self._begin(consumer_group, queues))
 
     def _read(self, what: str, read: Callable[[], T]) -> T:
-        """Return ``read_with_retry``; raise OffsetError if the storage does not answer."""
+        """Return the result of ``read``, which is repeated if the storage does not answer.
+
+        Raises:
+            OffsetError: If the storage still does not answer.
+        """
         storage = self._table.storage
         try:
             return read_with_retry(what, self.path, storage, read, self._sleep)
@@ -240,7 +245,7 @@ class DeltaSink:
         rows_uri = table.home.rows_uri
         return TaskWriter(
             table_uri=rows_uri,
-            # Spark reads the rows back and converts them to the table's form.
+            # If Spark commits, it reads the rows back and converts them to the table's columns.
             schema=table.schema if is_by_spark else log.table.arrow_schema,
             # Merged files are read back; in a partition column an empty string would come back as null.
             partition_by=() if is_by_spark or table.merge_keys else log.table.form().partition_by,
@@ -307,9 +312,10 @@ class DeltaSink:
     def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
         """Move the group back to its offsets in the restored version; return the queues' next offsets.
 
-        First the group's offsets in ``store``, then the watermarks, go back to those of the restored version.
-        If the table was replaced, they go back to 0; remove the group's rows from the new table before. Stop
-        the query first. If this is killed halfway, the table is still refused, and this may be called again.
+        Stop the query before you call this. It moves first the group's offsets in ``store``, then the
+        watermarks, to the offsets that the restored version had. If the table was replaced, it moves them to
+        0; then remove the group's rows from the new table first. If the process is killed halfway, queries
+        still refuse the table, and this may be called again.
 
         Raises:
             OffsetError: If no RESTORE came after the group's last commit, if the group has added rows after
@@ -347,12 +353,12 @@ class DeltaSink:
         return targets
 
     def rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
-        """Set watermarks as an operator, after a RESTORE or to have rows written again; return the version.
+        """Set watermarks, after a RESTORE or to have rows written again; return the table's new version.
 
         The watermark is set for the last generation of each queue of which the table has rows.
 
-        Rows at or above the new watermark that are still in the table would be doubled: delete them first.
-        Stop the query before, and leave no offset of the group above its queue's watermark.
+        Stop the query before you call this. Delete rows at or above the new watermarks first: otherwise they
+        would be written a second time. No offset of the group may stay above its queue's watermark.
 
         Raises:
             OffsetError: If a next offset is negative.
@@ -386,8 +392,8 @@ class DeltaSink:
     def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
         """Describe why the watermarks of only these queues cannot be set; None if they can.
 
-        After a RESTORE, all queues of the group must be set together: the group's commit would hide the
-        RESTORE, which may have removed rows of the other queues, too.
+        After a RESTORE, the watermarks of all queues of the group must be set in one commit. A commit for
+        some of them would hide the RESTORE, which may have removed rows of the others too.
 
         Raises:
             OptionError: If only Spark can set watermarks of this table, and no session can.

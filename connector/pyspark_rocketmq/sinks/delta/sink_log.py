@@ -1,6 +1,6 @@
 """A table's log with the records of sinks in it: commits of groups, and RESTOREs between them.
 
-Nothing here uses Spark, so command lines can read tables without it.
+Nothing here uses Spark, so that commands can read tables without it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class SinkLog:
         self._seen = LogSummary.empty(table.version)
         """Summary of the part of the log that was read."""
         self._newest_commits: dict[str, Mapping[str, Any]] = {}
-        """Entry of the newest commit of each group, as of the last look."""
+        """Entry of the newest commit of each group, as it was last read."""
         self._whole_record: Mapping[str, Any] | None = None
         """The entry that :meth:`whole_record_of` returned last."""
         self._recorded: tuple[SinkCommit, Mapping[str, Any]] | None = None
-        """The last commit, and its record of the log before it."""
+        """The commit for which :meth:`record_for` last made a record, and that record."""
 
     @property
     def log(self) -> CommitLog:
@@ -59,7 +59,7 @@ class SinkLog:
 
     @property
     def begins_at_first_commit(self) -> bool:
-        """Whether a search for a commit has reached the table's first commit; for use if it found none."""
+        """Whether a search that found no commit has reached the table's first one, so that there is none."""
         return self._seen.first == 0
 
     def shows_restores_since(self, consumer_group: str) -> bool:
@@ -89,16 +89,16 @@ class SinkLog:
         return version
 
     def restored_since_last_commit(self, consumer_group: str) -> int | None:
-        """Return the version of the last RESTORE if no commit of the group has seen it; else None."""
+        """Return the version of the last RESTORE if no writer of the group has seen it; else None."""
         return self._summary(lambda seen: seen.covers(consumer_group)).restored_since(consumer_group)
 
     def was_replaced_at(self, version: int) -> bool:
-        """Return whether a commit returned by :meth:`restored_since_last_commit` has replaced the table."""
+        """Return whether the commit at ``version``, a RESTORE or a replacement, has replaced the table."""
         entry = self.log.commit_info(version)
         return entry is not None and is_replacement(entry)
 
     def commit_after_restore(self, consumer_group: str) -> int | None:
-        """Return the version of the group's last commit if it follows a RESTORE that its writer had not seen.
+        """Return the version of the group's last commit if it follows a RESTORE and its writer missed that.
 
         Otherwise return None.
         """
@@ -117,7 +117,7 @@ class SinkLog:
         return entry
 
     def whole_record_of(self, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Return the history's entry of the commit with all queues to which ``entry`` refers; else None."""
+        """Return the entry of the commit with all queues to which ``entry`` refers; None if there is none."""
         version = None if entry is None else own_metadata(entry).get(CHANGED_SINCE)
         if not isinstance(version, int):
             return None
@@ -140,10 +140,10 @@ class SinkLog:
         return seen
 
     def before_restores(self, consumer_group: str) -> SinkLog | None:
-        """Return the log as of the version that a RESTORE after the group's last commit brought back.
+        """Return the log of the version that was brought back by a RESTORE after the group's last commit.
 
-        Return this object if there was no RESTORE, and None if the table was replaced, so that it has rows of
-        no earlier version.
+        Return this object if there was no RESTORE. Return None if the table was replaced: then it has no rows
+        of an earlier version.
 
         Raises:
             DeltaError: If the log no longer has that version.
@@ -183,13 +183,13 @@ class SinkLog:
         )
 
     def note_made(self, begun_at: int, commit: SinkCommit) -> int:
-        """Return the version of a commit that was just made on top of version ``begun_at``, and note it."""
+        """Note a commit that was just made on top of version ``begun_at``; return the commit's version."""
         if self.version != begun_at + 1:
             return self.version_of(commit, begun_at)
         own_commit = LogSummary(self.version, self.version, commits={commit.consumer_group: self.version})
         self._seen = own_commit.after(self._seen)
         if self._recorded is not None and self._recorded[0] is commit:
-            # Kept for the next commit, which then need not read it.
+            # Keep the entry, so that the next commit need not read it from the log.
             own = commit.own(**self._recorded[1])
             self._newest_commits[commit.consumer_group] = {"version": self.version, "userMetadata": own}
         return self.version

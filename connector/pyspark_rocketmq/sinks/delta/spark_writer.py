@@ -2,9 +2,9 @@
 
 Spark's writer keeps constraints, generated and identity columns, column mapping, row tracking and clustering.
 It stores one transaction id per commit, but a sink needs a watermark for each queue. So a commit by Spark
-has the watermarks of the whole group in its ``userMetadata``. Its id ``rocketmq:GROUP`` counts the commits
-that Spark has made for the group, and fences: if two commits start from the same count, the second one
-conflicts or is skipped, and this module checks for that.
+has the watermarks of the whole group in its ``userMetadata``. Its only transaction id, ``rocketmq:GROUP``,
+counts the commits that Spark has made for the group. If two commits start from the same count, Delta refuses
+or skips the second one; this module checks for that.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
 
 
 class Session:
-    """Holds the Spark session that a table uses, and takes another one once that was stopped."""
+    """Holds the Spark session that a table uses; if that was stopped, it takes another one."""
 
     def __init__(self) -> None:
         self._spark: SparkSession | None = None
@@ -81,8 +81,8 @@ class Session:
 def spark_address(spark: SparkSession | None, path: str) -> str | None:
     """Return the address by which a session finds the table; None if it does not, or has no Delta Lake.
 
-    This tries to load the table: Databricks shows no ``spark.sql.extensions``, and only some platforms
-    support ``s3://``.
+    Only an attempt to load the table shows this: Databricks does not show ``spark.sql.extensions``, and only
+    some platforms support ``s3://``.
     """
     if spark is None:
         return None
@@ -117,7 +117,8 @@ def log_store_problem(
     Args:
         address: The table's address.
         conf: Returns a setting of the session.
-        beside_delta_rs: Whether delta-rs makes the other commits; it does not use Databricks' service.
+        beside_delta_rs: Whether delta-rs makes the other commits. It does not use the service by which
+            Databricks coordinates its writers.
     """
     scheme = address.partition("://")[0]
     if scheme not in ("s3", "s3a", "s3n"):
@@ -171,9 +172,9 @@ class PathTarget:
         self._path = path
         self._session = session
         self._asked: SparkSession | None = None
-        """The session that the address is for."""
+        """The session that was last asked for the address."""
         self.files_address = ""
-        """See :attr:`SparkTarget.files_address`; known once :meth:`find` has returned it."""
+        """See :attr:`SparkTarget.files_address`; empty until :meth:`find` has found it."""
 
     def find(self) -> str:
         """Return the address by which a running session finds the table; empty if none does."""
@@ -193,7 +194,7 @@ class PathTarget:
         rows.write.format("delta").mode("append").options(**options).save(self.files_address)
 
     def columns_without_rows(self, log: SinkLog) -> pa.Schema:
-        """Return the columns that Delta does not compute."""
+        """Return all columns except those that Delta computes."""
         given = writable_columns(log.table.form())
         return pa.schema([field for field in log.table.arrow_schema if field.name in given])
 

@@ -1,6 +1,7 @@
 """A sink's table: creation, checks, new columns, and maintenance.
 
-A table is at a path, or has a name in a catalog; :class:`TableHome` has all that depends on this.
+A table is at a path, or has a name in a catalog. Everything that depends on this is in the implementations of
+:class:`TableHome`.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class TableHome(Protocol):
 
     @property
     def rows_uri(self) -> str:
-        """Path or URI that tasks write their rows to; empty until it is known."""
+        """Path or URI of the folder that tasks write their rows to; empty until it is known."""
         ...
 
     @property
@@ -165,7 +166,7 @@ class PathHome:
     def __init__(
         self, path: str, storage: StorageOptions, merges: Callable[[TableSnapshot], Appender] | None = None
     ) -> None:
-        """Set the folder, and what makes the commits if rows are merged; without it, files are added."""
+        """Set the folder, and the maker of the appender that merges rows; without it, files are added."""
         self.path: Final = path
         self.storage = storage
         self.session = Session()
@@ -233,7 +234,7 @@ class PathHome:
         check_exclusive_create(self.path)
 
     def check_rows_place(self, schema: pa.Schema) -> None:
-        """Check nothing: tasks write beside the table, and the driver looks for each of their files."""
+        """Check nothing: tasks write into the table's folder, and a commit looks for each of their files."""
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:  # noqa: ARG002 - it shows them
         """See :meth:`TableHome.comparable`."""
@@ -281,7 +282,7 @@ class SinkTable:
         self._compactor = Compactor()
         self._wanted: TableForm | None = None
         self._checked_form: TableForm | None = None
-        """The form of the table for which files were last found to fit; most commits do not change it."""
+        """The form that the table had at the last successful check; most commits leave it as it is."""
         self.schema = pa.schema([])
         """Columns of the rows; empty until the table is prepared."""
         self.table_id: str | None = None
@@ -402,7 +403,7 @@ class SinkTable:
             lambda number: self._maintain(cleans_up=number % max(1, _CLEAN_UP_EVERY // every) == 0),
         )
         if self.compaction:
-            # On its own thread: for a large table it takes long, and checkpoints must not wait for it.
+            # Compact on another thread: in a large table it takes long, and checkpoints must not wait.
             self._compactions.after_commit(log.version - 1, _COMPACT_EVERY, lambda _: self._compact())
 
     def wait_for_upkeep(self, timeout_s: float) -> None:
@@ -431,12 +432,12 @@ class SinkTable:
             self._compactor.compact_if_worth_it(table, LogFiles(self.path, self.storage))
 
     def check_not_restored(self, log: SinkLog, consumer_group: str) -> None:
-        """Refuse a table after a RESTORE that the group's last commit has not seen.
+        """Refuse a table if there was a RESTORE that the writer of the group's last commit had not seen.
 
         Raises:
             SinkConflict: If there was one; it may have removed rows.
         """
-        # A group without rows in the table has lost none.
+        # A group that has never written rows cannot have lost any.
         if not has_rows_of(log, consumer_group):
             return
         restored_at = log.restored_since_last_commit(consumer_group)
@@ -490,7 +491,10 @@ class SinkTable:
         )
 
     def check_unaltered(self, form: TableForm) -> tuple[str, ...]:
-        """Refuse a table to which prepared rows can no longer be added; return why Spark must write."""
+        """Refuse a table to which the prepared rows can no longer be added.
+
+        Return the reasons why Spark must write it; empty if there are none.
+        """
         if self._wanted is None:
             raise SchemaError(
                 f"The columns of the rows for sink {self.path} are not known yet. Call DeltaSink.prepare "
@@ -506,7 +510,7 @@ class SinkTable:
 
     def changes_since(self, before: TableForm, now: TableForm) -> tuple[str, ...]:
         """List the changes that may keep files written for the form ``before`` from being added."""
-        # Changes of a database are read back, and get the columns that their files lack.
+        # A change table reads its changes back from the files, and adds the columns that these lack.
         return form_changes(before, now if self._has_positions else without_additions(now, before))
 
     def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:
@@ -549,7 +553,7 @@ class SinkTable:
         return None if features_of_every_commit(handle.log.table.form()) else handle.recorder
 
     def appender(self, handle: SinkHandle, *, by_spark: bool) -> Appender:
-        """Return the object that commits rows: Spark, or that of the table's home."""
+        """Return the object that commits rows: Spark's writer, or the appender of the handle."""
         return self.home.spark if by_spark else handle.appender
 
     def _add_missing_columns(self, handle: SinkHandle, schema: pa.Schema) -> None:
@@ -558,7 +562,7 @@ class SinkTable:
         missing = pa.schema([field for field in schema if field.name not in known])
         if not len(missing):
             return
-        # Existing rows have no value in new columns, so these must be nullable.
+        # Existing rows have no value in the new columns, so the columns must allow null.
         missing = pa.schema([as_nullable(field) for field in missing])
         if not form.has_column_mapping:
             check_characters(self.path, Schema.from_arrow(missing).to_json())

@@ -33,11 +33,15 @@ from pyspark_rocketmq.wire.columnar.schema import QUEUE_FIELDS
 logger = logging.getLogger(__name__)
 
 _GATHERED_BYTES = 64 << 20
-"""Maximum size, in bytes, of what a task gathers for its open files; above it the largest row group is
-written as it is."""
+"""Maximum size of the rows that a task gathers in memory for its open files, in bytes.
+
+Above it, the task writes the rows of the file for which it has gathered most.
+"""
 _OPEN_FILES = 64
-"""Maximum number of files, each of another partition, that a task has open; before one more is opened, the
-fullest is finished."""
+"""Maximum number of files that a task has open, each for another partition.
+
+Before it opens one more, the task finishes the file with the most rows.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +206,8 @@ class TaskFolder:
     ) -> WrittenFile | None:
         """Return a file with only the rows of other queues; None if there are none.
 
-        It is ``file`` itself if that has no row of ``queues``, otherwise a new file. ``schema`` has the
-        columns of the file.
+        If no row is left out, return ``file`` itself, otherwise a new file. ``schema`` has the columns of
+        ``file``.
         """
         filesystem, folder = self._place()
         rest = GrowingFile(filesystem, folder, schema, file.partition_values)
@@ -227,7 +231,7 @@ class TaskFolder:
             filesystem.delete_file(f"{folder}/{file.path}")
 
     def remove(self, files: Sequence[WrittenFile]) -> None:
-        """Remove files whose rows are in other files by now; VACUUM removes those that are left."""
+        """Remove files of tasks whose rows the table has in other files; VACUUM removes any that stay."""
         filesystem, folder = self._place()
         for file in files:
             try:
@@ -242,7 +246,10 @@ def _of_other_queues(
     schema: pa.Schema,
     queues: Collection[MessageQueue],
 ) -> list[pa.RecordBatch]:
-    """Return the rows of a file that are not of these queues; position columns may be partition columns."""
+    """Return the rows of a file that are not of these queues.
+
+    If the table is partitioned by a column of the position, its value comes from ``partition_values``.
+    """
     rows = pa.Table.from_batches([batch])
     for column in QUEUE_FIELDS:
         if column.name in partition_values:

@@ -1,28 +1,28 @@
-"""Reads a group's watermarks in a Delta table, for sinks, offset stores and command lines. Without Spark.
+"""Reads a group's watermarks in a Delta table, for sinks, offset stores and commands. It needs no Spark.
 
 Watermarks are in two places: in the table's transaction ids, and in the record within the group's newest
 commit.  Each place may lack some of them, so both are read:
 
 * With ``delta.setTransactionRetentionDuration`` a checkpoint drops the ids of queues that have not moved for
   that time, and all ids that older releases wrote. The record has all of them.
-* The log keeps commits for 30 days (``delta.logRetentionDuration``). Ids stay.
+* The log keeps commits, and so records, for only 30 days (``delta.logRetentionDuration``). Ids stay.
 * Spark's writer stores one id per commit, so the records of its commits are newer than the ids of queues.
 * delta-rs may put a commit of files after one of another member that its writer had not seen; then the ids
   are newer than the record.
 
-For a table that is named by a catalog only the commits can be read, not the ids. So each of its commits
-records the progress of the whole group. Ids are read there, by the table's path, only if the group's newest
-commit lacks that, since it was made while the table was named by its path.
+If the table is named by a catalog, only its commits can be read, and not the ids. So each commit records the
+progress of the whole group. A commit that was made while the table was named by its path lacks this record:
+if it is the group's newest one, the ids are read from the table's folder.
 
-A watermark that neither place has any more is an error: if it was taken for 0, rows would be doubled.
+If neither place has a watermark any more, that is an error: if it was taken for 0, rows would be doubled.
 
-A commit records the last generation of each queue, since nothing is written to earlier ones any more. If very
-many queues are idle (deleted topics), most commits of files record only what has changed since an earlier
-commit that has all queues, and name that one. It is at most 15 minutes older, and logs are cleaned up by age,
-so it stays almost as long.
+A commit records only the last generation of each queue, since nothing is written to earlier ones any more.
+If very many queues are idle (of deleted topics, for example), most commits of files record only what has
+changed since an earlier commit that has all queues, and name that commit. It is at most 15 minutes older.
+Logs are cleaned up by age, so it is kept almost as long.
 
-The newest message of a queue in the record is valid if the record's watermark is the queue's watermark. If it
-is not, the queue was moved since by a member that stores no messages, or by one whose commit the record's
+The record's newest message of a queue is valid only if the record's watermark is also the queue's watermark.
+Otherwise the queue was moved since, by a member that stores no messages, or by one whose commit the record's
 writer had not seen.
 """
 
@@ -60,11 +60,11 @@ from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 logger = logging.getLogger(__name__)
 
 WHOLE: Final = "whole"
-"""Field of a commit whose watermarks are those of every queue that the group ever wrote."""
+"""Field of a commit that records the watermarks of all queues that the group ever wrote."""
 _MAX_IDLE_RECORDED: Final = 64
 """Number of idle queues above which commits leave them out; a commit records about 100 bytes per queue."""
 _LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
-"""Age up to which commits refer to one that has all queues; logs are cleaned up by age."""
+"""Age up to which later commits refer to one that has all queues, in milliseconds."""
 
 
 class RecordedProgress(NamedTuple):
@@ -76,7 +76,7 @@ class RecordedProgress(NamedTuple):
     whole: WholeRecord | None = None
     """The commit that has all queues, to which later ones refer; None for few queues, or without a commit."""
     is_whole: bool = True
-    """Whether the watermarks are complete: False if that commit is missing, or if nothing is recorded."""
+    """Whether the watermarks are complete: not so if that commit is missing, or if nothing is recorded."""
 
 
 class WholeRecord(NamedTuple):
@@ -153,7 +153,7 @@ class GroupCommit:
         known = read_record(entry, whole_entry)
         if WATERMARKS in own:
             known = RecordedProgress(own[WATERMARKS], known.newest)
-            # Such commits store no ids of queues, so ids may be of earlier generations than the record.
+            # Commits by Spark store no ids of queues, so ids may be of earlier generations than the record.
             watermarks = last_generations({**stored, **own[WATERMARKS]})
             number = max(number, own[NUMBER])
         else:
@@ -198,7 +198,7 @@ class GroupCommit:
         return {WATERMARKS: self.watermarks_after(commit), NUMBER: self.number + 1, **kept}
 
     def after_rewind(self, commit: SinkCommit) -> GroupCommit:
-        """Return this without the newest messages of the queues that ``commit``, a rewind, moves."""
+        """Return this progress without the newest messages of queues that ``commit``, a rewind, moves."""
         moved = {name for name, at in commit.watermarks.items() if self.watermarks.get(name) != at}
         kept = {name: numbers for name, numbers in self.newest.items() if name not in moved}
         return replace(self, newest=kept)
@@ -221,7 +221,7 @@ def read_progress(
     Args:
         log: The table's log, at the version in question.
         consumer_group: The group.
-        generations: Queues that must be included, in case ids can be read from this log only by their names.
+        generations: Queues that must be included. They are needed if an id can be read only by its name.
 
     Raises:
         SinkConflict: If the progress is no longer in the log, or cannot be read.
@@ -249,7 +249,7 @@ def _stored_ids(
     """Return the group's transaction ids with their versions; at least those of ``generations``.
 
     Raises:
-        OSError, ValueError, KeyError: If ids can only be read by their names, and no queue is named.
+        OSError, ValueError, KeyError: If an id can be read only by its name, and no queue is named.
     """
     group = group_app_id(consumer_group)
     queue_prefix = f"{group}:"
@@ -264,7 +264,7 @@ def _stored_ids(
 
 
 def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
-    """Return the progress in a table named by a catalog; its path may have been used before."""
+    """Return the progress in a table named by a catalog; earlier commits may have named it by its path."""
     newest = log.newest_commit(consumer_group)
     if newest is None and log.begins_at_first_commit:
         return GroupCommit()
@@ -317,7 +317,7 @@ def last_known_progress(log: SinkLog, consumer_group: str) -> GroupCommit:
         known = _remaining_progress(log, consumer_group)
     if log.table.shows_transactions or known.number or log.begins_at_first_commit:
         return known
-    # A number above any count of commits so far.
+    # The count of commits is unknown: the time in seconds is above any count.
     return replace(known, number=int(time.time()))
 
 
