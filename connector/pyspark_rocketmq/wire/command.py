@@ -375,7 +375,7 @@ def _read_ext_fields(header: bytes, at: int, most: int) -> dict[str, str]:
         if len(fields) >= most:
             raise RemoteProtocolError(
                 f"A binary header of {end} bytes with more than {most} fields was refused: it would take "
-                f"more than {_MAX_HEADER_MEMORY >> 20} MiB of memory. RocketMQ sends none of these."
+                f"more than {_MAX_HEADER_MEMORY >> 20} MiB of memory. RocketMQ sends no such headers."
             )
         if value:
             fields[name] = value
@@ -397,7 +397,8 @@ def _read_text(header: bytes, at: int, width: int, end: int) -> tuple[str, int]:
 def _read_length(header: bytes, at: int, width: int, end: int) -> tuple[int, int]:
     if at + width > end:
         raise RemoteProtocolError(f"A binary header ends inside a length at byte {at}.")
-    # Java reads signed lengths, of which a negative one is as impossible as one beyond the header.
+    # Java reads a signed length. A negative one is a large one here, and is refused because it exceeds the
+    # header.
     return int.from_bytes(header[at : at + width], "big"), at + width
 
 

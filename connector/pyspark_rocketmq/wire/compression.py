@@ -42,7 +42,8 @@ COMPRESSION_TYPE_MASK: Final = 0x7
 _ZLIB_LEVEL: Final = 5
 """``DefaultMQProducer.compressLevel``."""
 
-# Maximum number of bytes that one byte expands to; bodies too short to become too large decompress faster.
+# Maximum number of bytes that one byte expands to. A body that is too short to become too large is
+# decompressed by a faster call.
 _ZLIB_EXPANSION: Final = 1040
 _LZ4_EXPANSION: Final = 256
 _USUAL_BYTES: Final = 1 << 16

@@ -5,13 +5,13 @@ Apache's Go client writes ``codeSet`` as strings (``["112785"]``), other clients
 strings. It never accepts a map or array as a string.
 
 Java's ``Map<Long, …>`` arrives as ``{0:"127.0.0.1:10911"}`` and ``Map<MessageQueue, …>`` as
-``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. The C scanner reads everything that
-is JSON. Where it refuses, this module reads one map or array itself, so that it never looks at braces and
-quotes inside strings.
+``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. The C scanner of Python's ``json``
+reads everything that is JSON. Where it refuses a map or an array, this module reads that one itself, item by
+item; so it never misreads braces and quotes inside strings.
 
 A short body can become large objects: sixteen million bytes of ``{},`` take four hundred million as dicts. So
 the largest possible size is computed before a body is read: its characters three times (as text, as text
-again where fastjson's keys need a second pass, as strings), and an object for each mark that makes one.
+again where fastjson's keys need a second pass, as strings), and an object for each comma, colon or bracket.
 
 Source: fastjson 1.2.83 ``TypeUtils.castToInt``, ``castToLong``, ``castToDouble``, ``castToBoolean``,
 ``StringCodec``, ``EnumDeserializer``, ``MapSerializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``.

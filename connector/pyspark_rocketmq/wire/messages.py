@@ -229,7 +229,7 @@ def decode_messages(data: bytes | memoryview, broker_name: str) -> list[MessageE
 def _usual_messages(data: bytes, broker_name: str) -> list[MessageExt] | None:
     """Do the work of :func:`iter_messages` in a third of the time; None unless all messages are usual.
 
-    Those are whole, uncompressed and no inner batch, and their hosts have IPv4 addresses.
+    A usual message is whole and uncompressed, is no inner batch, and has IPv4 hosts.
     """
     messages: list[MessageExt] = []
     begin, end = 0, len(data)

@@ -201,7 +201,7 @@ class ByteMatrix(NamedTuple):
 
 
 def _folded(better: np.ufunc, rows: ByteArray) -> ByteArray:
-    """Reduce all rows by ``better``, in halves; they may overlap, because using a row twice is harmless."""
+    """Reduce all rows by ``better``, half by half; halves may overlap: using a row twice is harmless."""
     while len(rows) > _FEW_ROWS:
         half = (len(rows) + 1) // 2
         rows = better(rows[:half], rows[-half:])

@@ -85,7 +85,7 @@ class Undecodable(NamedTuple):
         """Return the message for a consumer, with its stored body and the reason in ``UNDECODABLE``.
 
         With a broken layout the body is the whole message, and all fields except the position are empty or 0.
-        Its commit log offset is then -1, because no broker could copy it.
+        The commit log offset is then -1, because no broker can copy such a message to a retry topic.
         """
         reason = self.reason[:_MAX_REASON]
         if self.stored is not None:
@@ -188,9 +188,9 @@ def decode_in_turn(
 ) -> Iterator[pa.RecordBatch | Undecodable]:
     """Decode bodies one by one; a body that cannot be decoded is decoded in halves.
 
-    Each batch is decoded when the caller asks for it, so that it can be freed before the next one: a single
-    message never expands beyond the budget. A message that cannot be decoded is yielded in its place. Nothing
-    follows a message with a broken layout, because its end is unknown.
+    Each batch is decoded when the caller asks for it, so that it can be freed before the next one. A single
+    message always fits the budget for decompressed bytes. A message that cannot be decoded is yielded in its
+    place. Nothing follows a message with a broken layout, because its end is unknown.
     """
     decoder = _decoder(broker_name, tags, columns, properties)
     for body in bodies:

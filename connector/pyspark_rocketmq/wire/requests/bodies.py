@@ -55,7 +55,7 @@ class ConsumeType(StrEnum):
     CONSUME_POP = "CONSUME_POP"
 
 
-# In the order of Java's enums, because a number stands for the place in them.
+# In the order of Java's enum, because a number in JSON stands for a place in it.
 CONSUME_TYPES: Final = {choice.name: choice for choice in ConsumeType}
 
 

@@ -1,4 +1,4 @@
-"""A pull's bytes: the request, and fast paths for tens of thousands of requests and answers."""
+"""A pull's bytes: the request and its answer, with fast paths because a task sends thousands of pulls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from pyspark_rocketmq.wire.requests.responses import error_of
 from pyspark_rocketmq.wire.subscription import ALL, TAG
 
 HOLD_SCAN_S: Final = 5.0
-"""How much too late a broker may answer a pull that it holds (``PullRequestHoldService.run``)."""
+"""How long after the agreed time a broker may answer a pull that it holds, in seconds
+(``PullRequestHoldService.run``)."""
 _NOTHING_MATCHED: Final = "NO_MATCHED_MESSAGE"
 _SIZES: Final = struct.Struct(">II")
 """Length word, then serialize type and header length."""
@@ -36,7 +37,7 @@ _NUMBERS_OF_ONE_PULL: Final = re.compile(
 _LENGTH_WORD: Final = 4
 _PREFIX: Final = _SIZES.size
 _JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
-"""A frame's second word that is lower announces a JSON header, and is the header's length."""
+"""Bound of a frame's second word: a lower word means that the header is JSON, and is the header's length."""
 _MOST_PATTERNS: Final = 8
 """Maximum number of patterns learnt by one connection; if a peer's headers always differ, the full decoder
 reads them."""
@@ -183,7 +184,7 @@ def pull_result(
         return error_of(request.command(), outcome, address)
     fields = outcome.ext_fields
     try:
-        # Once per pull, and ten times as fast as decoding the whole header.
+        # This runs once per pull, and is ten times as fast as decoding the whole header.
         return PullResult(
             status=status,
             next_begin_offset=int(fields["nextBeginOffset"]),

@@ -90,7 +90,7 @@ broadcasting groups have other remarks."""
 def describe_request(command: RemotingCommand) -> str:
     """Describe a request for an error text: the code's name, group, topic, broker, queue and offset."""
     fields = command.ext_fields
-    # The one-letter names of SEND_MESSAGE_V2 mean this only in its header: no other has a field "b" or "e".
+    # The one-letter names are unambiguous: only the header of SEND_MESSAGE_V2 has fields such as "b" or "e".
     places = [f"{label}={fields[name]}" for name, label in _PLACE_FIELDS if name in fields]
     return " ".join([request_name(command.code), *places])
 

@@ -50,8 +50,8 @@ _BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
 _ORDER_CONF: Final = re.compile(r"([^:;]+:[0-9]{1,9}(;|$))*")
 MAX_QUEUES: Final = 65_536
 """Maximum number of queues of one topic to read, and to write, on all its brokers together; a list of them
-takes some ten megabytes. A route contains only their number, so a short one could announce more than fit into
-memory: they are counted before any is created."""
+takes some ten megabytes. A route contains only the number of queues, so a short route could announce more
+than fit into memory: queues are counted before any is created."""
 
 
 def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
