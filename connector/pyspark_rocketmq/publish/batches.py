@@ -51,7 +51,7 @@ class SendBatch:
     parts: list[bytes] = field(default_factory=list)
     """Encoded messages of the batch, four pieces each: the second is the body, the last the properties."""
     size: int = 0
-    """Bytes, as stored."""
+    """Size as stored, in bytes."""
     single: Message | None = None
     """The message of a request that is no batch; ``parts`` is empty then. Brokers accept no batch of delayed
     messages, and a batch has no room for the largest messages."""
@@ -146,8 +146,8 @@ class BatchBuilder:
         """Return the body as it goes into a batch, and its flags.
 
         All messages of a batch have the same flags. So a short body is compressed, too, if it joins a
-        compressed batch, which would have to end before it otherwise. Single messages are compressed by the
-        producer.
+        compressed batch; otherwise that batch would have to end before it. Single messages are compressed by
+        the producer.
         """
         if len(body) < self._compress_over and not into_compressed:
             return body, 0

@@ -1,8 +1,8 @@
 """Arranges rows by sharding key, and checks that no two tasks sent rows of the same key.
 
-Each task takes a sample of its keys, those with the smallest hashes, and the samples are compared up to the
-hash below which all of them are complete. That is enough: if a DataFrame is not arranged, most of its keys
-are in several tasks.
+Each task takes a sample of its keys: those with the smallest hashes. The samples are compared up to the hash
+below which every sample is complete. A sample is enough, because in a DataFrame that is not arranged most
+keys are in several tasks.
 """
 
 from __future__ import annotations

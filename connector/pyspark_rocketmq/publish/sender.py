@@ -5,8 +5,8 @@ The thread that puts batches in does all the work; the callbacks of sends only l
 overtakes it. A retry after a lost answer may store a batch twice, one copy right after the other.
 
 Rule 1: a batch with its own queue is tried only on that queue (G5). Any other batch moves to another broker's
-queue after a failure (G3), after a refusal that another broker may not share, and from a queue that its topic
-no longer has. When each broker has refused it, any of them may be tried again.
+queue after a failure (G3), after a refusal that another broker may not repeat, and from a queue that its
+topic no longer has. When each broker has refused it, any of them may be tried again.
 Rule 2: a batch that may go anywhere waits for an idle queue, so that it never waits for a request that may
 hang: a broker that does not answer delays only its own batches.
 Rule 3: a batch that its broker refuses for its size is sent again in two halves, one after the other, down to
@@ -305,8 +305,8 @@ class Sender:
         if self._require_send_ok and result.status is not SendStatus.SEND_OK:
             raise RowNotSent(
                 batch.shown(),
-                f"{queue} answered {result.status.name}, an error with requireSendOk=true. Mend the broker, "
-                "or set requireSendOk=false to accept such answers.",
+                f"{queue} answered {result.status.name}, an error with requireSendOk=true. Repair the "
+                "broker, or set requireSendOk=false to accept such answers.",
                 is_stored=True,
             )
 
