@@ -76,7 +76,7 @@ class ArrowListener:
 def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBatch:
     """Return ``rows`` with column ``queueOffset``, after a check that it has offsets of delivered messages.
 
-    It is added if the delivery has one message.
+    If the delivery has one message, the column may be missing and is added.
     """
     offsets = delivered.queue_offsets
     if QUEUE_OFFSET not in rows.schema.names:

@@ -286,7 +286,8 @@ class LoopWorkers(ListenerWorkers):
         try:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(2 * _LOOP_END_S)
         except TimeoutError:
-            # Without tasks here, calls of other ranges block the loop. Keep it: those calls need it, and end.
+            # If no task is left here, calls of other ranges block the loop. Keep the loop: those calls need
+            # it, and will end.
             if self._tasks:
                 leave_loop_if_blocked(self._loop, _LOOP_END_S)
 

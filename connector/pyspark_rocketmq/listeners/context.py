@@ -149,7 +149,10 @@ class DeliveryContext:
     def __init__(
         self, messages: Sequence[MessageExt], output: OutputColumns, file: SpillFile | None = None
     ) -> None:
-        """Begin a delivery of one queue's ``messages``, one or more, ascending; ``file`` is their range's."""
+        """Begin a delivery of one queue's ``messages``, at least one, ascending.
+
+        ``file`` is the temporary file for rows of their range; without it, one is made when needed.
+        """
         if type(messages) is ArrowMessages:
             self.message_queue = messages.queue
             self.attempt = messages.attempt

@@ -162,7 +162,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """Reset a child of ``fork()``: the parent closes its listeners, and may hold the lock in a thread."""
+    """Reset a child of ``fork()``: the parent closes the listeners, and its threads may hold the lock."""
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _opened.clear()

@@ -33,8 +33,8 @@ _MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
 """Columns of strings that neighbouring messages often share."""
 _RECONSUME_TIMES: Final = "reconsumeTimes"
 _MADE_AT_ONCE: Final = 512
-"""Number of messages created at a time. Few enough for the processor's caches and for the threshold of
-Python's garbage collector; enough to make the cost of reading a column negligible."""
+"""Number of messages created at a time: so few that they stay in the processor's caches and below the
+threshold of Python's garbage collector, and so many that the cost of reading a column is negligible."""
 _BLOCKS_KEPT: Final = 16
 """Number of such groups that are kept while messages are delivered by key and not in queue order."""
 
