@@ -125,7 +125,7 @@ class ConnectionOptions(OptionSet):
 
 
 def connection_problems(options: OptionSet) -> list[str]:
-    """Return the problems of options that exclude each other, or that have no effect on security as given."""
+    """Return the problems of connection options that lack another option, or exclude each other."""
     given = options.given()
     problems = [
         f"option '{key}' needs '{other}'"

@@ -270,7 +270,7 @@ def _text_of(value: object) -> str | None:
 
 
 def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
-    """Name the alternatives of a required option, of those in ``known``: a job has not all of them."""
+    """Name the alternatives of a required option that are in ``known``; a command may lack some of them."""
     others = [key for key in spec.instead if key.lower() in known]
     return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
 

@@ -25,8 +25,8 @@ UNBOUNDED: Final = 2**31 - 1
 """Upper bound of numbers without a meaningful limit; the documentation does not show it."""
 _LATEST_TIME_MS: Final = 2**62
 _TIMES_IN_SECONDS: Final = range(10**9, 10**10)
-"""Numbers that are refused as seconds: these are times from 2001 on. As milliseconds they are in early 1970.
-"""
+"""Numbers that are refused because they are most likely seconds: as seconds they are times from 2001 on, as
+milliseconds times in early 1970."""
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION_WORDS: Final = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}
 """Units as Spark's intervals have them, without the s of the plural."""

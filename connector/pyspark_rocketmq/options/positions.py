@@ -201,9 +201,9 @@ class PositionOptions(ConnectionOptions):
         "earliest and -1 latest. Queues that are not named, or appear later, begin at their earliest offset."
     )
     starting_group: str | None = read_option("startingGroup", resource_name("consumer group", 255), None).doc(
-        "The group at whose committed offsets `startingOffsets=group` begins. They are read from the brokers "
-        "or, if `offsetStore` is given, from that table, and never changed. Queues for which the group has "
-        "none begin at their earliest offset."
+        "The group at whose committed offsets `startingOffsets=group` begins. The offsets are read from the "
+        "brokers or, if `offsetStore` is given, from that table; they are never changed. A queue for which "
+        "the group has no offset begins at its earliest one."
     )
     starting_timestamp: int | None = read_option(
         "startingTimestamp", time_ms, None, unit="ms since the epoch"
@@ -211,8 +211,9 @@ class PositionOptions(ConnectionOptions):
     starting_offsets_by_timestamp: QueuePositions | None = read_option(
         "startingOffsetsByTimestamp", parse_starting_times, None, unit="ms since the epoch"
     ).doc(
-        'Such a time for each topic `{"topic": 1700000000000}` or queue `{"topic": {"broker-a": {"0": '
-        "1700000000000}}}`. Queues that are not named begin at their earliest offset."
+        "Begin at the first message stored at or after a time that is given for each topic "
+        '`{"topic": 1700000000000}` or queue `{"topic": {"broker-a": {"0": 1700000000000}}}`. Queues that '
+        "are not named begin at their earliest offset."
     )
     starting_offsets_by_timestamp_strategy: NoMatchStrategy = read_option(
         "startingOffsetsByTimestampStrategy", one_of(NoMatchStrategy), NoMatchStrategy.LATEST
@@ -224,14 +225,14 @@ class PositionOptions(ConnectionOptions):
     ending_offsets: QueuePositions | None = batch_option(
         "endingOffsets", parse_ending_offsets, None, default_text="latest"
     ).doc(
-        "Where reading ends; this offset is not read: `latest`, the end when the read is planned; `group`, "
-        "the committed offsets of `endingGroup`; or JSON for each topic or queue as in `startingOffsets`, "
-        "without -2. Queues that are not named end at latest."
+        "Where reading ends (the message at this offset is not read): `latest`, the end when the read is "
+        "planned; `group`, the committed offsets of `endingGroup`; or JSON for each topic or queue as in "
+        "`startingOffsets`, without -2. Queues that are not named end at latest."
     )
     ending_group: str | None = batch_option("endingGroup", resource_name("consumer group", 255), None).doc(
         "The group at whose committed offsets `endingOffsets=group` ends: only messages that it has consumed "
-        "are read. They are found like those of `startingGroup`, which may be another group. A queue is not "
-        "read if the group has no offset for it, or one before the beginning."
+        "are read. Its offsets are found like those of `startingGroup`, which may be another group. A queue "
+        "is not read if the group has no offset for it, or one before the beginning."
     )
     ending_timestamp: int | None = batch_option(
         "endingTimestamp", time_ms, None, unit="ms since the epoch"
@@ -241,8 +242,8 @@ class PositionOptions(ConnectionOptions):
     ending_offsets_by_timestamp: QueuePositions | None = batch_option(
         "endingOffsetsByTimestamp", parse_ending_times, None, unit="ms since the epoch"
     ).doc(
-        "Such a time for each topic or queue, as in `startingOffsetsByTimestamp`. Queues that are not named "
-        "end at latest."
+        "End before the first message stored at or after a time that is given for each topic or queue, as in "
+        "`startingOffsetsByTimestamp`. Queues that are not named end at latest."
     )
 
     def starting_times(self) -> QueuePositions | None:

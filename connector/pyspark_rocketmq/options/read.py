@@ -85,7 +85,7 @@ class ReadOptions(PositionOptions):
     min_offsets_per_trigger: int | None = stream_option(
         "minOffsetsPerTrigger", int_between(1, 2**62), None, unit="messages"
     ).doc(
-        "Wait with the next micro-batch until there are so many new messages, but no longer than "
+        "Wait with the next micro-batch until there are this many new messages, but no longer than "
         "`maxTriggerDelay`. The first micro-batch after a start does not wait; with `availableNow` none "
         "does. Not with `consumerGroup`, whose retries must not wait."
     )
@@ -159,17 +159,17 @@ class ReadOptions(PositionOptions):
     pull_threshold_for_queue: int | None = stream_option(
         "pullThresholdForQueue", int_between(1, 65_535), None, unit="messages"
     ).doc(
-        "Maximum number of messages of one queue in a micro-batch. There is none by default, because a queue "
-        "gets further messages only with the next micro-batch, so this limits throughput; "
-        "`maxOffsetsPerTrigger` bounds the micro-batch. Java's consumer keeps at most 1,000 messages in "
-        "memory, and pulls more as they are consumed."
+        "Maximum number of messages of one queue in a micro-batch. By default there is no maximum: a queue "
+        "gets further messages only with the next micro-batch, so a maximum limits throughput. "
+        "`maxOffsetsPerTrigger` bounds the whole micro-batch. Java's consumer keeps at most 1,000 messages "
+        "in memory, and pulls more as they are consumed."
     )
     pull_threshold_size_for_queue: int = stream_option(
         "pullThresholdSizeForQueue", int_between(1, 1024), 100, unit="MiB"
     ).doc(
         "With `consumerGroup`: size of the bodies at which a queue's share of a micro-batch ends. The "
         "message that reaches it is still part of the share; later ones follow with the next micro-batch. A "
-        "task has the share in memory. The default is Java's."
+        "task holds the whole share in memory. The default is Java's."
     )
     drain_timeout_ms: int = stream_option(
         "drainTimeoutMs", int_between(1, 2**31 - 1), 3_600_000, unit="ms"

@@ -143,10 +143,10 @@ class WriteOptions(ConnectionOptions):
     write_id: str | None = write_option(
         "writeId", text_value, None, default_text="stream: the query's id; batch: a new one"
     ).doc(
-        "Name from which, with the numbers of batch, partition and row, the messages' UNIQ_KEY (`msgId`) is "
-        "made. If the same rows in the same partitions are written again under the same `writeId`, they get "
-        "the same keys, and readers recognise them. Use another `writeId` for other rows. Micro-batches have "
-        "different numbers, also within `foreachBatch`."
+        "Name of this write. The messages' UNIQ_KEY (`msgId`) is made from it and from the numbers of batch, "
+        "partition and row. If the same rows in the same partitions are written again under the same "
+        "`writeId`, they get the same keys, and readers recognise them. Use another `writeId` for other "
+        "rows. Micro-batches have different numbers, also within `foreachBatch`."
     )
 
     def cross_field_problems(self) -> list[str]:
