@@ -312,7 +312,7 @@ def test_a_new_row_that_lacks_a_value(operation: Operation, types: Any, name: st
     """K5: it is nowhere else, whether the table has the column or is to get it."""
     lacking = change(operation, absent=frozenset({name}), types=types)
     for mode in ("lenient", "evolve", "try_evolve"):
-        assert f"The new row lacks the value of {name}," in problem_of(lacking, schema_changes=mode)
+        assert f"The new row lacks the value of {name}:" in problem_of(lacking, schema_changes=mode)
 
 
 def test_a_new_row_that_lacks_the_value_of_a_column_that_is_left_out() -> None:

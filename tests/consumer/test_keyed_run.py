@@ -352,7 +352,7 @@ def test_a_row_for_a_message_of_another_key_is_refused() -> None:
 
     assert [message.queue_offset for message in held] == [0, 3, 1, 4, 2]
     assert len(problems) == 6
-    assert "is not one of this delivery" in problems[1] or "is not one of this delivery" in problems[0]
+    assert "is not in this call" in problems[1] or "is not in this call" in problems[0]
 
 
 def test_a_row_that_breaks_the_schema_ends_the_query() -> None:

@@ -826,7 +826,7 @@ def test_without_a_way_to_send_dead_letters_no_message_is_given_up(caplog: pytes
         assert run.consume() == []
 
     assert (run.ack().state.next_offset, run.ack().finished) == (10, "SUSPENDED")
-    assert "nobody said how dead letters are sent" in caplog.text
+    assert "no SendBackSettings were given" in caplog.text
 
 
 def test_messages_put_back_behind_a_shortened_range_stay_known() -> None:

@@ -72,7 +72,7 @@ def test_a_sink_is_refused_where_the_brokers_keep_the_offsets(store: str) -> Non
     """H1: without fencing no row is there exactly once."""
     consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=store)
     consumer.subscribe("orders")
-    with pytest.raises(OptionError, match=r"offset_store is ' ?broker:', which fences nobody"):
+    with pytest.raises(OptionError, match=r"offset_store is ' ?broker:', which accepts commits"):
         consumer.start(None, sink=DeltaSink("./unused"), checkpoint="unused")  # type: ignore[arg-type]
 
 
@@ -380,7 +380,7 @@ def test_an_enum_member_may_be_given_by_name_and_a_wrong_name_is_refused() -> No
         ({"trigger": {"realtime": "5m"}}, "unknown key 'realtime'; did you mean 'realTime'?"),
         (
             {"trigger": {"realTime": "5m", "availableNow": True}},
-            "trigger has realTime and availableNow, of which a query takes one",
+            "trigger has realTime and availableNow, but a query takes only one",
         ),
         ({"trigger": {"availableNow": False}}, "must be True, not False"),
         ({"trigger": {"processingTime": 5}}, "must be an interval such as '1 second', not 5"),
@@ -392,7 +392,7 @@ def test_an_enum_member_may_be_given_by_name_and_a_wrong_name_is_refused() -> No
         ({"trigger": {}}, "trigger is empty"),
         (
             {"trigger": {"processingTime": "interval 5 minutes", "availableNow": True}},
-            "trigger has processingTime and availableNow, of which a query takes one",
+            "trigger has processingTime and availableNow, but a query takes only one",
         ),
         ({"checkpoint": None}, "checkpoint must be a folder's path or URI, not None"),
     ],

@@ -285,7 +285,7 @@ def test_what_cannot_be_handed_over_comes_with_the_job_as_one_part(
     assert spans(part) == [(A, 2, 5)]
     assert rows_of(part) == [(0, 2), (0, 3), (0, 4)]
     assert part.emitted == 3
-    assert caplog.text.count("committed at the batch's end only queues=1") == 1
+    assert caplog.text.count("committed at the batch's end queues=1") == 1
     assert task.connection.messages(TaskDone) == [TaskDone(task.control.id, None)]
 
 

@@ -322,7 +322,7 @@ def test_tables_without_a_route_are_passed_over(tmp_path: Path) -> None:
         (BadChange("no JSON"), "no JSON"),
         (
             Change(table=ORDERS, operation=Operation.INSERT, row={"a": 1}, position=(1,)),
-            "has no key that its",
+            "name no key",
         ),
         (
             Change(table=ORDERS, operation=Operation.DELETE, key={"id": None}, position=(1,)),

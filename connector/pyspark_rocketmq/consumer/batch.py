@@ -1,10 +1,12 @@
-"""Runs each micro-batch on the driver: evaluates it once, and has its parts committed.
+"""Runs each micro-batch on the driver: evaluates it once, and has its results committed.
 
-One Spark job runs source, engine and file writing and returns file names and acks; nothing is evaluated
-twice, because that would call the listener again. Parts that tasks hand over while the job runs, because
-queues are taken away or a commit is due, are committed on another thread: one group after the other, and none
-during the commit of the batch's end (:mod:`~pyspark_rocketmq.hub.driver_end`). How a group is committed:
-:mod:`~pyspark_rocketmq.commit.pipeline`.
+One Spark job reads the source, calls the listener and writes files. It returns the names of the files, and an
+ack per queue with the progress there. No second job evaluates the batch: it would call the listener again.
+
+While the job runs, tasks may hand over *parts* of their results: a queue goes to another member, or a commit
+is due. Another thread commits these parts, one group after the other
+(:mod:`~pyspark_rocketmq.hub.driver_end`). It has finished before the rest of the batch is committed.
+:mod:`~pyspark_rocketmq.commit.pipeline` commits a group.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Job(NamedTuple):
     """Result of one evaluation of a micro-batch."""
 
     parts: Sequence[Part]
-    """Parts that the tasks have not handed over, and copies of some that they have."""
+    """Parts that tasks have not handed over while the job ran, and copies of some that they have."""
     could_ask: bool | None
     """Whether all tasks could reach the driver; None if none had to."""
 
@@ -48,7 +50,8 @@ def run_job(
     """Evaluate ``batch`` in one Spark job; see ``BatchTask`` for the other arguments."""
     names: Sequence[str] = ()
     if engine is None:
-        # mapInArrow looks columns up by name, and reads a dot as access to a field.
+        # mapInArrow looks columns up by name, and takes a dot in a name for access to a field. So the columns
+        # get plain names here, and the task gives them their own names back.
         names = batch.columns
         batch = batch.toDF(*(f"column{at}" for at in range(len(names))))
     parts: list[Part] = []
@@ -78,9 +81,11 @@ class BatchRunner:
         before_batch: Callable[[], object] = lambda: None,
         keeps_others: bool = False,
     ) -> None:
-        """Prepare to commit batches of an engine's rows or, with ``engine``, of the source's ranges.
+        """Prepare to run batches.
 
-        ``before_batch`` is called first in each batch. ``keeps_others``: see ``PartCommitter``.
+        With ``engine``, a batch has the source's ranges, and the engine consumes them. Without it, a batch
+        already has the rows to write, and acks. ``before_batch`` is called first in each batch.
+        ``keeps_others``: see ``PartCommitter``.
         """
         self._before_batch = before_batch
         self._group = consumer_group
@@ -103,7 +108,7 @@ class BatchRunner:
         """Evaluate the batch once and commit it.
 
         Raises:
-            SinkSetBack: If the sink lacks rows that it has according to the offsets. Nothing was consumed.
+            SinkSetBack: If the sink lacks rows below the group's offsets. Nothing was consumed.
             RocketMQError: If data or offsets could not be committed; Spark then runs the batch again.
         """
         query_id = self._query_id()

@@ -1,11 +1,12 @@
 """Makes a consumer's ``foreachBatch`` function (``batch.BatchRunner``) in the process where Spark calls it.
 
-A classic session calls it in the process that has started the query. Spark Connect pickles it into a process
-of the server, one for each run of the query, where committer and hub are made before the first batch.
+A classic session calls the function in the process that has started the query. Spark Connect pickles the
+function into a process of the server, a new one for each run of the query. There the first batch makes the
+committer, and the hub: the server to which the tasks connect.
 
-Spark Connect goes on with the job of a batch even if the query is stopped, or that process dies. The query
-could then be started again while listeners are still called. So the job's tasks are connected to the process:
-without the connection they deliver nothing, and when it ends they end, too.
+Spark Connect lets the job of a batch run on even if the query is stopped, or the function's process dies. If
+the query was then started again, two jobs would call its listener at the same time. So tasks connect to that
+process: without a connection they deliver nothing, and when it ends they end, too.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from pyspark_rocketmq.spark.session import driver_address, encrypts_network
 from pyspark_rocketmq.spark.version import SPARK_PASSES_TRIGGER
 
 _LOOKS: Final = 8
-"""Number of tasks that look for a folder: the number of executors is not known."""
+"""Number of tasks that look for a folder: several, to reach several executors, whose number is unknown."""
 
 
 def storage_secrets_of(store: OffsetStore) -> dict[str, str]:
-    """Return the renewed options with which to reach the store; empty if nothing has to be renewed."""
+    """Return renewed storage options of the store; empty if it has none that must be renewed."""
     return store.renew_storage() if isinstance(store, RenewsStorage) else {}
 
 
@@ -59,7 +60,7 @@ def read_epochs(store: OffsetStore, consumer_group: str) -> dict[MessageQueue, i
 
 @dataclass(frozen=True, kw_only=True)
 class CommitterParts:
-    """Everything from which a query's committer is made."""
+    """Settings and objects from which a query's committer is made; picklable if each of them is."""
 
     options: ReadOptions
     store: OffsetStore | None
@@ -122,10 +123,11 @@ def driver_control(
 ) -> DriverControl:
     """Start the server for a query's planner and tasks; see ``DriverControl``.
 
-    ``has_sink``: the query's sink shows how far its rows go, so that a store with epochs may lag behind it.
+    ``has_sink``: the query has a sink. Its watermarks show how far its rows go, so a store with epochs may
+    get the offsets some time after the rows.
 
     Raises:
-        OSError: If it cannot listen there, or is to encrypt and cannot.
+        OSError: If the server cannot listen at ``bind_host``, or cannot encrypt its connections as it must.
     """
     return DriverControl(
         host,
@@ -147,10 +149,10 @@ class ServerFunction:
     """The ``foreachBatch`` function of a query of Spark Connect."""
 
     def __init__(self, parts: CommitterParts, columns: pa.Schema, query_name: str) -> None:
-        """Make nothing yet.
+        """Keep the arguments; the first batch makes the committer from them.
 
         Args:
-            parts: Parts of the committer, which is made at the first batch.
+            parts: Settings and objects of the committer.
             columns: Columns of the sink's rows.
             query_name: Name of the query, unique in its session.
         """
@@ -211,9 +213,9 @@ def check_over_connect(parts: CommitterParts, known_problems: Sequence[str] = ()
         and parts.store.has_renewable_storage
     ):
         problems.append(
-            "the storage_options of the offset store are a callable, which the query's planner, a process "
-            "of Spark's server, cannot ask for new ones; give a mapping, or let the server's environment "
-            "have the credentials"
+            "the storage_options of the offset store are a callable, and the query's planner, a process of "
+            "Spark's server, cannot call it for new ones; give a mapping, or put the credentials into the "
+            "server's environment"
         )
     for what, one in (
         ("offset_store", parts.store),
@@ -238,16 +240,16 @@ def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
         places: Paths by their names in errors; URIs of shared storage are not checked.
 
     Raises:
-        StorageNotShared: With the first folder that is a different one there.
+        StorageNotShared: If a folder is not the same there; the error names the first one.
     """
     for name, path in places.items():
         folder = local_path(path)
         if folder is not None and (host := _host_without(spark, Path(folder))) is not None:
             raise StorageNotShared(
-                f"{name}={folder!r} is another folder on {host}, where Spark's server runs, than on "
-                f"{socket.gethostname()}, where this process looks at the tables before the query starts, or "
-                "none there. Name storage that both share (an object store, HDFS, the same mount), or start "
-                "the consumer on the server's machine."
+                f"{name}={folder!r} is another folder on {host}, where Spark's server runs, or is missing "
+                f"there. On {socket.gethostname()} this process checks the tables before the query starts, "
+                "so both must have the same folder. Name storage that both share (an object store, HDFS, "
+                "the same mount), or start the consumer on the server's machine."
             )
 
 

@@ -1,7 +1,7 @@
 """The listener of a consumer whose sink takes the changes of a database: messages in, changes out.
 
 Rule 1: a message never stops its queue. A change that cannot be applied becomes a row with a reason, and the
-sink decides what it means.
+sink decides what to do with it.
 Rule 2: values are exact. A value that does not fit its column makes a bad change; it is never rounded, cut or
 moved to another zone.
 """
@@ -60,9 +60,9 @@ class Unusable(Exception):
     """A change cannot be applied; the text is the reason."""
 
     operation: str = _BAD
-    """Operation of the row that has the reason."""
+    """Operation that the row with the reason gets, instead of that of the change."""
     columns: Sequence[str] | None = None
-    """Columns that a statement of the source takes away."""
+    """Columns that the source has dropped or renamed, if that is the reason; otherwise None."""
 
 
 class _SchemaChanged(Unusable):
@@ -216,7 +216,7 @@ class ChangeListener:
         return self._checked(values, change) | self._key(change)
 
     def _whole_row(self, change: Change) -> dict[str, Any]:
-        # A new column is left out of the table, or ends the query: see _carried.
+        # With 'ignore' or 'exception' the table gets no new columns, so only its own ones must be there.
         follows = self._schema_changes not in ("ignore", "exception")
         absent = change.absent if follows else change.absent.intersection(self._columns)
         if absent:
@@ -230,9 +230,9 @@ class ChangeListener:
         return [*lacking, *self._new_absent(change)] or None
 
     def _new_absent(self, change: Change) -> list[str]:
-        """Return columns that an update leaves out and the table lacked when the query started.
+        """Return the columns whose values an update leaves out, and which the table lacked at the start.
 
-        The table gets them, so that its row has a note that it lacks their values.
+        The sink adds these columns to the table, because the row must note that their values are missing.
         """
         if self._schema_changes == "ignore":
             return []
@@ -267,9 +267,9 @@ class ChangeListener:
 
 
 def _converted(value: Any, type_: st.DataType) -> Any:
-    """Return a value in the class of its column, where a text or number has it exactly.
+    """Convert a value to the Python class of its column, if a text or number holds exactly such a value.
 
-    Without types of the source, decimals and times come as texts, and numbers with a fraction as decimals.
+    If messages lack the source's types, decimals and times are texts, and numbers with a fraction decimals.
     """
     match type_, value:
         case st.DecimalType(), str():
@@ -293,10 +293,12 @@ def bad_row(decoded: Decoded, problem: Unusable, body: bytes) -> dict[str, Any]:
 
 
 def place_of(change: Change, offset: int, number: int, *, by_queue: bool) -> Order:
-    """Return the place of a change in its message in the order of its table.
+    """Return the place of a change in the order of its table's changes.
+
+    ``offset`` is the queue offset of its message, ``number`` its number in the message.
 
     Raises:
-        Unusable: If it has none.
+        Unusable: If the change has no place.
     """
     if change.position is None and not by_queue:
         raise Unusable(
@@ -317,16 +319,19 @@ def time_of(change: Change, message: MessageExt) -> datetime:
 
 
 def whole_row_problem(absent: Sequence[str]) -> Unusable:
-    """Return the reason why a new row cannot be applied, some of whose values are left out."""
+    """Return the error for a new row whose values of the columns ``absent`` are left out."""
     return Unusable(
-        f"The new row lacks the value of {', '.join(absent)}, which the program has left out, and "
-        "which is stored nowhere else. Have the source log whole rows (MySQL: binlog_row_image=FULL; "
-        "PostgreSQL: REPLICA IDENTITY FULL)."
+        f"The new row lacks the value of {', '.join(absent)}: the program that reads the source's log left "
+        "it out, and it is stored nowhere else. Have the source log whole rows (MySQL: "
+        "binlog_row_image=FULL; PostgreSQL: REPLICA IDENTITY FULL)."
     )
 
 
 def _operation(decoded: Decoded, problem: Unusable) -> str:
-    """Return the operation of a change that cannot be applied; the sink stops at a truncation in any case."""
+    """Return the operation for the row of a change that cannot be applied.
+
+    A truncation keeps its own, because the sink always stops at a truncation that cannot be applied.
+    """
     is_truncation = isinstance(decoded, Change) and decoded.operation is Operation.TRUNCATE
     return str(Operation.TRUNCATE) if is_truncation else problem.operation
 

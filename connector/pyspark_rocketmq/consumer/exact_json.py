@@ -2,12 +2,12 @@
 
 Spark's parser stops after the first value, replaces bytes that are not UTF-8 with U+FFFD, and rounds numbers
 with more digits than their column has. So a body is parsed as the first element of an array whose second one
-is ours: the array has two elements exactly if the body is one value. Columns that Spark rounds or cuts off
-are first parsed into wider ones, and compared.
+is ours: the array has two elements exactly if the body is one value. If Spark rounds or cuts off values of a
+column's type, they are first parsed into a wider type, and refused if they do not fit their own.
 
-All of it is one expression that contains ``from_json`` once: Spark would evaluate it again wherever a
-``CASE`` repeats it.  Only bodies that may hold a field twice, or times and dates that are finer than their
-columns, are parsed once more, into strings (``json_as_sent``).
+All of it is one expression, which contains ``from_json`` once: Spark would parse again wherever a ``CASE``
+repeats the call. Few bodies are parsed a second time, into strings (``json_as_sent``): those that may have a
+field twice, or a time or date that is finer than its column.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pyspark_rocketmq.consumer.json_as_sent import has_fields_once, has_whole_ti
 _CORRUPT: Final = "_corrupt"
 _MOST_DIGITS: Final = 38
 _WHOLE_CHARACTERS: Final = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-"""Escaped backslashes, and characters escaped as two halves."""
+"""Escaped backslashes, and characters escaped as a pair of surrogates, such as an emoji."""
 _HALF: Final = r"\\u[dD][89a-fA-F]"
 _MAY_OVERFLOW: Final = r"[0-9][eE]\+?[0-9]{2}|[0-9]{39}"
 """Numbers that may be too large for a float."""
@@ -54,7 +54,7 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
     """
     schema = StructType(_nullable_fields(schema))
     text = body.cast("string")
-    # A name that no sender can guess: no body can close the array, or add an element like ours.
+    # The name is random, so that no sender can guess it, close the array, and add an element like ours.
     ours = f"end-{secrets.token_hex(8)}"
     element = StructType([*_wider_fields(schema), StructField(ours, DoubleType())])
     whole = StructType().add(ours, ArrayType(element)).add(_CORRUPT, "string")

@@ -1,4 +1,4 @@
-"""Logs failing listeners on the driver: at intervals, which queues wait, since when and why."""
+"""Logs on the driver that a listener fails: which queues wait, since when and why, at most once a minute."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
 """Checks of JSON strings for three losses that ``from_json`` does not report.
 
-It keeps only the last of several fields of one name, and drops the digits after a time's microseconds and
-whatever follows a date.  A quick search of the string decides whether it is parsed once more, into strings,
-to make sure: very few bodies are.
+1. Of several fields with one name, ``from_json`` keeps only the last.
+2. It drops the digits of a time after the microseconds.
+3. It drops everything that follows a date.
+
+A quick search finds the few bodies that may be affected. Only these are parsed a second time, into strings,
+and then checked.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ from pyspark.sql.types import (
 )
 
 _TEXTS: Final[Any] = MapType(StringType(), StringType())
-"""Type for ``from_json``, which accepts it although its type hints do not allow it."""
+"""A JSON object with its values as strings; ``from_json`` accepts this type, but its type hints do not."""
 _MAY_BE_TOO_FINE: Final = r"[.,][0-9]{7}"
 _TOO_FINE: Final = r"[.,][0-9]{6}[0-9]*[1-9]"
-"""Digits after those of a microsecond."""
+"""A fraction of a second with a digit other than 0 after the microseconds."""
 _TIME_BEHIND: Final = r"-[0-9]{1,2}(T|\s+[^\s\"])"
 """A time of day, or anything else, after a date."""
 _UNQUOTED: Final = "allowunquotedfieldnames"
@@ -147,7 +150,10 @@ def _fields_once(text: Column, kind: DataType, options: Mapping[str, str]) -> Co
 
 
 def _texts_of(kind: DataType, finer: Mapping[type[DataType], str]) -> DataType | None:
-    """Reduce ``kind`` to its times and dates, as strings; None if it has none."""
+    """Return ``kind`` with only its times and dates, as strings; None if it has none.
+
+    ``finer`` has the types to keep.
+    """
     match kind:
         case StructType():
             fields = [(field.name, _texts_of(field.dataType, finer)) for field in kind.fields]

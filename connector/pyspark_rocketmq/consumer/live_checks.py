@@ -1,9 +1,9 @@
-"""Checks, before a query starts in real time, that it can run so; one error has every reason if it cannot.
+"""Checks, before a query starts, whether it can run in real time; one error has all reasons why it cannot.
 
-In real time the tasks of a batch run for minutes. They need three things that a micro-batch does not need: a
-task slot each for all this time, a connection to the driver over which they report their results, and workers
-that Spark does not kill although they yield no rows. A query that lacks one of these would start, and stop
-consuming later, perhaps after hours.
+In real time the tasks of a batch run for minutes. So they need three things that a micro-batch does not need:
+each task has a task slot for all this time; it reports its results over a connection to the driver; and Spark
+does not kill its Python worker, which yields no rows to Spark. A query that lacks one of these would start,
+and stop consuming later, perhaps after hours.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LiveContext:
 
 
 def argument_problems(*, has_listener: bool, is_engine_state: bool, is_classic: bool) -> list[str]:
-    """Return the problems that a consumer's arguments show without a look at the Spark session."""
+    """Return why a query with these arguments of a consumer cannot run in real time, whatever its session."""
     problems = []
     if not has_listener:
         problems.append(
@@ -165,7 +165,7 @@ def check_live(
 
 
 class FreeSlots:
-    """The number of tasks that a batch may have now, if it leaves some task slots to other jobs."""
+    """Returns how many tasks a batch may have now, so that it leaves some task slots to other jobs."""
 
     def __init__(self, spark: SparkSession, left: int) -> None:
         self._spark = spark
@@ -173,7 +173,7 @@ class FreeSlots:
         """Number of slots to leave free."""
 
     def __call__(self) -> Slots:
-        """Count the session's slots."""
+        """Return the session's slots, without those to leave free."""
         return spared(task_slots(self._spark), self.left)
 
 

@@ -28,7 +28,7 @@ from pyspark_rocketmq.source.schema import spark_schema
 BODY: Final = "body"
 PROPERTIES: Final = "properties"
 _ALWAYS_READ: Final = frozenset({"topic", QUEUE_OFFSET, "commitLogOffset", BODY, "storeTimestamp"})
-"""Columns from which a range is followed, bounded and remembered."""
+"""Columns that the engine itself needs: to follow a range, limit its memory and remember its last message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class MessageColumns:
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.row_columns.schema)
 
     def problems(self) -> list[str]:
-        """Return why such a table cannot be."""
+        """Return the reasons why no table can have these columns; empty if one can."""
         known = [name for name in MESSAGE_COLUMNS if name not in POSITION_COLUMNS]
         problems = []
         unknown = [name for name in self.names if name not in known]
@@ -97,7 +97,7 @@ class MessageColumns:
         return problems
 
     def check(self) -> None:
-        """Check that the table can be.
+        """Check that a table can have these columns.
 
         Raises:
             SchemaError: With all :meth:`problems`.
@@ -111,7 +111,7 @@ def _names_in_use(names: Sequence[str]) -> set[str]:
 
 
 def texts_of(bodies: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return bodies as strings, with null for those that are not UTF-8; and only those, as bytes."""
+    """Return two columns: bodies that are UTF-8, as strings, and the others, as bytes; null elsewhere."""
     try:
         return bodies.cast(pa.string()), pa.nulls(len(bodies), pa.binary())
     except pa.ArrowInvalid:
@@ -121,7 +121,10 @@ def texts_of(bodies: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _each_text_of(bodies: pa.Array) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield the parts of bodies, of which at least one is not UTF-8, by halving."""
+    """Yield :func:`texts_of` of parts of ``bodies``, of which at least one is not UTF-8.
+
+    Halving finds the bad ones quickly: a half without any is converted as a whole.
+    """
     if len(bodies) == 1:
         yield pa.nulls(1, pa.string()), bodies
         return

@@ -47,7 +47,7 @@ def json_body(schema: str | StructType, options: dict[str, str] | None = None) -
     """
 
     def decode(body: Column) -> Column:
-        # Only here: parsing a schema given as text needs a session.
+        # Parse the schema only now: for one given as text Spark needs a session.
         return exact_json(body, listener_schema(schema), options or {})
 
     return decode
@@ -90,7 +90,7 @@ class MessageTable:
         decoded = decoded.withColumn(
             "_decoded", sf.when(is_text_valid(sf.col("_decoded"), into), sf.col("_decoded"))
         )
-        # Not "the struct is null": in its permissive mode Avro gives a struct of nulls.
+        # Check each field for null, not the struct: in its permissive mode Avro returns a struct of nulls.
         is_bad = reduce(
             and_,
             (sf.col("_decoded")[name].isNull() for name in into.fieldNames()),
@@ -177,7 +177,8 @@ class TableEngine:
 
     def _ack_row(self, end: RangeEnd, last: RememberedMessages) -> pa.RecordBatch:
         planned = end.planned
-        # The queue of a range whose broker was away may continue immediately, as in the engines.
+        # A range brings nothing if its broker does not answer. Its queue may continue immediately, as in the
+        # engines.
         brought_nothing = planned.count == 0
         ack = QueueAck(
             queue=planned.queue,

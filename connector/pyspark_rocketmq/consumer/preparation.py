@@ -72,7 +72,7 @@ def check_and_prepare(
     """
     tables = table_places(sink, store)
     check_not_nested(tables)
-    # Check before anything is made that would be left behind.
+    # Check the topics before a table or folder is made, so that nothing is left behind after an error.
     key = offset_key(options)
     check_topics(options, lambda topic: _brokers_of(topic, key, store))
     if not is_orderly and options.message_model is MessageModel.CLUSTERING:
@@ -152,6 +152,6 @@ def table_places(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
 
 
 def _brokers_of(topic: str, key: str, store: OffsetStore) -> set[str]:
-    """Return the brokers at which a group has consumed a topic; do not create a missing store for that."""
+    """Return the brokers at which a group has consumed a topic; a store that is missing is not created."""
     rows = store.read(key) if key in store.groups() else {}
     return {queue.broker_name for queue in rows if queue.topic == topic}

@@ -130,7 +130,7 @@ class PushConsumer:
         offset_store: Where the group's offsets are kept: a store, or a value of option ``offsetStore``.
         message_model: A member or its name. CLUSTERING shares the queues among the group's members;
             BROADCASTING reads all of them in every query, each with its own progress under ``instance_name``.
-        consume_from_where: A member or its name: where a group without stored offsets begins.
+        consume_from_where: Where a group without stored offsets begins: a member or its name.
         consume_timestamp: ``yyyyMMddHHmmss`` in local time of the driver's machine, as in Java, or with a
             zone (``…Z``, ``…+08:00``), or ISO 8601 in UTC, for CONSUME_FROM_TIMESTAMP; half an hour ago by
             default.
@@ -365,7 +365,7 @@ class PushConsumer:
         parsed = ReadOptions.parse(options)
         check_checkpoint(spark, wanted.checkpoint)
         is_live = parsed.real_time_ms is not None
-        # It shows only once the sink is prepared whether it needs a slot.
+        # Some sinks need a slot for Spark in real time. Leave one free until the prepared sink shows this.
         slots = FreeSlots(spark, 1 if is_live and wanted.sink is not None else 0)
         hub = self._hub(spark, parsed, store, slots, has_sink=wanted.sink is not None)
         if hub is not None:
@@ -518,7 +518,7 @@ class PushConsumer:
         if isinstance(store, str):
             return open_group_store(options)
         if isinstance(store, OpensAgain):
-            # Another query may have used it, before its table was deleted.
+            # The store may be open since an earlier query, and its table may have been deleted since.
             store.open_anew()
         return store
 
@@ -583,7 +583,7 @@ class PushConsumer:
             return None
 
     def _listen_for(self, sink: object) -> list[str]:
-        """Register the listener of a sink that takes changes; return what is in its way."""
+        """Register the listener of a sink that takes changes; return the problems that prevent it."""
         given = sink if isinstance(sink, Sequence) else (sink,)
         takes = [
             each for each in given if isinstance(getattr(each, "sink", each), TakesChanges | RoutesChanges)
@@ -639,8 +639,8 @@ class PushConsumer:
             problems += self._sharding_key_problems()
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(
-                "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly "
-                "once; use a DeltaOffsetStore, or no sink"
+                "offset_store is 'broker:', which accepts commits of a member that has lost its queue, so "
+                "the sink could not have each row exactly once; use a DeltaOffsetStore, or no sink"
             )
         sent = [("listener", self._listener), *(("hook", hook) for hook in self._hooks)]
         return problems + [
@@ -713,9 +713,10 @@ def _written_by(function: BatchFunction, rows: DataFrame, name: str, checkpoint:
 def _drained_by(
     hub: DriverControl | None, options: Mapping[str, str]
 ) -> tuple[dict[str, str], Mapping[str, Any]]:
-    """Return options and trigger with which the planner reports to the driver that everything is consumed.
+    """Return the options and the trigger that stand for ``availableNow`` before Spark 4.2.
 
-    With ``availableNow`` Spark before 4.2 would run only one micro-batch.
+    Earlier releases would run only one micro-batch. So batches follow each other, and when everything is
+    consumed, the planner reports this to the driver, which stops the query.
 
     Raises:
         RocketMQError: If the planner has no connection to the driver.

@@ -75,7 +75,8 @@ _INTERVAL: Final = re.compile(
 _REAL_TIME_COMMIT_INTERVAL_S: Final = 0.5
 """Default time between two commits of a batch in real time."""
 _SAFE_NAME: Final = 120
-"""Longest name of a group, in characters, that allows sending to all its topics: brokers accept 127."""
+"""Maximum length of a group's name, in characters: brokers accept names of topics up to 127 characters, and
+the group's retry topic has 7 more than the group (``%RETRY%``)."""
 _EPOCH_YEAR: Final = 1970
 _DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
 """How far before now a group begins by default (``DefaultMQPushConsumer.consumeTimestamp``)."""
@@ -104,7 +105,7 @@ SET_BY = {
 _DECLARED: Final[Mapping[str, Field[Any]]] = {
     each.name: each for options in (ReadOptions, ConsumerOptions) for each in fields(options)
 }
-"""Declarations of the arguments, by name: options of the source or, where there are two, of a consumer."""
+"""Declaration of each argument, by name; if source and consumer both declare a name, the consumer's."""
 _REQUIRED: Final = ("consumer_group", "name_servers")
 
 
@@ -167,14 +168,15 @@ def _no_parameter(name: str, known: Sequence[str]) -> str:
 
 
 def warn_of_long_name(consumer_group: str, namespace: str | None, *, has_limit: bool) -> None:
-    """Warn that the dead letters of a group may find no topic, whose name contains the group's."""
+    """Warn if a group's name is too long for dead letters: the name of their topic contains the group's."""
     name = with_namespace(namespace or "", consumer_group)
     if has_limit and len(name) > _SAFE_NAME:
         logger.warning(
-            "the name of group %s has %d characters. Producers may send to topics of at most 127, and "
-            "brokers store none in a longer one: from 121 on the group's dead letters must be copied by the "
-            "broker that stores the message, and from 123 on there can be none, so that a message that "
-            "always fails holds its queue up. Take a name of at most 120 characters",
+            "the name of group %s has %d characters, which is too long for some of its topics: producers may "
+            "send to topics of at most 127 characters, and brokers store nothing in a longer one. With more "
+            "than 120 characters, only the broker that stores a message can make it a dead letter. With more "
+            "than 122, no broker can, and a message that always fails holds its queue up. Use a name of at "
+            "most 120 characters",
             consumer_group,
             len(name),
         )
@@ -217,7 +219,7 @@ def _trigger_problems(trigger: object) -> list[str]:
         return ["trigger is empty; leave it out for {'processingTime': '1 second'}"]
     problems = [problem for key, value in trigger.items() if (problem := _trigger_problem(str(key), value))]
     if not problems and len(trigger) > 1:
-        problems.append(f"trigger has {' and '.join(map(str, trigger))}, of which a query takes one")
+        problems.append(f"trigger has {' and '.join(map(str, trigger))}, but a query takes only one")
     return problems
 
 
@@ -258,7 +260,7 @@ def _shown(value: Any) -> str:
 
 
 _SETTER_OF = {key.lower(): setter for key, setter in SET_BY.items()}
-"""The same with keys in lower case: Spark ignores the case of keys."""
+"""``SET_BY`` with keys in lower case: Spark ignores the case of keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,5 +448,6 @@ class ConsumerSettings:
                 at = consume_time(self.own.consume_timestamp)
             except ValueError as exc:
                 problems.append(f"consume_timestamp='{self.own.consume_timestamp}' {exc}")
-        # No message is from 1970, and option startingTimestamp would read its milliseconds as seconds.
+        # A time in 1970 means the beginning, as no message is that old. Its milliseconds are so few that
+        # option startingTimestamp would take them for seconds.
         return int(at.timestamp() * 1000) if at.year > _EPOCH_YEAR else 0

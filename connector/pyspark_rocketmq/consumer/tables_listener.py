@@ -1,7 +1,7 @@
 """The listener of a consumer whose sink takes the changes of many tables: messages in, changes out.
 
-A row has its values as text with their types, since tables have different columns; the driver makes the
-columns. Otherwise the rules of :mod:`~pyspark_rocketmq.consumer.change_listener` count.
+Tables have different columns. So a row holds its values and their types in one text, and the driver makes
+columns of them. Otherwise the rules of :mod:`~pyspark_rocketmq.consumer.change_listener` hold.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class TablesListener:
         key = self._key(change, routed)
         if change.operation is not Operation.UPDATE and change.absent:
             raise whole_row_problem(sorted(change.absent))
-        # An update's row notes that it lacks these values, for which the table must have the columns.
+        # The row of an update notes that these values are missing, so the table must have their columns.
         lacking = sorted(change.absent)
         absent = routed.row(dict.fromkeys(lacking))
         values = {**routed.row(change.row), **absent, **key}
@@ -131,8 +131,8 @@ class TablesListener:
     def _key(change: Change, routed: Routed) -> Mapping[str, Any]:
         if not change.key:
             raise Unusable(
-                f"The table {change.table} has no key that its messages name. Name a unique one, "
-                f"keys={{'{change.table}': ['id']}}, or give the table no route."
+                f"The messages of table {change.table} name no key. Name columns that identify a row, "
+                f"keys={{'{change.table}': ['id']}}, or leave the table out of the routes."
             )
         missing = [name for name, value in change.key.items() if value is None]
         if missing:

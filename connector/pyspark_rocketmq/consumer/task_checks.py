@@ -1,4 +1,4 @@
-"""Checks, before a query starts, that tasks reach the sinks to which they commit by themselves."""
+"""Checks, before a query starts, that tasks can connect to sinks into which they themselves commit rows."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@
 the threads. Each range has its own thread, which begins its calls and settles them; a call runs on any thread
 of the pool. The task's own thread begins ranges and yields results; another one reads.
 
-Closed ranges begin one after the other, as far as calls are slow, and reading pauses when memory is short.
-Open ranges all begin with the task; a queue that has too many messages is held.
+Closed ranges begin one after the other: the next one begins only when calls of those under way are slow.
+Reading pauses when memory is short. Open ranges all begin with the task, and a queue of which too many
+messages wait is not read for a while (it is *held*).
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ from pyspark_rocketmq.source.schema import Arrival
 _OUT_OF_MEMORY_BYTES: Final = 128 << 20
 """Memory of arrived messages, in bytes, at which the task reads no more; one range may take any amount."""
 _WAITING_RANGES: Final = 8
-"""Maximum number of unfinished ranges beyond those that can have a call: they send messages back, or
-pause."""
+"""Maximum number of unfinished ranges beyond one for each slot: a range that sends messages back, or waits
+after a failure, needs no slot."""
 _LOOK_EVERY_S: Final = 0.05
 """How often the task checks for slow calls and memory while a range is to begin, reading pauses or a queue is
 held."""
 
 
 class PooledRun(Hashable, Protocol):
-    """A range that takes slots of the pool."""
+    """The consumption of a range, which takes a slot of the pool for each call."""
 
     def look_again(self) -> None:
         """Check again: there may be a slot, or the task ends; called by any thread, returns immediately."""
         ...
 
     def lets_next_begin(self) -> bool:
-        """Return whether all its messages are delivered, or a call is slow; called by any thread."""
+        """Return whether all messages of the range are delivered, or a call is slow; called by any thread."""
         ...
 
 
@@ -132,9 +133,9 @@ class CallPool:
             run.look_again()
 
     def lets_next_begin(self, ranges: int) -> bool:
-        """Return whether another range may begin beside ``ranges`` unfinished ones.
+        """Return whether one more range may begin while ``ranges`` are unfinished.
 
-        While calls are quick it would only get in their way.
+        While calls are quick, one more range would only slow the others.
         """
         with self._guard:
             joined = list(self._joined)
@@ -201,7 +202,7 @@ class RangesAtOnce:
         *,
         most_held: int = PULL_THRESHOLD_FOR_QUEUE,
     ) -> None:
-        """Begin nothing yet.
+        """Prepare to consume; :meth:`consumed` begins.
 
         Args:
             source: Reads the ranges.

@@ -1,11 +1,12 @@
-"""The concurrent engine: ranges through the listener, many calls at the same time.
+"""The concurrent engine: passes a task's messages to the listener, in many calls at the same time.
 
-The ranges of a task share one pool of calls (:mod:`~pyspark_rocketmq.consumer.engine.call_pool`). Listener
-calls and send-backs run elsewhere and report through events to the thread that calls ``consume``. A call
-whose messages are all done settles itself: its thread, or the event loop, goes on with the next delivery,
-since waking another thread first would cost a listener of some milliseconds a tenth of its rate. The thread
-that holds the run's guard owns the machine and all other state of the run; nothing waits under the guard.
-Spark is not used.
+The ranges of a task share one pool of calls (:mod:`~pyspark_rocketmq.consumer.engine.call_pool`). A *run*
+consumes one range, on the thread that calls its ``consume``. Listener calls and send-backs run on other
+threads, and report to that thread by events. There is a shorter way for a call whose messages are all done:
+the call's own thread, or the event loop, settles it and makes the next delivery. Waking the run's thread for
+this would cost a listener whose calls take some milliseconds a tenth of its rate. All state of a run, also
+its state machine (:mod:`~pyspark_rocketmq.consume.concurrent`), belongs to the thread that holds the run's
+guard; nothing waits under the guard. Spark is not used.
 
 Only rows of messages below the offset that the run has reached go to the sink. A run normally ends with every
 message done or sent back, so these are all rows. If a message could not be sent back, the offset stays at
@@ -137,7 +138,7 @@ class ConcurrentRun(RangeRun):
         self._wakes_s = inf
         """When ``consume`` checks the machine again, if no event comes before."""
         self._mark_s = -inf
-        """When the moment of a delivery is to be noted again."""
+        """Monotonic time from which on the moment of a delivery is noted again."""
         self._has_ended = False
         """Whether :meth:`consume` has ended; no call uses the machine after that."""
         self._defect: BaseException | None = None
@@ -148,9 +149,9 @@ class ConcurrentRun(RangeRun):
         Code that removes a call gives its slot back.
         """
         self._posted: set[int] = set()
-        """Deliveries whose calls end with an event, which has come or will come."""
+        """Numbers of calls that did not settle themselves: an event reports their end, now or soon."""
         self._free = 0
-        """Slots of calls that have ended and that are not yet given back or used again."""
+        """Number of slots of ended calls that are not yet used again or given back to the pool."""
         self._was_last_out = False
         """Whether the pool has been informed that another range may begin."""
         self._needs_slot = False
@@ -161,7 +162,7 @@ class ConcurrentRun(RangeRun):
         """Heap of the rows above the offset reached: for each call its first index, bytes and rows."""
         self._above_bytes = 0
         if planned.has_open_end:
-            # It lasts until the driver ends it.
+            # An open range lasts until the driver ends it.
             settings = replace(settings, max_time_consume_continuously_s=inf)
         self._machine = ConcurrentConsumption(
             count=len(self._messages),
@@ -187,9 +188,9 @@ class ConcurrentRun(RangeRun):
             with self._guard:
                 self._has_ended = True
                 if self._free:
-                    # Only after a failure.
+                    # Slots are left over only after an error.
                     self._pool.give(self, self._free)
-            # For calls that ended just now; those that still run do this themselves.
+            # Release the slots of calls that ended just now; calls that still run release their own.
             for number in list(self._posted):
                 self._release(number)
             self._pool.leave(self)
@@ -232,7 +233,7 @@ class ConcurrentRun(RangeRun):
         return self._clock.monotonic_s(), self._clock.now_s()
 
     def _ack_so_far(self) -> QueueAck:
-        # Rows of messages that were passed since the last answer.
+        # Add the rows of messages that the run has passed since the last answer of the listener.
         self._pass_rows_on()
         return self._ack_until(self._clock.now_s() if self._stands_still(self._done) else None)
 
@@ -249,7 +250,8 @@ class ConcurrentRun(RangeRun):
     def _suspended_until_s(self) -> float | None:
         if self._machine.finished is ConcurrentFinish.SUSPENDED:
             return self._clock.now_s() + SEND_BACK_PAUSE_S
-        # A queue that is blocked without a suspension would get longer ranges, or none until more arrives.
+        # Without a suspension, the planner would plan longer ranges of the blocked queue, or none until more
+        # messages arrive.
         return self._clock.now_s() if self._stands_still(self._machine.done) else None
 
     # --- deliveries -----------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ class ConcurrentRun(RangeRun):
         return min(wakes_s, self._clock.monotonic_s() + _LOOK_EVERY_S) if looks else wakes_s
 
     def _deliver_all(self) -> None:
-        """Deliver as much as there are slots for, and give back those that are not needed."""
+        """Deliver messages as long as there are slots, and give back slots that are not needed."""
         pool = self._pool
         if pool.waiting and self._free and not pool.may_keep(self):
             pool.give(self)
@@ -330,7 +332,10 @@ class ConcurrentRun(RangeRun):
         return False
 
     def _takes_slot(self) -> bool:
-        """Take a slot if the pool has one; return whether. A run does not wait for a pool with lost slots."""
+        """Take a slot if one is free; return whether one was.
+
+        If calls that take too long hold all slots, the run does not wait for a slot any more.
+        """
         if self._pool.take(self):
             return True
         if self._pool.are_lost:
@@ -346,7 +351,7 @@ class ConcurrentRun(RangeRun):
         return any(at_s is not None and at_s <= slow_since_s for at_s in began)
 
     def _release(self, number: int) -> None:
-        """Give back the slot of a call that has ended when the run was over, once for each call."""
+        """Give back the slot of a call that ended after the run; does nothing the second time."""
         if self._out.pop(number, None) is None:
             return
         if self._hanging:
@@ -379,13 +384,18 @@ class ConcurrentRun(RangeRun):
         return self._settle_at_once(number, call)
 
     def _settle_at_once(self, number: int, call: ListenerCall) -> bool:
-        """Settle a call on its own thread, and deliver the next messages; return whether it was possible."""
+        """Settle a call on its own thread, and deliver the next messages; return False if that is impossible.
+
+        It is impossible if not all messages of the call are done, if the run has ended, or if another thread
+        holds the guard.
+        """
         is_settled = call.is_all_done and self._guard.acquire(blocking=False)
         if not is_settled or self._has_ended:
             if is_settled:
                 self._guard.release()
             self._posted.add(number)
-            # In this order: the thread that ends the run uses the two in the opposite order.
+            # Add to _posted, then read _has_ended: the thread that ends the run writes _has_ended, then reads
+            # _posted. So at least one of the two releases the slot.
             if self._has_ended:
                 self._release(number)
             return False
@@ -492,7 +502,7 @@ class ConcurrentRun(RangeRun):
         if isinstance(delivered, range) and len(done) == len(delivered):
             self._keep(done[0], emitted if len(done) == 1 else self._in_order(emitted, done))
             return
-        # Other calls' messages may be between them.
+        # Messages of other calls may lie between those of this call, so keep the rows of each one separately.
         for index in done:
             self._keep(index, self._in_order(emitted, [index]))
         self._file.drop(emitted)
@@ -502,14 +512,14 @@ class ConcurrentRun(RangeRun):
         return in_queue_order(emitted, offsets, self._output.rows, self._file)
 
     def _pass_rows_on(self) -> None:
-        """Release the rows of messages that the run has passed meanwhile."""
+        """Move rows to those for the sink if the run has passed their messages meanwhile."""
         while self._above and self._above[0][0] < self._machine.done:
             _, nbytes, rows = heappop(self._above)
             self._above_bytes -= nbytes
             self._rows.add(rows)
 
     def _keep(self, index: int, rows: list[Emitted]) -> None:
-        """Keep the rows of consecutive messages from ``index`` on."""
+        """Keep the rows of consecutive messages from ``index`` on until the run has passed the messages."""
         if not self._above and index < self._machine.done:
             self._rows.add(rows)
             return
@@ -659,7 +669,7 @@ class ConcurrentEngine:
 def _put_off(one: PooledRange, listener: FailedListener) -> QueueAck:
     """Suspend a range whose listener could not be opened.
 
-    Failing its calls would send the whole backlog back or, in broadcasting, drop it.
+    If its messages counted as failed, the whole backlog would be sent back or, in broadcasting, dropped.
     """
     planned = one.planned
     end = one.arrivals[-1].end

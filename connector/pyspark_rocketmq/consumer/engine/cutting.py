@@ -1,20 +1,23 @@
-"""Cuts of a task: what leaves it before its end, and the commits that it makes by itself.
+"""Cuts of a task: results that the task hands over before its end, and commits that the task itself makes.
 
-* A queue that was given up leaves in its own part; a range that had ended before is handed over in the part
-  that contains it.
-* If the driver asks for cuts, each of them ends the part that has grown, together with what is settled of the
-  ranges that go on, also while the listener is called. So a queue has several parts, which must reach the
-  driver in order. A part that cannot be handed over, because the connection is lost or it is too long, comes
-  with the job, and so does all that follows of its queues. Rows that cross Spark between the engine and the
-  sink's writer (``orderlyEngine=state``) cannot be cut.
+A task collects its results in one *part*, which grows. Parts leave the task early for two reasons:
 
-If the sink's writer is ``CommitsInTask``, the task commits by itself, as
-:mod:`~pyspark_rocketmq.consume.task_commits` decides. The part that has grown then has acks of several such
-commits, and goes to the driver as any other; a queue that is given up leaves with all of it.
+* A queue is given up: the result of its range leaves in a separate part. If the range has ended already, the
+  growing part contains it, and leaves.
+* The driver asks for a *cut*: the growing part leaves, with what is settled so far of the ranges that go on,
+  even while the listener is called. A new part begins to grow.
 
-One thread, ``rocketmq-cut``, writes and hands over everything that leaves before the end, one after the
-other. It takes the growing part from its place when no other thread adds to it. No lock is held while files
-are written.
+So a queue may have several parts, and they must reach the driver in order. A part cannot be handed over if
+the connection is lost or the part is too long. It then comes with the job's result, and so do all later parts
+of its queues. Rows that cross Spark between the engine and the sink's writer (``orderlyEngine=state``) cannot
+be cut.
+
+If the sink's writer is ``CommitsInTask``, the task itself commits its rows, when
+:mod:`~pyspark_rocketmq.consume.task_commits` decides it. The growing part then collects the acks of several
+such commits, and leaves like any other part. If a queue is given up, the whole growing part leaves.
+
+One thread, ``rocketmq-cut``, writes and hands over all early parts, one after the other. It takes the growing
+part from its place when no other thread adds to it. No lock is held while files are written.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class CutThread:
         self._failed = failed
         self._over = over
         self._guard = threading.Lock()
-        """Guards that no work follows the end; nothing is done under it."""
+        """Ensures that no work is accepted after the end; the work itself is not done under it."""
         self._work: SimpleQueue[Work | None] = SimpleQueue()
         self._is_closed = False
         self._is_abandoned = False
@@ -56,7 +59,7 @@ class CutThread:
         self.when_due: Work = look_again
 
     def begin(self, work: Work) -> bool:
-        """Have the thread do something, after what it was given before; return False at the end."""
+        """Have the thread do ``work`` after its earlier work; return False if it accepts no more work."""
         with self._guard:
             if self._is_closed:
                 return False
@@ -103,7 +106,7 @@ class CutThread:
 
 
 def look_again() -> None:
-    """Do nothing: the thread has only to look when its next work is due."""
+    """Do nothing: this work only wakes the thread, which then reads again when other work is due."""
 
 
 class TaskCuts:
@@ -117,18 +120,18 @@ class TaskCuts:
         self._instructions = instructions
         self._thread = thread
         self.own: OwnCommits | None = None
-        """The commits of the task itself, if its sink has them."""
+        """The commits that the task itself makes; None if only the driver commits."""
         self._going_on: set[MessageQueue] = set()
-        """Queues of which the part that grows may have rows though their ranges go on."""
+        """Queues whose ranges go on, although the growing part may already have rows of them."""
 
     def go_on(self, queues: Collection[MessageQueue]) -> None:
-        """Note that the part that grows gets rows of ranges that go on."""
+        """Note that the growing part gets rows of these queues, whose ranges go on."""
         self._going_on.update(queues)
 
     def begin(self, number: int | None) -> bool:
         """Begin to cut; called by the connection's thread, which must not wait for storage.
 
-        ``number`` is that of the driver's cut; with None only what has ended leaves.
+        ``number`` is that of the driver's cut; with None only results of ranges that have ended leave.
         """
         return self._thread.begin(lambda: self._cut(number, is_whole=number is not None))
 
@@ -141,11 +144,11 @@ class TaskCuts:
         return self._thread.begin(lambda: self._give_up(consumed))
 
     def send_ended(self) -> None:
-        """Send what has ended; only the thread itself calls this."""
+        """Send the results of ranges that have ended; only the cut thread calls this."""
         self._cut(None, is_whole=False)
 
     def _cut(self, number: int | None, *, is_whole: bool) -> None:
-        """Send the results so far to the driver; only those of ranges that have ended unless ``is_whole``."""
+        """Send results to the driver: all so far if ``is_whole``, else only those of ended ranges."""
         instructions = self._instructions
         if is_whole and (self._sender.kept_back or not instructions.cut_begins()):
             # Parts of a queue must reach the driver in order, so the rest also comes with the job.
@@ -154,7 +157,8 @@ class TaskCuts:
             return
         if is_whole and self.own is not None:
             self.own.begins()
-        # In this order: a range that ends meanwhile must not be in the part with its end before its cut.
+        # Take the part first, then cut the ranges: a range that ends after its cut adds its end to the next
+        # part.
         with self._place.leaving() as part:
             if is_whole:
                 add_cut(part, instructions.cut_ranges(), instructions)
@@ -166,7 +170,8 @@ class TaskCuts:
                 instructions.nothing_to_cut(number)
 
     def _give_up(self, consumed: Consumed) -> None:
-        # The growing part may hold earlier results of the queue, which must reach the driver first.
+        # The growing part may have earlier results of the queue, which must not reach the driver later. Then
+        # it leaves with the end of the range.
         is_begun = self.own is not None or consumed.ack.queue in self._going_on
         leaving = self._place.leaving() if is_begun else undone_by_errors(self._place.new_part())
         with leaving as part:
@@ -232,18 +237,19 @@ class OwnCommits:
         instructions = self._instructions
         self.begins()
         instructions.rows_taken()
-        # Nobody adds to the part meanwhile: ranges seldom end, and a transaction takes milliseconds.
+        # Keep the part from other threads meanwhile: a commit takes milliseconds, and ranges, which would add
+        # to the part, seldom end.
         with self._place.part() as part:
             add_cut(part, instructions.cut_ranges(), instructions)
             refused = part.commit()
             ends = list(part.ends)
         if refused or any(instructions.fate(queue) is Fate.HANDED_OVER for queue in ends):
-            # The driver is to know it now.
+            # Report refused and handed over queues to the driver now.
             self._send_ended()
 
 
 def add_cut(part: GrowingPart, cut: RangeCuts, instructions: TaskControl) -> None:
-    """Add what a cut has taken of all ranges."""
+    """Add the results that a cut has taken from all ranges of a task."""
     for consumed in cut.ended:
         _add_ended(part, consumed, instructions)
     going_on = [each for each in cut.going_on if instructions.fate(each.ack.queue) is not Fate.DROPPED]
@@ -252,7 +258,10 @@ def add_cut(part: GrowingPart, cut: RangeCuts, instructions: TaskControl) -> Non
 
 
 def _add_ended(part: GrowingPart, consumed: Consumed, instructions: TaskControl) -> None:
-    """Add the result of a range that has ended, except if it stays for another part or does not count."""
+    """Add the result of a range that has ended.
+
+    If nothing of it may or need be committed, report its queue as released instead.
+    """
     queue = consumed.ack.queue
     fate = instructions.fate(queue)
     is_rest = consumed.ack.counts or part.has(queue)

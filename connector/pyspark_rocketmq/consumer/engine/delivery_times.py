@@ -22,22 +22,25 @@ from pyspark_rocketmq.consume.latencies import (
 from pyspark_rocketmq.listeners.messages import MessagePiece
 
 MARK_EVERY_S: Final = 0.001
-"""Messages whose deliveries begin within this time share a moment: the brokers' clock is no finer."""
+"""Time, in seconds, within which deliveries share one noted moment: the brokers' clock is no finer."""
 _FEW: Final = 12
 """Number of latencies up to which it is faster to count them one by one."""
 _STORED_AT: Final = "storeTimestamp"
 _MICROS_PER_MILLI: Final = 1000
 _FLOAT_BITS: Final = 23
 _BUCKET_OF_ONE: Final = 127 << BITS
-"""A float's exponent and its first bits, for 1.0."""
+"""The number 1.0 as a bucket: a float's exponent, and the first bits that follow it."""
 
 
 class DeliveryTimes:
-    """Moments of the messages of one range that no ack has had; indexes are those of the run."""
+    """When messages of one range were stored and delivered, as long as no ack contains them.
+
+    Messages are named by their indexes in the run.
+    """
 
     def __init__(self, pieces: Iterable[MessagePiece] = ()) -> None:
         self._start = 0
-        """First message that no ack has had."""
+        """Index of the first message that no ack contains."""
         self._stored: list[npt.NDArray[np.int64]] = []
         """When messages from ``_start`` on were stored, in milliseconds; 0 where it is not known."""
         self._marks: list[int] = []
@@ -50,9 +53,9 @@ class DeliveryTimes:
         self._stored += [stored_ms(piece) for piece in pieces if len(piece)]
 
     def began(self, index: int, at_s: float) -> None:
-        """Note a delivery that begins with message ``index``, and stands for later ones until the next note.
+        """Note that messages from ``index`` on are delivered at ``at_s``, up to the index of the next note.
 
-        Messages from there on that were delivered before are delivered again.
+        Earlier notes for these messages are dropped: the messages are delivered again.
         """
         while self._marks and self._marks[-1] >= index:
             self._marks.pop()
@@ -61,7 +64,7 @@ class DeliveryTimes:
         self._marked_s.append(at_s)
 
     def take(self, stop: int, *, now_s: float, wall_s: float) -> StoreLatencies:
-        """Return the latencies of the messages below ``stop`` that no ack has had.
+        """Return the latencies of the messages below ``stop`` that no ack contains, for the next ack.
 
         ``now_s`` is the clock of the deliveries, ``wall_s`` that of the brokers, both at this moment.
         """
@@ -98,7 +101,7 @@ class DeliveryTimes:
         edges = [self._start, *(max(mark, self._start) for mark in self._marks[:last]), stop]
         counts = [after - before for before, after in pairwise(edges)]
         began_s = np.repeat([np.nan, *self._marked_s[:last]], counts)
-        # The last one stands for messages after it, too.
+        # Keep the last mark: it may also count for messages from ``stop`` on.
         del self._marks[: last - 1], self._marked_s[: last - 1]
         return began_s
 
@@ -150,7 +153,7 @@ def histogram_of(latencies_ms: npt.NDArray[np.int64]) -> LatencyHistogram:
         return LatencyHistogram.of(latencies_ms.tolist())
     known = np.maximum(latencies_ms, 0)
     longest_ms = int(known.max())
-    # A float's exponent and its next bits are a latency's bucket; 0 has the smallest ones of all.
+    # A latency's bucket is the exponent of a float and the bits that follow it. 0 has the lowest bucket.
     bits = np.minimum(known, LONGEST_MS).astype(np.float32).view(np.int32) >> (_FLOAT_BITS - BITS)
     counts = np.bincount(np.maximum(bits - (_BUCKET_OF_ONE - 1), 0))
     buckets = np.flatnonzero(counts)

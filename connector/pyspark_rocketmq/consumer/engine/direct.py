@@ -1,10 +1,10 @@
-"""The direct engine: one task's ranges through an orderly listener, in the task that reads them.
+"""The direct engine: calls an orderly listener in the same task that reads the ranges.
 
-One thread works while the listener's calls are quick, and several work when calls are slow. No data moves
-between tasks, and Spark keeps none. :mod:`pyspark_rocketmq.consume.turns` decides what a worker (thread) does
-next; this module has the workers. The task's own thread is one of them, and only this one yields results.
-While something waits, one more worker sleeps, ready to begin if calls turn out to be slow. When that worker
-begins, another one is started, up to ``consume_thread_max`` of them.
+No data moves between tasks, and Spark keeps none. The threads that call the listener are the *workers*: one
+works while calls are quick, and several work when calls are slow. The task's own thread is one of them, and
+only this one yields results. :mod:`pyspark_rocketmq.consume.turns` decides what a worker does next; this
+module has the workers. While something waits, one more worker sleeps, ready to begin if calls turn out to be
+slow. When that worker begins, another one is started, up to ``consume_thread_max`` of them.
 
 One lock, the guard, protects everything that workers share. No worker holds it while it reads or calls the
 listener. A range belongs to one worker at a time, unless it is consumed by key. Any thread may add pieces of
@@ -147,7 +147,7 @@ class OrderlyTask:
         ended = self._taken_out()
         with self._changed:
             runs = [one.run for one in self._begun.values() if one.run is not None]
-        # A run's guard may be taken for as long as rows are packed.
+        # Not under the guard of the task: a run may hold its own guard for a while, as long as it packs rows.
         cuts = [run.cut() for run in runs]
         return RangeCuts(ended, [each for each in cuts if each is not None])
 
@@ -178,7 +178,7 @@ class OrderlyTask:
             self._engage_another()
 
     def _offer_arrived(self, arrivals: Sequence[Arrival], now_s: float) -> None:
-        """Have one more worker look at what has arrived of queues that are busy or suspended."""
+        """Offer pieces of queues that are busy or suspended to one more worker."""
         for arrival in arrivals:
             one = self._begun.get(arrival.queue)
             # The first worker of a range makes its run.
@@ -238,9 +238,9 @@ class OrderlyTask:
         return worker
 
     def _engage_another(self) -> None:
-        """If something waits, have one worker more look at it; called with the guard held.
+        """If something waits, wake a resting worker for it, or start one; called with the guard held.
 
-        It wakes one that rests, and otherwise starts one. One is sufficient: when it begins, it calls this.
+        One worker is sufficient: when it begins, it calls this method for the next one.
         """
         if not self._turns.is_somebody_waiting:
             return
@@ -271,7 +271,7 @@ class OrderlyTask:
                 # Nothing notifies that a queue is given up.
                 self._changed.wait(min(found.until_s - now_s, _LOOK_EVERY_S))
                 worker.begin(None, self._clock.monotonic_s())
-            # The others look for what this worker does not do any more.
+            # This worker takes no turn now, so let the others check what there is to do.
             self._changed.notify_all()
             return None
 
@@ -286,10 +286,11 @@ class OrderlyTask:
         )
 
     def _end_waiting(self) -> bool:
-        """End suspended and dry queues that are given up, for their next owner; return whether there are any.
+        """End ranges that no worker will end; return whether there were any.
 
-        So do the others that wait during a pause, since no worker takes them. All suspended queues end if no
-        memory is left to read on.
+        These are ranges whose queues are given up, so that the next owner can have them, and that are
+        suspended, have no messages to deliver, or wait during a pause. If no memory is left for further
+        reading, all suspended ranges end.
         """
         turns, is_paused, is_given_up = self._turns, self._is_paused, self._instructions.is_given_up
         makes_room = turns.is_arriving and self._memory() is Memory.GONE
@@ -420,7 +421,7 @@ class OrderlyTask:
             self._changed.notify_all()
 
     def _leaves(self, worker: _Worker, one: _Range, run: OrderlyRun) -> bool:
-        """Take a worker from a range that others have too; return False if it is the last one."""
+        """Take a worker off a range that has several; return False if it is the last one there."""
         queue, due_s = one.planned.queue, run.due_s()
         with self._changed:
             if not self._turns.leaves(queue):
@@ -438,7 +439,7 @@ class OrderlyTask:
         return run.last()
 
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
-        """Report the end of a turn; the worker is busy until then, since it may have results to write."""
+        """Report the end of a turn. The worker counts as busy until then, as it may have results to write."""
         if self._consumer.is_shared and self._leaves(worker, one, run):
             return
         queue = one.planned.queue
@@ -488,7 +489,7 @@ class _Worker:
     def lasts_s(self, now_s: float) -> float:
         """Return how long the listener's current call, or other work, has lasted."""
         turn, lasts_s = self._turn, now_s - self._began_s
-        # A run may still time the last call of an earlier turn.
+        # Take the shorter time: the run may still return that of the last call of an earlier turn.
         return lasts_s if turn is None else min(lasts_s, turn.call_lasts_s())
 
     def stop(self) -> None:

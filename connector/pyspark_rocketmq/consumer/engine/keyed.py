@@ -121,7 +121,7 @@ class HeldRows:
 
 
 class _KeyedContext(ConsumeOrderlyContext):
-    """The context of a delivery by key: between its messages, the queue may have messages of other keys."""
+    """The context of a delivery whose messages have one key, with messages of other keys between them."""
 
     __slots__ = ("_offsets",)
 
@@ -141,8 +141,8 @@ class _KeyedContext(ConsumeOrderlyContext):
         if message.queue_offset not in self._offsets:
             raise ListenerError(
                 f"emit() got the message at {self.message_queue} queueOffset={message.queue_offset}, "
-                "which is not one of this delivery, whose messages have one sharding key; a row can only "
-                "belong to a message that is acknowledged with it."
+                "which is not in this call: with orderly_by='sharding_key' a call has messages of one key. "
+                "A row must belong to a message of the call, because it is acknowledged with it."
             )
 
 
@@ -184,7 +184,7 @@ class KeyedRun(OrderlyRun):
         """Prepare the run; see :class:`OrderlyRun`. A call has only messages that have arrived by then."""
         super().__init__(planned, messages, settings=settings, arrivals=arrivals, **more)
         self.offer: Callable[[float], None] = lambda _: None
-        """Called without the guard, with the time from which on one more worker has something to deliver."""
+        """Called, without the guard, when one more worker can deliver; gets the time from which on it can."""
         self._offered_s = inf
         """Time of the last offer that no worker has taken."""
         self._held = HeldRows(self._output.rows, self._file)
@@ -320,7 +320,7 @@ class KeyedRun(OrderlyRun):
             if above or index >= committed:
                 self._held.finish(index, emitted)
             else:
-                # Take a short way for the usual case: calls that last equally long end in order.
+                # The usual case: calls that take equally long end in order, so the rows need not wait.
                 self._rows.add(emitted)
 
     def _by_message(self, indexes: Sequence[int], emitted: list[Emitted]) -> list[tuple[int, list[Emitted]]]:

@@ -1,10 +1,10 @@
 """The landing engine: a task's messages become rows as they arrive, without a listener (row K7).
 
-Nothing can fail a message, so a range only moves forward: what has arrived is consumed. Each piece goes to
-the sink's writer with its own ack, as a *cut* of the range, and does not wait for the range's end. A thread
-reads and decodes the next pieces while the task's own thread writes these.
+No message can fail, so a message is consumed when it has arrived. Each piece of a range goes to the sink's
+writer with its own ack, as a *cut* of the range, and does not wait for the range's end. While the task's own
+thread writes a piece, another thread reads and decodes the next ones.
 
-The memory of a task is bounded: the thread waits while 8 MiB of messages are not yet written.
+The memory of a task is bounded: the reading thread waits while 8 MiB of messages are not yet written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pyspark_rocketmq.stored_values import NO_MESSAGES
 _WAITING_BYTES: Final = 8 << 20
 """Memory of messages that wait for the writer, in bytes, at which no more are read."""
 _TAKEN_BYTES: Final = 4 << 20
-"""Memory of messages of closed ranges, in bytes, at which they are taken; fewer wait for more to come."""
+"""Memory of waiting messages of closed ranges, in bytes, at which they are written; fewer wait for more."""
 _LOOK_EVERY_S: Final = 0.5
 """How often a task that waits checks whether a queue is given up, and longest time for which messages of
 closed ranges wait for more."""
@@ -55,9 +55,9 @@ class LandedRange:
         self.is_over = False
         self._columns = columns
         self._at = planned.start
-        """Offset that the acks have reached."""
+        """Offset that the acks so far have reached."""
         self._reading = NOTHING_READ
-        """The statistics of reading that the acks have."""
+        """The statistics of reading that the acks so far contain."""
 
     def take(self, arrivals: Sequence[Arrival], now_s: float) -> tuple[Consumed | None, Consumed | None]:
         """Consume the next pieces; return a cut with their rows if they bring any, and the end if it came.
@@ -71,7 +71,7 @@ class LandedRange:
             return cut, None
         self.is_over = True
         ack = acknowledged(newest.end, self._ack([], self._reached(newest, []), now_s))
-        # The end has the statistics of the whole range.
+        # The end brings the statistics of the whole range: subtract what earlier acks contain.
         ack = replace(ack, metrics=ack.metrics.minus(self._reading), finished=str(OrderlyFinish.EXHAUSTED))
         return cut, Consumed([], ack, self._columns.row_columns)
 
@@ -119,7 +119,8 @@ class LandedRange:
 
     def _reached(self, newest: Arrival, messages: Sequence[pa.RecordBatch]) -> int:
         if newest.end is not None:
-            # A reader that ends early may forget that later offsets have no message for it.
+            # Earlier pieces may have reached a higher offset than the end of a range that ends early: offsets
+            # without a matching message count there, and not here.
             return max(self._at, newest.end.planned.end)
         if newest.reached is not None:
             return newest.reached
@@ -127,7 +128,7 @@ class LandedRange:
 
     def _state(self, reached: int, messages: Sequence[pa.RecordBatch], now_s: float) -> QueueState:
         if reached == self.planned.start:
-            # The queue of a range whose broker was away may continue immediately, as in the other engines.
+            # The broker may not have answered. The queue may continue immediately, as in the other engines.
             return self.planned.state._replace(suspended_until_s=now_s)
         newest = last_message(messages[-1], messages[-1].num_rows - 1) if messages else NO_MESSAGES
         return self._state_at(reached)._replace(last_message=newest)
@@ -202,13 +203,13 @@ class LandingTask:
         self._is_closed = False
 
     def consumed(self) -> Iterator[Consumed | CutTogether]:
-        """Yield rows with the acks of what they are, as cuts, and the end of each range.
+        """Yield cuts, which have rows and the acks of their messages, and the end of each range.
 
         Raises:
             RocketMQError: If a range cannot be read.
         """
         instructions = self._instructions
-        # Consumed messages are in the growing part, or wait here for the part's next turn.
+        # A cut of this engine takes nothing: the growing part has the consumed messages already.
         instructions.cut_with(RangeCuts)
         instructions.notifies(self._look)
         counts_rows = instructions.counts_rows()
@@ -277,7 +278,7 @@ class LandingTask:
         return None
 
     def _given_up(self) -> list[LandedRange]:
-        """Return the ranges whose queues are given up, of which nothing more is read."""
+        """Return the ranges whose queues are given up, and stop reading them."""
         is_given_up = self._instructions.is_given_up
         found = [one for queue, one in self._ranges.items() if not one.is_over and is_given_up(queue)]
         for one in found:
@@ -289,10 +290,10 @@ class LandingTask:
             self._instructions.rests()
             return True
         if not self._is_open:
-            # More rows at a time cost the writer less, and they come soon.
+            # Wait a little for more messages: many rows together cost the writer less.
             is_enough = self._is_read or self._waiting_bytes >= _TAKEN_BYTES
             return not is_enough and self._clock.monotonic_s() - self._since_s < _LOOK_EVERY_S
-        # Messages that wait here of ranges that are over are only to be dropped.
+        # If all ranges are over, the waiting messages are only dropped, so do not wait for the pause's end.
         is_any_left = not self._ranges or any(not one.is_over for one in self._ranges.values())
         return is_any_left and self._instructions.is_paused()
 
@@ -326,7 +327,7 @@ class LandingTask:
                 self._arrivals.leave(queue)
                 return None, one.give_up()
         if one.is_over:
-            # It was given up.
+            # The range was given up, so drop what arrives late.
             return None, None
         cut, end = one.take(arrivals, self._clock.now_s())
         if end is not None and self._is_open:

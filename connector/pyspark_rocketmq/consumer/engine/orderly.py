@@ -1,6 +1,7 @@
-"""The orderly engine: drives the machine through one range, calls the listener, keeps the rows it emits.
+"""The orderly engine: calls the listener for the messages of one range, and keeps the rows that it emits.
 
-It does not use Spark: messages in, rows and an ack out; the clock is passed in.
+:mod:`pyspark_rocketmq.consume.orderly` decides what is delivered. The engine does not use Spark: it gets
+messages and a clock, and returns rows and an ack.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ logger = logging.getLogger(__name__)
 DeadLetters = Callable[[MessageExt], None]
 """Sends a message to the group's dead letters; raises RocketMQError if no broker has stored it."""
 
-# An Enum member's hash is a call in Python, which a set would need at each delivery.
+# Tuples, because a set would compute an Enum member's hash at each delivery, which is a call in Python.
 _COMMIT = Effect.COMMIT
 GIVEN_BACK = (Effect.PUT_BACK, Effect.PUT_OFF, Effect.ROLL_BACK, Effect.SEND_BACK)
 _COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
@@ -68,16 +69,16 @@ _COUNTED_FAILED = (Effect.PUT_BACK, Effect.PUT_OFF, Effect.SEND_BACK)
 
 
 def no_dead_letters(message: MessageExt) -> None:
-    """Refuse: every message waits for another attempt."""
+    """Refuse a dead letter, so that the message waits for another attempt."""
     raise RocketMQError(
-        f"{message.message_queue} queueOffset={message.queue_offset}: nobody said how dead letters are sent, "
-        "and without one no message is given up."
+        f"{message.message_queue} queueOffset={message.queue_offset}: the message is to become a dead "
+        "letter, but no SendBackSettings were given, so it is delivered again."
     )
 
 
 def no_listener(*_: object) -> NoReturn:
     """Raise an error: the run's ``listener`` was not set before a delivery."""
-    raise RuntimeError("A run delivers with a borrowed listener, and has none.")
+    raise RuntimeError("The run has no listener. Borrow one and set the run's listener before it delivers.")
 
 
 class RangeTurn(Protocol):
@@ -100,10 +101,11 @@ class RangeTurn(Protocol):
 
 
 class OrderlyRun(RangeRun):
-    """The consumption of one planned range in queue order, by one worker at a time; it is its own turn.
+    """The consumption of one planned range in queue order, by one worker at a time.
 
-    Messages that are not committed at the run's end count as never delivered, whatever the listener has
-    answered: their rows are dropped, and the next range begins with them (row D4).
+    As there is only one worker at a time, the run also serves as its :class:`RangeTurn`. Messages that are
+    not committed at the run's end count as never delivered, whatever the listener has answered: their rows
+    are dropped, and the next range begins with them (row D4).
     """
 
     def __init__(
@@ -159,12 +161,12 @@ class OrderlyRun(RangeRun):
         return self
 
     def due_s(self) -> float:
-        """Return the time at which one more worker has a delivery to make; infinite: never."""
+        """Return the time from which on one more worker can deliver; infinite if none can."""
         return inf
 
     @property
     def finished(self) -> OrderlyFinish | None:
-        """Why there is nothing to deliver, for now if it is suspended; None while there is something."""
+        """Reason why nothing can be delivered, for good or during a suspension; None if something can."""
         return self._machine.finished
 
     @property
@@ -188,7 +190,7 @@ class OrderlyRun(RangeRun):
             return self._rows.rows
 
     def _consume(self, for_s: float) -> None:
-        # Looked up once: these look-ups are most of the loop's cost if a delivery is one message.
+        # Look these up only once: if a delivery has one message, look-ups are most of the loop's cost.
         machine, now_s, output, file = self._machine, self._now_s, self._output, self._file
         answered = machine.answered
         add, pending = self._rows.add, self._pending
@@ -213,7 +215,7 @@ class OrderlyRun(RangeRun):
             outcome = self._deliver(self, messages, context, answered)
             emitted = context.take_emitted()
             if outcome.effect is _COMMIT and not pending.rows and self._is_reported:
-                # Nearly every delivery.
+                # The case of nearly every delivery.
                 if emitted:
                     add(emitted)
             else:
@@ -293,7 +295,7 @@ class OrderlyRun(RangeRun):
 
     def _ack_so_far(self) -> QueueAck:
         goes_on_at_s = self._machine.goes_on_at_s
-        # Only at the end of the range it is known that the listener waits for more before it commits.
+        # Whether the listener waits for more messages before it commits is known only at the range's end.
         is_held = goes_on_at_s is None and self._stands_still(self._done)
         return self._ack_until(self._now_s() if is_held else goes_on_at_s)
 
@@ -323,8 +325,8 @@ class OrderlyRun(RangeRun):
             raise UndecodableMessage(
                 str(self._planned.queue),
                 self._reached,
-                "Its task's log says why. The listener has had all messages before it and waits for more "
-                "before it commits.",
+                "Its task's log has the reason. The listener has had all messages before it, and waits for "
+                "more before it commits.",
             )
         if has_had_all and ended is EndReason.FULL:
             self._last_error = report_problem(
@@ -377,7 +379,10 @@ class OrderlyRun(RangeRun):
         return outcome
 
     def _count(self, outcome: Outcome, messages: int, lasted_s: float) -> None:
-        """Count a call, as ``ConsumeMessageOrderlyService.processConsumeResult``: without ROLLBACKs."""
+        """Count a call and its messages; messages of a ROLLBACK count neither as consumed nor as failed.
+
+        ``ConsumeMessageOrderlyService.processConsumeResult`` counts in the same way.
+        """
         if outcome.effect in _COUNTED_OK:
             self._messages_ok += messages
         elif outcome.effect in _COUNTED_FAILED:
@@ -441,8 +446,8 @@ class RangeConsumer:
         if settings.max_reconsume_times != UNLIMITED:
             if send_back is None:
                 problem = (
-                    f"max_reconsume_times={settings.max_reconsume_times} needs send_back, which says how "
-                    "dead letters are sent: SendBackSettings(name_servers=…, consumer_group=…)"
+                    f"max_reconsume_times={settings.max_reconsume_times} needs send_back, the settings for "
+                    "sending dead letters: SendBackSettings(name_servers=…, consumer_group=…)"
                 )
                 raise OptionError((problem,), where="orderly settings")
             self._dead_letters = partial(
@@ -480,7 +485,7 @@ class RangeConsumer:
         clock = clock or SystemClock()
         settings = self._settings
         if planned.has_open_end:
-            # It lasts, and its queue takes turns with the others.
+            # An open range has no end, and its queue takes turns with the others.
             settings = replace(settings, max_time_consume_continuously_s=inf)
         return self._run(
             planned,

@@ -52,7 +52,7 @@ def sink_schema(listener: StructType) -> StructType:
 
 
 def spark_can_parse() -> bool:
-    """Return whether Spark can parse a schema: its parser is in the JVM of a session, whichever thread's."""
+    """Return whether Spark can parse a schema: this needs a session, which any thread may have started."""
     return living_session(None) is not None
 
 
@@ -113,7 +113,7 @@ class CutTogether(NamedTuple):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all ranges with their positions, a few MiB at a time."""
-        # A writer's cost is that of a call, if there are few rows.
+        # Join small batches: for few rows, the call costs a writer more than the rows.
         return gathered(chain.from_iterable(each.batches() for each in self.cuts))
 
     @property

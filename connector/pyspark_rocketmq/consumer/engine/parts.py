@@ -51,7 +51,7 @@ class GrowingPart:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no range has brought anything."""
+        """Whether the part has neither rows nor acks."""
         return not (self._acks or self._uncommitted)
 
     def has(self, queue: MessageQueue) -> bool:
@@ -69,7 +69,7 @@ class GrowingPart:
                 self._left_out += self._writing.add(rows)
 
     def commit(self) -> frozenset[MessageQueue]:
-        """Commit what was added, where tasks do that; return queues that are refused from now on."""
+        """Commit what was added, if the task itself commits; return queues that are refused from now on."""
         refused = frozenset[MessageQueue]()
         if self._uncommitted and isinstance(self._writing, CommittingWriting):
             acks = (*self._acks, *self._uncommitted)
@@ -106,7 +106,10 @@ def _joined(acks: Sequence[QueueAck]) -> tuple[QueueAck, ...]:
 
 
 def _joined_if_chained(acks: Sequence[QueueAck]) -> tuple[QueueAck, ...]:
-    """Return one ack for each queue; all of them if one does not follow, for the driver to judge."""
+    """Join the acks of each queue to one; return them unchanged if one does not begin where another ended.
+
+    The driver then judges the acks.
+    """
     reached: dict[MessageQueue, int] = {}
     for ack in acks:
         if reached.get(ack.queue, ack.start) != ack.start:
@@ -152,7 +155,10 @@ class GrowingPlace:
 
     @property
     def last(self) -> GrowingPart | None:
-        """The part, when no other thread uses the place any more; None if an error came while one added."""
+        """The part, for the time when no other thread uses the place any more.
+
+        None if a thread still has the part, which is possible only after an error.
+        """
         return self._part
 
     def _taken(self, other: GrowingPart | None) -> GrowingPart:
@@ -179,10 +185,10 @@ class PartSender:
     def __init__(self, instructions: TaskControl) -> None:
         self._instructions = instructions
         self.kept_back: list[Part] = []
-        """Finished parts, which the driver gets with the job."""
+        """Finished parts that the driver gets only with the job's result."""
 
     def keep(self, part: GrowingPart) -> None:
-        """Finish a part that comes with the job."""
+        """Finish a part, and keep it for the job's result."""
         self.kept_back.append(part.finish())
 
     def hand_over(self, part: GrowingPart, number: int | None) -> None:
@@ -208,8 +214,8 @@ class PartSender:
             )
         if instructions.is_cut and not self.kept_back:
             logger.warning(
-                "a part could not be handed over, so the rest of its queues is committed at the batch's end "
-                "only queues=%d",
+                "results could not be sent to the driver while the batch runs, so they and all later results "
+                "of the same queues are committed at the batch's end queues=%d",
                 len(finished.queues),
             )
         self.kept_back.append(finished)

@@ -16,7 +16,7 @@ from pyspark_rocketmq.consumer.engine.output import Consumed, CutTogether
 from pyspark_rocketmq.consumer.engine.task import Engine
 
 _DEEPEST: Final = 6
-"""Maximum number of levels that are searched; a deeper culprit is reported as the last one."""
+"""Maximum number of levels that are searched; for a deeper culprit, the error names its owner on the last."""
 
 
 class PickledOnce:

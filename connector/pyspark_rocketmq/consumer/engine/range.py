@@ -1,8 +1,8 @@
-"""A range as it reaches an engine: its messages, its reader's report on its end, and the state of its run.
+"""A range in an engine: its messages, the reader's report on its end, and the state of its consumption.
 
 State machines number a range's messages from 0; all other code uses queue offsets.
 
-The engine runs in the reader's process. Rows that cross Spark before that are the subject of
+The engine runs in the same process as the reader. For rows that go through Spark first, see
 :mod:`~pyspark_rocketmq.consumer.engine.state`.
 """
 
@@ -99,7 +99,7 @@ class RangeRun(ABC):
         self._failed = 0
         self._last_error = ""
         self._refused_letter = ""
-        """Why the last message that was to be given up or sent back was refused."""
+        """Newest reason why no broker accepted a dead letter or a message that was sent back."""
         self._sent_back = 0
         self._messages_ok = 0
         self._messages_failed = 0
@@ -192,15 +192,15 @@ class RangeRun(ABC):
     def last(self, end: RangeEnd | None = None) -> Consumed:
         """Return everything that no cut has taken; call this once, after the last delivery of the range.
 
-        ``end`` is needed if the range arrived as a whole. If a range piece by piece is ended before its end
-        has arrived, it ends after the last piece.
+        ``end`` is needed if the range arrived as a whole. A range that arrives piece by piece may be ended
+        before its end has arrived: it then ends after the last piece.
         """
         with self._guard:
             self._take_in_arrivals(self._started_s)
             end = end or self._end or self._ended_here()
             ack = acknowledged(end, self.ack())
             self._is_over = True
-            # The end has the statistics of the whole range.
+            # The end brings the statistics of the whole range: subtract what earlier cuts contain.
             ack = replace(ack, metrics=ack.metrics.minus(self._reading_cut))
             return Consumed(self._rows.take(), ack, self._output.rows)
 
@@ -221,7 +221,7 @@ class RangeRun(ABC):
     @property
     @abstractmethod
     def _done(self) -> int:
-        """Number of messages passed."""
+        """Number of messages that the run has passed: they need no further delivery."""
 
     def _offset_at(self, index: int) -> int:
         """Return a message's queue offset, or the range's end: offsets without a message are passed too."""
@@ -260,7 +260,7 @@ class RangeRun(ABC):
         messages not passed have been given back.
         """
         next_offset, times = self._offset_at(done), retry_counts.get(done, 0)
-        # A range that was cut short may end before messages that were given back.
+        # A range that ended early may lack messages that were given back earlier: keep their counts.
         spans = spans_of(retry_counts, self._offset_at) + from_offset(self._retried, self._reached)
         state = QueueState(
             next_offset,
@@ -295,7 +295,7 @@ class RangeRun(ABC):
         return self._messages.last_message(done - 1)
 
     def _stands_still(self, done: int) -> bool:
-        """Return whether not even the range's first offset was passed, whatever was cut."""
+        """Return whether the run has not passed even the range's first offset, also before the last cut."""
         return self._offset_at(done) == self._planned.start
 
     def _describe(self, messages: Sequence[MessageExt]) -> str:

@@ -5,9 +5,9 @@ passes a queue's rows in chunks and, once a sort spills, in any order; so the en
 puts it into queue order before it consumes it. It neither reads nor writes Spark's state: everything that a
 queue's next range needs is in the offset store.
 
-Rows that have crossed Spark are checked first, because the whole range is acknowledged: it has exactly one
-marker row, at its end, with the number of messages that were read, and a range whose rows were shuffled, lost
-or doubled is refused before anything of it is delivered. Spark cuts a range into batches of any size, and
+Rows that have crossed Spark are checked before any of them is delivered, because the whole range will be
+acknowledged. A range has exactly one marker row, at its end, with the number of messages that were read. A
+range whose rows were shuffled, lost or doubled is refused. Spark cuts a range into batches of any size, and
 puts several ranges into one task if partitions are coalesced; in both cases it keeps the rows' order.
 """
 
@@ -62,7 +62,8 @@ from pyspark_rocketmq.spark.session import qualified
 from pyspark_rocketmq.wire.columnar.schema import QUEUE_FIELDS
 
 _STATE_SCHEMA: Final = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
-"""The schema of earlier releases, which used the state: Spark would refuse their checkpoints with another."""
+"""Schema of Spark's state, which is not used. Earlier releases used it, and with another schema Spark would
+refuse their checkpoints."""
 NOT_OVER_CONNECT: Final = (
     "orderly_engine='state' is not possible: Spark Connect goes on with the job of a batch when its "
     "query is stopped, and nothing else ends the listener's calls in it; use "
@@ -72,9 +73,9 @@ NOT_OVER_CONNECT: Final = (
 
 
 def slices_arrow_by_float(spark: str) -> bool:
-    """Whether ``applyInPandasWithState`` of this version slices Arrow data by a float.
+    """Return whether ``applyInPandasWithState`` of this Spark passes a float as an offset to Arrow.
 
-    From 4.2 on the offset stays an integer; 4.0.5 and 4.1.4 turn it into one again.
+    From 4.2 on the offset is an integer, and in 4.0.5 and 4.1.4 again.
     """
     major, minor, patch = (int(each) for each in re.findall(r"\d+", spark)[:3])
     return patch < {(4, 0): 5, (4, 1): 4}.get((major, minor), 0)
@@ -241,7 +242,7 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> Arrival:
     }
     if told := end.described_by_messages:
         for properties in columns["properties"]:
-            # The marker row has none.
+            # The marker row has no properties.
             if properties is not None:
                 properties.update(told)
     messages = messages_of(columns.values())

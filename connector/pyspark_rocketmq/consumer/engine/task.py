@@ -1,7 +1,8 @@
-"""Runs in each task of a micro-batch: sends rows to the sink's writer, outcome and acks to the driver.
+"""Runs in each task of a micro-batch: passes rows to the sink's writer, and sends acks to the driver.
 
-A task's result has parts (:mod:`~pyspark_rocketmq.consumer.engine.parts`). Normally there is one, and it
-reaches the driver when the job ends; others leave before (:mod:`~pyspark_rocketmq.consumer.engine.cutting`).
+A task's result has parts (:mod:`~pyspark_rocketmq.consumer.engine.parts`). Normally there is one, and the
+driver gets it when the job ends. Other parts leave the task before
+(:mod:`~pyspark_rocketmq.consumer.engine.cutting`).
 
 Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
 forks.
@@ -37,7 +38,8 @@ _RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
 _MOST_ROW_BYTES: Final = 2 << 20
 """Size of rows inside parts, in bytes, at which a task with open ranges begins a cut by itself."""
 _MOST_UNCOMMITTED_BYTES: Final = 8 << 20
-"""Size of rows that are in no commit of a task with open ranges at which it delivers nothing more."""
+"""Size of uncommitted rows, in bytes, at which a task with open ranges that itself commits begins a commit,
+and delivers nothing more until it has begun."""
 RESULT_COLUMNS: Final = "parts string, could_ask boolean"
 """Columns of the row that each task returns."""
 
@@ -50,7 +52,7 @@ class TaskParts:
     ) -> None:
         clock = clock or SystemClock()
         self._commits = writer.begin_task() if isinstance(writer, CommitsInTask) else None
-        """The sink's end of the task's own commits, if its sink has them."""
+        """The sink's part in commits that the task itself makes; None if only the driver commits."""
         self._instructions = instructions
         self._place = GrowingPlace(lambda: GrowingPart(self._commits or writer, clock))
         self._cut_thread = CutThread(clock, failed=self._stop, over=self._release)
@@ -74,7 +76,10 @@ class TaskParts:
         instructions.taken_by(self.take)
 
     def take(self, consumed: Consumed) -> bool:
-        """Take the result of a range that was given up, unless it is kept; from any thread."""
+        """Begin to send the driver the result of a range whose queue was given up; any thread may call this.
+
+        Return False if the result stays in the task.
+        """
         assert self._instructions is not None
         assert self._cuts is not None
         if self._instructions.fate(consumed.ack.queue) is Fate.KEPT:
@@ -98,7 +103,7 @@ class TaskParts:
         """Add rows, and the acks of ranges that end with them or, unless ``is_end``, go on after them.
 
         Raises:
-            BaseException: If a part could not be handed over.
+            BaseException: If an earlier part could not be written or handed over: the error of that thread.
         """
         self._check()
         with self._place.part() as part:
@@ -115,7 +120,7 @@ class TaskParts:
         """Finish; return the parts that the driver gets with the job.
 
         Raises:
-            RocketMQError: If it is not known whether the driver has the parts that were handed over.
+            RocketMQError: If the driver has not confirmed a part that was handed over.
         """
         if self._own is not None:
             self._own.begin()
@@ -168,7 +173,7 @@ class TaskParts:
         self._instructions.stop()
 
     def _release(self) -> None:
-        """Release what the calling thread has of the task's own commits."""
+        """Release what the calling thread holds for the task's own commits, such as a database connection."""
         if self._commits is not None:
             self._commits.close()
 
@@ -199,10 +204,10 @@ class ReadsColumns(Protocol):
 class BatchTask:
     """The function given to ``mapInArrow``; :mod:`~pyspark_rocketmq.consumer.batch` starts its job.
 
-    Without a writer only the listener's side effects are wanted. With an engine the batch holds planned
-    ranges (:mod:`~pyspark_rocketmq.source.ranges`), which are also read and consumed here: a message stays in
-    one Python process from the socket to the sink's file. With ``terms`` such a task asks the driver before
-    it begins, and gives up the ranges that the driver names.
+    Without a writer there is no sink: only the listener's side effects are wanted. With an engine the batch
+    holds planned ranges (:mod:`~pyspark_rocketmq.source.ranges`), which are also read and consumed here: a
+    message stays in one Python process from the socket to the sink's file. With ``terms`` such a task asks
+    the driver before it begins, and gives up the ranges that the driver names.
     """
 
     def __init__(
@@ -212,7 +217,7 @@ class BatchTask:
         terms: ControlEndpoint | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        """Prepare; ``names`` are those of columns that have crossed Spark and arrive with other names."""
+        """Prepare; ``names`` are the real names of the columns, if ``batch.run_job`` has renamed them."""
         self._writer = writer
         self._engine = engine
         self._terms = terms
