@@ -43,7 +43,7 @@ def test_a_peer_without_the_key_is_refused_on_either_side() -> None:
     """H9"""
     hub, stranger = sessions(task_key=b"another")
     introduction, _ = stranger.receive(hub.greeting())
-    with pytest.raises(RemoteProtocolError, match="does not know the query's key"):
+    with pytest.raises(RemoteProtocolError, match="does not have the query's key"):
         hub.receive(introduction)
 
     false_hub, task = sessions(hub_key=b"another")

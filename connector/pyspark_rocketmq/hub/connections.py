@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 ReceivedT = TypeVar("ReceivedT")
 
 PROVE_WITHIN_S: Final = 5.0
-"""How long a peer that connects has to prove that it has the key."""
+"""Time within which a peer that connects must prove that it has the key, in seconds."""
 PING_EVERY_S: Final = 3.0
 SILENT_FOR_S: Final = 20.0
 """Silence after which the other side counts as dead."""
@@ -71,7 +71,7 @@ class Connection:
         self.unsent = bytearray()
         self.began_s = self.heard_s = self.pinged_s = now_s
         self.is_closed_by_peer = False
-        """Whether the other side has ended the connection, and so already acts as not connected."""
+        """Whether the other side itself has ended the connection, so that it also acts as not connected."""
         self.has_received = False
         self.end_reason = ""
         """Reason why the connection has ended; empty while it is open."""
@@ -357,9 +357,9 @@ class Reconnecting:
 
 
 class HubClient(ConnectionLoop, Generic[ReceivedT]):
-    """The planner's or a worker's connection to the driver, the same one after a short break.
+    """A planner's or worker's connection to the driver; after a short break it may connect again.
 
-    When ``lost`` was called, this object makes no further connection; make another client.
+    After it has called ``lost``, it makes no further connection; make another client then.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         """Present from a break until the client is connected again or gives up."""
         self._is_loss_reported = False
         self.number = 0
-        """Number of connections so far, each after a break; the first one has number 1."""
+        """Number of the newest connection: 1 for the first, and one more after each break; 0 before."""
         self._is_decided = threading.Event()
         deadline = Deadline.after(clock, timeout_s)
         self._place = f"{address.host}:{address.port}"

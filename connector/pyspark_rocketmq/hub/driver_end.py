@@ -1,6 +1,7 @@
-"""The driver's side of commits while a job runs: the hub, early commits, and a watch on the store.
+"""The driver's end of the connections to planner and tasks, with the commits that are made while a job runs.
 
-Parts come early because their queues are given up or, with a ``commit_interval``, because they are asked for.
+Tasks send parts of their results before the job ends for two reasons: a queue is given up or, with a
+``commit_interval``, the driver asks for them. The server to which planner and tasks connect is the *hub*.
 
 | thread | does |
 |---|---|
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 1.0
 _ALIVE_EVERY: Final = 5
-"""Number of looks at the store for each look at the query."""
+"""Number of checks of the offset store after which the thread also checks whether the query still runs."""
 
 
 class Committed(NamedTuple):
@@ -49,11 +50,11 @@ class Committed(NamedTuple):
 
 
 MakeCommit = Callable[[Commit], Committed]
-"""Makes a commit."""
+"""Makes one commit of a batch: data, offsets or both."""
 
 
 class BatchEnd(NamedTuple):
-    """A batch's job that is over, with all that was handed over committed."""
+    """The end of a batch's job, after everything that tasks have handed over is committed."""
 
     plan: int = 0
     rest: Group | None = None
@@ -91,11 +92,11 @@ class DriverControl:
             clock: The system's clock, except in tests.
             storage_options: Returns the options with which the planner reaches the offset store.
             look_every_s: Pause between two comparisons of the batch with the offset store, in seconds.
-            ends_tasks: Whether tasks end only by their connection when this process ends, since Spark does
-                not end them; then they must be connected.
+            ends_tasks: Whether Spark does not end tasks when this process ends. Then they end when their
+                connection breaks, and each of them must be connected.
             calls_end_s: Time for which Spark lets a Python worker go on after its job has ended, in seconds.
-            interval_s: Shortest time between two commits while a job runs, in seconds; None to commit then
-                only the queues that are given up.
+            interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, only
+                queues that are given up are committed then.
             may_offsets_wait: See ``HubState``.
             is_encrypted: Whether to encrypt the connections.
 
@@ -158,7 +159,10 @@ class DriverControl:
         return self._hub.address.to_text()
 
     def lives_with(self, is_alive: Callable[[], bool], stop: Callable[[], None] | None = None) -> None:
-        """Close soon after ``is_alive`` is false; call ``stop`` when the planner reports the drain's end."""
+        """Close soon after ``is_alive`` returns False; call ``stop`` when the planner reports a drain's end.
+
+        A drain, a query with ``availableNow``, has then consumed everything that it was started for.
+        """
         self._is_alive = is_alive
         self._stop = stop
 
@@ -190,7 +194,7 @@ class DriverControl:
     # --- a batch --------------------------------------------------------------------------------------------
 
     def begin(self, batch_id: int, make: MakeCommit) -> ControlEndpoint | None:
-        """Begin a batch before its job; return the terms for its tasks, or None once the hub is closed.
+        """Begin a batch before its job; return how its tasks connect, or None once the hub is closed.
 
         Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`. ``make`` is called on another
         thread, for one commit at a time.
@@ -245,7 +249,7 @@ class DriverControl:
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
         """Notify the planner that a batch is committed or dropped, once ``is_shown`` has returned."""
         self._newest_over = plan
-        # In this order: the thread may be ended as soon as there is no batch.
+        # Do this first: the thread that takes it may end as soon as no batch is under way.
         self._over.put((plan, is_shown))
         self._has_no_batch.set()
 
@@ -273,7 +277,7 @@ class DriverControl:
         try:
             refused, took_s = self._make(commit)
         except BaseException as error:
-            # A panic of delta-rs is not an Exception.
+            # Catch BaseException, because a panic of delta-rs is not an Exception.
             logger.warning(
                 "%s of the batch could not be committed while its job runs parts=%d queues=%d: %s",
                 "offsets" if group is None else "parts",
@@ -317,11 +321,12 @@ class DriverControl:
             self._is_look_wanted.clear()
             looks += 1
             try:
-                # Before the offset store, which may be away, because its tasks deliver until it is noticed.
+                # Check the query before the offset store, which may not answer: tasks of a query that has
+                # ended go on delivering until this is noticed.
                 if self._has_ended(is_asked=is_asked or looks % _ALIVE_EVERY == 0):
                     break
                 self._look(is_asked=is_asked)
-                # Executors come and go. Not read when a batch begins, because the JVM takes milliseconds.
+                # Executors come and go. Count slots here, not when a batch begins: it takes milliseconds.
                 slots = self._slots()
                 self._hub.report(partial(HubState.slots_are, slots=slots))
                 if self._is_drained and self._stop is not None and self._has_no_batch.is_set():
@@ -334,9 +339,10 @@ class DriverControl:
         self._end()
 
     def _has_ended(self, *, is_asked: bool) -> bool:
-        """Return whether the query has ended; it is asked each time while its planner is lost.
+        """Return whether the query has ended; while its planner is lost, check this each time.
 
-        Spark ends the planner, and lets a batch fail, before it notes that the query has ended.
+        A lost planner is a first sign: Spark ends the planner, and lets a batch fail, before it notes that
+        the query has ended.
         """
         is_doubtful = is_asked or self._hub.query(lambda state: state.is_planner_lost)
         if is_doubtful and not self._is_alive():
@@ -346,13 +352,13 @@ class DriverControl:
     def _end(self) -> None:
         """End the tasks, and then the connections once the planner no longer needs them."""
         self._stop_tasks()
-        # The end of a batch waits for these threads.
+        # Keep the threads until no batch is under way: the end of a batch needs them.
         while not self._has_no_batch.wait(self._look_every_s):
             continue
         self._on_end()
         self._work.put(None)
         self._over.put(None)
-        # The planner waits for the listener's last calls, whose end is reported here.
+        # Keep the connections for the planner: it waits until tasks have reported their last calls' end here.
         deadline = Deadline.after(self._clock, self._calls_end_s)
         try:
             while not deadline.has_passed and self._hub.query(lambda state: state.has_planner):

@@ -62,7 +62,7 @@ def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
             for topic, broker_name, queue_id in queues  # type: ignore[attr-defined]
         )
     except (TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"{peer}: a list of queues is none: {error}.") from error
+        raise RemoteProtocolError(f"{peer}: a message's list of queues cannot be read: {error}.") from error
 
 
 def _listed_places(places: Mapping[MessageQueue, Place]) -> list[list[str | int]]:

@@ -22,7 +22,7 @@ from pyspark_rocketmq.consume.cuts import EndReason
 _BEGIN_WITHIN_S: Final = 5.0
 """Time within which all tasks of a batch must begin, in seconds."""
 _REPLAN_EVERY_S: Final = 5.0
-"""Shortest time, in seconds, between two ends of batches that queues have caused which cannot go on."""
+"""Shortest time, in seconds, between two batches that end because of a queue that cannot go on."""
 
 
 class Ending(NamedTuple):
@@ -46,7 +46,7 @@ class OpenBatch:
     def begin_batch(self, why: str = "") -> None:
         """Begin a batch. It counts as open when the first task with open ranges begins.
 
-        ``why`` is not empty if the planner wants another plan already; it is the reason.
+        ``why``: the reason why the planner already wants another plan; empty if it does not.
         """
         self.is_open = False
         """Whether the ranges of the running batch are open."""
@@ -81,7 +81,7 @@ class OpenBatch:
         self._replans_at(at_s, why, is_by_queue=True)
 
     def tick(self, now_s: float) -> Ending | None:
-        """Return how to end the batch; None if it goes on. After the end was returned, return None."""
+        """Return how to end the batch, once; None as long as it goes on, and after that."""
         if not self.is_open:
             return None
         found: Ending | None = None

@@ -44,7 +44,7 @@ _CONNECT_S: Final = 5.0
 _FIRST_SLOTS_S: Final = 2.0
 """Maximum time for which the first plan waits for the driver's first report."""
 _STORAGE_ANSWER_S: Final = 10.0
-"""Maximum wait for renewed storage options, which the driver gets from somebody else."""
+"""Longest wait for renewed storage options, for which the driver may have to call the user's function."""
 _AGAIN_AFTER_S: Final = 5.0
 """Pause before another attempt to connect."""
 
@@ -70,7 +70,7 @@ class PlannerControl:
         self._leaving: QueuesLeaving | None = None
         self._replan: ReplanWanted | None = None
         self._drained: QueryDrained | None = None
-        """The last messages, to send them again after a new connection to the driver."""
+        """The newest message of each of these four kinds, to send it again on a new connection."""
         self._is_needed = threading.Event()
         self._is_needed.set()
         self._slots = 0
@@ -131,7 +131,7 @@ class PlannerControl:
         try:
             return answer.result(_STORAGE_ANSWER_S)
         except FutureTimeout:
-            logger.warning("the driver did not say in time how to reach the offset store now")
+            logger.warning("the driver has sent no renewed storage options of the offset store in time")
             return None
 
     def drained(self) -> None:
@@ -211,6 +211,7 @@ class PlannerControl:
 
     def _lost(self) -> None:
         self._client = None
-        # An ending process cannot start a thread for another connection; from here only the clock counts.
+        # A process that ends cannot start a thread for another connection. From now on only the clock shows
+        # when the listener's last calls must have ended.
         if not self._is_leaving:
             self._is_needed.set()

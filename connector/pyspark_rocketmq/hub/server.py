@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANSWER_S: Final = 10.0
-"""Timeout for answers of the hub's thread, which takes far less for anything."""
+"""Longest wait for an answer of the hub's thread, in seconds; normally it takes far less."""
 _BACKLOG: Final = 128
 
 
@@ -149,7 +149,7 @@ class HubServer(ConnectionLoop):
         return answer.result(_ANSWER_S)
 
     def batch_ends(self, *, could_ask: bool | None, is_whole: bool = True) -> BaseException | None:
-        """End a batch, and wait until all that was handed over is committed; return why it could not be.
+        """End a batch, and wait until everything handed over is committed; return the error if that failed.
 
         See :meth:`HubState.job_is_over` and :meth:`HubState.batch_ends`.
         """
@@ -275,7 +275,7 @@ class HubServer(ConnectionLoop):
         try:
             options = dict(self._storage_options())
         except Exception as error:  # noqa: BLE001 - not its text, which may hold anything
-            logger.warning("storage options for the planner could not be had: %s", type(error).__name__)
+            logger.warning("could not get storage options for the planner: %s", type(error).__name__)
             return
         self._call(lambda: self._send(connection, StorageRenewed(options)))
 

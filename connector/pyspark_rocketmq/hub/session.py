@@ -102,8 +102,8 @@ class Session:
         """Return the lines that end in the next bytes received, without their newlines."""
         if not self.is_open and data.startswith(_TLS_HANDSHAKE):
             raise RemoteProtocolError(
-                f"{self._peer}: it encrypts, but this query's connections are not encrypted, like Spark's. "
-                "It may have the address of another query, which has ended."
+                f"{self._peer}: it encrypts, but this query's connections are not encrypted, because Spark's "
+                "are not. It may have the address of another query, which has ended."
             )
         longest = LONGEST_LINE + 2 * _CODE_CHARS if self.is_open else LONGEST_GREETING
         end = data.rfind(b"\n") + 1
@@ -114,7 +114,7 @@ class Session:
         return lines
 
     def receive(self, line: bytes) -> tuple[bytes, JsonObject | None]:
-        """Take the next line; return the bytes to answer, and its object unless it is of the greeting."""
+        """Take the next line; return the bytes to answer, and the line's object, None during the greeting."""
         if not self.is_open:
             return self._greeted(line), None
         code, body = line[:_CODE_CHARS], line[_CODE_CHARS:]
@@ -141,7 +141,7 @@ class Session:
         proof = self._proof("other" if self._is_hub else "hub")
         if not hmac.compare_digest(self._text(greeting, "proof").encode(), proof.encode()):
             consequence = "" if self._is_hub else ", so it is not the query's hub"
-            raise RemoteProtocolError(f"{self._peer}: it does not know the query's key{consequence}.")
+            raise RemoteProtocolError(f"{self._peer}: it does not have the query's key{consequence}.")
         hub, other = (
             hmac.digest(self._key, f"{side}|{self._nonces}".encode(), "sha256") for side in ("hub", "other")
         )

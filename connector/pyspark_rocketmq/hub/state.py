@@ -2,8 +2,8 @@
 
 The planner reports which queues its plan holds and which of them it must give away. Tasks report the queues
 that they begin with, and their outcome. The driver reports when a batch begins and ends, and which groups of
-parts it has committed. Methods return the actions to take. ``consume.cuts`` has the parts: when tasks are
-asked for them, what is committed together, and what a failed commit means.
+parts it has committed. Methods return the actions to take. ``consume.cuts`` decides all about parts: when
+tasks are asked for them, which are committed together, and what follows from a failed commit.
 
 Rule 1: a queue is *free* once nobody delivers it, and everything that was delivered is committed or will
 never be. The planner then gets a message with the number of its plan, so that it can ignore late messages for
@@ -69,7 +69,7 @@ the Python worker of one ``spark.python.task.killTimeout`` (2 s), then ends it w
 _PLANNER_GONE_S: Final = 15.0
 """How long tasks go on without their planner, since it may come back."""
 _ZOMBIES_END_S: Final = 60.0
-"""Time for which an open batch waits for attempts that Spark believes dead, in seconds: while locks last."""
+"""Time for which an open batch waits for attempts that Spark believes dead, in seconds: that of a lock."""
 _BEGIN_WITHIN_S: Final = 2.0
 """How long an idle task waits for tasks that have not begun although there seems to be a slot for them."""
 _NOTHING: Final[Queues] = frozenset()
@@ -185,8 +185,8 @@ class HubState:
             must_ask: Whether every task can surely ask, from the first batch on.
             slots: Number of tasks that can run now.
             calls_end_s: How long Spark lets a worker go on after its job; passed on to the planner.
-            interval_s: Shortest time between two commits while a job runs; None for none but those of queues
-                that are given up.
+            interval_s: Shortest time between two commits while a job runs. If it is None, only queues that
+                are given up are committed then.
             may_offsets_wait: Whether a sink shows how far its rows go; see ``OffsetPace``.
         """
         self._cuts = Cuts(interval_s, may_offsets_wait=may_offsets_wait)
@@ -220,7 +220,7 @@ class HubState:
         self._failure: BaseException | None = None
         """Error of a commit that was given up."""
         self._is_flushing = False
-        """Whether the batch is closed, and not known to be flushed."""
+        """Whether the batch is closed, and something of it may still wait for its commit."""
         self._closing: _Closing | None = None
         self._replan: tuple[int, str] = (0, "")
         """Number of the newest plan that the planner wants to replace, and the reason."""
@@ -575,7 +575,7 @@ class HubState:
         return self._carry_out(over, now_s) + self._end_idle(now_s)
 
     def lost(self, peer: Hashable, now_s: float, *, is_silent: bool = False) -> list[Action]:
-        """Note that a connection is lost; ``is_silent``: the process at its other end may not know."""
+        """Note that a connection is lost; ``is_silent``: its other end may not have noticed that."""
         look: list[Action] = []
         if peer == self._planner:
             self._planner, self._planner_lost_s = None, now_s
@@ -588,7 +588,7 @@ class HubState:
         return look + self._end_idle(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Check the time: without a planner nobody renews the locks, so tasks must end before they expire."""
+        """Check the time. Without a planner, nobody renews the locks: tasks must end before the locks do."""
         idle = self._end_idle(now_s) + self._carry_out(self._cuts.tick(now_s), now_s)
         idle += self._end_if_due(now_s) + self._close_if_quiet(now_s)
         is_gone = self._planner_lost_s is not None and now_s - self._planner_lost_s >= _PLANNER_GONE_S
@@ -758,7 +758,7 @@ class HubState:
             case cuts.Taken(task, part_id):
                 messages = [PartTaken(task, part_id)]
             case cuts.PartsOver(task, part_ids):
-                # Without an interval a task has no number of parts that it waits for.
+                # Without an interval, tasks send parts regardless of how many are uncommitted.
                 messages = [PartsCommitted(task, part_ids)] if self._wants_cuts else []
             case cuts.EndTasks(reason, tasks):
                 messages = [EndTask(task, reason) for task in tasks]
