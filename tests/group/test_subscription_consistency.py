@@ -80,7 +80,7 @@ def test_a_client_id_used_twice_is_logged_with_the_remedy() -> None:
     (problem,) = differences(mine("T:*"), "me", ["me", "you", "me"], told("T:*"))
 
     assert "client id 'me' is listed 2 times" in problem
-    assert "give each query an instanceName of its own" in problem
+    assert "give each query its own instanceName" in problem
 
 
 def test_a_difference_is_logged_once_and_again_only_after_it_was_resolved(

@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _EVERY_S: Final = 15.0
-"""Pause between two looks for resets. A Java consumer's waiting pull delays a reset for as long
-(``brokerSuspendMaxTimeMillis``)."""
+"""Pause between two checks for resets, in seconds. Java notices a reset as late as this, because its pull
+waits at the broker for the same time (``brokerSuspendMaxTimeMillis``)."""
 
 Addresses = Mapping[str, BrokerAddress]
 """Address of each broker's master."""
@@ -75,7 +75,7 @@ class ResetWatch(Protocol):
         ...
 
     def look(self, idle: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """If it is time, ask for resets of ``idle``: the queues without new messages, with next offsets."""
+        """If a check is due, ask for resets of ``idle``: next offsets of the queues without new messages."""
         ...
 
 
@@ -116,7 +116,7 @@ class PullingResetWatch:
 
         def take_in(outcome: PullResult | RocketMQError) -> None:
             if isinstance(outcome, RocketMQError):
-                logger.info("no look for a reset group=%s %s: %s", self._group, queue, outcome)
+                logger.info("could not check for a reset group=%s %s: %s", self._group, queue, outcome)
             elif (target := outcome.reset_from(next_offset)) is not None:
                 self._reported.add(queue, target)
 
@@ -185,7 +185,7 @@ class RemoteBrokerOffsets:
             try:
                 self._brokers.update_consumer_offset(address, self._group, queue, next_offsets[queue])
             except GroupNotFound:
-                # A broker that does not know the group has no offset of it, so no wrong one either.
+                # A broker without the group has no offset of it, so there is none to correct.
                 logger.info("offset not stored, the broker has no such group group=%s %s", self._group, queue)
 
         self._each(next_offsets, addresses, update)

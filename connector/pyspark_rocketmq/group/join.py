@@ -105,8 +105,8 @@ def join_group(
         member_id: The client id.
         store: The offset store of the group.
         clock: The system's clock, except in tests.
-        timing: Intervals of heartbeats, rebalances and locks; RocketMQ's by default. Others must fit those
-            of the brokers.
+        timing: Intervals of heartbeats, rebalances and locks; RocketMQ's by default. Other values must fit
+            the brokers' time-outs.
         driver: The driver connection of a ``PushConsumer``.
         open_listener: See :class:`ClientRemotingProcessor`.
 

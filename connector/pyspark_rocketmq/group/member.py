@@ -1,9 +1,10 @@
 """A running member: the thread that performs the actions of its membership, and a check of subscriptions.
 
 This thread, the planner, and the connection threads that receive brokers' notifications all use the state
-machine. A lock guards it; while a thread holds this lock, it does not call a server or wait. Every call to a
-server has a deadline, and calls of one kind go to all brokers at the same time. So a round takes less than
-10 s, however many brokers are silent: for these 10 s a queue's lock still counts after its renewal is due.
+machine (:mod:`~pyspark_rocketmq.consume.membership`). A lock guards it; while a thread holds this lock, it
+does not call a server or wait. Every call to a server has a deadline, and calls of one kind go to all brokers
+at the same time. So a round of calls takes less than 10 s, however many brokers are silent. That is soon
+enough: a queue's lock counts for 10 s more after its renewal is due.
 
 When a connection breaks, its broker removes the member. The other members would then take its queues. So the
 next heartbeat is sent immediately and not after half a minute; if it fails, it is tried again every second.
@@ -75,11 +76,11 @@ class QueueOwnership(Protocol):
         ...
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Note the queues that the plan contains; return those that may still be run, without the others."""
+        """Note the queues that the plan contains; return those of them that may still be run."""
         ...
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Whether the queue is in the current plan and may still be run."""
+        """Return whether the queue is in the current plan and may still be run."""
         ...
 
     def claimed_by_other(self, queue: MessageQueue) -> None:
@@ -122,9 +123,9 @@ def differences(
     problems = []
     if (count := list(listed).count(client_id)) > 1:
         problems.append(
-            f"client id '{client_id}' is listed {count} times: a connection of this member fell silent, and "
-            "the broker notices that within two minutes; or members share the id, and each takes the shares "
-            "of all: give each query an instanceName of its own, or leave the option out"
+            f"client id '{client_id}' is listed {count} times. If a connection of this member fell silent, "
+            "the broker notices that within two minutes. Otherwise several members share the id, and each "
+            "of them takes the queues of all: give each query its own instanceName, or leave the option out"
         )
     if reported.message_model is not own.message_model:
         problems.append(
@@ -371,13 +372,13 @@ class RunningMember:
         try:
             routes = self._calls.routes.look(self._within(CALL_TIMEOUT_S))
         except RocketMQError as error:
-            # Keep the last routes: an unreachable name server must not cost anybody queues.
+            # Keep the last routes: members must not lose queues because no name server answers.
             logger.warning("route could not be refreshed group=%s: %s", self._group, error)
             return
         absent = {**routes.absent, **routes.denied}
         for topic in absent.keys() - self._known_absent:
             logger.warning(
-                "topic has no route, its last one holds group=%s topic=%s: %s",
+                "topic has no route now, so its last known one is used group=%s topic=%s: %s",
                 self._group,
                 topic,
                 absent[topic],
@@ -569,9 +570,10 @@ class RunningMember:
         self._notify(lambda machine, now_s: machine.stop(now_s, calls_end_s=calls_end_s))
 
     def _is_name_used_again(self, address: BrokerAddress, broker_name: str) -> bool:
-        """Whether another connection has this client id: the broker does not distinguish their locks.
+        """Return whether another connection has this client id.
 
-        This member's own connection is off the list by then.
+        The broker does not distinguish the locks of members with the same id. This member's own connection
+        is no longer in the broker's list when this is called.
         """
         try:
             listed = self._calls.brokers.consumer_list(address, self._group, broker_name=broker_name)

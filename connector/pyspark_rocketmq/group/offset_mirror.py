@@ -126,9 +126,9 @@ class OffsetMirror:
         self._news.set()
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
-        """Wait until each of these offsets has arrived, was replaced by a newer one, or was dropped (rule 2).
+        """Wait until none of these offsets is left to send; return False after ``timeout_s``.
 
-        Return False if that takes longer than ``timeout_s``.
+        Each of them has then arrived, was replaced by a newer one, or was dropped (rule 2).
         """
         self._urgent.set()
         with self._sent:
@@ -186,7 +186,7 @@ class OffsetMirror:
                     self._is_in_trouble = False
         except Exception:
             # Nobody watches this thread; the next batch starts another one.
-            logger.exception("offsets could not be shown to the brokers group=%s", self._group)
+            logger.exception("offsets could not be sent to the brokers group=%s", self._group)
             with self._guard:
                 self._waiting.clear()
                 self._end()
@@ -216,7 +216,7 @@ class OffsetMirror:
             self._sent.notify_all()
 
     def _warn_of_rest(self) -> None:
-        logger.warning("offsets not shown to the brokers group=%s queues=%d", self._group, len(self._waiting))
+        logger.warning("offsets not sent to the brokers group=%s queues=%d", self._group, len(self._waiting))
 
     def _note_arrivals(self) -> None:
         """Record the arrived offsets in the store, unless new ones come.
@@ -299,4 +299,4 @@ class OffsetMirror:
     def _warn(self, error: RocketMQError) -> None:
         level = logging.INFO if self._is_in_trouble else logging.WARNING
         self._is_in_trouble = True
-        logger.log(level, "offsets to be shown to the broker later group=%s: %s", self._group, error)
+        logger.log(level, "offsets not sent to the broker, trying again group=%s: %s", self._group, error)

@@ -34,7 +34,7 @@ def warn_of_dropped_retries(options: ReadOptions, clock: Clock) -> None:
     try:
         masters = cluster.routes(options).look(Deadline.after(clock, _WITHIN_S)).masters
     except RocketMQError as error:
-        logger.debug("group's retries not looked at group=%s: %s", options.consumer_group, error)
+        logger.debug("could not check retry queues group=%s: %s", options.consumer_group, error)
         return
     ask = partial(_drops, cluster.brokers(), options.consumer_group)
     dropping = at_brokers(masters.keys(), lambda name: ask(masters[name]))
@@ -53,5 +53,5 @@ def _drops(brokers: BrokerClient, consumer_group: str, address: str) -> bool:
     try:
         return brokers.retry_queue_nums(address, consumer_group) <= 0
     except RocketMQError as error:
-        logger.debug("group's retries not looked at group=%s address=%s: %s", consumer_group, address, error)
+        logger.debug("could not check retry queues group=%s address=%s: %s", consumer_group, address, error)
         return False
