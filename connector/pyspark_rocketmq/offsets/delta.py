@@ -1,16 +1,16 @@
 """Offset store in a Delta table: readable by anyone, with history and time travel.
 
-One row per group and queue, partitioned by ``consumer_group``. A change is: newest snapshot → the group's
-rows → pure rule → overwrite of the group's partition in one commit.
+One row per group and queue, partitioned by ``consumer_group``. A change reads the group's rows from the
+newest snapshot, applies a pure rule to them, and overwrites the group's partition in one commit.
 
-Rule 1: a commit is checked against the snapshot from which its rows were read, so threads never share a table
-handle.
+Rule 1: Delta must check a commit against the same snapshot from which its rows were read. Refreshing a table
+handle changes its snapshot, so threads never share a handle.
 Rule 2: two writers of one group must always conflict; then the later one reads the newer rows and decides
 again. On a disk of this machine all commits conflict. Elsewhere delta-rs commits: the transaction id
 ``offsets:GROUP`` in each commit makes writers of one group conflict, and the literal partition predicate
 keeps writers of different groups from conflicting.
-Rule 3: after an error a commit may be stored all the same (delta-rs#2279). So the rows are read and decided
-upon again.
+Rule 3: a commit may be stored although it ended with an error (delta-rs#2279). So after an error the rows are
+read again, and the rule decides again.
 Rule 4: the cost of a commit does not depend on the number of earlier ones. Whatever grows with that number is
 cleaned up in the background by :mod:`pyspark_rocketmq.offsets.delta_history`.
 
@@ -89,7 +89,7 @@ _TABLE_PROPERTIES: Mapping[str, str | None] = {
     "delta.checkpointInterval": "100",
 }
 _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0)
-"""Pauses before each retry. One writer wins every conflict, so a handful of retries is plenty."""
+"""Pauses before the retries, in seconds. One writer wins in each conflict, so a few retries are enough."""
 
 
 class DeltaOffsetStore(RowOffsetStore):
@@ -110,7 +110,7 @@ class DeltaOffsetStore(RowOffsetStore):
         """Name the table; ``storage_options`` are those of :class:`DeltaSink`."""
         if TableName.is_name(path):
             problem = (
-                f"{path} is the name of a catalog's table, but delta-rs writes the offset table, which needs "
+                f"{path} is the name of a table in a catalog, but delta-rs writes the offset table and needs "
                 f"its path or URI; for a folder of that name write './{path}'"
             )
             raise OptionError((problem,), where="offset store")
@@ -317,8 +317,8 @@ class DeltaOffsetStore(RowOffsetStore):
             )
             stored = _with_dropped_columns(rows_to_table(rows.values()), newest.form())
             files = _partition(consumer_group).replace(newest, stored, before.files, note)
-        # If another group's commit came between, our version is higher. The next look then finds that, and
-        # does not use these cached rows as they are.
+        # If another group's commit came in between, the stored version is higher than the one noted here.
+        # Then the next read finds a newer table version than that of these rows, and follows the log.
         self._cached[consumer_group] = _CachedRows(before.version + 1, rows, files, transaction)
         self._upkeep.after_commit(before.version)
         return change.result

@@ -246,7 +246,7 @@ def _with(row: OffsetRow, **changes: Any) -> OffsetRow:
 
 
 def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) -> OffsetRow:
-    """Move the row to where somebody else has put the queue at its broker since."""
+    """Move the row to the offset at the queue's broker, if somebody else has stored that one since."""
     if before is not None and at_broker in before.shown and at_broker not in row.shown:
         # The broker's answer is older than an offset of our own that has arrived there since.
         return row
