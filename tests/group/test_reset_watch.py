@@ -88,7 +88,7 @@ def test_a_reset_that_could_not_be_stored_before_its_queue_was_lost_is_not_follo
 
     assert planning.next() is None
     assert planning.store.read("g")[A0].next_offset == 5
-    assert "reset not followed, the queue was lost before; reset it again" in caplog.text
+    assert "reset not followed, this member lost the queue before; reset it again" in caplog.text
 
 
 def _told_while_the_storage_is_away(monkeypatch: pytest.MonkeyPatch) -> Planning:

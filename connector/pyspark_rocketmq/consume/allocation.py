@@ -88,7 +88,7 @@ def is_member(client_id: str, queues: Sequence[MessageQueue], members: Sequence[
 
 
 def _entries(client_id: str, members: Sequence[str]) -> dict[int, None]:
-    """Return the places of a member in the list, in their order; the shares of all of them are its own.
+    """Return the places of a member in the list, in their order; the member gets the shares of all of them.
 
     A broker lists a member once for each connection, so it lists it twice until it notices that one of the
     connections fell silent. The other members leave both shares to it. A Java client takes only the first

@@ -6,8 +6,8 @@ holds a slot from its beginning to its end, so that a slow one holds up none of 
 1. All runs together have at most as many calls out as the pool has slots.
 2. A run that finds no slot waits until it is woken to look again.
 3. Among the waiting runs, the one with the fewest calls comes first; among equals, the one that has waited
-   longest. No other run takes a slot before it. A run may go on in the slot of a call that has ended, unless
-   a run is waiting that has no call, or at least two fewer.
+   longest. No other run takes a slot before it. A run may begin its next call in the slot of a call that has
+   ended, unless a waiting run has no call, or at least two calls fewer.
 4. A call that takes so long that its messages were sent back keeps its slot until it returns. When such calls
    hold all slots, the slots are lost: no run waits for one any more.
 
@@ -78,7 +78,7 @@ class CallSlots(Generic[RunT]):
         self._forget_if_gone(run)
 
     def may_keep(self, run: RunT) -> bool:
-        """Return whether a run may go on in the slot of a call that has ended."""
+        """Return whether a run may begin its next call in the slot of a call that has ended (rule 3)."""
         held = self._held[run]
         others = (self._held[each] for each in self.waiting if each != run)
         return not any(other == 0 or other <= held - 2 for other in others)

@@ -3,9 +3,9 @@
 A batch may commit several times while its tasks run. For each commit the driver asks all tasks for a *cut*:
 to send what is *settled* since the task's last cut. That is the task's *part*: the rows of messages that are
 done, and one ack per queue. The driver gathers the parts and commits them as one *group*: one data commit and
-one offset commit, however many tasks there are. The offset commit may wait for that of a later group
-(``consume.offset_pace``). A task that has settled something reports, once per cut, that it is *dirty*, so
-nothing is asked or committed while nothing happens. Two state machines::
+one offset commit, however many tasks there are. The offset commit may wait and be made with a later group
+(``consume.offset_pace``). A task that has settled something reports, once per cut, that it is *dirty*. So the
+driver neither asks nor commits while nothing happens. Two state machines::
 
     asking:     QUIET --dirty--> DUE --tick--> GATHERING --all answered, late, a queue ended--> QUIET or DUE
     committing: IDLE --parts wait--> COMMITTING --failed--> RETRY --tick--> COMMITTING; after 60 s FAILED
@@ -511,7 +511,7 @@ class Cuts:
     # --- commits --------------------------------------------------------------------------------------------
 
     def committed(self, refused: Queues, now_s: float, *, took_s: float = 0.0) -> list[Action]:
-        """Note that what is in hand is committed, except for the ``refused`` queues (rule 4).
+        """Note that the commit under way has succeeded, except for the ``refused`` queues (rule 4).
 
         ``took_s``: how long it took to store the offsets, if they were.
         """
@@ -529,7 +529,7 @@ class Cuts:
         ]
 
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
-        """Note that what is in hand could not be committed, or that nobody knows whether it was."""
+        """Note that the commit under way has failed, or that its outcome is unknown."""
         if self._failing_since_s is None:
             self._failing_since_s = now_s
         may_fail = self._interval_s is not None or self._batch.is_closed
@@ -736,7 +736,7 @@ class Cuts:
         if due_s is None or self._in_hand is not None:
             return False
         if self._batch.is_closed:
-            # Also those of a batch that has failed.
+            # Offsets of a batch that has failed are stored, too.
             return True
         return self._may_commit and (now_s >= due_s or self._pace.is_any_wanted(self._batch.ended))
 

@@ -535,7 +535,7 @@ class FetchWindow:
         self._reported: list[RangeWindow] = []
         """Ranges of which something was reported since the last ``settle``."""
         self.in_flight = 0
-        """Number of pulls under way, also those of failed ranges, without those that a broker may hold."""
+        """Number of pulls under way, with pulls of failed ranges and without pulls that a broker may hold."""
         for each in ranges:
             self.add(each)
 

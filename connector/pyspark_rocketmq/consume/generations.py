@@ -10,10 +10,11 @@ message that it skipped. The sink also keeps the newest message, since the sink 
 **Where the logs differ** (:func:`find_change`) depends only on the log:
 
 1. If the newest remembered message still exists, or has expired and cannot be checked, this is the same log.
-2. Otherwise the newest message that is still there ends the common part, and the oldest one that is not there
-   bounds the rest. Between them a message is new if its place in the broker's log *or* its store time is
-   larger than that of the missing message. A topic created again comes after everything in its broker's log,
-   whatever the clock said. A promoted slave writes over the places that it lacked, at a later time.
+2. Otherwise the logs are the same up to the newest remembered message that is still there, and differ before
+   the oldest remembered message that is gone. Between these two a message is new if its place in the broker's
+   log *or* its store time is larger than that of the missing message. A topic created again comes after
+   everything in its broker's log, whatever time the clock showed. A promoted slave writes to the places that
+   it lacked, at a later time.
 3. Where neither number separates old from new, everything counts as new: repeated messages cost less than
    lost ones.
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 LONGEST_MS: Final = 3_600_000
-"""Latency from which on all share one bucket, in milliseconds."""
+"""Latencies of this many milliseconds and more share one bucket."""
 BITS: Final = 3
 """Logarithm of the number of buckets of each power of two."""
 _EACH: Final = 1 << BITS

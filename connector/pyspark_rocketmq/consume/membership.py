@@ -268,7 +268,7 @@ class Membership:
         return plannable
 
     def planned(self, grants: Mapping[MessageQueue, int], now_s: float) -> frozenset[MessageQueue]:
-        """Take the plan's queues with the grants that it began with; return those that may really be run.
+        """Note the plan's queues, with their grants at its beginning; return the queues that may be run.
 
         A process may be paused while it makes a plan: a queue whose grant has ended meanwhile must leave the
         plan. Queues that are not in the plan may be released.
@@ -524,7 +524,7 @@ class Membership:
             self._unlocks.add(queue)
 
     def _let_go(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        """Note that no batch holds ``queues`` any more. Nothing changes for those in HELD, which are most."""
+        """Note that no batch holds ``queues`` any more. Most of them are in HELD, and stay there."""
         for queue in queues:
             if self._phases.get(queue) is not Phase.HELD:
                 self._happened(queue, OwnershipEvent.BATCH_OVER, now_s)

@@ -121,7 +121,8 @@ class MetricsSnapshot(StoredValue[Watched]):
     def as_of(self, now_s: float) -> RecentSums:
         """Return the sums for ``now_s``.
 
-        Those of the minute are 0 if the snapshot is older than a minute, those of the hour after an hour.
+        The minute's sums are 0 if the snapshot is older than a minute, the hour's sums if it is older than an
+        hour.
         """
         watched = self._read()
         if watched is _NOTHING:

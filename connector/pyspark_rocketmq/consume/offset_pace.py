@@ -55,9 +55,9 @@ class OffsetPace:
         return self._next_s if self._behind else None
 
     def is_group_stored(self, group: Group, ended: Collection[MessageQueue], now_s: float) -> bool:
-        """Return whether offsets are to be stored with a group, those that wait included.
+        """Return whether to store offsets with a group; the offsets that wait are then stored, too.
 
-        ``ended`` has the queues of which no task delivers any more.
+        ``ended`` has the queues that no task delivers any more.
         """
         return (
             not self._may_wait

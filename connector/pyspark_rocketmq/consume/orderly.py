@@ -186,7 +186,7 @@ class OrderlySettings:
     max_time_consume_continuously_s: float = 60.0
     """How long a run lasts before it yields (``MAX_TIME_CONSUME_CONTINUOUSLY``)."""
     consume_timeout_s: float = CONSUMER_DEFAULTS.consume_timeout_s
-    """Duration from which on a listener call counts as TIME_OUT (D8)."""
+    """Duration at which a listener call counts as TIME_OUT (D8), in seconds."""
     max_reconsume_times: int = CONSUMER_DEFAULTS.max_reconsume_times
     """A message put back as often as this becomes a dead letter when it fails again (D6)."""
     consume_thread_max: int = CONSUMER_DEFAULTS.consume_thread_max
@@ -200,7 +200,10 @@ class OrderlySettings:
             )
 
     def pause_s(self, suspend_millis: float) -> float:
-        """Return a context's suspend time as a pause (``submitConsumeRequestLater``); -1 is the default."""
+        """Return the pause for a context's suspend time; -1 stands for the consumer's setting.
+
+        Source: ``ConsumeMessageOrderlyService.submitConsumeRequestLater``.
+        """
         if suspend_millis == DEFAULT_SUSPEND:
             suspend_millis = self.suspend_current_queue_time_millis
         return max(SHORTEST_SUSPEND_MILLIS, min(suspend_millis, LONGEST_SUSPEND_MILLIS)) / 1000
@@ -473,7 +476,10 @@ class OrderlyConsumption:
 
 
 def _may_time_out(outcome: Outcome) -> bool:
-    """Return whether a slow call counts as timed out: not without a status (``ConsumeRequest.run``)."""
+    """Return whether a slow call counts as timed out; an exception or None does not.
+
+    Source: ``ConsumeMessageOrderlyService.ConsumeRequest.run``.
+    """
     return outcome.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
 
 

@@ -13,8 +13,9 @@
    delivered.
 5. The total limit is shared in proportion to the remaining demand, at least one offset each; so is the limit
    in bytes.
-6. If a listener has committed none of the messages it received (autoCommit=false), its queue gets them again
-   with at least as many new ones, up to the flow-control threshold. Without new ones it waits for a while.
+6. If a listener has committed none of the messages it received (autoCommit=false), the next range of its
+   queue has these messages and at least as many new ones, up to the flow-control threshold. If there are no
+   new messages, the queue waits for a while.
 
 In real time a plan has *open* ranges, which have no end, and no limits (:func:`plan_open_ranges`). It has a
 range for every queue: also for a queue with nothing to read, and for a suspended queue, whose range begins
@@ -29,10 +30,10 @@ Spark schedules it, and two Python processes handle it. A queue with a few messa
    or 25 ms if that is more. So even with a core for every range the micro-batch takes at most that much
    longer; with few cores it takes less time.
 2. A range of unknown duration has its own task.
-3. If that makes more tasks than can run at the same time, and this number is known, there are only that many,
-   each with its share of the work. A task that waits for a core does nothing for its queues, and a running
-   one with only suspended queues left would have to end to free its core, instead of delivering them again
-   (D3).
+3. If it is known how many tasks can run at the same time, there are at most so many tasks, each with its
+   share of the work. With more tasks, some would wait for a core and do nothing for their queues. And a
+   running task with only suspended queues left would have to end, to free its core, instead of delivering
+   them again (D3).
 4. Neighbours in a task that together take at most 25 ms and have at most 1,024 offsets are read together:
    pulled in one burst and decoded together, which takes as long for a few short ranges as for one. A queue
    that another member should get meanwhile waits for about 25 ms at most, less than one call of a slow
@@ -308,8 +309,8 @@ class Plan:
     next_due_s: float | None
     """When the first suspended queue with something to read is due; None if there is none."""
     held_up: tuple[QueueRange, ...] = ()
-    """Ranges that listeners have received in full without a commit, and that the threshold does not let grow;
-    sorted."""
+    """Ranges that listeners have received in full and not committed, and that cannot grow because of the
+    threshold; sorted."""
     at_rest: frozenset[MessageQueue] = frozenset()
     """Queues with something to read that are rightly left out: a drain reads them no further, or their
     listener has committed nothing and gets its messages again later."""

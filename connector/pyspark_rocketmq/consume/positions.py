@@ -134,8 +134,9 @@ def stored_by(
 ) -> StoredBy:
     """Return, by broker, the latest store time of the messages up to the ends in ``bounds``.
 
-    The next plan compares with it: a message stored later in the place of a passed one belongs to another
-    log, because the topic was deleted and created again, or a slave without the log's end has become master.
+    The next plan compares messages with this time. A message that was stored later, but has the place of a
+    passed message, belongs to another log: the topic was deleted and created again, or a slave without the
+    log's end has become master.
 
     Args:
         before: Result of this function for the previous plan.

@@ -6,8 +6,8 @@
 
 Rule 1 (dry): as soon as nothing is left to deliver, what is settled is committed: waiting longer would bring
 no more rows into the transaction.
-Rule 2 (busy): otherwise the first settled message waits for 5 ms. An engine that does not report that it has
-nothing to deliver always waits.
+Rule 2 (busy): otherwise the first settled message waits for 5 ms. With an engine that does not report when it
+has nothing to deliver, this wait always happens.
 Rule 3 (one): one commit at a time. What is settled while it runs is in the next one, whose time counts from
 its own first message.
 Rule 4 (failures): the sink tries a commit that fails again, for a minute. What is settled meanwhile waits,

@@ -42,7 +42,8 @@ QueueT = TypeVar("QueueT", bound=Hashable)
 TURN_S: Final = 0.05
 """How long a queue's turn lasts when others wait."""
 HANDICAP_S: Final = 0.5
-"""How far a suspended queue is ahead of those that had a turn."""
+"""Time by which a queue that had a turn counts as due later than a queue whose suspension is over, in seconds
+(rule 5)."""
 
 
 class Pace(NamedTuple):
@@ -324,7 +325,7 @@ class TaskTurns(Generic[QueueT]):
         self._leading.discard(queue)
 
     def withdrawn(self, queue: QueueT) -> None:
-        """Remove a queue without a worker, because it is not continued in this task."""
+        """Remove a queue that has no worker, and that this task does not continue."""
         self._waiting.pop(queue, None)
         self._dry.discard(queue)
         self._suspended.discard(queue)

@@ -58,7 +58,7 @@ class DirectConsumer:
                 answer = _answer(listener, messages, context)
         except BaseException as error:
             # Catch SystemExit too, which would only end the thread that answers this broker.
-            logger.exception("message not consumed directly msgId=%s", message.msg_id)
+            logger.exception("could not consume the message of an administrator msgId=%s", message.msg_id)
             result, remark = ConsumeResult.CR_THROW_EXCEPTION, f"{type(error).__name__}: {error}"
         else:
             result = self._result_of(answer)

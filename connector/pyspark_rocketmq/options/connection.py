@@ -30,7 +30,7 @@ _NEEDS: Final = {
     "tlsKeyFile": "tlsCertFile",
     "tlsKeyPassword": "tlsCertFile",
 }
-"""Options, each with the other option without which it has no effect."""
+"""For each option, the other option that it needs to have an effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -250,7 +250,7 @@ class RowReader:
     ) -> bytes:
         if message_group is None and not given and not self.options.properties:
             return _encode_usual(keys, tags, unique_key)
-        # A null means no property; an empty string is refused, since readers would not receive it.
+        # A null means that the property is missing. An empty string is refused: readers would not receive it.
         own = {
             name: text for name, text in given or () if text is not None and name not in names.OF_ONE_DELIVERY
         }

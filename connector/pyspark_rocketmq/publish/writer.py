@@ -63,7 +63,7 @@ def seen_routes(options: WriteOptions) -> SeenRoutes:
     except RocketMQError as error:
         # Tasks try again for longer, and from their own machines.
         logger.warning(
-            "the driver cannot look the topic up, so each task will topic=%s: %s", options.topic, error
+            "the driver could not look up the topic, its tasks try again topic=%s: %s", options.topic, error
         )
         return {}
 

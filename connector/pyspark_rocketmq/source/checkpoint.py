@@ -31,7 +31,8 @@ def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
     if all(path.getName().startswith(".") for path in found):
         for path in found:
             logger.warning(
-                "removed the leftover of a plan that was not written completely path=%s", masked(str(path))
+                "removed the unfinished file of a plan, which a killed query has left path=%s",
+                masked(str(path)),
             )
             files.delete(path, False)
 

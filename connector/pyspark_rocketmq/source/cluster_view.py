@@ -61,7 +61,7 @@ class _Shown(NamedTuple):
     failures: dict[str, RocketMQError | None]
     """The error for each topic that was asked for; None if the broker answered."""
     error: RocketMQError | None
-    """Why queues are missing; None if none is missing."""
+    """Error because of which ``bounds`` lacks queues; None if ``bounds`` has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class ClusterView:
         """Whether a broker has answered."""
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
         self._switched_off: frozenset[tuple[str, str]] = frozenset()
-        """Topics and broker names of which reading is switched off for now."""
+        """Pairs of a topic and a broker name at which reading is switched off now."""
         self._static: set[str] = set()
         """Static topics of a pattern, which cannot be read."""
         self._knew_none_s = float("-inf")
@@ -308,8 +308,8 @@ class ClusterView:
         """Return the queues of ``known`` that are gone for good.
 
         Args:
-            known: Queues, each with its next offset as ``end``; those of brokers that do not answer are not
-                gone.
+            known: Queues, each with its next offset as ``end``. While a broker does not answer, its queues
+                do not count as gone.
             snapshot: The newest snapshot; None if no topic was found.
         """
         missing = known
@@ -509,7 +509,7 @@ class ClusterView:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
             logger.info(
-                "statistics of topics are not served, queues are queried one by one address=%s", address
+                "the server has no topic statistics, its queues are queried one by one address=%s", address
             )
             self._without_statistics.add(address)
             return {}

@@ -23,7 +23,7 @@ _SKIP: Final = "`pyspark-rocketmq offsets skip --queue BROKER:ID --messages 1` (
 
 
 class Drain:
-    """The ends of one query's queues. Without :meth:`begin` the query does not drain, and no queue ends."""
+    """The ends of one query's queues. Before :meth:`begin` the query does not drain: no queue has an end."""
 
     def __init__(
         self, options: ReadOptions, progress: ProgressSource, clock: Clock, held_up: Callable[[], str]

@@ -112,7 +112,7 @@ class Fetcher:
         self._has_open_ends = any(each.planned.has_open_end for each in partitions)
         self._partitions: list[QueuePartition] = []
         self._templates: list[tuple[PullRequestTemplate, PullRequestTemplate]] = []
-        """For each range, the templates of its ordinary pulls and of those that a broker may hold."""
+        """For each range, the templates of its ordinary pulls and of its held pulls (long polling)."""
         self._window = FetchWindow(
             (),
             depth=max((each.settings.pulls_in_flight for each in partitions), default=1),

@@ -1,8 +1,8 @@
-"""Rows of consumer mode as they cross Spark, and the marker row that ends each range there.
+"""Rows of consumer mode (option ``consumerGroup``) that pass through Spark, with a marker row for each range.
 
-The range end is one *marker row*: ``kind`` is ``"end"``, ``queueOffset`` is the range's exclusive end and
-``plannedRange`` has the rest as JSON; in a message row ``kind`` and ``plannedRange`` are null. Numbers are
-never null: pandas would turn the whole column into floats.
+A *marker row* follows the messages of a range: ``kind`` is ``"end"``, ``queueOffset`` is the range's
+exclusive end, and ``plannedRange`` has the rest as JSON. In a message's row ``kind`` and ``plannedRange`` are
+null. Numbers are never null: pandas would turn the whole column into floats.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ END_MARKER: Final = "end"
 
 
 def spark_rows(piece: ReadPiece) -> pa.RecordBatch:
-    """Return consumer mode's rows as they cross Spark: messages, or the marker row of a range's end."""
+    """Return a piece as rows for Spark: messages, or the marker row of a range's end."""
     if isinstance(piece, RangeEnd):
         return marker_row(piece)
     nulls = pa.nulls(piece.num_rows, pa.string())

@@ -158,7 +158,7 @@ def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessa
         messages = decode_stored_messages(data)
     except RemoteProtocolError as error:
         logger.warning(
-            "the message that shows whether offsets begin again cannot be decoded %s queueOffset=%d: %s",
+            "cannot check whether offsets begin again, this message cannot be decoded %s queueOffset=%d: %s",
             queue,
             offset,
             error,

@@ -58,7 +58,7 @@ class MessageSizes:
         try:
             pulled = self._brokers.pull(snapshot.addresses[queue.broker_name], request)
         except RocketMQError as error:
-            logger.info("size of messages not seen %s: %s", queue, error)
+            logger.info("could not measure the size of messages %s: %s", queue, error)
             return None
         if pulled.status is not PullStatus.FOUND or pulled.next_begin_offset <= next_offset:
             return None

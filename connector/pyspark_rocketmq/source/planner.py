@@ -177,7 +177,7 @@ class MicroBatchPlanner:
         return [planned for planned in ranges if planned.count > 0]
 
     def witnesses(self, planned: Iterable[QueueRange]) -> dict[MessageQueue, Witnesses]:
-        """Return consumed messages, by which tasks check the logs of :meth:`runnable` ranges."""
+        """Return messages consumed from these queues; tasks check by them that logs are still the same."""
         bounds = self.newest()
         found: dict[MessageQueue, Witnesses] = {}
         for queue_range in planned:
@@ -423,7 +423,7 @@ class MicroBatchPlanner:
         return patience or self._patience()
 
     def plan_of(self, offset: Offset) -> tuple[int, tuple[QueueRange, ...]]:
-        """Return sequence number and ranges of an offset; the one written last is not parsed again."""
+        """Return sequence number and ranges of an offset, without parsing the newest one again."""
         known_offset, plan = self._known
         return plan if offset == known_offset else offset_to_plan(offset)
 

@@ -84,7 +84,10 @@ class ProgressSource(Protocol):
         ...
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueState]:
-        """Return the progress of every queue that may be planned now; ``snapshot.bounds_of`` gives bounds."""
+        """Return the progress of every queue that may be planned now.
+
+        ``snapshot.bounds_of`` has the bounds of each of these queues.
+        """
         ...
 
     def uncommitted_deliveries(
@@ -131,7 +134,7 @@ class CheckpointProgress:
     begins_in_checkpoint: ClassVar[bool] = True
     waiting: Mapping[MessageQueue, RocketMQError] = MappingProxyType({})
     has_worked: bool = True
-    """Always true: the tasks of a plain stream fail when their retry time is over."""
+    """Always true: after an error that may pass, a plain stream's task tries again for its retry time."""
 
     def __init__(self, starts: Starts) -> None:
         self._starts = starts
@@ -184,7 +187,7 @@ class CheckpointProgress:
         self,
         progress: Mapping[MessageQueue, QueueState],  # noqa: ARG002
     ) -> Mapping[MessageQueue, UncommittedDelivery]:
-        """Return nothing: every plan moves on."""
+        """Return nothing: without a listener, each plan goes on where the one before has ended."""
         return {}
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
@@ -215,8 +218,8 @@ class CheckpointProgress:
 class GroupProgress:
     """Progress of a consumer group: the rows of its offset store, under the epochs this consumer claimed.
 
-    A queue is claimed once under every grant. Afterwards the row's owner shows whether it is still ours. The
-    row's epoch is the one to plan with, so that an operator's reset is picked up at the next plan (row F5).
+    A queue is claimed once under every grant. Afterwards the row's owner shows whether another member has
+    claimed it. Plans use the row's epoch, so that the next plan follows an operator's reset (row F5).
     """
 
     begins_in_checkpoint: ClassVar[bool] = False
@@ -301,7 +304,7 @@ class GroupProgress:
         try:
             return self._store.read(self._group).keys()
         except RocketMQError as error:
-            logger.warning("offset store not read for queues group=%s: %s", self._group, error)
+            logger.warning("could not read known queues in the offset store group=%s: %s", self._group, error)
             return ()
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:  # noqa: ARG002 - the protocol's
@@ -573,8 +576,8 @@ class GroupProgress:
         for queue in self._resets.keys() - held:
             # A later reset may have been reported to the queue's new owner.
             logger.warning(
-                "reset not followed, the queue was lost before; reset it again if still wanted group=%s %s "
-                "target=%d",
+                "reset not followed, this member lost the queue before; reset it again if still wanted "
+                "group=%s %s target=%d",
                 self._group,
                 queue,
                 self._resets.pop(queue),

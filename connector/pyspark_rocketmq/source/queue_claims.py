@@ -81,8 +81,8 @@ class QueueClaims:
     ) -> tuple[dict[MessageQueue, OffsetRow], Waiting]:
         """Claim the held queues ``new``; return the rows of those claimed, and why the others must wait.
 
-        Topics wait if the group cannot begin in them yet, and queues if their broker does not report the
-        group's offset; the other queues do not wait for them.
+        A topic waits if the group cannot begin in it yet; a queue waits if its broker does not report the
+        group's offset. The other queues do not wait for them.
 
         Raises:
             NoPermission: If the group's offsets may not be read.
@@ -145,7 +145,7 @@ class QueueClaims:
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
     ) -> tuple[Mapping[MessageQueue, int], Waiting]:
-        """Replace offsets in ``known`` to which a crashed broker fell back; write the newer ones to it."""
+        """Replace offsets in ``known`` that a crashed broker fell back to; write the newer ones to it."""
         forgotten = {
             queue: rows[queue].next_offset
             for queue, offset in known.items()
@@ -359,7 +359,7 @@ def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) ->
         rows = store.read(offset_key(options)).values()
     except RocketMQError as error:
         # Planning reads the store again, and waits until it answers.
-        logger.warning("offset store not read for owners progress=%s: %s", offset_key(options), error)
+        logger.warning("could not read owners in offset store progress=%s: %s", offset_key(options), error)
         return frozenset({member_id})
     return frozenset({member_id, *(row.owner for row in rows if row.owner)})
 
@@ -374,7 +374,7 @@ def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> fro
     try:
         routes = cluster.routes(options).look(Deadline.after(clock, cluster.timeout_s))
     except RocketMQError as error:
-        logger.warning("members of the group not queried group=%s: %s", group, error)
+        logger.warning("could not query the members of the group group=%s: %s", group, error)
         return frozenset()
     for name, address in routes.masters.items():
         try:
@@ -382,5 +382,5 @@ def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> fro
         except BrokerError:
             pass  # the broker has no member of the group
         except RocketMQError as error:
-            logger.warning("members of the group not reported group=%s broker=%s: %s", group, address, error)
+            logger.warning("could not get the group's members group=%s broker=%s: %s", group, address, error)
     return frozenset(found)

@@ -87,8 +87,8 @@ class QueueGenerations:
             errors = [each for each in found.values() if isinstance(each, RocketMQError)]
             if errors:
                 logger.warning(
-                    "queues wait for their master, its slave does not show what was consumed group=%s "
-                    "broker=%s: %s",
+                    "queues wait for their master, its slave does not answer whether it has the consumed "
+                    "messages group=%s broker=%s: %s",
                     self._group,
                     peer_text(name),
                     errors[0],
@@ -317,7 +317,7 @@ class QueueGenerations:
     def _change(
         self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot
     ) -> LogChange | None:
-        """Return where the queue's log differs from the one consumed; None if it is the same."""
+        """Return where the queue's log differs from the log that was consumed; None if it is the same."""
         search = find_change(standing.messages, found.bounds)
         known = {standing.place_to_look_at(): found.message}
         try:

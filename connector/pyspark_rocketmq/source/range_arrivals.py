@@ -49,8 +49,8 @@ class RangeArrivals:
             partitions: The ranges, which share one query's options.
             few_as_objects: Whether messages may be yielded as objects if they are few; otherwise all are in
                 columns.
-            pulls_ahead: Whether a thread pulls the next messages while the caller works on those that it has
-                got; only for ranges that have an end.
+            pulls_ahead: Whether a thread pulls the next messages while the caller works on the newest ones;
+                only for ranges that have an end.
             clock: The clock of pauses and time-outs.
             sleep: Called instead of waiting for the end of a pause; for tests.
         """

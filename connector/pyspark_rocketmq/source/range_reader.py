@@ -203,7 +203,8 @@ class RangeReader:
         self._stopped: EndReason | None = None
         """FULL, UNDECODABLE or ANOTHER_LOG if the range ends after the last message read."""
         self._is_pulled_again = False
-        """Whether the rest of these chunks is dropped, because the start of the next message is unknown."""
+        """Whether the rest of these chunks is dropped and pulled again, because it is unknown where the next
+        message begins."""
         self._before = partition.witnesses.before
         """The consumed message before the range, until its place has been pulled."""
         self._unexplained = range(0)
@@ -376,8 +377,8 @@ class RangeReader:
         """Return an undecodable message's row; empty if it is not in the range or the range ends before it.
 
         Raises:
-            UndecodableMessage: If such messages are not to be kept, and it is the range's first message or
-                the reader is not a group's.
+            UndecodableMessage: If such messages are not kept, and this one is the range's first or the range
+                is not read for a group.
         """
         partition, expected = self.partition, self._expected
         planned, wanted = partition.planned, _decode_args(partition)
@@ -525,7 +526,7 @@ class RangeReader:
             self._report_gaps([(self._expected, goes_on)])
 
     def _report_gaps(self, gaps: Iterable[tuple[int, int]]) -> None:
-        """Raise or log offsets that no answer brought, unless a filter may have left them out.
+        """Raise or log gaps, which are offsets for which no answer had a message; a filter may leave gaps.
 
         A broker that removes a file of its log while it reads skips the file's messages without reporting it
         (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a FOUND answer).

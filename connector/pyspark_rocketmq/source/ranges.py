@@ -76,8 +76,8 @@ from pyspark_rocketmq.source.schema import PLANNED_RANGE, range_from_json, range
 from pyspark_rocketmq.stored_values import RetryCounts
 
 MOST_COUNTED = 10_000_000
-"""Maximum number of rows of a ticket, which take 40 MB: no listener gets as many messages in a micro-batch,
-but a plan may contain any number."""
+"""Maximum number of rows of a ticket; so many rows take 40 MB. A plan may have any number of offsets, but no
+listener gets so many messages in a micro-batch."""
 TICKET_SCHEMA = pa.schema([(PLANNED_RANGE, pa.binary())])
 _VERSION = 1
 _PACKED_VERSION = 2
@@ -135,7 +135,7 @@ def partitions_of(
 
     Args:
         planned: The ranges.
-        options: The query's.
+        options: The query's options.
         addresses: Addresses of masters, by broker name.
         replicas: Addresses of these masters' replicas.
         slaves: Slaves to read from if there is no master.

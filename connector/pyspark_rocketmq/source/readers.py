@@ -128,12 +128,12 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     timing: ClassVar[MembershipTiming] = MembershipTiming()
 
     def __init__(self, options: ReadOptions, open_listener: Callable[[], ConsumeOne] | None = None) -> None:
-        """Take ``open_listener``, by which the group's member consumes a message for an administrator."""
+        """``open_listener`` returns a function that consumes a message for an administrator."""
         self._options = options
         self._open_listener = open_listener
         self._newest: Offset | None = None
-        """The newest offset that Spark is known to have; Spark before 4.2 does not pass where a plan begins.
-        """
+        """The newest offset that Spark is known to have: Spark before 4.2 does not pass the offset at which
+        the next plan begins."""
 
     @cached_property
     def _driver(self) -> PlannerControl | None:

@@ -1,8 +1,9 @@
 """Columns of the source, and the end of a range that was read.
 
 ``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row.  A message
-that the group has given back is read from its retry topic. In its row ``originTopic`` is the topic that it
-was sent to, under which a listener gets it; in all other rows this column is null.
+that the group has given back is read from the group's retry topic. Then column ``originTopic`` has the topic
+to which the message was first sent, and the listener gets the message under that topic. In all other rows
+this column is null.
 
 Consumer mode (option ``consumerGroup``) ends every planned range with its :class:`RangeEnd`, because a tag
 filter may leave no message at all and the range must still be acknowledged. Where rows cross Spark, the range
