@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from pyspark_rocketmq.change_data.change import (
     SchemaChange,
 )
 from pyspark_rocketmq.change_data.envelopes import envelope_of
-from pyspark_rocketmq.sinks.change_table.carried import carried
+from pyspark_rocketmq.sinks.change_table.carried import arrow_type, carried, carried_values
 from tests.change_data.samples import recorded
 from tests.change_data.test_maxwell import event
 
@@ -81,12 +82,15 @@ ENVELOPES = pytest.mark.parametrize(
 
 
 def check(decoded: Sequence[Any]) -> None:
-    """Check that there are changes, whose values can be written as text."""
+    """Check that there are changes, whose values can be written as text, and columns that hold them."""
     assert decoded
     for change in decoded:
         assert isinstance(change, Change | SchemaChange | PassedOver | BadChange)
         if isinstance(change, Change):
-            assert len(carried({**change.row, **change.key}, change.types)) < 1_000_000
+            text = carried({**change.row, **change.key}, change.types)
+            assert len(text) < 1_000_000
+            for type_, value in carried_values(text).values():
+                pa.array([value], arrow_type(type_))
 
 
 @ENVELOPES
@@ -98,8 +102,7 @@ def test_no_value_raises(envelope: Envelope, samples: list[Any], data: st.DataOb
     body = json.dumps(replaced(sample, path, data.draw(VALUES))).encode()
 
     decoded = envelope.decode(ChangeMessage(body, data.draw(st.sampled_from(["", "{}", "key", '{"id": 1}']))))
-    assert decoded
-    assert all(isinstance(change, Change | SchemaChange | PassedOver | BadChange) for change in decoded)
+    check(decoded)
 
 
 @pytest.mark.parametrize("extreme", EXTREMES)

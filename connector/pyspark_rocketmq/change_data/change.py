@@ -80,9 +80,12 @@ class SourceType:
         A decimal that no Spark type can hold (more than 38 digits, or any number of them) is a string.
         """
         if self.kind is Kind.DECIMAL:
-            if self.precision is None or self.scale is None or self.precision > _MOST_DIGITS:
+            if self.precision is None or self.scale is None:
                 return "string"
-            return f"decimal({self.precision},{self.scale})"
+            # PostgreSQL has numeric(2,-3), whole thousands, and numeric(3,5), thousandths at most.
+            scale = max(self.scale, 0)
+            precision = max(self.precision - min(self.scale, 0), scale)
+            return f"decimal({precision},{scale})" if precision <= _MOST_DIGITS else "string"
         if self.kind is Kind.ARRAY and self.element is not None:
             return f"array<{self.element.spark}>"
         return self.kind.value

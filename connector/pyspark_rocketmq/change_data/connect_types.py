@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache, partial
+from math import isfinite
 from typing import Any, Final
 
 from pyspark_rocketmq.change_data.change import Kind, SourceType
@@ -38,6 +39,8 @@ _UNSIGNED: Final = 2**64
 _MOST_DIGITS: Final = 131_072
 """Digits that PostgreSQL's numeric may have before the point; behind it there are fewer."""
 _LONGEST_BITS: Final = 64
+_GREATEST_SINGLE: Final = 2.0**128 - 2.0**104
+"""Greatest finite number of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,13 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _integer(bits: int, value: Any) -> int:
+    number = _whole(value)
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise Unreadable(f"{show(value)} has more than {bits} bits")
+    return number
+
+
 def _string(value: Any) -> str:
     if not isinstance(value, str):
         raise Unreadable(f"{show(value)} is no text")
@@ -144,6 +154,13 @@ def _real(value: Any) -> float:
     if isinstance(value, str) and value not in ("NaN", "Infinity", "-Infinity"):
         raise Unreadable(f"{show(value)} is no number")
     return float(value)
+
+
+def _single(value: Any) -> float:
+    number = _real(value)
+    if isfinite(number) and abs(number) > _GREATEST_SINGLE:
+        raise Unreadable(f"{show(value)} is more than 32 bits hold")
+    return number
 
 
 def as_bytes(value: Any) -> bytes:
@@ -190,21 +207,25 @@ def _bits(field: _Field, _rules: Rules) -> Column[Any]:
     if not 0 < length <= _LONGEST_BITS:
         return _of(field, Kind.BINARY, as_bytes)
     if length == _LONGEST_BITS:
-        return Column(SourceType(_text(field), Kind.DECIMAL, 20, 0), lambda value: Decimal(_little(value)))
-    return _of(field, Kind.LONG, _little)
+        kind = SourceType(_text(field), Kind.DECIMAL, 20, 0)
+        return Column(kind, lambda value: Decimal(_little(length, value)))
+    return _of(field, Kind.LONG, partial(_little, length))
 
 
-def _little(value: Any) -> int:
-    return int.from_bytes(as_bytes(value), "little")
+def _little(bits: int, value: Any) -> int:
+    number = int.from_bytes(as_bytes(value), "little")
+    if number >> bits:
+        raise Unreadable(f"{show(value)} has more than {bits} bits")
+    return number
 
 
 _PLAIN: Final[Mapping[str, tuple[Kind, Decode]]] = {
-    "int8": (Kind.BYTE, _whole),
-    "int16": (Kind.SHORT, _whole),
-    "int32": (Kind.INT, _whole),
-    "int64": (Kind.LONG, _whole),
-    "float": (Kind.FLOAT, _real),
-    "float32": (Kind.FLOAT, _real),
+    "int8": (Kind.BYTE, partial(_integer, 8)),
+    "int16": (Kind.SHORT, partial(_integer, 16)),
+    "int32": (Kind.INT, partial(_integer, 32)),
+    "int64": (Kind.LONG, partial(_integer, 64)),
+    "float": (Kind.FLOAT, _single),
+    "float32": (Kind.FLOAT, _single),
     "double": (Kind.DOUBLE, _real),
     "float64": (Kind.DOUBLE, _real),
     "boolean": (Kind.BOOLEAN, _boolean),

@@ -32,6 +32,7 @@ _JSON_DIFF: Final = re.compile(r"JSON_(?:REPLACE|INSERT|ARRAY_INSERT|REMOVE)\(")
 _WHOLE: Final = re.compile(r"-?[0-9]+\Z")
 _EXACT: Final = Context(prec=100)
 _LONGEST_BITS, _LONGEST_BINARY = 64, 255
+_LAST_YEAR: Final = 9999
 _DECIMAL_DIGITS: Final = 10
 """Precision of a DECIMAL that names none."""
 
@@ -307,5 +308,5 @@ _SPECIAL: Final[dict[str, Callable[[_Declared], Column[str]]]] = {
     "real": partial(_column, kind=Kind.DOUBLE, decode=float),
     "bool": partial(_column, kind=Kind.BOOLEAN, decode=_boolean),
     "boolean": partial(_column, kind=Kind.BOOLEAN, decode=_boolean),
-    "year": partial(_column, kind=Kind.INT, decode=_whole),
+    "year": partial(_column, kind=Kind.INT, decode=partial(_bounded, int, 0, _LAST_YEAR)),
 }
