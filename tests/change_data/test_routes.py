@@ -89,6 +89,14 @@ def test_the_columns_of_a_route() -> None:
     assert found.row({"mail": b"x@y"}) == {"mail": row["mail"]}
 
 
+def test_columns_that_a_statement_names() -> None:
+    """K3: by their names in the lake, without those that the lake lacks; in whatever case."""
+    route = TableRoute(rename={"a": "x"}, exclude=["Note"], include=["a", "b", "note"])
+    routed = Router([route], None, "").route(SourceTable("shop", None, "orders"))
+    assert routed is not None
+    assert routed.names_of(["A", "B", "note", "c"]) == ["x", "B"]
+
+
 def test_the_key_of_merged_tables_has_their_names() -> None:
     """K2: rows of two shards with one id are two rows."""
     found = routed("shop.public.orders_1", TableRoute(target="orders", merges=True))

@@ -212,6 +212,8 @@ def test_a_text_column_holds_every_value_as_text() -> None:
         ("at", "2026-01-01T00:00:00"),
         ("seen", "2026-01-01T00:00:00.1234567"),
         ("id", 2**63),
+        ("id", Decimal("7.5")),
+        ("id", Decimal(2**63)),
         ("at", datetime(2026, 1, 1)),  # noqa: DTZ001 - what is refused
         ("seen", datetime(2026, 1, 1, tzinfo=UTC)),
     ],
@@ -233,6 +235,12 @@ def test_a_value_that_does_not_fit_exactly_is_a_bad_change(name: str, value: obj
 def test_a_text_that_is_exactly_the_value(name: str, text: str, value: object) -> None:
     """K5: where messages have no types, decimals and times come as texts."""
     assert rows_of(change(row={"id": 1, name: text}))[0][f"of_{name}"] == value
+
+
+@pytest.mark.parametrize("value", [Decimal(7), Decimal("7.00")])
+def test_a_decimal_without_a_fraction_fits_a_column_of_whole_numbers(value: Decimal) -> None:
+    """K5: MySQL's BIGINT UNSIGNED is one, and its keys are mostly small."""
+    assert rows_of(change(key={"id": value}, row={"id": value}))[0]["of_id"] == 7
 
 
 _ORDERS = pa.schema(
@@ -320,6 +328,12 @@ def test_a_new_row_that_lacks_the_value_of_a_column_that_is_left_out() -> None:
     lacking = change(absent=frozenset({"note"}))
     assert [row[OPERATION] for row in rows_of(lacking, schema_changes="ignore")] == ["insert"]
     assert [row[OPERATION] for row in rows_of(lacking, schema_changes="exception")] == [SCHEMA]
+
+
+def test_a_snapshot_s_row_needs_no_position() -> None:
+    """K1: that of Maxwell's bootstrap is below all changes."""
+    [row] = rows_of(change(Operation.SNAPSHOT, position=None))
+    assert row[POSITION] == order_of(None, 0, 0) < order_of((0,), 0, 0)
 
 
 def test_bad_changes_do_not_stop_the_good_ones_of_their_message() -> None:

@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from pyspark_rocketmq.change_data.change import (
     Kind,
     Operation,
     PassedOver,
+    SchemaChange,
     SourceTable,
     SourceType,
 )
@@ -435,7 +437,13 @@ def test_settings_that_exclude_each_other(settings: dict[str, Any], problem: str
 def test_changes_are_split_by_table(tmp_path: Path) -> None:
     """K2: each table gets its own changes, in parts that are read one at a time."""
     rows = [
-        {"__target": target, "__keys": json.dumps([key]), "__source": key, "n": number}
+        {
+            "__target": target,
+            "__keys": json.dumps([key]),
+            "__source": key,
+            "__operation": "insert",
+            "n": number,
+        }
         for number, (target, key) in enumerate([("b", "x"), ("a", "x"), ("b", "y"), ("a", "x")])
     ]
     tables = [pa.Table.from_pylist(rows[:3]), pa.Table.from_pylist(rows[3:])]
@@ -446,6 +454,72 @@ def test_changes_are_split_by_table(tmp_path: Path) -> None:
     } == {"a": [1, 3], "b": [0, 2]}
     assert (found["b"].keys, found["b"].sources, found["b"].count) == ([("x",), ("y",)], {"x", "y"}, 2)
     assert split_by_target([], str(tmp_path / "none")) == {}
+
+
+_DROP = "ALTER TABLE shop.orders DROP COLUMN A"
+
+
+def _statement(offset: int, text: str = _DROP, table: SourceTable = ORDERS) -> Any:
+    return SimpleNamespace(change=SchemaChange(table=table, statement=text), offset=offset)
+
+
+@pytest.mark.parametrize("mode", ["lenient", "evolve", "try_evolve", "ignore", "exception"])
+def test_a_column_that_a_table_lacks(tmp_path: Path, mode: str) -> None:
+    """K3: is added, left out or ends the query; a table that a deletion has made gets those of its first row."""
+    query = Query(tmp_path, schema_changes=mode, bad_changes="keep")
+    query.apply(sent([change(Operation.DELETE, 1, id=1)]))
+    query.apply([Sent(change(Operation.INSERT, 2, id=2, a=2), 1)])
+    later = [Sent(change(Operation.UPDATE, 3, id=2, a=3, b=5), 2)]
+    path = tmp_path / "shop" / "orders"
+    if mode == "exception":
+        with pytest.raises(SinkConflict, match=r"has the column b \(bigint\), which the table lacks"):
+            query.apply(later)
+        assert table_rows(path) == {2: {"a": 2}}
+        return
+    query.apply(later)
+    assert table_rows(path) == {2: {"a": 3} if mode == "ignore" else {"a": 3, "b": 5}}
+
+
+def test_a_value_that_has_outgrown_its_column_is_a_change_of_the_schema(tmp_path: Path) -> None:
+    """K3: schema_changes='exception' ends the query there, whatever becomes of bad changes."""
+    first = change(Operation.INSERT, 1, id=1, a=1)
+    types = _TYPES | {"a": SourceType("varchar(9)", Kind.STRING)}
+    outgrown = [
+        Sent(replace(change(operation, 2, id=1, a="x"), types=types, absent=absent), 1)
+        for operation, absent in (
+            (Operation.INSERT, frozenset[str]()),
+            (Operation.UPDATE, frozenset({"b"})),
+        )
+    ]
+    query = Query(tmp_path, schema_changes="exception", bad_changes="keep")
+    query.apply(sent([first]))
+    for each in outgrown:
+        with pytest.raises(SinkConflict, match="Column a is bigint and cannot hold 'x'"):
+            query.apply([each])
+    Query(tmp_path, schema_changes="ignore", bad_changes="keep").apply(outgrown[:1])
+    assert table_rows(tmp_path / "shop" / "orders")[1] == {"a": 1}
+
+
+@pytest.mark.parametrize("mode", ["lenient", "evolve", "try_evolve", "ignore", "exception"])
+def test_a_statement_that_takes_a_column_away(tmp_path: Path, mode: str) -> None:
+    """K3: ends the query if the table has the column, by the name that the route gives it."""
+    routes = [rmq.TableRoute(rename={"a": "x", "b": "a"}, exclude=["C"])]
+    query = Query(tmp_path, schema_changes=mode, routes=routes, bad_changes="keep")
+    query.apply([_statement(0)])
+    assert [each.name for each in tmp_path.iterdir()] == ["_changes"]
+    query.apply([Sent(change(Operation.INSERT, 2, id=2, a=2, b=3), 1)])
+    query.apply([_statement(2, "ALTER TABLE orders DROP c, DROP note"), _statement(3, "ALTER TABLE orders")])
+    again = Query(tmp_path, schema_changes=mode, routes=routes, bad_changes="keep")
+    later = [_statement(4), Sent(change(Operation.UPDATE, 3, id=2, b=4), 5)]
+    path = tmp_path / "shop" / "orders"
+    if mode in ("evolve", "exception"):
+        for each in (query, again):
+            with pytest.raises(SinkConflict, match=r"dropped or renamed x of shop\.orders"):
+                each.apply(later)
+        assert table_rows(path) == {2: {"x": 2, "a": 3}}
+        return
+    again.apply(later)
+    assert table_rows(path) == {2: {"x": 2, "a": 4}}
 
 
 _ONE, _TWO = SourceTable("shop", None, "orders_1"), SourceTable("shop", None, "orders_2")

@@ -175,6 +175,16 @@ class Routed:
             if (name in key or self._keeps(name)) and name not in self.route.mask
         }
 
+    def names_of(self, columns: Iterable[str]) -> list[str]:
+        """Return the names in the lake of columns that a statement names, in which MySQL ignores case."""
+        include, exclude = (_in_lower(names) for names in (self.route.include or (), self.route.exclude))
+        names = {name.lower(): new for name, new in self.route.rename.items()}
+        return [
+            names.get(name.lower(), name)
+            for name in columns
+            if (self.route.include is None or name.lower() in include) and name.lower() not in exclude
+        ]
+
     def _name_in_database(self) -> str:
         return ".".join(part for part in (self.table.schema, self.table.name) if part)
 
@@ -187,6 +197,10 @@ class Routed:
             return value
         data = value if isinstance(value, bytes) else text_of(value).encode()
         return hmac.new(self.salt, data, hashlib.sha256).hexdigest()
+
+
+def _in_lower(names: Iterable[str]) -> set[str]:
+    return {name.lower() for name in names}
 
 
 class Router:

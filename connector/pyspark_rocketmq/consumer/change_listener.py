@@ -35,7 +35,7 @@ from pyspark_rocketmq.listeners.context import DeliveryContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.sinks.base import TakesChanges
-from pyspark_rocketmq.sinks.change_table.carried import carried, type_of
+from pyspark_rocketmq.sinks.change_table.carried import carried, type_of, whole_number
 from pyspark_rocketmq.sinks.change_table.columns import (
     BODY,
     MORE,
@@ -45,7 +45,7 @@ from pyspark_rocketmq.sinks.change_table.columns import (
     value_column,
 )
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
-from pyspark_rocketmq.sinks.change_table.new_columns import name_problem, unfit
+from pyspark_rocketmq.sinks.change_table.new_columns import name_problem, unfit, unknown_column
 from pyspark_rocketmq.sinks.change_table.versions import TIME
 
 _BAD: Final = "bad"
@@ -65,7 +65,7 @@ class Unusable(Exception):
     """Columns that the source has dropped or renamed, if that is the reason; otherwise None."""
 
 
-class _SchemaChanged(Unusable):
+class SchemaChanged(Unusable):
     """The source's schema has changed, and the query is to end."""
 
     operation = SCHEMA
@@ -156,14 +156,7 @@ class ChangeListener:
             return
         removed = removed_columns(change.statement)
         if removed:
-            problem = _SchemaChanged(
-                f"The source has dropped or renamed {', '.join(removed)} of {change.table}, which the table "
-                f"still has ({change.statement:.200}). Stop the query and rewrite the table without it (in "
-                "Spark: mode overwrite with overwriteSchema=true), or keep it: "
-                "ChangeTable(schema_changes='lenient')"
-            )
-            problem.columns = list(removed)
-            raise problem
+            raise removal(change, removed)
 
     def _carried(self, change: Change) -> str | None:
         """Return the values of columns that the table did not have when the query started."""
@@ -177,11 +170,7 @@ class ChangeListener:
             return None
         for name in values:
             if self._schema_changes == "exception":
-                raise _SchemaChanged(
-                    f"The source's table has the column {name} ({type_of(name, change.types)}), which the "
-                    "table lacks. Add it with ChangeTable(columns=…), or have it added: "
-                    "schema_changes='lenient'"
-                )
+                raise SchemaChanged(unknown_column(name, type_of(name, change.types)))
             problem = name_problem(name, self._columns)
             if problem is not None:
                 raise Unusable(problem)
@@ -262,7 +251,7 @@ class ChangeListener:
     def _unfit(self, name: str, value: Any, change: Change) -> Unusable:
         type_ = self.schema[value_column(name)].dataType.simpleString()
         source = type_of(name, change.types) if name in change.types else None
-        kind = _SchemaChanged if self._schema_changes == "exception" else Unusable
+        kind = SchemaChanged if self._schema_changes == "exception" else Unusable
         return kind(unfit(name, type_, value, source))
 
 
@@ -278,12 +267,23 @@ def _converted(value: Any, type_: st.DataType) -> Any:
             return date.fromisoformat(value.removesuffix("Z"))
         case ((st.TimestampType() | st.TimestampNTZType()), str()) if not _TOO_EXACT.search(value):
             return datetime.fromisoformat(value)
-        case ((st.DoubleType() | st.FloatType()), Decimal()):
-            return float(value)
+        case ((st.DoubleType() | st.FloatType() | st.IntegralType()), Decimal()):
+            return whole_number(value) if isinstance(type_, st.IntegralType) else float(value)
         case st.StringType(), _:
             return text_of(value)
         case _:
             return value
+
+
+def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:
+    """Return the reason to end the query at a statement that takes these columns of its table away."""
+    problem = SchemaChanged(
+        f"The source has dropped or renamed {', '.join(removed)} of {change.table}, which the table "
+        f"still has ({change.statement:.200}). Stop the query and rewrite the table without it (in "
+        "Spark: mode overwrite with overwriteSchema=true), or keep it: schema_changes='lenient'"
+    )
+    problem.columns = list(removed)
+    return problem
 
 
 def bad_row(decoded: Decoded, problem: Unusable, body: bytes) -> dict[str, Any]:
@@ -297,16 +297,18 @@ def place_of(change: Change, offset: int, number: int, *, by_queue: bool) -> Ord
 
     ``offset`` is the queue offset of its message, ``number`` its number in the message.
 
+    A snapshot's row without a position is below all that have one: changes since then are in the log.
+
     Raises:
         Unusable: If the change has no place.
     """
-    if change.position is None and not by_queue:
+    is_snapshot = change.operation is Operation.SNAPSHOT
+    if change.position is None and not by_queue and not is_snapshot:
         raise Unusable(
             "The change has no position in its source's log. Have the program write one, or set "
             "ChangeTable(order='queue') if all changes of a key are in one queue in their order."
         )
     position = None if by_queue else change.position
-    is_snapshot = change.operation is Operation.SNAPSHOT
     try:
         return order_of(position, offset, number, is_snapshot=is_snapshot)
     except OffsetError as error:

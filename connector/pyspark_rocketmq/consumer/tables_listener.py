@@ -12,12 +12,21 @@ from typing import Any
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pyspark_rocketmq.change_data.change import BadChange, Change, ChangeMessage, Decoded, Operation
+from pyspark_rocketmq.change_data.change import (
+    BadChange,
+    Change,
+    ChangeMessage,
+    Decoded,
+    Operation,
+    SchemaChange,
+)
 from pyspark_rocketmq.change_data.routes import Routed
+from pyspark_rocketmq.change_data.statements import removed_columns
 from pyspark_rocketmq.consumer.change_listener import (
     Unusable,
     bad_row,
     place_of,
+    removal,
     time_of,
     whole_row_problem,
 )
@@ -49,6 +58,7 @@ class TablesListener:
         self._by_queue = sink.setting("order") == "queue"
         self._ignores_deletes = sink.setting("deletes") == "ignore"
         self._truncates = sink.setting("truncates")
+        self._ends_at_statements = sink.setting("schema_changes") in ("evolve", "exception")
         self._problems: dict[tuple[Any, ...], str | None] = {}
         """Problems of the columns of a row, by their table and names."""
 
@@ -65,7 +75,7 @@ class TablesListener:
         """Yield a row for each change of a message that a table is to have."""
         given = ChangeMessage(message.body, message.keys or "", message.properties)
         for number, decoded in enumerate(self._envelope.decode(given)):
-            if not isinstance(decoded, Change | BadChange):
+            if not isinstance(decoded, Change | BadChange | SchemaChange):
                 continue
             routed = None if decoded.table is None else self._router.route(decoded.table)
             if routed is None and decoded.table is not None:
@@ -84,6 +94,9 @@ class TablesListener:
         match decoded:
             case BadChange():
                 raise Unusable(decoded.reason)
+            case SchemaChange() if routed is not None:
+                self._check_statement(decoded, routed)
+                return None
             case Change() if routed is not None and routed.folder_problem is not None:
                 raise Unusable(routed.folder_problem)
             case Change(operation=Operation.TRUNCATE) if routed is not None:
@@ -102,6 +115,11 @@ class TablesListener:
             TIME: time_of(decoded, message),
             OPERATION: str(decoded.operation),
         }
+
+    def _check_statement(self, change: SchemaChange, routed: Routed) -> None:
+        removed = routed.names_of(removed_columns(change.statement))
+        if removed and self._ends_at_statements:
+            raise removal(change, removed)
 
     def _values(self, change: Change, routed: Routed) -> dict[str, Any]:
         key = self._key(change, routed)

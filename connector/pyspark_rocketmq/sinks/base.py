@@ -507,7 +507,7 @@ class RoutesChanges(Protocol):
         ...
 
     def setting(self, name: str) -> str:
-        """Return the value of the setting ``order``, ``deletes`` or ``truncates``."""
+        """Return the value of the setting ``order``, ``deletes``, ``truncates`` or ``schema_changes``."""
         ...
 
 

@@ -104,7 +104,7 @@ class ChangeAppender:
             SinkConflict: If a change cannot be applied, and the rules stop there.
         """
         changes = FileChanges(log.files, files)
-        add_new_columns(self.table, changes)
+        add_new_columns(self.table, changes, self.rules)
         return FileAppender(self.table).append_merged(
             log, files, before, commit, lambda note: self.merge(changes, note)
         )

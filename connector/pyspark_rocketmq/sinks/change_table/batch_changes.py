@@ -40,7 +40,13 @@ from pyspark_rocketmq.sinks.change_table.compaction import (
     keys_of,
     share_of,
 )
-from pyspark_rocketmq.sinks.change_table.new_columns import WholeChanges, columns_to_add, fields_of
+from pyspark_rocketmq.sinks.change_table.new_columns import (
+    KEEPING_COLUMNS,
+    LENIENT,
+    WholeChanges,
+    columns_to_add,
+    fields_of,
+)
 from pyspark_rocketmq.sinks.change_table.side_tables import BAD_CHANGES, BadChanges, RecentRows
 from pyspark_rocketmq.sinks.change_table.versions import TIME
 
@@ -70,6 +76,8 @@ class ChangeRules:
     kept_days: int
     """See ``RecentRows.kept_days``."""
     today: Callable[[], date]
+    schema_changes: str = LENIENT
+    """Treatment of columns that the table lacks: see ``ChangeTable``."""
     rows_of_a_share: int = _ROWS_OF_A_SHARE
 
     def columns_of(self, schema: pa.Schema) -> TableColumns:
@@ -88,7 +96,7 @@ class BatchChanges:
         self._storage = table.log.storage
         self._changes = changes
         types = {name: type_ddl(type_) for name, type_ in table.form().column_types.items()}
-        self._whole = WholeChanges(table.arrow_schema, types)
+        self._whole = WholeChanges(table.arrow_schema, types, rules.schema_changes)
         self._kept: list[pa.Table] | None = None
         """The changes, if they are few."""
         self.folder: Final = table.location.rstrip("/")
@@ -310,13 +318,17 @@ def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[
     return table.form().configuration
 
 
-def add_new_columns(table: TableSnapshot, changes: ChangeRows) -> None:
+def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRules) -> None:
     """Add the columns that changes have and a table lacks; a batch that is repeated finds them there.
+
+    If ``rules`` forbid it, only a table without any gets some: its first change was a deletion.
 
     Raises:
         FileExistsError: If another commit came first, or may have.
         DeltaError, OSError: If the commit failed, or if its outcome is unknown.
     """
+    if rules.schema_changes in KEEPING_COLUMNS and rules.columns_of(table.arrow_schema).others:
+        return
     added = columns_to_add(changes.carrying(), table.arrow_schema.names)
     if not added:
         return

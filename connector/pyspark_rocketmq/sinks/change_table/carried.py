@@ -131,10 +131,23 @@ def fitted(value: Any, type_: str) -> Any:
     return converted
 
 
+def whole_number(value: Decimal) -> int:
+    """Return a decimal without a fraction as a number, such as MySQL's BIGINT UNSIGNED.
+
+    Raises:
+        ValueError: If it has a fraction, or more digits than any column of whole numbers.
+    """
+    if not value.is_finite() or value.adjusted() > _DIGITS["bigint"] or value % 1:
+        raise ValueError(f"{value} is no whole number of 64 bits")
+    return int(value)
+
+
 def _of_class(value: Any, type_: str) -> Any:
     kind = type(value)
     if kind in (int, Decimal) and _DECIMAL.fullmatch(type_):
         return Decimal(value)
+    if kind is Decimal and type_ in _DIGITS:
+        return whole_number(value)
     if kind is int and type_ == "double" and abs(value) <= _EXACT_IN_DOUBLE:
         return float(value)
     if kind is datetime:

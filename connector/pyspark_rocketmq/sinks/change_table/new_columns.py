@@ -15,9 +15,20 @@ import pyarrow as pa
 
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.sinks.change_table.carried import arrow_type, carried_values, common_type, fitted
-from pyspark_rocketmq.sinks.change_table.columns import HIDDEN, MORE, PROBLEM, is_reserved, value_column
+from pyspark_rocketmq.sinks.change_table.columns import (
+    HIDDEN,
+    MORE,
+    PROBLEM,
+    SCHEMA,
+    is_reserved,
+    value_column,
+)
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION
 
+LENIENT, IGNORE, EXCEPTION = "lenient", "ignore", "exception"
+"""Some of the values of the setting ``schema_changes``."""
+KEEPING_COLUMNS: Final = frozenset({IGNORE, EXCEPTION})
+"""Values with which a table gets no columns."""
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 """Characters that Delta forbids in names."""
 
@@ -77,6 +88,8 @@ class WholeChanges:
     """The table's columns in Arrow's types."""
     types: Mapping[str, str]
     """The same types by their names in Spark's DDL."""
+    schema_changes: str = LENIENT
+    """See ``ChangeTable``."""
 
     def of(self, rows: pa.Table) -> pa.Table:
         """Return changes with all columns.
@@ -100,31 +113,55 @@ class WholeChanges:
         values: dict[str, list[Any]] = {field.name: [None] * len(rows) for field in missing}
         problems, absent, operations = (rows[name].to_pylist() for name in (PROBLEM, ABSENT, OPERATION))
         for number, row in enumerate(carried):
-            for name, (type_, value) in row.items():
-                try:
-                    self._put(values, number, name, type_, value)
-                except ValueError as problem:
-                    problems[number] = problems[number] or str(problem)
+            problem = self._put_row(values, number, row)
+            if problem is not None and problems[number] is None:
+                problems[number] = problem
+                if self.schema_changes == EXCEPTION:
+                    operations[number], absent[number] = SCHEMA, None
             lacking = [name for name in values if name not in row]
             if lacking and operations[number] == Operation.UPDATE:
                 absent[number] = [*(absent[number] or ()), *lacking]
-        for name, column in ((PROBLEM, problems), (ABSENT, absent)):
+        for name, column in ((PROBLEM, problems), (ABSENT, absent), (OPERATION, operations)):
             place = rows.column_names.index(name)
             rows = rows.set_column(place, rows.field(name), pa.array(column, rows.field(name).type))
         for field in missing:
             rows = rows.append_column(value_column(field.name), pa.array(values[field.name], field.type))
         return rows
 
+    def _put_row(
+        self, values: Mapping[str, list[Any]], number: int, row: Mapping[str, tuple[str, Any]]
+    ) -> str | None:
+        """Put the values of a row into their columns; return why one of them cannot be there."""
+        found = None
+        for name, (type_, value) in row.items():
+            if name in values or self.schema_changes != IGNORE:
+                try:
+                    self._put(values, number, name, type_, value)
+                except ValueError as problem:
+                    found = found or str(problem)
+        return found
+
     def _put(self, values: Mapping[str, list[Any]], number: int, name: str, type_: str, value: Any) -> None:
         if name not in values:
-            raise ValueError(
-                name_problem(name, self.types) or f"The table has no column {name} of its own any more."
-            )
+            raise ValueError(name_problem(name, self.types) or self._lacks(name, type_))
         wanted = self.types[name]
         try:
             values[name][number] = value if type_ == wanted else fitted(value, wanted)
         except ValueError as error:
             raise ValueError(unfit(name, wanted, value, type_)) from error
+
+    def _lacks(self, name: str, type_: str) -> str:
+        if self.schema_changes == EXCEPTION:
+            return unknown_column(name, type_)
+        return f"The table has no column {name} of its own any more."
+
+
+def unknown_column(name: str, type_: str) -> str:
+    """Return the reason for which the query ends at a column that a table lacks, with the remedy."""
+    return (
+        f"The source's table has the column {name} ({type_}), which the table lacks. Add it (ALTER TABLE ... "
+        "ADD COLUMN), or have it added: schema_changes='lenient'"
+    )
 
 
 def unfit(name: str, column: str, value: Any, source: str | None) -> str:

@@ -165,6 +165,7 @@ class ChangeTable(DeltaSink):
             stops_at_bad_changes=bad_changes == "stop",
             kept_days=keep_deletions_days,
             today=today,
+            schema_changes=schema_changes,
         )
         super().__init__(
             path,
@@ -383,7 +384,7 @@ class ChangeTable(DeltaSink):
     def _apply(self, changes: ChangeRows, handle: SinkHandle) -> None:
         appender = handle.appender
         assert isinstance(appender, ChangeAppender)
-        add_new_columns(appender.table, changes)
+        add_new_columns(appender.table, changes, self._rules)
         appender.merge(changes, CommitNote())
         self._table.start_maintenance(handle.log)
 

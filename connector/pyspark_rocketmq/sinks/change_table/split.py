@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from pyspark_rocketmq.sinks.change_table.columns import KEYS, SOURCE, TARGET
+from pyspark_rocketmq.sinks.change_table.columns import KEYS, SCHEMA, SOURCE, TARGET
+from pyspark_rocketmq.sinks.change_table.compaction import OPERATION
 
 
 @dataclass
@@ -23,11 +24,17 @@ class TargetChanges:
     key_texts: set[str] = field(default_factory=set)
     sources: set[str] = field(default_factory=set)
     """The sources of the rows (``routes.Routed.source``)."""
+    operations: set[str] = field(default_factory=set)
 
     @property
     def keys(self) -> list[tuple[str, ...]]:
         """The columns of the key; none if there are only truncations, several if the key has changed."""
         return [tuple(json.loads(text)) for text in sorted(self.key_texts)]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there are changes of rows, not only of the schema."""
+        return self.operations != {SCHEMA}
 
     def tables(self) -> Iterator[pa.Table]:
         """See ``ChangeRows.tables``."""
@@ -45,6 +52,7 @@ class TargetChanges:
         self.count += rows.num_rows
         self.key_texts.update(rows.column(KEYS).drop_null().unique().to_pylist())
         self.sources.update(rows.column(SOURCE).unique().to_pylist())
+        self.operations.update(rows.column(OPERATION).unique().to_pylist())
 
 
 def split_by_target(changes: Iterable[pa.Table], path: str) -> dict[str, TargetChanges]:

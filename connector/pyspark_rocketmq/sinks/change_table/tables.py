@@ -41,7 +41,7 @@ from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.change_table.batch_changes import FINAL, bad_changes_error, keep_properties
 from pyspark_rocketmq.sinks.change_table.change_files import FileChanges
-from pyspark_rocketmq.sinks.change_table.columns import PROBLEM, routed_columns
+from pyspark_rocketmq.sinks.change_table.columns import PROBLEM, SCHEMA, routed_columns
 from pyspark_rocketmq.sinks.change_table.compaction import OPERATION
 from pyspark_rocketmq.sinks.change_table.new_columns import columns_to_add, fields_of
 from pyspark_rocketmq.sinks.change_table.side_tables import BAD_CHANGES, BadChanges
@@ -98,6 +98,7 @@ class ChangeTables(DeltaSink):
         deletes: str = "delete",
         truncates: str = "apply",
         bad_changes: str = "stop",
+        schema_changes: str = "lenient",
         keep_deletions_days: int = 7,
         compaction: bool = True,
         storage_options: GivenOptions | StorageOptions | None = None,
@@ -120,6 +121,7 @@ class ChangeTables(DeltaSink):
             truncates: See ``ChangeTable``. A merged table cannot be truncated: such a change cannot be
                 applied.
             bad_changes: See ``ChangeTable``.
+            schema_changes: See ``ChangeTable``. A new table has all columns of its first changes.
             keep_deletions_days: See ``ChangeTable``.
             compaction: See ``DeltaSink``.
             storage_options: See ``DeltaSink``.
@@ -136,6 +138,7 @@ class ChangeTables(DeltaSink):
             "deletes": deletes,
             "truncates": truncates,
             "bad_changes": bad_changes,
+            "schema_changes": schema_changes,
         }
         problems = [*choice_problems(self._chosen), *route_problems(routes, mask_salt)]
         unfit = None if ignored_tables is None else pattern_problem("ignored_tables", ignored_tables)
@@ -196,7 +199,7 @@ class ChangeTables(DeltaSink):
         return Router(self._routes, self._ignored, self._salt)
 
     def setting(self, name: str) -> str:
-        """Return one of the settings ``order``, ``deletes``, ``truncates`` and ``bad_changes``."""
+        """Return one of the settings that have a few values, such as ``order``."""
         return self._chosen[name]
 
     def prepare(self, schema: pa.Schema) -> None:  # noqa: ARG002 - tables have columns of their own
@@ -249,8 +252,9 @@ class ChangeTables(DeltaSink):
         bad = BadChanges(uri=f"{self._folder}/{BAD_CHANGES}", storage=self._table.storage)
         bad.record(self._bad_changes(changes))
         with tempfile.TemporaryDirectory() as spool:
-            good = (rows.filter(pc.is_null(rows[PROBLEM])) for rows in changes.tables())
-            split = split_by_target(good, f"{spool}/changes.arrow")
+            own_rows = (rows.filter(_is_of_target(rows)) for rows in changes.tables())
+            split = split_by_target(own_rows, f"{spool}/changes.arrow")
+            split = {target: own for target, own in split.items() if own.has_rows or self._has(target)}
             folders = {_FOLDERS: self._folders_below(split, watermarks)}
             keep = partial(keep_properties, watermarks, folders)
             for target, own in split.items():
@@ -275,12 +279,17 @@ class ChangeTables(DeltaSink):
 
     def _bad_changes(self, changes: FileChanges) -> Iterator[pa.Table]:
         for rows in changes.tables():
-            bad = rows.filter(pc.is_valid(rows[PROBLEM]))
+            bad = rows.filter(pc.invert(_is_of_target(rows)))
             stops = self._chosen["bad_changes"] == "stop"
             if len(bad) and (stops or not FINAL.isdisjoint(bad[OPERATION].to_pylist())):
                 raise bad_changes_error(self._folder, bad)
             if len(bad):
                 yield bad
+
+    def _has(self, target: str) -> bool:
+        """Return whether a table has had changes, so that a statement may take away columns which it has."""
+        table = self._table_with(f"{self._folder}/{target}", ["id"])
+        return target in self._opened or _KEYS in table.stored_properties()
 
     def _table_of(self, target: str, changes: TargetChanges, keep: Callable[[], object]) -> ChangeTable:
         opened = self._opened.pop(target, None)
@@ -343,6 +352,7 @@ class ChangeTables(DeltaSink):
             deletes=self._chosen["deletes"],
             truncates=self._chosen["truncates"],
             bad_changes=self._chosen["bad_changes"],
+            schema_changes=self._chosen["schema_changes"],
             keep_deletions_days=self._keep_days,
             compaction=self._compaction,
             storage_options=self._table.storage,
@@ -381,6 +391,11 @@ class _Opened:
                 f"The key of {path} is {self.table.keys}, but changes have {found}. Name one key for it "
                 "(keys=…), or load the source's table into a new one: a route with another target."
             )
+
+
+def _is_of_target(rows: pa.Table) -> pa.ChunkedArray:
+    """Return which rows are for their table: changes to apply, and those of its schema."""
+    return pc.or_(pc.is_null(rows[PROBLEM]), pc.equal(rows[OPERATION], SCHEMA))
 
 
 def _shown(source: str) -> str:
