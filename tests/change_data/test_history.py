@@ -70,6 +70,11 @@ def test_tens_of_thousands_of_schedules_give_the_versions_of_a_model_that_sorts(
     assert [seed for seed in range(_SCHEDULES, _MANY_SCHEDULES) if _differs(seed)] == []
 
 
+def test_a_late_end_of_a_version_shows_what_it_inherited() -> None:
+    """K5: the value came from the version before, and a change after the late truncation has overwritten it."""
+    assert not _differs(5583)
+
+
 def _depends_on_arrival(seed: int) -> bool:
     database, log = _database(seed)
     part = sent(change for change in log if database.random.random() < 0.7)

@@ -93,7 +93,7 @@ class Known(NamedTuple):
     changes: pa.Table
     """The batch's changes with a key."""
     stored: pa.Table
-    """The versions of their keys that had not ended at ``since``."""
+    """The versions of their keys that had not ended at ``since``, and those before them that are needed."""
     past: pa.Table
     """The remembered changes of keys that have something from after a change of the batch."""
     truncations: Truncations
@@ -120,6 +120,9 @@ def known_of(columns: TableColumns, changes: pa.Table, truncations: Truncations,
         lowest = {key: min(first, lowest.get(key, first)) for key in keys}
     since = min(lowest.values(), default=LOWEST)
     stored, past = facts.versions(lowest, since), facts.past(lowest, since)
+    earlier = min(_overwritten_later(stored, columns.keys, lowest), default=since)
+    if earlier < since:
+        stored = facts.versions(lowest, earlier)
     late = keys_after(stored, columns.keys, lowest.__getitem__)
     places = zip(keys_of(past, columns.keys), past[POSITION].to_pylist(), strict=True)
     late |= {key for key, at in places if at >= lowest[key]}
@@ -180,6 +183,21 @@ def keys_after(stored: pa.Table, keys: Sequence[str], place_of: Callable[[Key], 
         for key, (begun_at, ended_at, places) in zip(keys_of(stored, keys), hidden, strict=True)
         if max(begun_at or UNPLACED, ended_at or UNPLACED, *older_of(places).values()) >= place_of(key)
     }
+
+
+def _overwritten_later(stored: pa.Table, keys: Sequence[str], lowest: Mapping[Key, Order]) -> list[Order]:
+    """Return the places of versions that do not show all values which their key had at its lowest place.
+
+    A later change has overwritten them, and only the version before shows what this one inherited.
+    """
+    hidden = zip(stored[POSITION].to_pylist(), stored[PLACES].to_pylist(), strict=True)
+    return [
+        at
+        for key, (at, places) in zip(keys_of(stored, keys), hidden, strict=True)
+        if at is not None
+        and at < lowest[key]
+        and any(place >= lowest[key] for place in older_of(places).values())
+    ]
 
 
 def _tracks(tracked: frozenset[str] | None) -> Callable[[str], bool]:
