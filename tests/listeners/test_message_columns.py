@@ -23,7 +23,9 @@ VARIOUS = st.lists(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["", 
 def test_messages_are_what_their_columns_say(
     properties: list[dict[str, str]], texts: st.DataObject, cut: int
 ) -> None:
-    """D1: texts that are the same in all messages are made once, and no other is taken for them."""
+    """D1: texts that are the same in all messages are made once, and no other is taken for them;
+    a property that the consumer adds replaces that of the producer.
+    """
     text = st.sampled_from(["a", "aa", "", "b"])
     messages = [
         message_at(offset)._replace(
@@ -38,7 +40,7 @@ def test_messages_are_what_their_columns_say(
     batches = [piece for each in whole for piece in (each.slice(0, cut), each.slice(cut))]
 
     assert list(ArrivedMessages(QUEUE, batches)) == messages
-    told = {"MIN_OFFSET": "3", "MAX_OFFSET": "90"}
+    told = {"MIN_OFFSET": "3", "MAX_OFFSET": "90", "WAIT": "x"}
     assert list(ArrivedMessages(QUEUE, batches, told)) == [
         message._replace(properties={**message.properties, **told}) for message in messages
     ]

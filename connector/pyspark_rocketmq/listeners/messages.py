@@ -390,12 +390,11 @@ def _messages(rows: pa.RecordBatch, queue: MessageQueue, extra: Mapping[str, str
     """Return the messages of ``rows``, all of ``queue``, with the additional properties ``extra``."""
     of_queue = dict(zip(LISTENER_COLUMNS, queue, strict=False))
     columns: dict[str, list[Any]] = {
-        name: [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
+        name: [of_queue[name]] * rows.num_rows
+        if name in of_queue
+        else _values(rows.column(name), name, extra)
         for name in MESSAGE_COLUMNS
     }
-    if extra:
-        for properties in columns["properties"]:
-            properties.update(extra)
     has_origins = ORIGIN_TOPIC in rows.schema.names
     columns[ORIGIN_TOPIC] = (
         _values(rows.column(ORIGIN_TOPIC), ORIGIN_TOPIC) if has_origins else [None] * rows.num_rows
@@ -403,35 +402,50 @@ def _messages(rows: pa.RecordBatch, queue: MessageQueue, extra: Mapping[str, str
     return messages_of(columns.values())
 
 
-def _values(column: pa.Array, name: str) -> list[Any]:
+def _values(column: pa.Array, name: str, extra: Mapping[str, str] = MappingProxyType({})) -> list[Any]:
+    """Return a column's values as a message has them; properties get those in ``extra``, too."""
     if column.null_count == len(column):
         return [None] * len(column)
     if name in _TIMES:
         # Milliseconds, as in Java. Null if Spark's timestamps cannot represent the born time.
-        micros = column.cast(pa.int64()).fill_null(0).to_numpy()
+        known = column.fill_null(0) if column.null_count else column
+        micros = known.view(pa.int64()).to_numpy()
         return (micros // _MICROS_PER_MILLI).tolist()  # type: ignore[no-any-return]
     if pa.types.is_integer(column.type):
         return column.to_numpy().tolist()  # type: ignore[no-any-return]
     if pa.types.is_map(column.type):
-        return _dicts(column)
+        return _dicts(column, extra)
     if name in _MOSTLY_ALIKE and _repeats(column, 1):
         return [column[0].as_py()] * len(column)
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
-def _dicts(column: pa.MapArray) -> list[dict[str, str]]:
-    """Do the work of ``to_pylist`` in a third of the time; no map may be null."""
+def _dicts(column: pa.MapArray, extra: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return each map with ``extra`` added, in a fifth of the time of ``to_pylist``; no map may be null."""
     offsets = column.offsets.to_numpy()
     # A slice of a map column keeps the keys and items of the whole column.
     first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
     keys, items = column.keys.slice(first, count), column.items.slice(first, count).to_pylist()
     width = int(offsets[1]) - first
     if (np.diff(offsets) == width).all() and _repeats(keys, width):
-        # All messages have the same keys: make and hash each text once.
-        rows = zip(*[iter(items)] * width, strict=True)
-        return list(map(dict, map(zip, repeat(keys[:width].to_pylist()), rows)))
+        return _alike(keys[:width].to_pylist(), items, extra)
     pairs = zip(keys.to_pylist(), items, strict=True)
-    return [dict(islice(pairs, length)) for length in np.diff(offsets).tolist()]
+    return [{**dict(islice(pairs, length)), **extra} for length in np.diff(offsets).tolist()]
+
+
+def _alike(names: Sequence[str], values: Sequence[str], extra: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return dicts that have all the same keys: copies of one, of which each name is then set.
+
+    ``values`` are those of the first dict in the order of ``names``, then those of the next one.
+    """
+    width = len(names)
+    pattern = {**dict.fromkeys(names, ""), **extra}
+    dicts = [pattern.copy() for _ in range(len(values) // width)]
+    for at, name in enumerate(names):
+        if name not in extra:
+            for properties, value in zip(dicts, values[at::width], strict=True):
+                properties[name] = value
+    return dicts
 
 
 def _repeats(column: pa.StringArray, width: int) -> bool:
