@@ -201,3 +201,25 @@ def test_plain_values_are_distinguished_from_those_with_parts() -> None:
 
     assert (plain.rows.is_plain, COLUMNS.is_plain) == (True, False)
     assert row_buffer._size_of({"a": ["x" * 1000, ("y" * 1000,)]}) > 2000
+
+
+def test_large_texts_and_bytes_count_in_the_size_of_rows() -> None:
+    """D3: of any column, and a null has no size of its own."""
+    columns = OutputColumns.of(StructType().add("name", "string").add("count", "long").add("data", "binary"))
+    rows = [(1, "x" * 1000, 7, None), (2, None, None, b"y" * 3000)]
+
+    assert 4000 < row_buffer._size_of_rows(rows, columns.rows) < 5000
+
+
+def test_columns_left_out_are_null_also_where_there_are_none() -> None:
+    """D3: a row has its message's offset in any case."""
+    some = ConsumeOrderlyContext(
+        [message_at(1)], OutputColumns.of(StructType().add("a", "long").add("b", "long"))
+    )
+    some.emit(b=2)
+    some.emit()
+    none = ConsumeOrderlyContext([message_at(1)], OutputColumns.of(StructType()))
+    none.emit()
+
+    assert some.take_emitted() == [(1, None, 2), (1, None, None)]
+    assert none.take_emitted() == [(1,)]

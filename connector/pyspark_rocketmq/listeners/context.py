@@ -15,7 +15,13 @@ from pyspark_rocketmq.errors import ListenerError, RocketMQError, SchemaError
 from pyspark_rocketmq.listeners.messages import ArrowMessages
 from pyspark_rocketmq.listeners.row_buffer import LOOK_EVERY, Emitted, RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt, MessageQueue
+from pyspark_rocketmq.model import (
+    QUEUE_OFFSET,
+    ConsumeConcurrentlyStatus,
+    ConsumeOrderlyStatus,
+    MessageExt,
+    MessageQueue,
+)
 
 logger = getLogger(__name__)
 _listener_logger = getLogger("pyspark_rocketmq.listener")
@@ -189,8 +195,8 @@ class DeliveryContext:
         """
         output = self._output
         try:
-            if output.required or not output.known.issuperset(columns):
-                output.check_names(columns)
+            if output.required or columns.keys() != output.known:
+                columns = output.completed(columns)
             is_plainly = output.is_plainly
             for name, value in columns.items():
                 if value is not None and not is_plainly[name](value):
@@ -203,7 +209,8 @@ class DeliveryContext:
         elif message is not self._current:
             self._check_delivered(message)
         emitted = self._emitted
-        emitted.append((message.queue_offset, *map(columns.get, output.names)))
+        columns[QUEUE_OFFSET] = message.queue_offset
+        emitted.append(output.row_of(columns))
         if len(emitted) >= self._look_at:
             self._keep(RowBuffer.look)
 

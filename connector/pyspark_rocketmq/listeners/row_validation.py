@@ -18,6 +18,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from numbers import Integral, Real
+from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
@@ -95,6 +96,12 @@ class RowColumns:
         """Schema of the batches."""
         self.is_plain = all(isinstance(field.dataType, st.AtomicType) for field in self._fields)
         """Whether no column is an array, a map or a struct."""
+        self.texts = tuple(
+            at
+            for at, field in enumerate(self._fields)
+            if isinstance(field.dataType, st.StringType | st.BinaryType)
+        )
+        """Places of the columns of strings and bytes."""
 
     def to_batch(self, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
         """Create a batch of ``count`` rows; a column is a sequence, or one value for all rows."""
@@ -260,6 +267,10 @@ class OutputColumns:
     names: tuple[str, ...]
     known: frozenset[str]
     """Names of the columns as a set."""
+    nulls: Mapping[str, Any]
+    """A null for each column."""
+    row_of: Callable[[Mapping[str, Any]], Row]
+    """Function that returns the row of a queue offset and all columns, by name."""
     is_plainly: dict[str, Callable[[Any], bool]]
     """Quick check of common values, by column; if it fails, :meth:`check` decides."""
     types: dict[str, tuple[str, _Check]]
@@ -280,6 +291,9 @@ class OutputColumns:
         return cls(
             names=tuple(schema.fieldNames()),
             known=frozenset(schema.fieldNames()),
+            nulls=dict.fromkeys(schema.fieldNames()),
+            # Without further columns an itemgetter returns no tuple.
+            row_of=itemgetter(QUEUE_OFFSET, *schema.fieldNames()) if schema.fields else _only_offset,
             is_plainly={f.name: _FAST.get(type(f.dataType), _is_none_of_these) for f in schema.fields},
             types={f.name: (f.dataType.simpleString(), _check_of(f.dataType)) for f in schema.fields},
             required=tuple(f.name for f in schema.fields if not f.nullable),
@@ -287,16 +301,18 @@ class OutputColumns:
             fields={f.name: f for f in schema.fields},
         )
 
-    def check_names(self, given: Mapping[str, Any]) -> None:
-        """Check which columns a row has.
+    def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all columns of a row; those that are not given are null.
 
         Raises:
             SchemaError: If one is unknown, or one that is not nullable is left out or None.
         """
-        self._check_known(given.keys())
+        if not self.known.issuperset(given):
+            self._check_known(given)
         missing = [name for name in self.required if given.get(name) is None]
         if missing:
             raise _missing(missing)
+        return {**self.nulls, **given}
 
     def check(self, name: str, value: Any) -> None:
         """Check a value thoroughly.
@@ -318,7 +334,7 @@ class OutputColumns:
         """Return ``rows``, which have a column ``queueOffset``, cast to exactly the columns of :attr:`rows`.
 
         Raises:
-            SchemaError: For the reasons of :meth:`check_names`, or if a column cannot be cast without loss.
+            SchemaError: For the reasons of :meth:`completed`, or if a column cannot be cast without loss.
         """
         wanted = self.rows.schema
         if rows.schema.equals(wanted) and not self.required:
@@ -361,6 +377,11 @@ class OutputColumns:
                 f"Output rows have column(s) {', '.join(sorted(unknown))}, which the output schema does not "
                 f"have; it has {', '.join(self.names)}. Correct the name, or add the column to output_schema."
             )
+
+
+def _only_offset(columns: Mapping[str, Any]) -> Row:
+    """Return the row of a schema without columns."""
+    return (columns[QUEUE_OFFSET],)
 
 
 def _missing(names: Sequence[str]) -> SchemaError:
