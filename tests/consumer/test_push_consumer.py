@@ -37,7 +37,7 @@ from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.consumer import consume_time
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
-from pyspark_rocketmq.spark.session import check_speculation
+from pyspark_rocketmq.spark.session import check_speculation, lives
 from tests.helpers.fake_clock import FakeClock
 
 
@@ -741,3 +741,17 @@ def test_a_relative_path_of_offsets_is_the_driver_s(given: str, spec: str) -> No
     consumer.register_message_table(lambda body: body)
 
     assert consumer.source_options()["offsetStore"] == spec.format(Path.cwd())
+
+
+@pytest.mark.parametrize(
+    ("is_active", "java_context", "expected"),
+    [(True, object(), True), (False, object(), False), (True, None, False)],
+)
+def test_a_query_does_not_outlive_its_session(
+    *, is_active: bool, java_context: object, expected: bool
+) -> None:
+    """H11: Spark counts an idle query as active after ``spark.stop()``, which leaves no Java context."""
+    query: Any = SimpleNamespace(isActive=is_active)
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java_context))
+
+    assert lives(query, spark) is expected

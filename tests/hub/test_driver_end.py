@@ -4,6 +4,7 @@ and the look at the store.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume import cuts
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Group, Part
-from pyspark_rocketmq.hub import driver_end, task_end
+from pyspark_rocketmq.hub import task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
 from pyspark_rocketmq.hub.messages import (
@@ -339,25 +340,30 @@ def test_its_end_is_noticed_although_the_offset_store_does_not_answer(query: Que
         is_answered.set()
 
 
-def test_its_end_is_looked_for_while_the_planner_is_lost(
-    query: Query, monkeypatch: pytest.MonkeyPatch
+def test_a_query_that_outlives_its_session_is_stopped_without_a_traceback(
+    query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """H11: Spark ends the planner before it notes that the query has ended."""
-    monkeypatch.setattr(driver_end, "_ALIVE_EVERY", 1_000_000)
-    asked = [0]
+    """H11: after ``spark.stop()`` an idle query counts as active, nothing can be asked, and stopping fails."""
+    caplog.set_level(logging.INFO)
+    is_session_stopped, stopped = threading.Event(), threading.Event()
 
-    def is_alive() -> bool:
-        asked[0] += 1
-        return asked[0] < 4
+    def slots() -> Slots:
+        if is_session_stopped.is_set():
+            raise AttributeError("'NoneType' object has no attribute 'conf'")
+        is_session_stopped.set()
+        return Slots(2, 2)
 
-    instructions = query.begin([])
-    query.hub._look_every_s = 0.001
-    query.planner.close()
-    wait_until(lambda: query.hub._hub.query(lambda state: state.is_planner_lost), PATIENCE_S)
-    query.hub.lives_with(is_alive)
+    def stop() -> None:
+        stopped.set()
+        raise RuntimeError("Cannot call methods on a stopped SparkContext")
 
-    wait_until(lambda: instructions.is_given_up(B), 10.0, reason="The end of its tasks")
-    assert asked[0] == 4
+    query.hub.lives_with(lambda: not is_session_stopped.is_set(), stop)
+    query.hub._slots = slots
+
+    assert stopped.wait(PATIENCE_S)
+    wait_until(lambda: not query.planner.is_open, PATIENCE_S, reason="The connections' end")
+    assert "Traceback" not in caplog.text
+    assert query.hub.begin(4, refuse_nothing) is None
 
 
 def test_what_waits_for_the_end_of_the_query_hears_of_it_once_nothing_is_committed(query: Query) -> None:

@@ -245,7 +245,7 @@ def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: 
     instructions = driver.ask(A)
     instructions.done(PART)
     assert driver.hub.batch_ends(could_ask=True) is None
-    driver.hub.report(lambda state: state.batch_committed(state.plan))
+    driver.hub.report(lambda state: state.batch_committed(state.plan, state.batches))
 
     wait_until(lambda: len(planner.received) == 2, PATIENCE_S, reason="The batch's end")
     assert planner.received == [SlotsKnown(0, 5.0), PlanOver(1)]

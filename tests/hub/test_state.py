@@ -254,7 +254,7 @@ def test_when_a_batch_is_committed_the_planner_gets_its_plan() -> None:
 
     # What must leave from now on waits for the commit.
     assert driver.must_leave(A) == []
-    assert driver.state.batch_committed(driver.state.plan) == [Send("planner", PlanOver(1))]
+    assert driver.state.batch_committed(driver.state.plan, 1) == [Send("planner", PlanOver(1))]
 
 
 def test_reports_about_an_older_plan_change_nothing() -> None:
@@ -459,8 +459,25 @@ def test_the_plan_of_a_planner_that_ends_is_over_once_the_batch_is_settled_too(f
     left = state.planner_leaves(1, 0.0) if first == "the planner" else []
     assert plans_over([*left, *state.job_is_over(0.0, is_whole=True)]) == []
     state.batch_ends(0.0, could_ask=True)
-    assert plans_over(state.batch_committed(1)) == [1]
+    assert plans_over(state.batch_committed(1, 1)) == [1]
     assert first == "the planner" or plans_over(state.planner_leaves(1, 0.0)) == [1]
+
+
+def test_a_late_report_of_the_batch_before_settles_nothing_of_the_one_under_way() -> None:
+    """H11: a slow broker gets the offsets of a batch while the next one is delivered, and the query is stopped."""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.is_done("one", A)
+    state = driver.state
+    state.batch_ends(0.0, could_ask=True)
+    state.plan_made(2, ALL)
+    state.batch_begins(8)
+    driver.begins("two", A, batch_id=8)
+
+    assert plans_over(state.batch_committed(1, 1)) == [1]
+    assert plans_over(state.planner_leaves(2, 0.0)) == []
+    state.batch_ends(0.0, could_ask=True)
+    assert plans_over(state.batch_committed(2, 2)) == [2]
 
 
 def test_no_task_of_a_planner_that_ends_begins_any_more() -> None:

@@ -322,7 +322,7 @@ class Driver:
         if self._waiting:
             raise Violation(f"over before its offsets are stored: {self._waiting}")
         self._is_over_sent = True
-        self._take(self.hub.batch_committed(self.plan))
+        self._take(self.hub.batch_committed(self.plan, self.hub.batches))
         if self.is_stopping:
             self.leaving |= dict.fromkeys(self.held, self.world.now_s)
             self._unlock(self.held)

@@ -93,6 +93,7 @@ from pyspark_rocketmq.spark.session import (
     encrypts_network,
     is_active,
     is_classic,
+    lives,
     stoppable,
 )
 from pyspark_rocketmq.spark.version import SPARK_PASSES_TRIGGER, arrow_schema
@@ -400,7 +401,7 @@ class PushConsumer:
             raise
         query_id.set_result(str(query.id))
         if hub is not None:
-            hub.lives_with(partial(is_active, query), query.stop)
+            hub.lives_with(partial(lives, query, spark), query.stop)
             self._hubs[str(query.runId)] = hub
         return query
 

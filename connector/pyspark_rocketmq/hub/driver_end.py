@@ -8,7 +8,7 @@ Tasks send parts of their results before the job ends for two reasons: a queue i
 | ``rocketmq-hub`` | communicates with planner and tasks, decides |
 | ``rocketmq-early-commits`` | commits the groups of parts that tasks hand over, one after the other |
 | ``rocketmq-batch-over`` | notifies the planner that a batch is over, once the brokers have its offsets |
-| ``rocketmq-hub-watch`` | compares epochs during a long batch, counts task slots, ends with the query |
+| ``rocketmq-hub-watch`` | compares epochs during a long batch, counts task slots, ends with the session |
 
 Parts are accepted until the job is over. A commit that fails is tried again for a minute, and no other one is
 made before it. The batch's end waits until the accepted parts are committed; after that nothing is committed
@@ -36,8 +36,6 @@ from pyspark_rocketmq.model import MessageQueue
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 1.0
-_ALIVE_EVERY: Final = 5
-"""Number of checks of the offset store after which the thread also checks whether the query still runs."""
 
 
 class Committed(NamedTuple):
@@ -112,7 +110,9 @@ class DriverControl:
         self._wants_cuts = interval_s is not None
         self._is_warned = False
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._over: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()
+        self._over: SimpleQueue[tuple[int, int, Callable[[], None]] | None] = SimpleQueue()
+        self._batches = 0
+        """Number of batches that have begun."""
         self._newest_over = 0
         """Number of the plan of the newest batch that is over."""
         self._make: MakeCommit | None = None
@@ -159,9 +159,11 @@ class DriverControl:
         return self._hub.address.to_text()
 
     def lives_with(self, is_alive: Callable[[], bool], stop: Callable[[], None] | None = None) -> None:
-        """Close soon after ``is_alive`` returns False; call ``stop`` when the planner reports a drain's end.
+        """Close soon after ``is_alive`` returns False, or when the planner reports a drain's end; then ``stop``.
 
-        A drain, a query with ``availableNow``, has then consumed everything that it was started for.
+        A drain, a query with ``availableNow``, has then consumed everything that it was started for. Spark
+        does not end an idle query with its session, whose planner would keep the queues: ``is_alive`` returns
+        False for it. It is called about once a second, and raises nothing.
         """
         self._is_alive = is_alive
         self._stop = stop
@@ -204,7 +206,7 @@ class DriverControl:
             self._has_no_batch.set()
             return None
         self._make = make
-        must_ask = self._hub.query(lambda state: state.batch_begins(batch_id))
+        must_ask, self._batches = self._hub.query(lambda state: (state.batch_begins(batch_id), state.batches))
         self._began_s = self._clock.monotonic_s()
         return ControlEndpoint(self._hub.address, batch_id, must_ask, self._ends_tasks, self._wants_cuts)
 
@@ -250,7 +252,7 @@ class DriverControl:
         """Notify the planner that a batch is committed or dropped, once ``is_shown`` has returned."""
         self._newest_over = plan
         # Do this first: the thread that takes it may end as soon as no batch is under way.
-        self._over.put((plan, is_shown))
+        self._over.put((plan, self._batches, is_shown))
         self._has_no_batch.set()
 
     def failed(self) -> None:
@@ -302,7 +304,7 @@ class DriverControl:
 
     def _run_over(self) -> None:
         while (over := self._over.get()) is not None:
-            plan, is_shown = over
+            plan, batches, is_shown = over
             if plan < self._newest_over:
                 # Only the newest plan matters.
                 continue
@@ -312,40 +314,38 @@ class DriverControl:
                 logger.exception(
                     "failure of the thread that notifies the planner of finished batches, going on"
                 )
-            self._hub.report(partial(HubState.batch_committed, plan=plan))
+            self._hub.report(partial(HubState.batch_committed, plan=plan, batches=batches))
 
     def _run_watch(self) -> None:
-        looks = 0
         while not self._is_closed:
             is_asked = self._is_look_wanted.wait(self._look_every_s)
             self._is_look_wanted.clear()
-            looks += 1
+            # Check the query before the offset store, which may not answer: tasks of a query that has ended
+            # go on delivering until this is noticed.
+            if self._has_ended():
+                break
             try:
-                # Check the query before the offset store, which may not answer: tasks of a query that has
-                # ended go on delivering until this is noticed.
-                if self._has_ended(is_asked=is_asked or looks % _ALIVE_EVERY == 0):
-                    break
                 self._look(is_asked=is_asked)
                 # Executors come and go. Count slots here, not when a batch begins: it takes milliseconds.
                 slots = self._slots()
                 self._hub.report(partial(HubState.slots_are, slots=slots))
                 if self._is_drained and self._stop is not None and self._has_no_batch.is_set():
-                    self._stop()
                     self._is_closed = True
             except Exception:
-                logger.info(
-                    "epochs could not be compared with the running batch's, trying again", exc_info=True
-                )
+                # With its session stopped, nothing can be read any more.
+                if not self._has_ended():
+                    logger.info(
+                        "epochs could not be compared with the running batch's, trying again", exc_info=True
+                    )
         self._end()
 
-    def _has_ended(self, *, is_asked: bool) -> bool:
-        """Return whether the query has ended; while its planner is lost, check this each time.
+    def _has_ended(self) -> bool:
+        """Return whether the query has ended.
 
         A lost planner is a first sign: Spark ends the planner, and lets a batch fail, before it notes that
         the query has ended.
         """
-        is_doubtful = is_asked or self._hub.query(lambda state: state.is_planner_lost)
-        if is_doubtful and not self._is_alive():
+        if not self._is_alive():
             self._is_closed = True
         return self._is_closed
 
@@ -358,6 +358,7 @@ class DriverControl:
         self._on_end()
         self._work.put(None)
         self._over.put(None)
+        self._stop_query()
         # Keep the connections for the planner: it waits until tasks have reported their last calls' end here.
         deadline = Deadline.after(self._clock, self._calls_end_s)
         try:
@@ -367,6 +368,14 @@ class DriverControl:
         except FutureTimeout:
             logger.warning("the query's connections did not answer in time, ending them")
         self._hub.close()
+
+    def _stop_query(self) -> None:
+        if self._stop is None:
+            return
+        try:
+            self._stop()
+        except Exception as error:  # noqa: BLE001 - with a stopped session Spark raises one, and ends the query
+            logger.info("the query was stopped with an error: %s", type(error).__name__)
 
     def _look(self, *, is_asked: bool) -> None:
         is_long = self._clock.monotonic_s() - self._began_s >= self._look_every_s

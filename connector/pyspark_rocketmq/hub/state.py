@@ -229,6 +229,8 @@ class HubState:
         """Plan of a planner that ends."""
         self._is_settled = True
         """Whether no batch, and no commit of one, is under way."""
+        self.batches = 0
+        """Number of batches that have begun."""
         self._late: dict[str, Hashable] = {}
         """Tasks that had not ended when their job did, with their peers: they may still deliver."""
         self._is_any_unseen = False
@@ -274,11 +276,6 @@ class HubState:
         """Whether a planner is connected."""
         return self._planner is not None
 
-    @property
-    def is_planner_lost(self) -> bool:
-        """Whether the planner was connected, and is not any more."""
-        return self._planner is None and self._planner_lost_s is not None
-
     # --- the driver -----------------------------------------------------------------------------------------
 
     def slots_are(self, slots: Slots) -> list[Action]:
@@ -300,6 +297,7 @@ class HubState:
     def batch_begins(self, batch_id: int) -> bool:
         """Begin a job; return whether its tasks must ask before they begin with their queues."""
         self._batch_id = batch_id
+        self.batches += 1
         self._tasks.clear()
         self._owner.clear()
         self._moved.clear()
@@ -377,9 +375,13 @@ class HubState:
         """Return the parts of a job's result that were not handed over, to be committed after all others."""
         return self._cuts.rest([part for part in parts if part.id not in self._parts])
 
-    def batch_committed(self, plan: int) -> list[Action]:
-        """Note that all of a plan's batch is committed, or dropped for good."""
-        self._is_settled = True
+    def batch_committed(self, plan: int, batches: int) -> list[Action]:
+        """Note that all of a plan's batch is committed, or dropped for good.
+
+        ``batches``: the number of batches begun up to this one. The next one may be under way by now.
+        """
+        if batches == self.batches:
+            self._is_settled = True
         return self._to_planner(PlanOver(plan))
 
     def batch_failed(self) -> list[Action]:

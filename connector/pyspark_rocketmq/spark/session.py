@@ -427,3 +427,11 @@ def is_active(query: StreamingQuery) -> bool:
         return bool(query.isActive)
     except Exception:  # noqa: BLE001 - the JVM is gone, or its connection
         return False
+
+
+def lives(query: StreamingQuery, spark: SparkSession) -> bool:
+    """Whether a query of a classic session is running and can run further batches.
+
+    Spark counts an idle query as running after its session was stopped.
+    """
+    return spark.sparkContext._jsc is not None and is_active(query)  # noqa: SLF001 - no other sign of it
