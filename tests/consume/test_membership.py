@@ -365,6 +365,63 @@ def plan_of(driver: Driver, queues: Sequence[MessageQueue]) -> None:
     assert driver.machine.planned({queue: grants[queue] for queue in queues}, driver.now_s) == set(queues)
 
 
+class TestUnknownLocks:
+    """A broker keeps for 60 s what this member does not hold."""
+
+    def unanswered(self, driver: Driver) -> None:
+        driver.machine.due(driver.now_s)
+        driver.machine.members_listed([ME], driver.now_s)
+        for action in driver.machine.due(driver.now_s):
+            assert isinstance(action, Lock)
+            driver.machine.locks_unknown(action.queues, driver.now_s)
+
+    def test_a_queue_that_another_member_is_to_have_is_unlocked(self, driver: Driver) -> None:
+        """B7, C2: its lock was asked for, and the answer came too late."""
+        self.unanswered(driver)
+        driver.machine.members_listed([ME, OTHER], driver.now_s)
+
+        unlocks = [action for action in driver.machine.due(driver.now_s) if isinstance(action, Unlock)]
+        lost = frozenset(QUEUES) - driver.machine._phases.keys()
+        assert len(lost) == 2
+        assert frozenset().union(*(unlock.queues for unlock in unlocks)) == lost
+
+    def test_a_queue_that_is_gone_before_its_lock_call_fails_is_unlocked(self, driver: Driver) -> None:
+        """B7, C2"""
+        driver.machine.due(driver.now_s)
+        driver.machine.members_listed([ME], driver.now_s)
+        locks = driver.machine.due(driver.now_s)
+        driver.machine.route_changed(QUEUES[:2], driver.now_s)
+        for action in locks:
+            assert isinstance(action, Lock)
+            driver.machine.locks_unknown(action.queues, driver.now_s)
+
+        assert Unlock("b", frozenset(QUEUES[2:])) in driver.machine.due(driver.now_s)
+
+    def test_a_refused_queue_is_not_unlocked(self, driver: Driver) -> None:
+        """C1: another member has it, as its broker says by now."""
+        self.unanswered(driver)
+        driver.refused = set(QUEUES)
+        driver.after(1.0)
+        driver.machine.members_listed([OTHER], driver.now_s)
+        driver.machine.members_listed([OTHER], driver.now_s)
+
+        assert driver.plannable == set()
+        assert Unlock not in kinds(driver.machine.due(driver.now_s))
+
+    def test_a_queue_whose_lock_has_expired_in_a_batch_is_unlocked_after_it(self, driver: Driver) -> None:
+        """B7, C2, D1: its task may deliver until it is given up."""
+        plan_of(driver, QUEUES)
+        driver.now_s += 31.0
+        driver.machine.due(driver.now_s)
+        for queue in QUEUES:
+            driver.machine.locks_unknown([queue], driver.now_s)
+        driver.machine.route_changed(QUEUES[:2], driver.now_s)
+        assert Unlock not in kinds(driver.machine.due(driver.now_s))
+
+        driver.machine.free(1, QUEUES[2:], driver.now_s)
+        assert Unlock("b", frozenset(QUEUES[2:])) in driver.machine.due(driver.now_s)
+
+
 class TestStop:
     def test_the_last_duties_are_to_unlock_and_to_unregister(self, driver: Driver) -> None:
         """B7: once, and nothing may be planned any more."""
@@ -387,6 +444,27 @@ class TestStop:
         driver.machine.stop()
 
         assert kinds(driver.machine.due(driver.now_s)) == [Unlock, Unlock, Unregister]
+
+    def test_locks_of_which_no_answer_came_are_given_back_too(self, driver: Driver) -> None:
+        """B7, C2: a broker that is slow has granted them, perhaps."""
+        driver.machine.due(driver.now_s)
+        driver.machine.members_listed([ME], driver.now_s)
+        for action in driver.machine.due(driver.now_s):
+            assert isinstance(action, Lock)
+            driver.machine.locks_unknown(action.queues, driver.now_s)
+        driver.machine.stop()
+
+        assert kinds(driver.machine.due(driver.now_s)) == [Unlock, Unlock, Unregister]
+
+    def test_a_plan_that_is_over_immediately_is_left_before_its_locks_are_given_back(
+        self, driver: Driver
+    ) -> None:
+        """H11, B7: the member looks for a restart under its name before it unlocks, and would find itself."""
+        plan_of(driver, QUEUES)
+        driver.machine.stop(driver.now_s, calls_end_s=5.0)
+        driver.machine.free(1, None, driver.now_s)
+
+        assert kinds(driver.machine.due(driver.now_s)) == [Unregister, Unlock, Unlock]
 
     def test_queues_of_the_plan_under_way_stay_locked_until_it_is_over(self, driver: Driver) -> None:
         """H11, B7, H4: the others hear of it at once and wait for the locks, so that a drain which begins

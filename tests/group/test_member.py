@@ -376,7 +376,34 @@ class FarAway:
         return SOON_S
 
 
+class Quick(FarAway):
+    """A driver that reports the end of the last call immediately."""
+
+    def __init__(self, member: RunningMember) -> None:
+        self._member = member
+
+    def leaves(self, plan: int) -> None:
+        self._member.free(plan, None)
+
+
 # --- leaving ------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_ends_while_its_member_leaves_leaves_no_lock(
+    cluster: ClusterUnderTest, members: Members
+) -> None:
+    """H11, B7: the driver's answer may come before the member has done anything to leave."""
+    topic = cluster.create_topic(queues=2)
+    queues = queues_of(cluster, topic)
+    one = members.join(cluster.name_servers, topic, "one")
+    await_plannable(one, queues)
+    assert one.planned(one.begin_plan()) == queues
+    one._watcher = Quick(one)
+
+    one.stop(SOON_S)
+
+    other = members.join(cluster.name_servers, topic, "two")
+    await_plannable(other, queues)
 
 
 def test_leaving_unregisters_at_brokers_that_answer_while_one_is_silent(members: Members) -> None:

@@ -22,6 +22,8 @@ member gets and gives up a single queue.
    Spark lets Python workers go on after a stop. With locks it leaves the group first, so that the others wait
    for its locks and a drain does not end without its queues. Without locks it leaves last, since the others
    begin as soon as it is off the list.
+8. A broker may have granted a lock although no answer came, and keeps one that has expired only here. Such a
+   queue is unlocked once it is no longer wanted, and no batch holds it.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``,
 ``ConsumeMessageOrderlyService``.
@@ -232,6 +234,8 @@ class Membership:
         self._plan = 0
         """Number of that micro-batch's plan."""
         self._unlocks: set[MessageQueue] = set()
+        self._doubtful: set[MessageQueue] = set()
+        """Queues not held that the broker may have locked for this member (8)."""
         self._asked: dict[MessageQueue, float] = {}
         """Queues in a lock call without an answer yet, and when it was sent."""
         self._heartbeat_at_s = 0.0
@@ -243,6 +247,8 @@ class Membership:
         """When a wanted queue is tried; one without an entry is tried immediately."""
         self._leave_at_s: float | None = None
         """When a member that stops leaves, even if queues are still planned; None unless it stops."""
+        self._unregisters_first = False
+        """Whether a member that stops unregisters before it unlocks, because it had a plan under way then."""
         self.has_left = False
         """Whether the last actions have been given out."""
         self._is_registered = False
@@ -428,6 +434,7 @@ class Membership:
         """Apply the answer to :class:`Lock`: queues requested but not granted belong to another member."""
         for queue in asked:
             asked_at_s = self._asked.pop(queue, now_s)
+            self._doubtful.discard(queue)
             if queue in granted:
                 self._happened(queue, OwnershipEvent.GRANTED, now_s, asked_at_s)
             else:
@@ -439,6 +446,9 @@ class Membership:
         for queue in asked:
             self._asked.pop(queue, None)
             self._retry_at_s[queue] = now_s + self._timing.lock_retry_s
+            if queue not in self._ownerships:
+                self._doubtful.add(queue)
+                self._unlock_doubtful(queue)
         self._renew_at_s = min(self._renew_at_s, now_s + self._timing.lock_retry_s)
 
     def stop(self, now_s: float = 0.0, *, calls_end_s: float = 0.0) -> None:
@@ -448,6 +458,7 @@ class Membership:
         """
         if self._leave_at_s is None:
             self._leave_at_s = now_s + calls_end_s
+            self._unregisters_first = self._needs_locks and bool(self._planned)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -522,6 +533,12 @@ class Membership:
             self._retry_at_s.pop(queue, None)
         if OwnershipEffect.UNLOCK in effects and self._needs_locks:
             self._unlocks.add(queue)
+        self._unlock_doubtful(queue)
+
+    def _unlock_doubtful(self, queue: MessageQueue) -> None:
+        if queue in self._doubtful and queue not in self._phases and queue not in self._planned:
+            self._doubtful.discard(queue)
+            self._unlocks.add(queue)
 
     def _let_go(self, queues: Iterable[MessageQueue], now_s: float) -> None:
         """Note that no batch holds ``queues`` any more. Most of them are in HELD, and stay there."""
@@ -533,6 +550,7 @@ class Membership:
         stale = [
             queue for queue, ownership in self._ownerships.items() if not self._is_fresh(ownership, now_s)
         ]
+        self._doubtful.update(stale)
         for queue in stale:
             self._happened(queue, OwnershipEvent.EXPIRED, now_s)
 
@@ -578,12 +596,18 @@ class Membership:
         return [Heartbeat()]
 
     def _last_actions(self) -> list[GroupAction]:
-        held = self._ownerships.keys() | self._unlocks | self._asked.keys() if self._needs_locks else ()
-        actions: list[GroupAction] = [Unlock(*each) for each in _by_broker(held)]
-        actions += self._unregister_actions()
+        held: set[MessageQueue] = set()
+        if self._needs_locks:
+            held = self._ownerships.keys() | self._unlocks | self._asked.keys() | self._doubtful
+        unlocks: list[GroupAction] = [Unlock(*each) for each in _by_broker(held)]
+        # A member that had a plan looks before it unlocks whether a restarted one has its name, and must not
+        # find itself in the broker's list.
+        unregister = self._unregister_actions()
+        actions = [*unregister, *unlocks] if self._unregisters_first else [*unlocks, *unregister]
         self._phases.clear()
         self._ownerships.clear()
         self._unlocks.clear()
+        self._doubtful.clear()
         self._asked.clear()
         self.has_left = True
         return actions
