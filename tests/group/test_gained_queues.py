@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,11 @@ class Group:
         machine.route_changed(QUEUES[:count], now_s)
         machine.due(now_s)
 
+    def finds_master_at(self, address: str) -> None:
+        """Let the member look at routes in which the broker's master has this address."""
+        routes: Any = SimpleNamespace(masters={"broker-a": address})
+        self.member._routes = routes
+
     def plan(self, *left_out: MessageQueue) -> None:
         grants = dict(self.member.begin_plan())
         for queue in left_out:
@@ -69,6 +76,20 @@ def group(clock: FakeClock) -> Iterator[Group]:
     made = Group(clock)
     yield made
     made.member.stop(0.0)
+
+
+def test_a_broker_with_another_address_is_reported_once_for_each_plan(group: Group) -> None:
+    """I4, A7: a broker that restarts elsewhere; tasks in real time go on at the address of their plan."""
+    group.has(2)
+    group.finds_master_at("10.0.0.1:10911")
+    group.plan()
+    assert group.look() == []
+    group.finds_master_at("10.0.0.2:10911")
+    assert group.look() == [(1, "broker broker-a has another address")]
+    group.finds_master_at("10.0.0.3:10911")
+    assert group.look() == []
+    group.plan()
+    assert group.look() == []
 
 
 def test_nothing_is_reported_before_there_is_a_plan(group: Group) -> None:

@@ -7,14 +7,16 @@ and the batch ends.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part, QueueAck
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
 from pyspark_rocketmq.hub import connections, task_end
 from pyspark_rocketmq.hub.connections import HubClient, Reconnecting
 from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
@@ -319,6 +321,30 @@ def test_a_task_whose_driver_is_gone_fails(query: Query, monkeypatch: pytest.Mon
 
 
 # --- when it tries again ----------------------------------------------------------------------------------
+
+
+def test_a_task_in_real_time_tries_again_where_its_worker_has_failed_to_connect(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1: on a busy machine a try may fail; four failed attempts would end the query."""
+    monkeypatch.setattr(task_end, "_PAUSE_S", 0.01)
+    terms = query.hub.begin(_BATCH, query.commit)
+    assert terms is not None
+    task_end._failed_s[terms.address] = time.monotonic()
+    places = {A: Place(1, 0)}
+    assert ask_driver(terms, 0, places) is None
+
+    failures = iter([ConnectFailed("driver", "busy"), ConnectFailed("driver", "busy")])
+    connect = task_end._DriverConnection
+
+    def fails_first(*args: Any, **kwargs: Any) -> task_end._DriverConnection:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return connect(*args, **kwargs)
+
+    monkeypatch.setattr(task_end, "_DriverConnection", fails_first)
+    assert ask_driver(terms, 0, places, open_for_s=300.0) is not None
+    query.hub.cut_short()
 
 
 def test_tries_come_after_longer_and_longer_pauses_for_ten_seconds() -> None:

@@ -174,7 +174,7 @@ class PlanWatcher(Protocol):
         ...
 
     def replan(self, plan: int, reason: str) -> None:
-        """Report that the plan is outdated, because it lacks queues that this member has."""
+        """Report that the plan is outdated: it lacks queues of this member, or a broker has moved."""
         ...
 
     def leaves(self, plan: int) -> None:
@@ -234,8 +234,10 @@ class RunningMember:
         """Queues that the newest plan could contain, each with the number of its grant (its lock)."""
         self._made = 0
         """Number of the newest plan that was reported to the watcher."""
-        self._outgrown = 0
-        """Number of the newest plan of which the watcher was informed that it lacks a queue."""
+        self._masters_at_plan: Mapping[str, BrokerAddress | None] = {}
+        """Addresses of the masters when the newest plan was made, by the names of its brokers."""
+        self._outdated = 0
+        """Number of the newest plan of which the watcher was informed that it is outdated."""
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -286,6 +288,8 @@ class RunningMember:
         if self._watcher is not None and valid:
             plan, _ = self._query(lambda machine, _: machine.plan_under_way())
             self._watcher.plan_made(plan, valid)
+            masters = self._routes.masters
+            self._masters_at_plan = {queue.broker_name: masters.get(queue.broker_name) for queue in valid}
             self._made = plan
             self._wake.set()
         return valid
@@ -405,10 +409,13 @@ class RunningMember:
         if (plan, leaving) != self._notified and (leaving or self._notified[1]):
             self._watcher.must_leave(plan, leaving)
         self._notified = plan, leaving
-        self._report_gained(self._watcher)
+        self._report_outdated(self._watcher)
 
-    def _report_gained(self, watcher: PlanWatcher) -> None:
-        """Report, once for each plan, that this member has got a queue that the plan lacks."""
+    def _report_outdated(self, watcher: PlanWatcher) -> None:
+        """Report, once for each plan, that it lacks a queue of this member, or that a broker has moved.
+
+        In real time tasks know only the addresses of their plan.
+        """
 
         def gained(machine: Membership, now_s: float) -> tuple[int, list[MessageQueue]]:
             held = machine.plannable(now_s)
@@ -416,9 +423,22 @@ class RunningMember:
             return machine.plan_under_way()[0], new
 
         plan, queues = self._query(gained)
-        if queues and plan != self._outgrown:
-            self._outgrown = plan
-            watcher.replan(plan, f"this member got {counted(len(queues), 'queue')}, such as {min(queues)}")
+        moved = self._moved_broker()
+        if plan == self._outdated or not (queues or moved):
+            return
+        self._outdated = plan
+        reason = (
+            f"this member got {counted(len(queues), 'queue')}, such as {min(queues)}"
+            if queues
+            else f"broker {peer_text(moved)} has another address"
+        )
+        watcher.replan(plan, reason)
+
+    def _moved_broker(self) -> str:
+        """Return a broker of the newest plan whose master has another address by now; empty without one."""
+        masters = self._routes.masters
+        before = self._masters_at_plan.items()
+        return next((name for name, address in before if masters.get(name, address) != address), "")
 
     def _do_what_is_due(self) -> bool:
         """Perform the due actions once; return whether there were any, because more may be due after them."""

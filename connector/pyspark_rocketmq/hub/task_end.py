@@ -20,9 +20,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from enum import Enum
+from math import inf
 from typing import Any, Final, NamedTuple, assert_never
 
-from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.consume.task_cuts import TaskCuts
@@ -73,7 +74,9 @@ _IDLE_ANSWER_S: Final = 2.0
 _TAKEN_S: Final = 30.0
 """Time within which a driver must confirm a part, in seconds."""
 _AGAIN_AFTER_S: Final = 60.0
-"""Pause before a driver that could not be reached is tried again."""
+"""Pause before a driver that could not be reached is tried again by a task that can do without."""
+_PAUSE_S: Final = 0.5
+"""Pause between the tries of a task with open ranges, which cannot do without the driver."""
 _CALLS_END_S: Final = 2.0
 """How long the running call may continue after the driver's end; like ``spark.python.task.killTimeout``."""
 _LARGEST_COPY: Final = 256 << 10
@@ -676,7 +679,7 @@ def ask_driver(
         tasks: Number of tasks of the batch.
         open_for_s: Length of the batch in seconds if its ranges are open; None for closed ranges.
     """
-    connection = _connected(terms)
+    connection = _connected(terms) if open_for_s is None else _surely_connected(terms)
     if connection is None:
         return None
     instructions = connection.begin(places, is_cut=terms.wants_cuts)
@@ -687,20 +690,35 @@ def ask_driver(
     return None
 
 
-def _connected(terms: ControlEndpoint) -> _DriverConnection | None:
+def _surely_connected(terms: ControlEndpoint) -> _DriverConnection | None:
+    """Connect for a task with open ranges; try for as long as after a break.
+
+    Without a connection the task fails, and Spark soon gives up its query.
+    """
+    tried = threading.Event()
+    deadline = Deadline.after(SystemClock(), RECONNECT_S)
+    while (found := _connected(terms, is_needed=True)) is None and not deadline.has_passed:
+        tried.wait(_PAUSE_S)
+    return found
+
+
+def _connected(terms: ControlEndpoint, *, is_needed: bool = False) -> _DriverConnection | None:
     address = terms.address
     with _guard:
         found = _connections.get(address)
         if found is not None and not found.is_lost:
             return found
-        if time.monotonic() - _failed_s.get(address, float("-inf")) < _AGAIN_AFTER_S:
+        failed_s = _failed_s.get(address, -inf)
+        if not is_needed and time.monotonic() - failed_s < _AGAIN_AFTER_S:
             return None
     try:
         made = _DriverConnection(address, ends_tasks=terms.ends_tasks)
     except TransportError as error:
         logger.warning(
-            "the driver cannot be reached from this worker, so its queues can go to other members only "
-            "between two batches: %s",
+            "the driver cannot be reached from this worker; %s: %s",
+            "trying again for some seconds"
+            if is_needed
+            else "its queues can go to other members only between two batches",
             error,
         )
         with _guard:
