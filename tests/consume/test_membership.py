@@ -409,7 +409,7 @@ class TestUnknownLocks:
         assert Unlock not in kinds(driver.machine.due(driver.now_s))
 
     def test_a_queue_whose_lock_has_expired_in_a_batch_is_unlocked_after_it(self, driver: Driver) -> None:
-        """B7, C2, D1: its task may deliver until it is given up."""
+        """B7, C2: its task may deliver until it is given up."""
         plan_of(driver, QUEUES)
         driver.now_s += 31.0
         driver.machine.due(driver.now_s)

@@ -750,7 +750,7 @@ def test_a_relative_path_of_offsets_is_the_driver_s(given: str, spec: str) -> No
 def test_a_query_does_not_outlive_its_session(
     *, is_active: bool, java_context: object, expected: bool
 ) -> None:
-    """H11: Spark counts an idle query as active after ``spark.stop()``, which leaves no Java context."""
+    """Spark counts an idle query as active after ``spark.stop()``, which leaves no Java context."""
     query: Any = SimpleNamespace(isActive=is_active)
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java_context))
 

@@ -79,7 +79,7 @@ def group(clock: FakeClock) -> Iterator[Group]:
 
 
 def test_a_broker_with_another_address_is_reported_once_for_each_plan(group: Group) -> None:
-    """I4, A7: a broker that restarts elsewhere; tasks in real time go on at the address of their plan."""
+    """I4: a broker that restarts elsewhere; tasks in real time go on at the address of their plan."""
     group.has(2)
     group.finds_master_at("10.0.0.1:10911")
     group.plan()
