@@ -383,7 +383,7 @@ class TestUnknownLocks:
         unlocks = [action for action in driver.machine.due(driver.now_s) if isinstance(action, Unlock)]
         lost = frozenset(QUEUES) - driver.machine._phases.keys()
         assert len(lost) == 2
-        assert frozenset().union(*(unlock.queues for unlock in unlocks)) == lost
+        assert {queue for unlock in unlocks for queue in unlock.queues} == lost
 
     def test_a_queue_that_is_gone_before_its_lock_call_fails_is_unlocked(self, driver: Driver) -> None:
         """B7, C2"""
