@@ -26,6 +26,7 @@ from pyspark_rocketmq.consume.latencies import LatencyHistogram
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.orderly import OrderlyFinish, OrderlySettings
 from pyspark_rocketmq.consume.part import QueueAck, joined
+from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentRun
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
@@ -36,6 +37,7 @@ from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, Consu
 from pyspark_rocketmq.listeners.row_buffer import batches_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import (
+    OPEN_END,
     ConsumeConcurrentlyStatus,
     ConsumeOrderlyStatus,
     MessageExt,
@@ -450,3 +452,38 @@ def test_a_concurrent_run_that_is_cut_gives_each_row_once_and_in_order(
         ), f"CUT_SEED={seed}"
         cuts += len(one.taken) - 1
     assert cuts > 200
+
+
+class Reports(RangeInstructions):
+    """Counts the reports of something to commit."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def settled(self) -> None:
+        self.count += 1
+
+
+def test_offsets_that_a_filter_passes_over_are_reported_and_cut() -> None:
+    """A4: otherwise the group's lag grows until the batch ends."""
+    planned, reports = QueueRange(QUEUE, QueueState(5, 1), OPEN_END), Reports()
+    run = OrderlyRun(
+        planned,
+        [],
+        listener=lambda messages, context: SUCCESS,
+        output=OUTPUT,
+        settings=OrderlySettings(),
+        now_s=lambda: 1_000.0,
+        instructions=reports,
+        arrivals=deque(),
+    )
+    cuts = []
+    for reached in (5, 10, 20, 30):
+        run.extend(Arrival(planned, reached=reached))
+        run.consume(1.0)
+        if reached >= 20:
+            cuts.append((reports.count, run.cut()))
+
+    assert [count for count, _ in cuts] == [1, 2]
+    acks = [taken.ack for _, taken in cuts if taken is not None]
+    assert [(ack.start, ack.state.next_offset, ack.consumed) for ack in acks] == [(5, 20, 0), (20, 30, 0)]

@@ -15,6 +15,7 @@ from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.consume.generations import Witnesses
 from pyspark_rocketmq.errors import DataLoss, UndecodableMessage
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.source import range_arrivals
 from pyspark_rocketmq.source.range_arrivals import RangeArrivals
 from pyspark_rocketmq.source.range_reader import FEW
 from pyspark_rocketmq.source.ranges import QueuePartition
@@ -156,6 +157,25 @@ def test_a_tag_filter_brings_an_open_range_to_the_queue_s_end(server: ScriptedSe
 
     assert by_queue(found) == {QUEUE: list(range(11, 60, 2))}
     assert ends_of(found)[QUEUE].planned.end == 61
+
+
+def test_an_engine_gets_how_far_a_filter_has_brought_an_open_range(
+    server: ScriptedServer, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A4: its offsets are committed although no message comes for hours."""
+    monkeypatch.setattr(range_arrivals, "_SHOWN_EVERY_S", 0.01)
+    log.max_offset = 61
+    ranges = RangeArrivals([partition(server, subscription="odd")])
+    in_vain = threading.Timer(PATIENCE_S, ranges.end)
+    in_vain.start()
+    found: list[Arrival] = []
+    for arrivals in ranges.arrivals():
+        found += arrivals
+        if found[-1].reached == 61:
+            ranges.end()
+    in_vain.cancel()
+
+    assert any(each.reached == 61 and not each.is_end for each in found)
 
 
 @pytest.mark.parametrize("missing", [set[int](), {30}], ids=["whole", "hole"])

@@ -21,6 +21,9 @@ from pyspark_rocketmq.source.range_reader import DecodedChunks, Messages, RangeR
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.schema import Arrival, RangeEnd
 
+_SHOWN_EVERY_S: Final = 5.0
+"""Longest time, in seconds, for which open ranges yield nothing although a filter has passed over offsets: as
+often as Java stores offsets (``persistConsumerOffsetInterval``)."""
 _SHARE_BYTES: Final = 8 << 20
 """Minimum share of each of several ranges, in bytes; less only if a single range may not have as many."""
 
@@ -89,16 +92,19 @@ class RangeArrivals:
         """End ``arrivals`` immediately; its last list contains the ends of all ranges that were not over."""
         self._fetcher.end()
 
-    def arrivals(self, within_s: float = math.inf) -> Generator[list[Arrival]]:
-        """Yield pieces as soon as they arrive; after ``within_s`` seconds without any, an empty list.
+    def arrivals(self, within_s: float | None = None) -> Generator[list[Arrival]]:
+        """Yield pieces as soon as they arrive; after ``within_s`` seconds without any, perhaps an empty list.
 
-        The first list has an arrival without messages for each open range.
+        By default that is every five seconds if the ranges are open, so that offsets are committed over which
+        a filter passes. The first list has an arrival without messages for each open range.
 
         Raises:
             DataLoss: If offsets of a range are gone and ``failOnDataLoss`` is true.
             UndecodableMessage: If a range's first message cannot be decoded, and is not to be kept.
             RocketMQError: If a broker refuses in a way that does not pass.
         """
+        if within_s is None:
+            within_s = _SHOWN_EVERY_S if self.is_open else math.inf
         unread = list(self._compared_ahead())
         begun = [reader.arrival() for reader in self._readers if self.is_open and not reader.is_done]
         if unread or begun:

@@ -132,6 +132,9 @@ class RangeRun(ABC):
             self._reached = self._messages.offset_at(before + count - 1) + 1
         retried = self._earlier_retries(before) if count else {}
         self._extend_machine(count, now_s, retried, is_last=arrival.is_end)
+        if not count and arrival.end is None and not self._is_reported:
+            # A filter may have passed over offsets.
+            self._report_settled()
 
     def _add_messages(self, arrival: Arrival) -> None:
         self._messages.extend(arrival.messages, arrival.described_by_messages, arrival.nbytes)
@@ -206,7 +209,8 @@ class RangeRun(ABC):
 
     def _report_settled(self) -> None:
         """Report once per cut that there is something to commit; called with the guard held."""
-        if self._done != self._cut_index or self._failed or self._sent_back:
+        has_moved = self._done != self._cut_index or self._offset_at(self._done) != self._cut_offset
+        if has_moved or self._failed or self._sent_back:
             self._is_reported = True
             self._instructions.settled()
 
