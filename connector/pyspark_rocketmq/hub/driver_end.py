@@ -159,9 +159,9 @@ class DriverControl:
         return self._hub.address.to_text()
 
     def lives_with(self, is_alive: Callable[[], bool], stop: Callable[[], None] | None = None) -> None:
-        """Close soon after ``is_alive`` returns False, or when the planner reports a drain's end; then ``stop``.
+        """Close, and call ``stop``, soon after ``is_alive`` returns False or the planner reports a drain.
 
-        A drain, a query with ``availableNow``, has then consumed everything that it was started for. Spark
+        A drain, a query with ``availableNow``, has consumed everything then that it was started for. Spark
         does not end an idle query with its session, whose planner would keep the queues: ``is_alive`` returns
         False for it. It is called about once a second, and raises nothing.
         """
