@@ -1,12 +1,13 @@
-"""Makes a change table's commits: one MERGE with a batch's changes and the new watermarks.
+"""The commits of a change table: each is one MERGE with a batch's changes and the new watermarks.
 
-The changes are compacted to one row per key, share by share of the keys. First the batch's deletions are
-recorded (``side_tables.Deletions``).
+The changes are compacted to one row per key. A large batch is divided by its keys into *shares*, which are
+compacted one after the other. Before the MERGE the batch's deletions are recorded
+(``side_tables.Deletions``).
 
-The MERGE must build on the version that the decisions were made by. Two members of a group may have changes
-of one key: the deletion in one queue, an older insert in another. Each reads the table's version, then the
-deletions, and commits only directly after that version. So whoever commits second has seen what the first
-one has recorded and merged.
+The MERGE must be the next commit after the version of the table from which its rows were decided. Two members
+of a group may have changes of one key: the deletion in one queue, an older insert in another. Each reads the
+table's version, then the deletions, and commits only directly after that version. So the member that commits
+second has seen what the first one has recorded and merged.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Merge(Protocol):
     """The MERGE of one batch, for one version of the table."""
 
     def of_share(self, number: int) -> pa.Table:
-        """Record what the table will not show of a share of the keys; return its part of the source."""
+        """Record what the table will not show of a share of the keys; return the source's rows for it."""
         ...
 
     def merge(
@@ -71,7 +72,7 @@ class Merge(Protocol):
         table: DeltaTable,
         properties: CommitProperties,
     ) -> None:
-        """Commit the MERGE of ``source``; ``keys_between`` is a condition that all its keys meet."""
+        """Commit the MERGE of ``source``; ``keys_between`` is an SQL condition that all its keys meet."""
         ...
 
 
@@ -80,10 +81,10 @@ class ChangeAppender:
     """Merges the changes that tasks wrote into the table; implements ``Appender``."""
 
     table: TableSnapshot
-    """The table of the log that is passed to the methods."""
+    """The same table as ``log.table`` of the log that is passed to the methods."""
     rules: ChangeRules
     made_for: Callable[[TableSnapshot, BatchChanges], Merge]
-    """Makes the MERGE of a batch."""
+    """Returns the MERGE of a batch for one version of the table."""
 
     @property
     def commits_by(self) -> str:
@@ -101,7 +102,7 @@ class ChangeAppender:
         """See :meth:`Appender.append`.
 
         Raises:
-            SinkConflict: If a change cannot be applied, and the rules stop there.
+            SinkConflict: If a change cannot be applied, and the rules stop at such a change.
         """
         changes = FileChanges(log.files, files)
         add_new_columns(self.table, changes, self.rules)
@@ -113,7 +114,7 @@ class ChangeAppender:
         """Commit the effect of changes on top of the version that the table is at.
 
         Raises:
-            SinkConflict: If a change cannot be applied, and the rules stop there.
+            SinkConflict: If a change cannot be applied, and the rules stop at such a change.
             FileExistsError: If another commit came first.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
@@ -134,7 +135,7 @@ class ChangeAppender:
 
 
 class RowMerge:
-    """The MERGE of a batch's newest rows; implements :class:`Merge`."""
+    """The MERGE for a table with one row per key, the newest one; implements :class:`Merge`."""
 
     def __init__(self, table: TableSnapshot, batch: BatchChanges) -> None:
         self._table = table
@@ -147,7 +148,7 @@ class RowMerge:
         )
 
     def of_share(self, number: int) -> pa.Table:
-        """Record the deletions of a share of the keys, and return its part of the source."""
+        """Record the deletions of a share of the keys, and return the source's rows for it."""
         changes = KeyedChanges(self._columns, self._batch.share(number))
         truncated_at = self._batch.truncated_at
         if not self._columns.keeps_deleted:
@@ -160,8 +161,8 @@ class RowMerge:
         return source.select([*wanted.names, EFFECT]).cast(wanted.append(pa.field(EFFECT, pa.string())))
 
     def _stored(self, changes: KeyedChanges, number: int) -> pa.Table:
-        """Return the rows of the table without which the changes' effects cannot be decided."""
-        # Changes may lack values of a column that cannot be null, and are joined with these rows.
+        """Return the rows of the table that are needed to decide the effects of the changes."""
+        # The rows are joined with changes, which may lack the value of a column that cannot be null.
         plain = [field for field in self._nullable if field.name not in HIDDEN]
         schema = pa.schema([*plain, *(self._nullable.field(each.name) for each in self._columns.hidden)])
         unfinished = set(changes.unfinished)
@@ -175,7 +176,7 @@ class RowMerge:
         found = [schema.empty_table()]
         for some in rows_of_files(self._table.table, schema.names, may_have):
             rows = some.cast(schema)
-            # Few rows of a file are wanted: Arrow finds them, then whole keys decide.
+            # Few rows of a file are wanted: Arrow selects by the key's first column, then whole keys decide.
             has_older = pc.is_valid(rows[OLDER])
             if not is_truncated:
                 has_older = pc.and_(has_older, pc.is_in(rows[first], changed_values))

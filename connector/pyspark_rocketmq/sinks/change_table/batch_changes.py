@@ -1,6 +1,7 @@
-"""The changes of a batch, as files of tasks: checked, then share by share of the keys.
+"""The changes of a batch, which tasks have written into files: they are checked, then read by key.
 
-A large batch is never in memory as a whole, nor is the source of its MERGE.
+A large batch is divided by its keys into *shares*; only one of them is in memory at a time. The source of the
+MERGE is never in memory as a whole, either.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _INVALID: Final = "failed validation check"
 _TRUNCATE: Final = Operation.TRUNCATE.value
 _SNAPSHOT: Final = Operation.SNAPSHOT.value
 FINAL: Final = frozenset({_TRUNCATE, SCHEMA})
-"""Operations at which the query ends, whatever becomes of other changes that cannot be applied."""
+"""Operations that end the query if they cannot be applied, even if other such changes are put aside."""
 SOURCE, TARGET = "source", "target"
 """Names of the two tables in the conditions of a MERGE."""
 
@@ -71,8 +72,9 @@ class ChangeRules:
 
     keys: tuple[str, ...]
     keeps_deleted: bool
-    """Whether deleted rows stay, marked."""
+    """Whether deleted rows stay in the table, with a mark."""
     stops_at_bad_changes: bool
+    """Whether the query ends at a change that cannot be applied."""
     kept_days: int
     """See ``RecentRows.kept_days``."""
     today: Callable[[], date]
@@ -90,7 +92,7 @@ class BatchChanges:
     """The changes of a batch, for one version of the table."""
 
     def __init__(self, table: TableSnapshot, rules: ChangeRules, changes: ChangeRows) -> None:
-        """Take the changes that tasks wrote for a batch."""
+        """Set the table at the version to build on, its rules, and the changes that tasks wrote."""
         self._table = table
         self._rules = rules
         self._storage = table.log.storage
@@ -98,12 +100,12 @@ class BatchChanges:
         types = {name: type_ddl(type_) for name, type_ in table.form().column_types.items()}
         self._whole = WholeChanges(table.arrow_schema, types, rules.schema_changes)
         self._kept: list[pa.Table] | None = None
-        """The changes, if they are few."""
+        """The changes, kept in memory if they are only one share."""
         self.folder: Final = table.location.rstrip("/")
         self.schema: Final = table.arrow_schema
         self.columns: Final = rules.columns_of(self.schema)
         self.shares: Final = 1 + changes.count // rules.rows_of_a_share
-        """Number of shares of the keys."""
+        """Number of shares into which the keys are divided."""
         self._highest: Order = LOWEST
         """The highest place of a change that no snapshot has read; known after :meth:`check`."""
         self.truncations: dict[Order, datetime | None] = {}
@@ -120,7 +122,7 @@ class BatchChanges:
         return max(self.truncations, default=LOWEST)
 
     def recent(self, folder: str) -> RecentRows:
-        """Return a table beside this one, for facts that a commit does not show."""
+        """Return the table in this folder of the change table, for facts that its own rows do not show."""
         return RecentRows(
             uri=f"{self.folder}/{folder}",
             storage=self._storage,
@@ -129,10 +131,10 @@ class BatchChanges:
         )
 
     def check(self) -> None:
-        """Find truncations, and changes that cannot be applied.
+        """Find truncations, and put changes aside that cannot be applied.
 
         Raises:
-            SinkConflict: If there is such a change, and the rules stop there.
+            SinkConflict: If there is such a change, and the rules stop at it.
             DeltaError, OSError: If the storage does not answer.
         """
         bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._storage)
@@ -176,7 +178,7 @@ class BatchChanges:
             places = rows.filter(is_placed)[POSITION]
             self._highest = max(self._highest, pc.max(places).as_py() or LOWEST)
             bad = self._counting(rows.filter(is_bad))
-            # Only the table's owner can decide what it is to have after these.
+            # After one of these operations only the table's owner can decide how to go on.
             is_final = self._rules.stops_at_bad_changes or not FINAL.isdisjoint(bad[OPERATION].to_pylist())
             if len(bad) and is_final:
                 raise bad_changes_error(self.folder, bad)
@@ -184,7 +186,7 @@ class BatchChanges:
                 yield bad
 
     def _counting(self, bad: pa.Table) -> pa.Table:
-        """Leave out statements that take away columns which the table has not; MySQL ignores case there."""
+        """Leave out statements that remove only columns which the table lacks; MySQL ignores their case."""
         names = {name.lower() for name in (*self.columns.keys, *self.columns.others)}
         counts = [
             operation != SCHEMA or removed is None or not names.isdisjoint(map(str.lower, removed))
@@ -204,7 +206,7 @@ class BatchChanges:
             yield keyed.filter(self.in_share(keyed, number))
 
     def in_share(self, rows: pa.Table, number: int) -> pa.Array:
-        """Return which rows have keys of a share."""
+        """Return for each row whether its key is in a share."""
         if self.shares == 1:
             return pa.repeat(pa.scalar(True), len(rows))
         keys = keys_of(rows, self.columns.keys)
@@ -221,7 +223,7 @@ class BatchChanges:
 
         Args:
             source_of: Function that makes the source's rows of a share.
-            spools: Closes a file where the source is in one.
+            spools: Closes the temporary file that holds the source if there are several shares.
         """
         first, *others = range(self.shares)
         one = source_of(first)
@@ -257,7 +259,7 @@ class BatchChanges:
             ) from error
 
     def _between(self, parts: Sequence[pa.Table]) -> str:
-        """Return a condition with the least and the greatest key, by which files are left out."""
+        """Return a condition with the least and the greatest key, by which delta-rs leaves out files."""
         [rows] = parts
         if self.truncations or not len(rows):
             return ""

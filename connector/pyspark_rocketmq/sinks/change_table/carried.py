@@ -1,7 +1,7 @@
 """Values of columns that a query did not have when it started, as JSON text with their types.
 
-A task derives the type of a value only from its message (:attr:`~.change.Change.types`), so every task gives
-the same one, and a message that is read again, too. ``{"note": ["string", "x"], "size": ["int", 7]}``
+A task derives the type of a value only from its message (:attr:`~.change.Change.types`). So every task that
+reads the message derives the same type. An example: ``{"note": ["string", "x"], "size": ["int", 7]}``
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ARRAY: Final = re.compile(r"array<(.*)>")
 
 
 def type_of(name: str, types: Mapping[str, SourceType]) -> str:
-    """Return the type of a column that has a source's values; text if the source's type is unknown."""
+    """Return the type that a new column for a source's values gets: text if the source's type is unknown."""
     source = types.get(name)
     return TEXT if source is None or _is_unknown(source) else source.spark
 
@@ -77,7 +77,7 @@ def arrow_type(type_: str) -> pa.DataType:
     """Return the Arrow type of a type by its name in Spark's DDL.
 
     Raises:
-        KeyError: If it is none of :attr:`SourceType.spark`.
+        KeyError: If it is not a type that :attr:`SourceType.spark` returns.
     """
     if found := _DECIMAL.fullmatch(type_):
         return pa.decimal128(int(found[1]), int(found[2]))
@@ -114,7 +114,7 @@ def _digits(type_: str) -> tuple[int, int] | None:
 
 
 def fitted(value: Any, type_: str) -> Any:
-    """Return a value in the class of a column with another type than its own.
+    """Convert a value for a column whose type is not that of the value.
 
     Raises:
         ValueError: If the column cannot hold it exactly.

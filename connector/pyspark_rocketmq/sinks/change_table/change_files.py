@@ -26,7 +26,7 @@ class ChangeRows(Protocol):
         ...
 
     def carrying(self) -> Iterator[pa.Table]:
-        """Yield the parts in which a change may carry values of further columns."""
+        """Yield the parts in which a change may carry values of columns that the query lacks."""
         ...
 
 

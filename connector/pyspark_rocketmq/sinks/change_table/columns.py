@@ -21,24 +21,25 @@ BODY: Final = "__body"
 MORE: Final = "__more"
 """Column with the values of columns that the query lacks (``carried.carried``); null for most changes."""
 SCHEMA: Final = "schema"
-"""Operation of a row for a change of the source's schema that ends the query, with its reason.
+"""Operation of a row that stands for a change of the source's schema, and ends the query.
 
-If it is a statement, ``ABSENT`` has the columns that it takes away, and it counts only if the table has one.
+``PROBLEM`` has the reason. For a statement, ``ABSENT`` has the columns that it removes, and the row counts
+only if the table has one of them.
 """
 TARGET: Final = "__target"
-"""Column of a change of many tables with the folder of its table; empty if it is not known."""
+"""Column with the folder of the table that a change belongs to; empty if unknown. Only for many tables."""
 KEYS: Final = "__keys"
-"""Column of a change of many tables with its key's columns as a JSON list; null for a truncation."""
+"""Column with the key's columns as a JSON list; null for a truncation. Only for many tables."""
 DAY: Final = "__day"
-"""Column of a table beside a change table with the day on which a row was recorded."""
+"""Column with the day on which a row was recorded, in a table beside a change table."""
 SOURCE: Final = "__source"
-"""Column of a change of many tables with the source of its table's rows (``routes.Routed.source``)."""
+"""Column with the source of the table's rows (``routes.Routed.source``). Only for many tables."""
 HIDDEN: Final = frozenset({POSITION, OLDER, DELETED, *(field.name for field in HISTORY_FIELDS)})
 """Columns that a change table may have besides those of the source's table."""
 _RESERVED: Final = frozenset(name.lower() for name in {*HIDDEN, OPERATION, ABSENT, TIME, EFFECT, DAY})
-"""Names, in small letters, of all columns that stand beside a table's own ones while changes are applied."""
+"""Names, in small letters, of all columns that are added to a table's own ones while changes are applied."""
 _PREFIX: Final = "of_"
-"""Beginning of the names of the table's columns, so that any name is allowed there."""
+"""Prefix of the table's columns in rows of changes, so that no name of theirs clashes with those above."""
 
 
 def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
@@ -56,7 +57,7 @@ def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether no column of the source may have a name, in whatever case."""
+    """Return whether a name, in any case, is forbidden for columns of the source."""
     return name.lower() in _RESERVED
 
 
@@ -77,6 +78,6 @@ def value_column(name: str) -> str:
 
 
 def keyed_rows(changes: pa.Table, columns: Collection[str]) -> pa.Table:
-    """Return changes with the table's own names of ``columns``."""
+    """Return changes in which ``columns`` have the names that they have in the table, without the prefix."""
     chosen = changes.select([POSITION, OPERATION, ABSENT, TIME, *map(value_column, columns)])
     return chosen.rename_columns([POSITION, OPERATION, ABSENT, TIME, *columns])

@@ -26,9 +26,12 @@ from pyspark_rocketmq.change_data.effects import (
 )
 
 POSITION: Final = "__position"
-"""Column with the place of a change, and of the row that a table has."""
+"""Column with the place of a change in the order of all changes, and with that of a row's newest change."""
 OLDER: Final = "__older"
-"""Column with the places of those values of a row that are older than the row (``effects.older_text``)."""
+"""Column with the places of the values in a row that are older than its newest change.
+
+Its text is that of ``effects.older_text``.
+"""
 DELETED: Final = "__deleted"
 """Column that marks deleted rows, in a table that keeps them."""
 OPERATION: Final = "__operation"
@@ -46,12 +49,12 @@ Key = tuple[Any, ...]
 
 
 class Effect(StrEnum):
-    """The use that a MERGE makes of a row of its source."""
+    """The effect that a row of the source of a MERGE has on the table."""
 
     ROW = "row"
     """Replace a row that is older, or insert the row."""
     FINAL = "final"
-    """Replace the row that there is: it has been read, and is part of this one."""
+    """Replace the table's row in any case: it was read, and its values are merged into this one."""
     DELETE = "delete"
     """Delete a row that is older."""
 
@@ -64,7 +67,7 @@ class TableColumns:
     others: tuple[str, ...]
     """All other columns of the source's table."""
     keeps_deleted: bool = False
-    """Whether deleted rows stay, marked."""
+    """Whether deleted rows stay in the table, with a mark."""
 
     @property
     def hidden(self) -> tuple[pa.Field, ...]:
@@ -75,13 +78,13 @@ class TableColumns:
 
 @dataclass(slots=True)
 class KeyedChanges:
-    """Changes of a batch with their keys; truncations are apart."""
+    """Changes of a batch by their keys; truncations, which have no key, are not among them."""
 
     columns: TableColumns
     rows: pa.Table
     """Changes with a key."""
     facts: dict[Key, list[Fact]] = field(init=False)
-    """The facts of each key, numbered by ``rows``."""
+    """The facts of each key; the number of a fact is that of its row in ``rows``."""
     deletions: dict[Key, Order] = field(init=False, default_factory=dict)
     """The highest deletion of each key that has one."""
 
@@ -99,9 +102,9 @@ class KeyedChanges:
 
     @property
     def unfinished(self) -> list[Key]:
-        """The keys whose rows must be read before a MERGE, since their state cannot be decided without.
+        """The keys whose rows in the table must be read before a MERGE, to decide their state.
 
-        Rows of the table that have older values must be read too.
+        If the table's row of another key has older values, it must be read too.
         """
         return [
             key
@@ -116,7 +119,7 @@ def keys_of(rows: pa.Table, names: Sequence[str]) -> Iterator[Key]:
 
 
 def share_of(key: Key, shares: int) -> int:
-    """Return in which of so many shares a key is: the same in every process."""
+    """Return the number of the share that a key is in, of so many shares: the same in every process."""
     return zlib.crc32(repr(key).encode()) % shares
 
 
@@ -149,7 +152,7 @@ def merge_source(
 
 
 def stored_facts(stored: pa.Table, first: int) -> Iterator[Fact]:
-    """Yield what the rows of the table are, numbered from ``first`` on."""
+    """Yield a fact for each row of the table; they are numbered from ``first`` on."""
     deleted = stored[DELETED].to_pylist() if DELETED in stored.column_names else [False] * len(stored)
     rows = zip(stored[POSITION].to_pylist(), stored[OLDER].to_pylist(), deleted, strict=True)
     for number, (at, older, is_deleted) in enumerate(rows, first):
@@ -162,7 +165,7 @@ def _with_hidden(columns: TableColumns, tables: Iterable[pa.Table]) -> list[pa.T
 
 
 class _Source:
-    """The source of a MERGE, as rows to take from others."""
+    """Collects the source of a MERGE: the numbers of the rows from which its values are taken at the end."""
 
     def __init__(self, columns: TableColumns, rows: pa.Table) -> None:
         self._columns = columns
@@ -173,7 +176,7 @@ class _Source:
         self._hidden: dict[str, list[Any]] = {name: [] for name in (POSITION, OLDER, DELETED, EFFECT)}
 
     def add(self, state: RowState, facts: Sequence[Fact], *, is_read: bool) -> None:
-        """Add a key's state, unless it is that of the row that was read."""
+        """Add a key's state, unless the row that was read from the table is already in that state."""
         if is_read and _is_as_stored(state, facts[-1]):
             return
         number = len(self._keys)
@@ -208,7 +211,7 @@ class _Source:
 
 
 def _is_as_stored(state: RowState, stored: Fact) -> bool:
-    """Return whether a state is that of the row of the table."""
+    """Return whether the row of the table is already in a state."""
     return (
         state.row == stored.row
         and state.at == stored.at

@@ -15,7 +15,8 @@ def may_have_keys(
 ) -> ds.Expression:
     """Return a condition for ``rows_of_files`` that holds for each file with one of these keys.
 
-    It is about the first column of the key whose bounds are exact; without one, it holds for all files.
+    The condition tests the first column of the key for which files have exact bounds. If there is none, it
+    holds for all files.
 
     Args:
         keys: Values of the key's columns.
@@ -29,8 +30,8 @@ def may_have_keys(
 
 
 def _has_exact_bounds(type_: pa.DataType) -> bool:
-    """Return whether delta-rs has a file's bounds in this type.
+    """Return whether delta-rs reads the bounds of a file's values of this type exactly.
 
-    It reads those of decimals as floats, or as 64-bit integers, and cuts off or rounds what does not fit.
+    It reads the bounds of decimals as floats, or as 64-bit integers, and rounds or cuts off digits.
     """
     return not (pa.types.is_decimal(type_) or pa.types.is_floating(type_))

@@ -1,8 +1,9 @@
-"""Columns that come up while a query runs: which to add to the table, and changes with all of its columns.
+"""Columns that come up while a query runs: which ones to add to the table, and how changes get all columns.
 
-Columns are matched by name in each message. A task writes the values of columns that the query did not have
-when it started into one column of text (:mod:`~pyspark_rocketmq.sinks.change_table.carried`). So rows of the
-old and of the new form are in one batch, and whichever comes first, the table gets the same values.
+Columns are matched by name in each message. If a message has columns that the query did not have when it
+started, the task writes their values into one column of text
+(:mod:`~pyspark_rocketmq.sinks.change_table.carried`). So a batch may have rows with and without the new
+columns; the table gets the same values whichever come first.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def name_problem(name: str, known: Iterable[str]) -> str | None:
     if is_reserved(name):
         return f"Column {name} has the name of one of the change table's own. Rename it in the source."
     if _FORBIDDEN & set(name) or not name:
-        return f"Delta forbids characters of the column's name {name!r}. Rename it in the source."
+        return f"Delta forbids characters in the column's name {name!r}. Rename it in the source."
     other = next((each for each in known if each.lower() == name.lower() and each != name), None)
     if other is not None:
         return (
@@ -82,7 +83,7 @@ def _carried_by(rows: pa.Table) -> list[dict[str, tuple[str, Any]]]:
 
 @dataclass(frozen=True)
 class WholeChanges:
-    """Gives changes all columns of a table, of which their files have some."""
+    """Completes changes to all columns of a table, since files of tasks have only some of them."""
 
     schema: pa.Schema
     """The table's columns in Arrow's types."""
@@ -94,8 +95,8 @@ class WholeChanges:
     def of(self, rows: pa.Table) -> pa.Table:
         """Return changes with all columns.
 
-        A change whose value does not fit its column gets a reason. An update lacks the columns that it does
-        not carry, so these keep their values.
+        If a value does not fit its column, the change gets the reason in ``PROBLEM``. Columns that an update
+        does not carry are added to its ``ABSENT``, so they keep their values.
         """
         missing = [
             field
@@ -153,7 +154,7 @@ class WholeChanges:
     def _lacks(self, name: str, type_: str) -> str:
         if self.schema_changes == EXCEPTION:
             return unknown_column(name, type_)
-        return f"The table has no column {name} of its own any more."
+        return f"The table no longer has the column {name}."
 
 
 def unknown_column(name: str, type_: str) -> str:
@@ -165,7 +166,7 @@ def unknown_column(name: str, type_: str) -> str:
 
 
 def unfit(name: str, column: str, value: Any, source: str | None) -> str:
-    """Return the reason for which a column of a table cannot have a value, with the remedy."""
+    """Return why a column of a table cannot have a value, with the remedy."""
     now = f" The source's type is {source}." if source is not None and source != column else ""
     return (
         f"Column {name} is {column} and cannot hold {value!r:.80} ({type(value).__name__}) exactly.{now} "

@@ -1,9 +1,9 @@
 """Tables beside a change table, in folders that its VACUUM ignores: deletions, past and bad changes.
 
 A deletion is a fact of the source, whoever reads it and how often. So it is recorded before the commit that
-applies it, in a table that only grows: a batch that is killed in between, or repeated, records it again and
-changes nothing. A reader takes the highest one of each key. The same is true of changes that versions do not
-show (``change_data/history.py``), of which a reader takes all.
+applies it, in a table that only grows. If the batch is killed in between, or repeated, it records the
+deletion again, which changes nothing: a reader takes the highest deletion of each key. Changes that versions
+do not show (``change_data/history.py``) are recorded in the same way; a reader takes all of them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ BAD_CHANGES: Final = "_bad_changes"
 
 @dataclass(frozen=True, kw_only=True)
 class RecentRows:
-    """A table of the rows of the last days, which only grows, and forgets whole days."""
+    """A table with the rows of the last days: rows are added, and removed only by whole days."""
 
     uri: str
     storage: StorageOptions
@@ -66,7 +66,7 @@ class RecentRows:
     today: Callable[[], date]
 
     def append(self, rows: pa.Table) -> None:
-        """Add rows; the table gets the columns that it lacks, and their types.
+        """Add rows; the table gets those columns and types of theirs that it does not have yet.
 
         Raises:
             FileExistsError: If the table gets new types, and another commit came first.
@@ -84,7 +84,7 @@ class RecentRows:
         self._maintain(table.version())
 
     def _give_types(self, table: DeltaTable, columns: pa.Schema) -> None:
-        """Rewrite all rows if columns have other types now: a table was rewritten with wider ones.
+        """Rewrite all rows if their columns have other types now, since the change table was rewritten.
 
         Raises:
             FileExistsError: If another commit came first.
@@ -142,7 +142,7 @@ def _overwrite(table: DeltaTable, rows: pa.RecordBatchReader) -> None:
             rows,
             mode="overwrite",
             schema_mode="overwrite",
-            # delta-rs would keep what others have added since, with the types of then.
+            # A second try of delta-rs would keep rows that others have added meanwhile with the old types.
             commit_properties=CommitProperties(max_commit_retries=0),
             post_commithook_properties=_HOOKS,
         )
@@ -215,7 +215,7 @@ class Deletions:
 
 @dataclass(frozen=True, kw_only=True)
 class PastChanges:
-    """Changes of the last days that the versions of a table do not show, and truncations, without a key."""
+    """Changes of the last days that a table's versions do not show; those without a key are truncations."""
 
     recent: RecentRows
     schema: pa.Schema
@@ -235,7 +235,9 @@ class PastChanges:
         self.recent.append(pa.concat_tables([changes.select(self.schema.names).cast(self.schema), truncated]))
 
     def of_keys(self, keys: Collection[Key], since: Order) -> pa.Table:
-        """Return the changes, from a place on, of these keys, and of others that begin with the same value.
+        """Return the changes of these keys from a place on.
+
+        There may be changes of other keys among them that have the same value in the first column.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -267,7 +269,7 @@ class PastChanges:
 
     @cached_property
     def _begun(self) -> DeltaTable | None:
-        """The table as it was at the first read: others that record later commit later, too."""
+        """The table as of the first read. Members that record something later also commit later."""
         return self.recent.opened()
 
     def _read(self, since: Order, may_have: ds.Expression, first_values: pa.Array | None = None) -> pa.Table:

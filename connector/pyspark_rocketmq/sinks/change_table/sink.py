@@ -1,7 +1,7 @@
 """The sink that keeps a Delta table equal to a table of a database.
 
-Rows are the changes of a database, one row each (:mod:`~pyspark_rocketmq.sinks.change_table.columns`). A
-commit has their effect and the watermarks of the queues, as in every sink.
+The sink gets one row for each change (:mod:`~pyspark_rocketmq.sinks.change_table.columns`). A commit contains
+the effect of these changes, and the watermarks of the queues, as in every sink.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def utc_today() -> date:
 
 
 class ChangeTable(DeltaSink):
-    """A Delta table that equals a table of a database, exactly once, by the changes in a topic.
+    """A Delta table that is kept equal to a table of a database, by the changes in a topic, exactly once.
 
-    A consumer that has this sink needs no listener.
+    A consumer with this sink needs no listener.
     """
 
     _rows_have_positions: ClassVar[bool] = False
@@ -101,30 +101,31 @@ class ChangeTable(DeltaSink):
             keys: Columns of the key: those of the source's primary key.
             envelope: Form of the messages: ``canal``, ``canal-protobuf``, ``debezium`` or ``maxwell``; or an
                 object that reads them, with a method ``decode``.
-            columns: Columns of a new table, such as ``"id bigint, note string"``, and new columns of an
-                existing one; None if the table has them. For others of the source see ``schema_changes``.
+            columns: Columns of the source's table, such as ``"id bigint, note string"``. A new table gets
+                these; an existing one gets those that it lacks. None: the columns that the table has. For
+                further columns of the source see ``schema_changes``.
             source_table: Name of the source's table, ``DATABASE.TABLE`` or ``DATABASE.SCHEMA.TABLE``; changes
                 of others are passed over. None if the topic has only changes of this table.
-            order: ``source``: by the positions in the source's log, whatever order the queues have.
-                ``queue``: by the queue, for an envelope without positions; correct only if all changes of a
-                key are in one queue in their order, so keys must not change.
+            order: Order in which changes count. ``source``: by the positions in the source's log, whatever
+                order the queues have. ``queue``: by the queue, for an envelope without positions; this is
+                correct only if all changes of a key are in one queue in their order, so keys must not change.
             deletes: ``delete`` removes rows; ``soft`` keeps them with ``__deleted`` true; ``ignore`` keeps
                 them as they are.
-            truncates: ``apply`` removes the rows below a truncation; ``ignore`` passes it over; ``stop`` ends
-                the query.
-            bad_changes: What a change does that cannot be applied: ``stop`` ends the query, ``keep`` puts it
-                into the table ``_bad_changes`` in the folder of this one.
+            truncates: ``apply`` removes the rows whose last change is older than a truncation; ``ignore``
+                passes a truncation over; ``stop`` ends the query.
+            bad_changes: Treatment of a change that cannot be applied: ``stop`` ends the query, ``keep`` puts
+                the change into the table ``_bad_changes`` in the folder of this one.
             schema_changes: Treatment of changes of the source's schema. ``lenient`` adds columns that the
-                table lacks; renamed columns are new ones, and dropped ones stay, without values in new rows.
-                ``evolve`` also ends the query at a statement that drops or renames a column which the table
-                still has; ``try_evolve`` goes on there. ``ignore`` leaves out columns that the table lacks.
-                ``exception`` ends the query at each of these changes.
-            keep_deletions_days: Days after which a deletion is forgotten, so that an older change that comes
-                then makes the row again.
+                table lacks; a renamed column becomes a new one, and a dropped one stays, without values in
+                new rows. ``evolve`` does the same, but ends the query at a statement that drops or renames a
+                column which the table still has; ``try_evolve`` goes on there. ``ignore`` leaves out columns
+                that the table lacks. ``exception`` ends the query at each of these changes.
+            keep_deletions_days: Days after which a deletion is forgotten. If an older change of the row comes
+                later than that, it creates the row again.
             stored_as_scd_type: 1: the table has each row as it is now; 2: all its versions, with the times
                 ``__START_AT`` and ``__END_AT`` (null: the current one).
-            track_history_column_list: Columns whose change opens a version; another change is written into
-                the version that there is. None: all columns.
+            track_history_column_list: Columns whose change opens a new version. A change of only other
+                columns is written into the existing version. None: all columns.
             compaction: See ``DeltaSink``.
             storage_options: See ``DeltaSink``.
             today: Function that returns the date in UTC.
@@ -158,7 +159,7 @@ class ChangeTable(DeltaSink):
         self._source_table = source_table
         self._given = columns
         self._prepared: frozenset[str] = frozenset()
-        """The table's columns that the listener has."""
+        """The columns that the table had when the query started; only these are in the rows of tasks."""
         self._rules = ChangeRules(
             keys=tuple(keys),
             keeps_deleted=deletes == "soft",
@@ -221,7 +222,7 @@ class ChangeTable(DeltaSink):
         return self._rules.keys
 
     def setting(self, name: str) -> str:
-        """Return one of the settings that have a few values, such as ``order``."""
+        """Return the value of a setting that is one of a few words, such as ``order``."""
         return self._chosen[name]
 
     def table_columns(self) -> pa.Schema:
@@ -244,7 +245,7 @@ class ChangeTable(DeltaSink):
         known = {field.name for field in given} | HIDDEN
         stored = () if handle is None else handle.log.table.arrow_schema
         fields = [*given, *(field for field in stored if field.name not in known)]
-        # A change table has columns of its own that are hidden, but no others with such a name.
+        # The hidden columns of a change table were left out above: another reserved name is the source's.
         clashes = sorted({field.name for field in fields if is_reserved(field.name)})
         if clashes:
             raise SchemaError(
@@ -282,10 +283,10 @@ class ChangeTable(DeltaSink):
         self._prepared = frozenset(table.names)
 
     def _check_stored_type(self) -> None:
-        """Refuse a change table of the other type.
+        """Refuse a change table that was kept with the other ``stored_as_scd_type``.
 
         Raises:
-            OptionError: If the table is one.
+            OptionError: If it was.
         """
         handle = self._table.home.open()
         stored = () if handle is None else handle.log.table.arrow_schema.names
@@ -298,10 +299,10 @@ class ChangeTable(DeltaSink):
             raise OptionError((problem,), where=_WHERE)
 
     def _check_features(self) -> None:
-        """Refuse a table whose rows cannot be read back.
+        """Refuse a table with features that keep delta-rs from reading its rows back.
 
         Raises:
-            OptionError: If the table is one.
+            OptionError: If the table has such features.
         """
         handle = self._table.home.open()
         unread = () if handle is None else unread_features(open_table(self._table.path, self._table.storage))
@@ -320,13 +321,13 @@ class ChangeTable(DeltaSink):
         """See :meth:`DeltaSink.begin`.
 
         Raises:
-            SinkConflict: Also if the order is the queue's, and a queue's offsets have begun again.
+            SinkConflict: Also if a queue's offsets have begun again, and ``order`` is ``queue``.
         """
         check_order(self._chosen["order"], queues, self.path)
         return super().begin(consumer_group, queues)
 
     def stored_properties(self) -> Mapping[str, str]:
-        """Return the properties of the table; none without a table.
+        """Return the properties of the table; an empty mapping if there is no table.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -357,7 +358,7 @@ class ChangeTable(DeltaSink):
         return self._table.home.open() is not None
 
     def create(self, properties: Mapping[str, str]) -> None:
-        """Prepare the table for its own columns; give it properties if it is missing.
+        """Create the table with these properties if it is missing; then prepare it for its own columns.
 
         Raises:
             RocketMQError: See :meth:`prepare`.
@@ -368,7 +369,7 @@ class ChangeTable(DeltaSink):
         self._table.properties = {}
 
     def apply(self, changes: ChangeRows) -> None:
-        """Commit the effect of changes without a watermark: applied again, they change nothing.
+        """Commit the effect of changes, without watermarks: if they are applied again, nothing changes.
 
         Raises:
             SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``.
@@ -400,7 +401,7 @@ class ChangeTable(DeltaSink):
         is_by_spark: bool,  # noqa: ARG002 - refused for merges
     ) -> TaskWriter:
         rows_uri = self._table.home.rows_uri
-        # Others have been added since: an update must not have null there.
+        # Without columns that were added since: an update that lacks these must not set them to null.
         listened = [field for field in log.table.arrow_schema if field.name in self._prepared]
         return TaskWriter(
             table_uri=rows_uri,
@@ -413,7 +414,7 @@ class ChangeTable(DeltaSink):
 
 
 def check_order(order: str, queues: Mapping[MessageQueue, int], path: str) -> None:
-    """Refuse queues whose offsets have begun again, if these order the changes.
+    """Refuse queues whose offsets have begun again, if the offsets give the order of changes.
 
     Raises:
         SinkConflict: If there are such queues.
@@ -428,7 +429,7 @@ def check_order(order: str, queues: Mapping[MessageQueue, int], path: str) -> No
 
 
 def given_envelope(envelope: str | Envelope, options: Mapping[str, Any]) -> Envelope:
-    """Return the envelope with a name and options, or the given one.
+    """Return the envelope that has this name, with these options; an object is returned as it is.
 
     Raises:
         OptionError: If an option is missing or wrong.
@@ -442,7 +443,7 @@ def given_envelope(envelope: str | Envelope, options: Mapping[str, Any]) -> Enve
 
 
 def _schema_of(columns: str | StructType | pa.Schema | None) -> pa.Schema:
-    """Return given columns; parsing a text needs a session."""
+    """Return the columns as a schema. To parse a text, a Spark session is needed."""
     if columns is None or isinstance(columns, pa.Schema):
         return pa.schema([]) if columns is None else columns
     try:

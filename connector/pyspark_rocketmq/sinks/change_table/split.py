@@ -56,7 +56,7 @@ class TargetChanges:
 
 
 def split_by_target(changes: Iterable[pa.Table], path: str) -> dict[str, TargetChanges]:
-    """Write changes into an Arrow file, table by table; return where each table has its own."""
+    """Write changes into an Arrow file, sorted by table; return where each table's changes are in it."""
     found: dict[str, TargetChanges] = {}
     written = 0
     parts = iter(changes)

@@ -1,9 +1,10 @@
 """The sink that keeps many Delta tables equal to the tables of a database.
 
-Tasks write one file with the changes of all tables (:func:`~.columns.routed_columns`). The driver splits them
-and commits each table that has some, as a :class:`~.sink.ChangeTable` without watermarks; then the watermarks
-once, in a table of their own in the folder; then the offsets. Applying a change twice does nothing. So after
-a kill between any two of these commits the batch is repeated, and finds what is applied.
+Each task writes the changes of all tables into one file (:func:`~.columns.routed_columns`). The driver splits
+them by table, and commits in this order: the changes of each table, as a :class:`~.sink.ChangeTable` without
+watermarks; the watermarks, once, in a table of their own in the folder; the offsets. If a change is applied
+twice, the second time changes nothing. So after a kill between any two of these commits, the whole batch can
+be repeated.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ _KEYS: Final = "rocketmq.keys"
 _SOURCE: Final = "rocketmq.source"
 """Property of a table with the source of its rows (``Routed.source``)."""
 _FOLDERS: Final = "rocketmq.folders"
-"""Property of the table with the watermarks: number of folders from that of the sink to each table's."""
+"""Property of the table with the watermarks: how many folders each table is below the sink's folder."""
 _COLUMNS: Final = pa.schema([pa.field("target", pa.string())])
 """Columns of the table with the watermarks, which has no rows."""
 _MOST_OPEN: Final = 500
@@ -79,9 +80,9 @@ _MOST_OPEN: Final = 500
 
 
 class ChangeTables(DeltaSink):
-    """Delta tables in one folder that equal the tables of a database, exactly once.
+    """Delta tables in one folder that are kept equal to the tables of a database, exactly once.
 
-    A consumer that has this sink needs no listener. A table is made when its first change comes.
+    A consumer with this sink needs no listener. A table is created when its first change comes.
     """
 
     _rows_have_positions: ClassVar[bool] = False
@@ -111,10 +112,10 @@ class ChangeTables(DeltaSink):
         Args:
             folder: Folder or storage URI below which the tables are.
             envelope: See ``ChangeTable``.
-            routes: Which tables of the source go where, and with which columns; the first that matches
-                counts, and a table without one is passed over.
-            ignored_tables: Pattern of the names of tables without routes; by default those that gh-ost and
-                pt-online-schema-change make for a while. None ignores none.
+            routes: Routes that give tables of the source a folder and columns. The first one that matches a
+                table counts. Changes of a table without a route are passed over.
+            ignored_tables: Pattern for names of tables whose changes are passed over, whatever the routes
+                are; by default the temporary tables of gh-ost and pt-online-schema-change. None: none.
             mask_salt: Secret that goes into the hashes of masked values.
             order: See ``ChangeTable``.
             deletes: See ``ChangeTable``.
@@ -199,7 +200,7 @@ class ChangeTables(DeltaSink):
         return Router(self._routes, self._ignored, self._salt)
 
     def setting(self, name: str) -> str:
-        """Return one of the settings that have a few values, such as ``order``."""
+        """Return the value of a setting that has a few possible values, such as ``order``."""
         return self._chosen[name]
 
     def prepare(self, schema: pa.Schema) -> None:  # noqa: ARG002 - tables have columns of their own
@@ -210,7 +211,7 @@ class ChangeTables(DeltaSink):
         """See ``DeltaSink.begin``.
 
         Raises:
-            SinkConflict: Also if the order is the queue's, and a queue's offsets have begun again.
+            SinkConflict: Also if a queue's offsets have begun again, and ``order`` is ``queue``.
         """
         check_order(self._chosen["order"], queues, self._folder)
         return super().begin(consumer_group, queues)
@@ -241,11 +242,11 @@ class ChangeTables(DeltaSink):
 
         Args:
             changes: Changes of all tables.
-            watermarks: The table with the watermarks, which notes how many folders deep the tables are.
+            watermarks: The table with the watermarks; a property of it has the depth of the tables' folders.
 
         Raises:
-            SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``; or if rows of tables
-                of the source would replace each other, or tables would be within others.
+            SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``; or if rows of two
+                tables of the source would replace each other, or a table would lie within another one.
             FileExistsError: If another commit to ``watermarks`` came first.
             DeltaError, OSError: If the storage does not answer.
         """
@@ -261,10 +262,11 @@ class ChangeTables(DeltaSink):
                 self._table_of(target, own, keep).apply(own)
 
     def _folders_below(self, targets: Collection[str], watermarks: TableSnapshot) -> str:
-        """Return how many folders below that of the sink these tables and those before are.
+        """Return how many folders below the sink's folder these tables are, and those of earlier batches.
 
         Raises:
-            SinkConflict: If they differ: one could be within another, whose VACUUM would remove it.
+            SinkConflict: If the numbers differ. Then one could lie within another, whose VACUUM would remove
+                it.
         """
         depths = {target: str(target.count("/") + 1) for target in targets}
         kept = watermarks.form().configuration.get(_FOLDERS, min(depths.values(), default=""))
@@ -302,9 +304,9 @@ class ChangeTables(DeltaSink):
         return opened.table
 
     def _open(self, path: str, changes: TargetChanges, keep: Callable[[], object]) -> _Opened:
-        """Open a table, or make it with the columns of its first changes.
+        """Open a table, or create it with the columns of its first changes.
 
-        ``keep`` stores how many folders deep it is, before there is a table.
+        ``keep`` stores the depth of the tables' folders; it is called before the table is created.
         """
         stored = self._table_with(path, ["id"]).stored_properties()
         keys = tuple(json.loads(stored[_KEYS])) if _KEYS in stored else next(iter(changes.keys), ())
@@ -314,14 +316,14 @@ class ChangeTables(DeltaSink):
                 "so its key is not known. Start the query with truncates='ignore', or create the table."
             )
         source = stored.get(_SOURCE, min(changes.sources))
-        # A table that is made for changes of two keys or sources would keep one of them.
+        # Check first: of changes with two keys or sources, a new table would take one key and source.
         _Opened(self._table_with(path, keys), source).check(changes)
         keep()
         wanted = {_KEYS: json.dumps(keys), _SOURCE: source}
         table = self._made(path, keys, wanted, changes)
         kept = table.keep_properties(wanted)
         if kept[_KEYS] != wanted[_KEYS]:
-            # Another member has made it meanwhile, with another key.
+            # Another member has created the table meanwhile, with another key.
             table = self._table_with(path, json.loads(kept[_KEYS]))
         return _Opened(table, kept[_SOURCE])
 
@@ -337,7 +339,7 @@ class ChangeTables(DeltaSink):
         try:
             made.create(properties)
         except SchemaError:
-            # Another member has made it meanwhile, with other columns.
+            # Another member has created the table meanwhile, with other columns.
             table.create({})
             return table
         return made

@@ -1,8 +1,8 @@
-"""The MERGE of a change table that keeps all versions of its rows: by key and place.
+"""The MERGE of a change table that keeps all versions of its rows. It matches versions by key and place.
 
 First the changes that the new versions do not show are recorded (``side_tables.PastChanges``): a change that
-comes late may need them. As in :mod:`~pyspark_rocketmq.sinks.change_table.appender`, the MERGE is committed
-only directly after the version that the decisions were made by.
+comes late may need them. As in :mod:`~pyspark_rocketmq.sinks.change_table.appender`, the MERGE must be the
+next commit after the version of the table from which it was decided.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class VersionMerge:
         )
 
     def of_share(self, number: int) -> pa.Table:
-        """Record what the versions of a share of the keys do not show, and return its part of the source."""
+        """Record what the versions of a share of the keys will not show; return the source's rows for it."""
         batch = self._batch
         facts = _FactsOfShare(self._table, self._past, batch, self._stored_schema, number)
         known = known_of(self._columns, batch.share(number), batch.truncations, facts)
@@ -118,8 +118,8 @@ class VersionMerge:
             .when_matched_update(values)
             .when_not_matched_insert(values, f"NOT ({is_deleted})")
         )
-        # The lowest truncation that is above a version has ended it. The source has all versions of keys that
-        # may be otherwise.
+        # A version ends at the lowest truncation above it. If something of a key comes after a truncation,
+        # this may be wrong, but then the source has all versions of the key.
         for at, time in sorted(self._batch.truncations.items()):
             is_ended = f"{TARGET}.{quoted(END_POSITION)} IS NULL AND {old} < {sql_literal(at)}"
             ends = {quoted(END_POSITION): sql_literal(at), quoted(END_AT): _literal(time)}

@@ -1,4 +1,4 @@
-"""A batch's changes, and what is known of their keys, as the source of a MERGE that keeps all versions.
+"""A batch's changes, and all that is stored of their keys, as the source of a MERGE that keeps all versions.
 
 Values stay in Arrow: :mod:`pyspark_rocketmq.change_data.history` decides which row has the value of a column
 in a version, and the values are taken from there.
@@ -68,7 +68,7 @@ Truncations = Mapping[Order, datetime | None]
 
 
 class Facts(Protocol):
-    """All that is stored of keys."""
+    """Reads all that is stored of the keys of a batch."""
 
     def versions(self, keys: Collection[Key], since: Order) -> pa.Table:
         """Return the versions of keys that did not end before a place."""
@@ -83,27 +83,30 @@ class Facts(Protocol):
         ...
 
     def keys_after(self, at: Order) -> set[Key]:
-        """Return the keys with versions or remembered changes that have something from a place on."""
+        """Return the keys of which something is stored from a place on.
+
+        It may be a version that begins, changes or ends there, or a remembered change.
+        """
         ...
 
 
 class Known(NamedTuple):
-    """All that matters of a batch's keys."""
+    """Everything that decides the effect of a batch on its keys."""
 
     changes: pa.Table
     """The batch's changes with a key."""
     stored: pa.Table
     """The versions of their keys that had not ended at ``since``, and those before them that are needed."""
     past: pa.Table
-    """The remembered changes of keys that have something from after a change of the batch."""
+    """The remembered changes of those keys of which something later than the batch's changes is stored."""
     truncations: Truncations
     """Truncations from ``since`` on."""
     since: Order
-    """The lowest place of the batch. What was before it decides nothing, but the values at it."""
+    """The lowest place of the batch. Earlier changes matter only through the values that rows have there."""
 
 
 def known_of(columns: TableColumns, changes: pa.Table, truncations: Truncations, facts: Facts) -> Known:
-    """Return all that matters of a batch's keys.
+    """Return everything that decides the effect of a batch on its keys.
 
     Args:
         columns: Columns of the table.
@@ -212,9 +215,9 @@ class _Key:
     stored: list[StoredVersion] = field(default_factory=list)
 
     def begin(self, since: Order, columns: Sequence[str]) -> tuple[Order, Mapping[str, int]]:
-        """Return the place at which what is known begins, and rows with the values before it, by column.
+        """Return the place where the known events begin, and rows with the values before it, by column.
 
-        It is the begin of the version that contains ``since``, where there is one.
+        The place is the beginning of the version that contains ``since``; without one it is ``since``.
         """
         first = min(self.stored, key=lambda version: version.at, default=None)
         if first is None or first.at >= since:
@@ -224,7 +227,7 @@ class _Key:
 
 
 class _Keys:
-    """The keys of a batch, with what is known of each."""
+    """The keys of a batch, with the known events and versions of each."""
 
     def __init__(self, columns: TableColumns) -> None:
         self._columns = columns
@@ -257,7 +260,7 @@ class _Keys:
 
 
 class _Values:
-    """Compares the values of rows, by a number for each value of a column."""
+    """Compares values of rows; it gives each different value of a column a number."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -285,7 +288,7 @@ def _codes(column: pa.ChunkedArray) -> list[int]:
 
 
 class _Rows:
-    """Rows to make of others: values by the numbers of their rows, hidden columns by values."""
+    """Collects new rows. Their values come from other rows, by number; hidden columns are given as values."""
 
     def __init__(self, columns: TableColumns, hidden: Sequence[pa.Field]) -> None:
         self._columns = columns
@@ -295,7 +298,7 @@ class _Rows:
         self._hidden: list[tuple[Any, ...]] = []
 
     def add(self, key: int, values: Mapping[str, int], *hidden: Any) -> None:
-        """Add a row with the key of a row, and the values of rows."""
+        """Add a row; ``key`` and ``values`` are numbers of the rows that have its key and its values."""
         self._keys.append(key)
         for name, numbers in self._taken.items():
             numbers.append(values.get(name))
@@ -314,7 +317,7 @@ class _Rows:
 
 
 def _add_versions(source: _Rows, key: _Key, found: History, others: Sequence[str], values: _Values) -> None:
-    """Add the versions that the table lacks, or has otherwise, and those that it has wrongly."""
+    """Add the versions to write, since the table lacks them or has them differently, and those to delete."""
     stored = {version.at: version for version in key.stored}
     for version in found.versions:
         old = stored.pop(version.at, None)
