@@ -1,3 +1,3 @@
-"""Commits a micro-batch's parts: data, then offsets; and reconciles the two when a query starts."""
+"""Commits a micro-batch's parts: first data, then offsets. Compares the two when a query starts."""
 
 from __future__ import annotations

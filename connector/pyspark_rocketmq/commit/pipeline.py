@@ -1,17 +1,17 @@
 """Commits parts of a micro-batch on the driver: first data, then offsets, then their copy at the brokers.
 
-The order is the guarantee. The sink takes written data together with its watermarks in one commit, and only
-after that the offset store moves. If the driver is killed in between, the batch runs again and the sink drops
-the rows it has; the offsets are never ahead of the data.
+The guarantee comes from this order. First the sink gets the written data and its watermarks, in one commit.
+Only then the offset store gets the offsets, so they are never ahead of the data. If the driver is killed in
+between, the batch runs again, and the sink leaves out the rows that it has.
 
 Epochs keep former owners out. If a queue was claimed or reset since the plan, its parts are dropped before
 data is committed, and the offset store refuses commits under an older epoch.
 
-A *group* of parts is one commit of data and one of offsets; the offsets may wait for those of a later group
-of the batch (``consume.offset_pace``). All groups are committed in the same way: at the end of a batch, and
-while its job runs when tasks hand parts over. Only one group is committed at a time. A group that failed may
-be committed in spite of the error, so it is tried again, unchanged, before any other. This module does not
-use Spark.
+A *group* of parts gets one commit of data and one of offsets. Its offsets may wait until those of a later
+group of the batch are stored (``consume.offset_pace``). All groups are committed in the same way, whether at
+the end of a batch, or while its job runs, when tasks hand parts over. Only one group is committed at a time.
+If its commit fails, the group may be committed in spite of the error, so it is tried again, unchanged, before
+any other group. This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ class BatchReport:
     """Table version of the data commit; None if nothing was written."""
     refused: tuple[QueueCommit, ...]
     """Offsets that the store refused, because their queues now belong to another consumer or were reset while
-    the batch ran. Offsets that waited are in a later report than their rows."""
+    the batch ran. Offsets may be stored later than their rows; then they are in a later report."""
     offsets: tuple[OffsetRow, ...] = ()
-    """Positions of all this consumer's queues after the batch, even those without a part in it; by queue."""
+    """Positions of all queues of this consumer after the batch, sorted by queue, with or without a part."""
     is_ahead: bool = False
     """Whether the commit was made while the batch's job was running."""
     store_to_listener: LatencyHistogram = NONE_COUNTED
-    """For the messages passed: times from a message's storage at its broker until its delivery begins."""
+    """Times from a message's storage at its broker until its delivery began, for the committed messages."""
     store_to_commit: LatencyHistogram = NONE_COUNTED
-    """For the messages passed: times from a message's storage at its broker until this commit."""
+    """Times from a message's storage at its broker until this commit, for the committed messages."""
 
     def without_counts(self) -> BatchReport:
-        """Return the report with all counts 0, to be added to a total that already includes them."""
+        """Return the report with all counts 0, for a caller that has already added the counts to a total."""
         acks = tuple(
             replace(ack, consumed=0, failed=0, read=0, dead_letters=0, sent_back=0) for ack in self.acks
         )
@@ -108,8 +108,10 @@ class BatchReport:
 
 
 BatchListener = Callable[[BatchReport], None]
-"""Called on the driver after each commit, with its results: at a batch's end, and for commits while its job
-runs. Then the offsets may still wait. An exception is logged and changes nothing."""
+"""Called on the driver with the results of each commit, at a batch's end and while its job runs.
+
+While the job runs, the offsets may be stored later. If the listener raises, this is only logged.
+"""
 
 
 class Mirror(Protocol):
@@ -129,7 +131,7 @@ class Mirror(Protocol):
 
 
 class _SinkSide(NamedTuple):
-    """The batch under way at its sink."""
+    """The sink's batch, and the writer that its tasks use."""
 
     batch: SinkBatch
     writer: RowWriter
@@ -145,7 +147,7 @@ class OpenBatch:
     committed: set[MessageQueue] = field(default_factory=set)
     """Queues of which the batch has committed something."""
     waiting: dict[MessageQueue, QueueCommit] = field(default_factory=dict)
-    """Progress that the offset store does not have yet; the sink has the rows."""
+    """Offsets that are not stored yet, although the sink has the rows."""
 
     @property
     def commits_groups(self) -> bool:
@@ -167,14 +169,14 @@ class GroupResult(NamedTuple):
     """Outcome of a commit."""
 
     stored: tuple[QueueCommit, ...] = ()
-    """Progress that the offset store has got."""
+    """The offsets that were stored."""
     refused: frozenset[MessageQueue] = frozenset()
-    """Queues of which something is not committed, because they moved or shared a part with one that did.
+    """Queues that were claimed or reset, or share a part with such a queue, so that not all was committed.
 
-    They begin again from the offset store; nothing more of them can be committed in this batch.
+    They are consumed again from the offset in the offset store; this batch commits nothing more of them.
     """
     took_s: float = 0.0
-    """How long it took to store the offsets; 0 if they were not."""
+    """Time that it took to store the offsets, in seconds; 0 if none were stored."""
 
 
 class PartCommitter:
@@ -193,8 +195,8 @@ class PartCommitter:
     ) -> None:
         """Prepare to commit; without a sink only offsets are committed.
 
-        ``keeps_others``: if a queue of a part is refused, keep the rows of its other queues where the sink
-        can separate them; else the part is dropped whole.
+        ``keeps_others`` decides what happens to a part if one of its queues is refused: if it is True and the
+        sink can separate the rows, those of the other queues are kept. Otherwise the part is dropped whole.
         """
         self._group = consumer_group
         self._store = store
@@ -205,15 +207,15 @@ class PartCommitter:
         self._keeps_others = keeps_others
         self._recent: RecentMetrics[MessageQueue] = RecentMetrics(clock.now_s())
         self._rows: dict[MessageQueue, OffsetRow] = {}
-        """Offset rows as of the newest batch's beginning, updated with the commits since."""
+        """Offset rows as they were when the newest batch began, updated by the commits since."""
         self._counted: tuple[str, dict[MessageQueue, MetricsSnapshot]] = ("", {})
-        """Id of the newest group, and the statistics that include it."""
+        """Id of the newest group, and the statistics in which it is already counted."""
 
     def begin(self, query_id: str, batch_id: int) -> OpenBatch:
         """Begin a batch before its job.
 
         Raises:
-            SinkSetBack: If the sink lacks rows that it has according to the offsets. Nothing was consumed.
+            SinkSetBack: If the sink lacks rows of messages below the offsets. Nothing was consumed.
             RocketMQError: If the sink or the offset store cannot be read.
         """
         rows = checked_rows(self._store, self._group, self._store.read(self._group), seen=self._rows)
@@ -225,7 +227,7 @@ class PartCommitter:
         return OpenBatch(query_id, batch_id, sink)
 
     def await_shown(self, accepted: Sequence[QueueCommit]) -> None:
-        """Wait until the brokers have the offsets: the next owner may be a Java member, which uses them."""
+        """Wait until the brokers have the offsets, since the next owner may be a Java member and use them."""
         shown = [commit for commit in accepted if commit.is_shown]
         if self._mirror is not None and shown and not self._mirror.await_shown(shown, _SHOWN_WITHIN_S):
             logger.warning(
@@ -246,8 +248,8 @@ class PartCommitter:
         Args:
             group: The parts.
             batch: Their batch.
-            stores_offsets: Whether to store the group's offsets and those that wait. If not, the group's
-                offsets wait, too, and no epoch is read: if a queue's next owner has added rows, the sink
+            stores_offsets: Whether to store the group's offsets, and those that wait, after the data. If not,
+                they wait, and no epoch is read: only if a queue's next owner has already added rows, the sink
                 refuses the group's rows of that queue. Without a sink this must be True.
             is_ahead: Whether the batch's job is still running; for the report.
 
@@ -259,7 +261,7 @@ class PartCommitter:
         try:
             return self._commit_group(group, batch, stores_offsets=stores_offsets, is_ahead=is_ahead)
         except BaseException:
-            # A broker reports a reset only once, so the batch does not contain it when it is read again.
+            # A broker reports a reset only once, so the batch does not show it when it runs again.
             for ack in group.acks:
                 if ack.reset_to is not None:
                     logger.warning(
@@ -286,7 +288,7 @@ class PartCommitter:
         try:
             begun = sink.begin(self._group, queues)
         except RocketMQError as error:
-            # If the table is gone or was replaced, an error that names the remedies helps more than this one.
+            # If the table is gone or was replaced, check_has_all raises an error that names the remedies.
             try:
                 standings = sink.standings(self._group, queues)
             except Exception:  # noqa: BLE001 - such as storage that is away
@@ -371,7 +373,7 @@ class PartCommitter:
             queue=ack.queue,
             state=ack.state,
             statistics=counted[ack.queue],
-            # Brokers would take an offset of the queue's former log for one of its present log.
+            # A broker would take an offset in the queue's former log for one in its present log.
             is_shown=self._mirror is not None and ack.reset_to is None and not ack.is_another_log,
             arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
             sinks=sinks,
@@ -380,7 +382,7 @@ class PartCommitter:
     def _remember(self, commits: Iterable[QueueCommit]) -> None:
         for commit in commits:
             row = self._rows.get(commit.queue)
-            # A replay that reached a smaller offset has changed nothing.
+            # A replayed batch may have reached a smaller offset; then the row stays as it is.
             if row is not None and commit.state.next_offset >= row.next_offset:
                 self._rows[commit.queue] = row._replace(
                     state=commit.state._replace(
@@ -401,14 +403,14 @@ class PartCommitter:
     ) -> tuple[Group, frozenset[MessageQueue], int | None]:
         """Commit the data of a group, except that of queues which moved.
 
-        Rows of a queue that now belongs to another member, or begins elsewhere, must not reach the sink. If
-        such a queue shares files with other queues, their rows are dropped, too, and planned again.
+        The sink must not get rows of a queue that now belongs to another member, or was reset. If such a
+        queue shares files with other queues, the rows of these are dropped too, and consumed again.
 
         Returns:
-            What is left of the group, the queues that were dropped, and the table's version.
+            The rest of the group, the queues that were dropped, and the table's version.
         """
         acks = [ack for part in group.parts for ack in part.acks if ack.queue not in group.without]
-        # Queues of which this batch has committed something were checked then.
+        # The other queues were checked when this batch first committed something of them.
         is_ahead = self._note_sink_ahead([ack for ack in acks if ack.queue not in committed], sink.batch)
         kept, dropped = self._without(sink, group.parts, group.without)
         moved = self._moved(acks) if reads_epochs or is_ahead else frozenset[MessageQueue]()
@@ -423,9 +425,9 @@ class PartCommitter:
                 version = self._add(sink, Group(kept), group.id)
                 break
             except SinkMoved as error:
-                # The epochs were right, but somebody has committed rows of a queue since: a former owner that
-                # was held up, or the next owner while this query was. Either way the next plan begins at the
-                # offset store's position.
+                # Since the epochs were read, somebody else has committed rows of a queue: a former owner that
+                # was delayed, or the next owner while this query was delayed. In both cases the next plan
+                # begins at the offset store's position.
                 logger.warning("batch dropped group=%s: %s", self._group, error)
                 queues = Group(kept).queues
                 kept, lost = self._without(sink, kept, (queues & error.queues) or queues)
@@ -447,7 +449,7 @@ class PartCommitter:
     def _without(
         self, sink: _SinkSide, parts: tuple[Part, ...], queues: frozenset[MessageQueue]
     ) -> tuple[tuple[Part, ...], list[QueueAck]]:
-        """Remove queues: their rows, or their parts; return what is left, and the acks that are not."""
+        """Remove the rows of queues, or else whole parts with them; return the rest, and the removed acks."""
         if not queues:
             return parts, []
         if self._keeps_others and isinstance(sink.batch, LeavesOutQueues):
@@ -460,7 +462,7 @@ class PartCommitter:
     def _newest_message(self, ack: QueueAck) -> RememberedMessages:
         """Return the newest message before the ack's next offset; empty if there is none.
 
-        If a filter left none in the batch, it is the newest one that the offset row remembers.
+        If a filter left no message in the batch, return the newest one that the offset row remembers.
         """
         row = self._rows.get(ack.queue)
         if ack.state.last_message or row is None:
@@ -473,8 +475,8 @@ class PartCommitter:
         for queue in sorted(moved.intersection(ack.queue for ack in dropped)):
             logger.log(
                 level,
-                "batch dropped, as far as it shares files with a queue that was claimed or reset while it "
-                "ran group=%s %s queues=%d",
+                "a queue was claimed or reset while its batch ran; dropped the parts of the batch that "
+                "contain it group=%s %s queues=%d",
                 self._group,
                 queue,
                 len(dropped),
@@ -483,9 +485,9 @@ class PartCommitter:
     def _note_sink_ahead(self, acks: Sequence[QueueAck], sink_batch: SinkBatch) -> bool:
         """Record in the offset store how far the sink is ahead of it; return whether it is ahead.
 
-        The sink is ahead of a queue's offset when another member was killed between its two commits. Nobody
-        has checked since that the broker still has those messages. Recording this raises the queue's epoch,
-        so that its parts of this batch are dropped, and the planner checks the queue again.
+        The sink is ahead of a queue's offset if another member was killed between its two commits. Since then
+        nobody has checked that the broker still has those messages. The record raises the queue's epoch. So
+        this batch drops the queue's parts, and the planner checks the queue again.
         """
         is_ahead = bool(ahead_of(self._planned_rows(acks), sink_batch.standings))
         if is_ahead:
@@ -493,7 +495,7 @@ class PartCommitter:
         return is_ahead
 
     def _planned_rows(self, acks: Sequence[QueueAck]) -> dict[MessageQueue, OffsetRow]:
-        """Return the rows from which the parts' queues were planned."""
+        """Return the offset rows of the acknowledged queues that still have the epoch of the plan."""
         return {
             ack.queue: row
             for ack in acks
@@ -508,7 +510,7 @@ class PartCommitter:
         records = ahead_of(rows, self._sink.standings(self._group, generations))
         for queue in self._store.note_sinks(self._group, records):
             logger.info(
-                "the sink is ahead of the offsets, the message before its watermark is looked at before "
+                "the sink is ahead of the offsets: the planner checks the message below its watermark before "
                 "anything is added group=%s %s watermark=%d",
                 self._group,
                 queue,
@@ -523,9 +525,9 @@ class PartCommitter:
         )
 
     def _follow_resets(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
-        """Move the queues that an operator has reset at their broker, which reports it only once (F5).
+        """Move the queues that an operator has reset at their broker; a broker reports this only once (F5).
 
-        A queue in ``lost`` is not moved: its new owner has begun elsewhere since.
+        A queue in ``lost`` is not moved, since its new owner has begun at another offset.
         """
         wanted = {ack.queue: ack.reset_to for ack in acks if ack.reset_to is not None}
         targets = {queue: target for queue, target in wanted.items() if queue not in lost}
@@ -546,8 +548,8 @@ class PartCommitter:
     def _have_looked_at(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
         """Make planners check queues in which a task found another message at a consumed offset.
 
-        Each is reset to its own next offset: it does not move, but its epoch rises, and planners check
-        a queue at each new epoch. Queues in ``lost`` are left out.
+        Each is reset to its own next offset. So it does not move, but its epoch grows, and a planner checks a
+        queue when it sees a new epoch. Queues in ``lost`` are left out.
         """
         places = {ack.queue: ack.state for ack in acks if ack.is_another_log and ack.queue not in lost}
         if not places:
@@ -559,8 +561,8 @@ class PartCommitter:
         )
         for queue, state in places.items():
             logger.warning(
-                "another message has the place of one that was consumed, the queue is looked at before more "
-                "of it is read group=%s %s next_offset=%d",
+                "the broker has another message at an offset that was consumed; the planner checks the queue "
+                "before more of it is read group=%s %s next_offset=%d",
                 self._group,
                 queue,
                 state.next_offset,
@@ -572,14 +574,17 @@ class PartCommitter:
         try:
             self._mirror.show(accepted)
         except Exception:
-            logger.exception("offsets could not be mirrored, nothing is undone group=%s", self._group)
+            logger.exception(
+                "offsets could not be sent to the brokers; the commit is valid all the same group=%s",
+                self._group,
+            )
 
     def _notify(self, report: BatchReport) -> None:
         for listener in self._listeners:
             try:
                 listener(report)
             except Exception:
-                # Data and offsets are committed; failing the batch now would only end a working query.
+                # Data and offsets are committed, so an error now would end the query without need.
                 logger.exception(
                     "batch listener failed, nothing is undone group=%s batch=%d", self._group, report.batch_id
                 )
@@ -601,7 +606,7 @@ class PartCommitter:
             rows = (self._rows.get(ack.queue) for ack in report.acks)
             was_moved_back = any(row is not None and (row.was_reset or row.was_followed) for row in rows)
             logger.log(
-                # After a kill this is ordinary.
+                # After a kill the sink has such rows, which needs no warning.
                 logging.WARNING if was_moved_back else logging.INFO,
                 "rows left out, below the sink's watermark group=%s batch=%d rows=%d: the sink has them from "
                 "an earlier run of this batch; if the group's offsets were moved back to have them written "
@@ -627,7 +632,7 @@ class PartCommitter:
 def _fenced(
     writer: RowWriter, rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> RowWriter:
-    """Return the writer; if its tasks commit, they refuse what :meth:`PartCommitter._add_to` would drop."""
+    """Return the writer. If its tasks commit, they refuse the queues that ``_add_to`` would drop."""
     if not isinstance(writer, CommitsInTask):
         return writer
     ahead = ahead_of(rows, standings)

@@ -1,7 +1,7 @@
-"""Reconciles a group's offsets with its sink before a query starts: either may be behind the other.
+"""Compares a group's offsets with its sink before a query starts, and corrects offsets that were lost.
 
-Data is committed before offsets, so after a kill the sink may be a batch or some seconds ahead. If one of the
-two was lost or restored, they are further apart.
+Data is committed before offsets, so after a kill the sink may be a batch or some seconds ahead of the
+offsets. If one of the two was lost or restored, either may be far behind the other.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Start a group whose offsets were lost at the watermarks of its sink; do nothing for a new group.
+    """Let a group whose offsets were lost start at the watermarks of its sink; do nothing for a new group.
 
-    If it started where the options say, it would skip messages or consume all of them again. The watermarks
-    are the offsets that the store had, or one batch further. A group of Java and Spark members continues at
-    its brokers' offsets where these are further.
+    If it started at the position in the options, it would skip messages or consume all of them again. The
+    watermarks are the offsets that the store had, or one batch further. If the brokers' offsets are still
+    further, a group of Java and Spark members continues there.
 
     Raises:
         OffsetError: If the sink's log cannot be read.
@@ -49,11 +49,12 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
     starts = {key.queue: offset for key, offset in watermarks.items()}
     generations = {key.queue: key.number for key in watermarks}
     store.claim(consumer_group, "", starts, generations)
-    # The messages before the next offsets may no longer be the sink's newest ones.
+    # The broker may no longer have the messages before these offsets, so have planners check that.
     note_sink_ahead(store, sink, consumer_group)
     logger.warning(
-        "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, "
-        "not where consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
+        "the offset store has nothing of group %s, but the sink has its rows: the group goes on where the "
+        "sink ends, whatever consume_from_where is; to consume messages again, reset the group store=%r "
+        "sink=%s %s",
         consumer_group,
         store,
         sink,
@@ -103,22 +104,21 @@ def reset_to_sink(
     *,
     beside_rows: bool = False,
 ) -> dict[MessageQueue, int]:
-    """Move a group's offsets back to where its sink is; returns where each queue continues.
+    """Move a group's offsets back to the watermarks of its sink; return the next offset of each moved queue.
 
-    Use it for a sink that was restored to an earlier state or failed over. Stop the query before. Messages
-    that brokers have deleted since then are a gap, handled by ``failOnDataLoss``. Queues of which the sink
-    lacks no rows are not moved.
+    Use it for a sink that was restored to an earlier state or failed over. Stop the query first. If brokers
+    have deleted messages since then, ``failOnDataLoss`` decides how to treat the gap. A queue of which the
+    sink lacks no rows is not moved.
 
     Args:
         store: The store with the group's offsets.
         sink: Every sink of the query.
         consumer_group: The group.
-        beside_rows: For a Delta table without watermarks of the group: move the offsets back to the beginning
-            even if it has rows of the queues. Set this if others wrote these rows.
+        beside_rows: Whether to move the offsets back to the beginning even if a Delta table has rows of the
+            queues, but no watermarks of the group. Set this only if others wrote these rows.
 
     Raises:
-        SinkConflict: If such a table has rows of the queues and ``beside_rows`` is not set: it might get them
-            twice.
+        SinkConflict: If there is such a table, and ``beside_rows`` is not set: it might get the rows twice.
         OffsetError: If a sink cannot be read, or if a queue was claimed or moved meanwhile; such a queue is
             not moved.
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
@@ -135,7 +135,7 @@ def reset_to_sink(
                 targets[queue] = min(target, targets.get(queue, target))
     if not targets:
         return {}
-    # The rows keep what they record of the broker's log, so that a loss there is still noticed.
+    # The offset rows still remember messages of the broker's log, so that a loss there is still noticed.
     moved = store.reset(consumer_group, targets, under={queue: rows[queue].epoch for queue in targets})
     missed = sorted(targets.keys() - moved.keys())
     if missed:
@@ -147,7 +147,7 @@ def reset_to_sink(
 
 
 def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
-    """Return why a group must not go back to where a sink is; None if it may.
+    """Return why a group's offsets must not go back to the watermarks of a sink; None if they may.
 
     Raises:
         OffsetError: If the sink cannot be read.
@@ -159,7 +159,7 @@ def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
 
 
 def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Store the newest messages of a sink that is ahead of the group's offsets, for planners to check.
+    """Store the newest messages of a sink that is ahead of the group's offsets, so that planners check them.
 
     A sink is ahead in three cases: the query was killed between its data commit and its offset commit, the
     offset store was restored to an earlier state, or the offsets were created from the sink. The broker may
@@ -179,7 +179,7 @@ def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None
     generations |= {key.queue: key.number for key in later}
     standings = sink.standings(consumer_group, generations)
     begun_again = {key.queue: offset for key, offset in later.items()}
-    # The process may have been killed before their messages were noted.
+    # seed_offsets_from_sink may have been killed before it noted the messages of the rows that it made.
     made_from_sink = {queue: row.next_offset for queue, row in rows.items() if _is_made_from_sink(row)}
     records = records_of(generations, made_from_sink, standings) | ahead_of(rows, standings)
     records |= records_of(generations, begun_again, standings)
@@ -187,12 +187,12 @@ def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None
     if not noted:
         return
     logger.info(
-        "the sink is ahead of the offsets, the messages before its watermarks are looked at group=%s %s",
+        "the sink is ahead of the offsets: planners check the messages before its watermarks group=%s %s",
         consumer_group,
         " ".join(f"{queue}={records[queue].next_offset}" for queue in sorted(noted)),
     )
 
 
 def _is_made_from_sink(row: OffsetRow) -> bool:
-    """Return whether no member has claimed a row since :func:`seed_offsets_from_sink` created it."""
+    """Return whether :func:`seed_offsets_from_sink` created a row, and no member has claimed it since."""
     return not row.owner and row.batch_id == CLAIMED

@@ -23,6 +23,7 @@ _REST: Final = 2**31 - 1
 _SMALL_ID: Final = "(?!00000000)[0-7].{7}"
 """Hexadecimal digits of an int32 above 0."""
 _LARGE_ID: Final = "(?!0{16})[0-7].{15}"
+"""Hexadecimal digits of an int64 above 0."""
 _GUID: Final = "(.{8})(.{4})(.{4})(.{4})(.{12})"
 _INDEX: Final = "(?:[0-7][02468ACE]|[89A-F][02468ACE](?:[89A-F].){0,3}[0-7].)"
 """Digits of a varint whose lowest bit, the sign, is 0."""
@@ -39,7 +40,7 @@ _FRAMES: Final = {
     Framing.ROCKETMQ_JSON: f"^({_LARGE_ID})",
     Framing.ROCKETMQ_CONNECT: f"^({_LARGE_ID})",
 }
-"""Patterns of the digits of a frame's bytes; the group is the id."""
+"""Patterns for a frame's bytes as hexadecimal digits; the first group of a match is the id."""
 _PAYLOAD_FROM: Final = {
     Framing.CONFLUENT: 6,
     Framing.APICURIO: 6,
@@ -48,17 +49,17 @@ _PAYLOAD_FROM: Final = {
     Framing.ROCKETMQ_JSON: 9,
     Framing.ROCKETMQ_CONNECT: 9,
 }
-"""Place of the first byte after an id, from 1."""
+"""Place of the first byte after an id; the first byte of a body is at 1."""
 _NO_PROPERTIES: Final = "framing {} has the schema's id in a property: give properties=df.properties"
 
 
 def schema_id(body: Column, framing: str = "confluent", *, properties: Column | None = None) -> Column:
-    """Return the id of a body's schema as a string, a number or a GUID; null if the frame is damaged.
+    """Return the id of a body's schema as text: digits or a GUID; null if the frame is damaged.
 
     Args:
-        body: The binary bodies.
-        framing: As in ``SchemaRegistry.decoder``.
-        properties: The messages' properties, for a framing that has the id there.
+        body: The column of bodies.
+        framing: One of the names in ``SchemaRegistry.decoder``.
+        properties: The column of properties; needed if the framing has the id in a property.
 
     Raises:
         OptionError: If the framing is unknown, or needs ``properties``.
@@ -76,12 +77,12 @@ def schema_id(body: Column, framing: str = "confluent", *, properties: Column | 
 def payload(body: Column, framing: str = "confluent", format: str = "avro") -> Column:  # noqa: A002
     """Return the payload behind a body's frame, for ``from_avro`` and others; null if the frame is damaged.
 
-    A protobuf payload begins after the indexes or the name of its message type; a type that is nested more
-    than 16 deep, or with a name of more than 125 bytes, counts as damaged.
+    A protobuf payload begins after the indexes or the name of its message type. If the type is nested more
+    than 16 deep, or its name has more than 125 bytes, the frame counts as damaged.
 
     Args:
-        body: The binary bodies.
-        framing: As in ``SchemaRegistry.decoder``.
+        body: The column of bodies.
+        framing: One of the names in ``SchemaRegistry.decoder``.
         format: ``avro``, ``json`` or ``protobuf``.
 
     Raises:
@@ -146,13 +147,13 @@ def _group(digits: Column, pattern: str) -> Column:
 
 
 def _indexes_length(body: Column, start: Column) -> Column:
-    """Return the number of bytes of Confluent's indexes at ``start``."""
+    """Return how many bytes the indexes at ``start`` take (Confluent)."""
     digits = sf.hex(body.substr(start, sf.lit(_INDEX_BYTES)))
     return sf.length(_group(digits, _INDEXES)) / 2
 
 
 def _name_length(body: Column, start: Column) -> Column:
-    """Return the number of bytes of Apicurio's ``Ref`` at ``start``."""
+    """Return how many bytes the ``Ref`` at ``start`` takes, which names the message type (Apicurio)."""
     digits = sf.hex(body.substr(start, sf.lit(3)))
     length = _number(_group(digits, "^([0-7].)"))
     name = body.substr(start + 3, length - 2).cast("string")

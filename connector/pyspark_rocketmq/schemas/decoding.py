@@ -20,7 +20,7 @@ from pyspark_rocketmq.schemas.lookup import SchemaLookup
 from pyspark_rocketmq.schemas.structs import as_structs
 
 _MODULES: Final = {BodyFormat.AVRO: "fastavro", BodyFormat.PROTOBUF: "google.protobuf"}
-"""Modules of the extras."""
+"""Module that each format needs; an extra of this package installs it."""
 _IN_HEADERS: Final = frozenset({Framing.CONFLUENT_HEADERS, Framing.APICURIO_HEADERS})
 BAD_RECORD: Final = "badRecord"
 BAD_REASON: Final = "badReason"
@@ -47,10 +47,10 @@ class DecoderSettings:
         reader_schema: str | None,
         message_type: str | None,
     ) -> DecoderSettings:
-        """Check arguments of users.
+        """Check the arguments of ``SchemaRegistry.decoder``, and return them as settings.
 
         Raises:
-            OptionError: If one is wrong, or the extra is not installed.
+            OptionError: If one is wrong, or the module that the format needs is not installed.
         """
         problems = [
             f"{name} is {value!r}; choose from {', '.join(known)}"
@@ -100,7 +100,7 @@ def _check_installed(body_format: BodyFormat) -> None:
 
 
 class BodyDecoder:
-    """Decodes bodies by their writers' schemas, in a listener, which it may be pickled with."""
+    """Decodes bodies by their writers' schemas. A listener may hold a decoder, and is pickled with it."""
 
     def __init__(self, settings: DecoderSettings) -> None:
         self._settings = settings
@@ -109,18 +109,18 @@ class BodyDecoder:
         """Return a message's decoded body: a dict for a record.
 
         Raises:
-            BadRecord: If it cannot be decoded, now or later.
-            SchemaRegistryDown: If its schema is not known yet and the registry is away. Let it pass: the
-                messages wait, without counting an attempt.
+            BadRecord: If the body can never be decoded.
+            SchemaRegistryDown: If the process does not have its schema yet, and the registry does not answer.
+                Do not catch this: the messages wait then, and no attempt is counted.
         """
         return self._decode(message.body, message.properties)
 
     def columns(self, messages: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return the decoded bodies of an ``ArrowListener``'s messages as rows for it to return.
 
-        Each message is a row: ``queueOffset``, the fields of ``schema``, null where a body has none, and
-        ``badRecord`` and ``badReason``: the whole body, if it is a bad record, and why; else null. A value
-        that does not fit its column makes a bad record, too.
+        Each message becomes a row of these columns: ``queueOffset``; the fields of ``schema``, null where a
+        body lacks one; ``badRecord`` and ``badReason``, which are null unless the body cannot be decoded or a
+        value does not fit its column: then they have the whole body and the reason.
 
         Raises:
             SchemaError: If ``schema`` has one of the added columns.
@@ -185,7 +185,7 @@ class BodyDecoder:
 
 @lru_cache(maxsize=64)
 def _decoders_of(settings: DecoderSettings) -> dict[SchemaId, Decode]:  # noqa: ARG001 - the key
-    """Return the process's decoders by schema; they outlive a micro-batch."""
+    """Return the decoders that this process has made so far, by schema; they outlive a micro-batch."""
     return {}
 
 
@@ -202,7 +202,7 @@ def _decoder(settings: DecoderSettings, schema_id: SchemaId) -> Decode:
 
 
 class _Unusable(Exception):
-    """A schema was found and cannot be used."""
+    """The registry has a schema, but it cannot be used."""
 
 
 def _avro(settings: DecoderSettings, lookup: SchemaLookup, schema_id: SchemaId) -> Decode:

@@ -1,8 +1,8 @@
-"""Turns payloads into values by a writer's schema; what cannot be decoded is a bad record.
+"""Turns payloads into values by a writer's schema; a payload that cannot be decoded is a bad record.
 
-Schemas and payloads are foreign bytes.  fastavro's compiled reader gets only schemas whose values are limited
-by the payload's size.  A schema that contains itself would overflow its stack, so fastavro's slower reader in
-Python takes those; arrays of items without bytes are refused.
+Schemas and payloads are foreign bytes, which must not harm the process.  A schema that contains itself could
+make fastavro's compiled reader overflow its stack, so fastavro's slower reader in Python reads such payloads.
+A schema with an array whose items take no bytes is refused: a short payload could have any number of items.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from pyspark_rocketmq.schemas.framing import FIRST_MESSAGE, MessageType
 from pyspark_rocketmq.schemas.lookup import RegisteredSchema
 
 Decode = Callable[[bytes, MessageType | None], Any]
-"""Decodes a payload, whose protobuf message type is given if its frame names it; raises ``BadRecord``."""
+"""Decodes a payload, or raises ``BadRecord``.
+
+The second argument is the protobuf message type, if the payload's frame names it.
+"""
 References = Mapping[str, RegisteredSchema]
 
 _PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -27,7 +30,7 @@ _SHOWN: Final = 200
 
 
 def decode_json(payload: bytes, _: MessageType | None = None) -> Any:
-    """Decode JSON in UTF-8, whose numbers and names stand for themselves.
+    """Decode JSON in UTF-8, without a schema.
 
     Raises:
         BadRecord: If it is not exactly one JSON value.
@@ -43,7 +46,7 @@ def _no_constant(name: str) -> None:
 
 
 def avro_decoder(schema: RegisteredSchema, references: References, reader_schema: str | None) -> Decode:
-    """Return a decoder of Avro by its writer's schema, brought to ``reader_schema`` if there is one.
+    """Return a decoder of Avro by its writer's schema; it converts values to ``reader_schema`` if given.
 
     Raises:
         BadRecord: If the schema cannot be used.
@@ -84,20 +87,21 @@ def _avro_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        # A primitive type's bare name.
+        # A schema may be only the name of a primitive type, without quotes.
         if text in _PRIMITIVES:
             return text
         raise
 
 
 class _AvroShape:
-    """Finds out whether a payload's size limits the size of its value."""
+    """Checks a schema: does a payload's size limit the size of its value, and does a type contain itself?"""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named
         self._least: dict[str, int] = {}
-        """Least number of bytes of the named types that were looked at."""
+        """Least number of bytes of each named type that has been checked."""
         self._open: set[str] = set()
+        """Names of the records that are being checked."""
         self.is_recursive = False
         """Whether a type contains itself."""
 
@@ -105,7 +109,7 @@ class _AvroShape:
         """Return the least number of bytes of a value.
 
         Raises:
-            BadRecord: If an array's items may have none.
+            BadRecord: If there is an array whose items may take no bytes.
         """
         match schema:
             case str(name):
@@ -154,7 +158,9 @@ class _AvroShape:
 
 
 def protobuf_decoder(schema: RegisteredSchema, references: References, message_type: str | None) -> Decode:
-    """Return a decoder of protobuf by its file's descriptor; ``message_type`` is for frames that name none.
+    """Return a decoder of protobuf by the descriptor of its file.
+
+    ``message_type`` is used for payloads whose frame names no type.
 
     Raises:
         BadRecord: If the schema cannot be used.
@@ -187,7 +193,7 @@ def _descriptor(schema: RegisteredSchema) -> bytes:
         return base64.b64decode(schema.text, validate=True)
     except (ValueError, binascii.Error):
         raise ValueError(
-            "the registry answers format=serialized with the file's text, not with its descriptor"
+            "the registry was asked for the file's descriptor (format=serialized), and returned its text"
         ) from None
 
 

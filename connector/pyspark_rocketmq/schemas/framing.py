@@ -3,16 +3,16 @@
 A *frame* is what a serializer puts before the payload, or into the message's properties, to name the schema:
 
 * ``confluent``: 00, int32 id, payload; or 01, 16 bytes of a GUID, payload
-* ``confluent-headers``: payload; property ``__value_schema_id`` has what ``confluent`` puts before it
+* ``confluent-headers``: payload; property ``__value_schema_id`` has the bytes before ``confluent``'s payload
 * ``apicurio``: 00, int32 id, payload
 * ``apicurio-legacy``: 00, int64 id, payload
 * ``apicurio-headers``: payload; property ``apicurio.value.globalId`` or ``apicurio.value.contentId``
 * ``rocketmq-avro``: 10, int64 id, payload
 * ``rocketmq-json``, ``rocketmq-connect``: int64 id, payload
 
-Before a protobuf payload come the indexes of its message type in the file (Confluent), or the type's name
-(Apicurio, except with headers).  A RocketMQ property is text, so binary headers are in it as hexadecimal
-digits, in base64, or as the GUID's text.
+Before a protobuf payload, the frame also has the indexes of the message type in its file (Confluent), or the
+type's name (Apicurio, except with headers).  A RocketMQ property is text, so it has a binary header as
+hexadecimal digits, in base64, or as the text of a GUID.
 
 Source: ``schema_registry/serde.py`` of confluent-kafka-python; ``Default4ByteIdHandler``,
 ``Legacy8ByteIdHandler`` and ``DefaultHeadersHandler`` of Apicurio Registry; ``AvroSerializer``, whose id is
@@ -45,7 +45,7 @@ _DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 _HEX: Final = re.compile(r"0[01](?:[0-9A-Fa-f]{2})*")
 
 SchemaId = int | UUID
-"""A schema's name in its registry."""
+"""The number or GUID of a schema in its registry."""
 
 
 class Framing(StrEnum):
@@ -84,7 +84,7 @@ class Frame(NamedTuple):
 
 
 class _Reason(Exception):
-    """Why bytes are not the frame that is looked for."""
+    """The bytes are not a frame of the expected framing; the text is the reason."""
 
 
 def split_frame(
@@ -125,7 +125,7 @@ _LOOKS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
 
 
 def _other(framing: Framing, body: bytes, properties: Mapping[str, str]) -> str:
-    """Return what a body looks like, unless that is ``framing`` itself."""
+    """Return the framing that a body seems to have; empty if that is ``framing`` itself, or unknown."""
     found = looks_like(body, properties)
     return "" if framing in found.split() else found
 
@@ -135,7 +135,7 @@ def _split_confluent(body: bytes, _: Mapping[str, str], body_format: BodyFormat)
 
 
 def _confluent(data: bytes, body_format: BodyFormat, where: str) -> Frame:
-    """Split what begins with a magic byte and an id or a GUID."""
+    """Split bytes that begin with a magic byte and an id or a GUID; ``where`` names them in errors."""
     match data[:1]:
         case b"\x00":
             schema_id: SchemaId = _small_id(data)
@@ -158,7 +158,7 @@ def _split_confluent_headers(body: bytes, properties: Mapping[str, str], body_fo
         raise _Reason(f"the message has no property {CONFLUENT_PROPERTY}")
     found = _header_bytes(text)
     if body_format is BodyFormat.PROTOBUF and len(found) == (17 if found[:1] == b"\x01" else 5):
-        # The header names no message type, so it is the first one.
+        # If the header names no message type, the type is the first one of the file.
         found += b"\x00"
     schema_id, rest, message_type = _confluent(found, body_format, f"property {CONFLUENT_PROPERTY}")
     if rest:
@@ -174,7 +174,7 @@ def _header_bytes(text: str) -> bytes:
         guid = None
     if guid is not None:
         return b"\x01" + guid.bytes
-    # In base64 the two magic bytes are AA and AQ.
+    # Hexadecimal digits begin with 00 or 01; base64 of the same bytes begins with AA or AQ.
     if _HEX.fullmatch(text):
         return bytes.fromhex(text)
     try:
@@ -264,7 +264,7 @@ def _indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
     count, at = _zigzag(data, at)
     if count == 0:
         return FIRST_MESSAGE, at
-    # Each takes a byte at least.
+    # Each index takes at least one byte.
     if not 0 < count <= len(data) - at:
         raise _Reason(f"{count} indexes of a message type cannot be in {_shown(data)}")
     found = []

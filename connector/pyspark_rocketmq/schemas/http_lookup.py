@@ -1,4 +1,4 @@
-"""The HTTP requests to a schema registry, and the process's look-up for its settings."""
+"""The HTTP requests to a schema registry, and the look-up that a process shares for equal settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ACCEPTED: Final = "application/vnd.schemaregistry.v1+json, application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrySettings:
-    """How a registry is reached; pickled to the executors."""
+    """Settings by which a registry is reached; pickled for the executors."""
 
     urls: tuple[str, ...]
     user: str | None = None
@@ -95,7 +95,7 @@ class HttpGet:
         """Get ``url``.
 
         Raises:
-            SchemaRegistryDown: If no whole answer came within the time.
+            SchemaRegistryDown: If no complete answer came within ``timeout_s``.
             SchemaRegistryRefused: If the server's certificate is not trusted, or the answer is too large.
         """
         deadline = Deadline.after(SystemClock(), timeout_s)
@@ -123,7 +123,7 @@ def _untrusted(error: ssl.SSLCertVerificationError) -> str:
 
 
 def _read(response: http.client.HTTPResponse, base: str, deadline: Deadline) -> bytes:
-    """Read the whole answer, which may come slowly."""
+    """Read the whole answer; end with an error if it comes too slowly or is too long."""
     pieces: list[bytes] = []
     size = 0
     while piece := response.read1(_PIECE_BYTES):
@@ -155,7 +155,7 @@ def _opener(settings: RegistrySettings) -> OpenerDirector:
     try:
         context = ssl.create_default_context(cafile=settings.ca_file)
     except OSError as error:
-        # No OptionError: in a consumer the messages wait until the file is there.
+        # Not an OptionError, which would end a query: messages wait until the file is there.
         problem = f"{settings.ca_file} cannot be used: {error}. The file must be on every machine"
         raise SchemaRegistryRefused(settings.urls[0], problem) from error
     return build_opener(HTTPSHandler(context=context), _NoRedirects)

@@ -1,10 +1,10 @@
 """Looks schemas up in a registry that speaks Confluent's REST form, once for each id in a process.
 
-Rule 1: an id's schema never changes, so a found schema is kept for ever; that an id is unknown is believed
-for some seconds.
+Rule 1: the schema of an id never changes, so a schema that was found is kept for ever.  If an id is unknown,
+it is asked for again after some seconds.
 Rule 2: threads that want the same schema wait for one request; nothing waits under the lock.
-Rule 3: a schema counts as unknown only if a registry says so in its own words.  Whatever else a server or a
-proxy answers means that the registry is not there.
+Rule 3: a schema counts as unknown only if the answer has a registry's own error code for this.  After any
+other answer of a server or a proxy, the registry counts as down.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _RETRIES: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=2.0)
 _MOST_MISSING: Final = 10_000
-"""Maximum number of unknown ids that are remembered; ids in foreign bytes may be any number."""
+"""Maximum number of unknown ids that are remembered, since foreign bytes may contain any ids."""
 _MOST_REFERENCES: Final = 200
 _UNKNOWN: Final = range(40400, 40500)
 """Confluent's error codes for a subject, a version or a schema that is not there."""
@@ -83,7 +83,7 @@ class SchemaPath:
 
     @classmethod
     def of_reference(cls, reference: SchemaReference, *, serialized: bool) -> SchemaPath:
-        """Return the place of a version of a subject, which may have been deleted since it was used."""
+        """Return the place of a version of a subject. The registry returns it even if it was deleted."""
         path = f"/subjects/{quote(reference.subject, safe='')}/versions/{reference.version}"
         query = _query(serialized=serialized)
         return cls(
@@ -110,16 +110,16 @@ class SchemaLookup:
         request_timeout_s: float,
         not_found_s: float,
     ) -> None:
-        """Prepare; nothing is asked yet.
+        """Set the registry and the time limits; no request is sent yet.
 
         Args:
             urls: Base URLs of one registry; the one that answered last is asked first.
             get: Sends a request.
             clock: Clock of deadlines.
             sleep: Waits before another try.
-            wait_s: Maximum time of one look-up, with its repetitions.
-            request_timeout_s: Maximum time of one request.
-            not_found_s: How long an unknown id is not asked for again.
+            wait_s: Maximum time of one look-up in seconds, with its repetitions.
+            request_timeout_s: Maximum time of one request in seconds.
+            not_found_s: Seconds for which an unknown id is not asked for again.
         """
         self._urls = urls
         self._get = get
@@ -137,7 +137,7 @@ class SchemaLookup:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: keep what was found; the parent's threads bring nothing here."""
+        """Keep found schemas in a child of ``fork()``; forget requests, which threads of the parent send."""
         self._lock = threading.Lock()
         self._asked = {}
 
@@ -153,7 +153,9 @@ class SchemaLookup:
     def with_references(
         self, schema: RegisteredSchema, *, serialized: bool = False
     ) -> Mapping[str, RegisteredSchema]:
-        """Return the schemas that a schema uses, directly or through others, by name, the used ones first.
+        """Return the schemas that a schema uses, directly or through others, by name.
+
+        A schema comes after those that it uses itself.
 
         Raises:
             SchemaNotFound: If the registry lacks one.
@@ -206,7 +208,7 @@ class SchemaLookup:
                 self._urls[0], f"the time limit passed while another thread asked for {place.shown}"
             ) from None
         except (SchemaNotFound, SchemaRegistryDown) as error:
-            # Each thread raises its own, since raising changes an error.
+            # Each thread raises its own copy, since raising an error changes it.
             raise copy(error) from error
 
     def _ask(
@@ -237,7 +239,7 @@ class SchemaLookup:
             del self._missing[next(iter(self._missing))]
 
     def _ask_all(self, place: SchemaPath, deadline: Deadline) -> RegisteredSchema:
-        """Ask one server after the other; a schema is unknown if all that answer say so."""
+        """Ask one server after the other; a schema is unknown if no server returns it and one lacks it."""
         problem: SchemaNotFound | SchemaRegistryDown | None = None
         for url in self._urls:
             timeout_s = min(self._request_timeout_s, deadline.remaining_s())
@@ -262,7 +264,7 @@ def _schema_in(url: str, place: SchemaPath, answer: Answer) -> RegisteredSchema:
     """Interpret an answer.
 
     Raises:
-        SchemaNotFound: If it is a registry's word that there is no such schema.
+        SchemaNotFound: If the registry itself answers that it has no such schema.
         SchemaRegistryRefused: If only an operator can change the answer.
         SchemaRegistryDown: For all other answers without a schema.
     """

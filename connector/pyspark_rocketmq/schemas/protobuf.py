@@ -33,7 +33,7 @@ class MessageTypes:
     """The message types of a file."""
 
     def __init__(self, file: bytes, imports: Mapping[str, bytes]) -> None:
-        """Build the types of ``file``; ``imports`` are by the names under which files import them.
+        """Build the types of ``file``; ``imports`` has other files by the names under which it imports them.
 
         Raises:
             ValueError: If a descriptor is damaged, or a file is missing.
@@ -64,7 +64,7 @@ class MessageTypes:
             raise ValueError(str(error)) from error
 
     def message_class(self, message_type: MessageType | None) -> Any:
-        """Return the class of a message type; None stands for the file's only one.
+        """Return the class of a message type; None stands for the only type of the file.
 
         Raises:
             LookupError: If the file has no such type.
@@ -101,10 +101,10 @@ def _named_path(file: FileDescriptorProto, indexes: tuple[int, ...]) -> str:
 
 
 def as_value(message: Any) -> Any:
-    """Return a message as a dict of all its fields; those that are not there are None.
+    """Return a message as a dict with all its fields; a field that the message lacks is None.
 
-    An enumeration's value is its name, or its number if that is unknown.  ``Timestamp``, ``Duration`` and the
-    wrappers are the values that they stand for.
+    A value of an enumeration is given by its name, or by its number if it has no known name.  ``Timestamp``,
+    ``Duration`` and wrappers such as ``Int32Value`` become the Python values that they stand for.
     """
     special = _SPECIAL.get(message.DESCRIPTOR.full_name)
     if special is not None:

@@ -9,18 +9,18 @@ from pyspark_rocketmq.schemas.http_lookup import RegistrySettings
 class SchemaRegistry:
     """A schema registry with Confluent's REST form: Confluent's own, or Apicurio at ``…/apis/ccompat/v7``.
 
-    Each process looks a schema up once. While the registry is away, a look-up lasts up to ``wait_s`` and
-    raises ``SchemaRegistryDown``. In a listener this suspends the queue, without counting an attempt, so that
-    nothing is lost or becomes a dead letter.
+    Each process looks a schema up once. If the registry does not answer, a look-up raises
+    ``SchemaRegistryDown`` after ``wait_s`` at most. In a listener this suspends the queue without counting an
+    attempt: the messages wait, and none is lost or becomes a dead letter.
 
     Args:
-        url: Base URL, or several of one registry, which are tried in turn.
-        user: Name for basic authentication, with ``password``.
-        password: Its password; shown nowhere.
-        token: Token for bearer authentication; shown nowhere.
+        url: Base URL, or several URLs of one registry, which are tried one after the other.
+        user: User name for basic authentication; needs ``password``.
+        password: The user's password. It is never shown.
+        token: Token for bearer authentication. It is never shown.
         ca_file: PEM file with the authorities to trust for ``https``; by default the system's. It must be on
             every machine.
-        wait_s: Maximum time of a look-up in seconds, with repetitions.
+        wait_s: Maximum time of a look-up in seconds, including repeated requests.
         request_timeout_s: Maximum time of a request in seconds.
         not_found_s: Seconds for which an unknown id is not asked for again.
 
@@ -54,7 +54,7 @@ class SchemaRegistry:
 
     @property
     def settings(self) -> RegistrySettings:
-        """How the registry is reached."""
+        """The settings by which the registry is reached."""
         return self._settings
 
     def __repr__(self) -> str:
@@ -74,11 +74,12 @@ class SchemaRegistry:
             framing: How bodies name their schema: ``confluent``, ``confluent-headers``, ``apicurio``,
                 ``apicurio-legacy``, ``apicurio-headers``, ``rocketmq-avro``, ``rocketmq-json`` or
                 ``rocketmq-connect``.
-            format: ``avro`` (needs the extra ``avro``), ``protobuf`` (the extra ``protobuf``) or ``json``,
-                whose schemas are not looked up.
-            reader_schema: Avro schema, as JSON, to whose fields and types values are brought; by default
-                they are as their writer's schema has them.
-            message_type: Protobuf message type, if neither the frame nor a file with only one type names it.
+            format: ``avro`` (needs the extra ``avro``), ``protobuf`` (needs the extra ``protobuf``) or
+                ``json``, for which no schema is looked up.
+            reader_schema: Avro schema, as JSON, to whose fields and types values are converted. By default
+                they have those of their writer's schema.
+            message_type: Name of the protobuf message type, if the frame names none and the file has
+                several.
 
         Raises:
             OptionError: If an argument is wrong, or the extra is not installed.

@@ -1,4 +1,4 @@
-"""Turns decoded records into Arrow's structs, without changing a value: pyarrow itself cuts 1.5 to 1."""
+"""Turns decoded records into Arrow's structs and refuses values that pyarrow would change, as 1.5 to 1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MICROS: Final = {"s": 1_000_000, "ms": 1_000}
 
 
 def as_structs(values: list[Any], reasons: list[str | None], into: pa.StructType) -> pa.Array:
-    """Return records as structs; one that does not fit becomes null, and gets a reason."""
+    """Return records as structs. A record that does not fit becomes null, and its reason is set."""
     fits = _fits(into)
     if fits is None or all(map(fits, values)):
         try:
@@ -53,7 +53,10 @@ def _misfit(value: Any, into: pa.StructType, fits: Fits | None) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _fits(kind: pa.DataType) -> Fits | None:
-    """Return a check whether a value is kept as it is; None if pyarrow refuses all that are not."""
+    """Return a check that pyarrow would keep a value as it is.
+
+    Return None for a type whose unfit values pyarrow itself refuses.
+    """
     of = pa.types
     found: Fits | None = None
     if of.is_struct(kind):
@@ -123,7 +126,7 @@ def _fits_map(kind: pa.MapType) -> Fits | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with its UUIDs as text, which Arrow has no type for."""
+    """Return a value with its UUIDs as text, since Arrow has no type for UUIDs."""
     match value:
         case UUID():
             return str(value)
