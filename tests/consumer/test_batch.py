@@ -268,7 +268,7 @@ def test_a_queue_where_a_task_met_another_log_is_looked_at_before_more_of_it_is_
     row = batch.store.row
     assert (row.next_offset, row.epoch, row.was_reset_by_operator) == (7, 2, False)
     assert [each.is_shown for each in batch.store.commits] == [False]
-    assert f"the queue is looked at before more of it is read group={GROUP} {QUEUE}" in caplog.text
+    assert f"the planner checks the queue before more of it is read group={GROUP} {QUEUE}" in caplog.text
 
 
 def test_a_queue_with_another_log_that_is_somebody_elses_by_now_is_theirs_to_look_at(

@@ -37,7 +37,7 @@ _OPERATIONS: Final = {
     "DELETE": Operation.DELETE,
 }
 _NOTHING: Final = (b"", b"null")
-"""Bodies without a change; old versions of Canal send the text to the queues that get no row of a message."""
+"""Bodies without a change. Old versions of Canal send ``null`` to queues that get no row of a message."""
 
 
 @dataclass(frozen=True, slots=True)

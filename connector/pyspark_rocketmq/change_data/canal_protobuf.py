@@ -199,10 +199,10 @@ def _keys_of(columns: Mapping[str, _Column]) -> dict[str, _Column]:
 
 
 def fields(encoded: bytes) -> dict[int, list[int | bytes]]:
-    """Read the fields of a protobuf message: numbers, and bytes of what has a length.
+    """Return the values of a protobuf message by field number: numbers, or bytes for fields with a length.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the bytes are no such message.
     """
     found: dict[int, list[int | bytes]] = {}
     at = 0

@@ -49,7 +49,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """The table of the source database that a change is of."""
+    """The table in the source database to which a change belongs."""
 
     database: str
     schema: str | None
@@ -62,7 +62,7 @@ class SourceTable:
 
 @dataclass(frozen=True, slots=True)
 class SourceType:
-    """The type of a column in the source, from its text there, never from one message's value."""
+    """The type of a column in the source. It comes from the type's text there, never from a value."""
 
     text: str
     """The type as the source names it: ``bigint(20) unsigned``, ``io.debezium.time.MicroTimestamp``."""
@@ -75,7 +75,7 @@ class SourceType:
 
     @property
     def spark(self) -> str:
-        """Return the type of a column that holds every value, as Spark's DDL names it.
+        """Return the Spark type that holds every value of this type, as DDL names it.
 
         A decimal that no Spark type can hold (more than 38 digits, or any number of them) is a string.
         """
@@ -94,9 +94,9 @@ class SourceType:
 Position: TypeAlias = tuple[int, ...]
 """Place of a change in the change log of its source.
 
-Two positions of one table compare as tuples do; the envelope's module documents their parts, and they have
-as many in every message. Two changes with equal positions are in the order of the queue: of their messages,
-and within a message of the values that it gives.
+Positions of one table are compared as tuples. The module of the envelope documents their parts; their number
+is the same in every message. Changes with equal positions are in the order of the queue: in that of their
+messages, then in that within a message.
 """
 
 
@@ -145,7 +145,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaChange:
-    """A statement of the source that changes a schema. It has no order to the rows of other queues."""
+    """A statement of the source that changes a schema. Whether rows of other queues precede it is unknown."""
 
     table: SourceTable | None
     """None if the envelope names none: a statement on a database."""
@@ -158,7 +158,7 @@ class SchemaChange:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """A message that is known and changes nothing: a heartbeat, a tombstone, the mark of a transaction."""
+    """A message of a known kind that changes nothing: a heartbeat, a tombstone, the mark of a transaction."""
 
     reason: str
     """A short constant text, which counters use as a name."""
@@ -169,7 +169,7 @@ class BadChange:
     """A message, or a row of one, that cannot be applied."""
 
     reason: str
-    """The fault and its remedy; whoever has the message adds its topic, queue and offset."""
+    """The fault and its remedy. The caller, which has the message, adds its topic, queue and offset."""
     table: SourceTable | None = None
 
 
@@ -190,5 +190,5 @@ class Envelope(Protocol):
     """Reads the messages of one program. It has no state: equal messages give equal changes."""
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return what the message holds, in its order; never empty, and never an exception for its bytes."""
+        """Return the contents of a message in their order, at least one; never raise because of its bytes."""
         ...

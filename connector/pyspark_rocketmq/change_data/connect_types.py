@@ -1,7 +1,7 @@
 """Types of Kafka Connect's JSON, which Debezium's messages carry in their ``schema``.
 
-A logical name (``io.debezium.time.MicroTimestamp`` …) decides what a value stands for, so the connector's
-``time.precision.mode``, ``decimal.handling.mode`` and their kind need no option here.
+A logical name (``io.debezium.time.MicroTimestamp`` …) decides what a value stands for. So no option here
+repeats the connector's ``time.precision.mode``, ``decimal.handling.mode`` and similar settings.
 
 Source: ``org.apache.kafka.connect.json.JsonConverter``; Debezium's packages ``time`` and ``data``.
 """
@@ -167,7 +167,7 @@ def as_bytes(value: Any) -> bytes:
     """Decode base64, in which Connect writes bytes.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the value is not base64.
     """
     return b64decode(_string(value), validate=True)
 
@@ -191,7 +191,7 @@ def variable_decimal(value: Any) -> Decimal:
     """Decode Debezium's ``VariableScaleDecimal``, whose scale is in each value.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the value is no such decimal.
     """
     if not isinstance(value, dict) or value.keys() != {"scale", "value"}:
         raise Unreadable(f"{show(value)} has no scale and value")

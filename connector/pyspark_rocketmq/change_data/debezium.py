@@ -66,7 +66,7 @@ class DebeziumJson:
         except MALFORMED as fault:
             return [BadChange(f"the body is no message of Debezium: {fault}")]
         is_flat = not _FLAT_MARKS.isdisjoint(value.payload)
-        # The columns of a flattened row may have any name: status, ddl, op.
+        # The columns of a flattened row may have any name, also one that marks other messages: ddl, op.
         control = None if is_flat else _control_message(value.payload)
         if control is not None:
             return [control]
@@ -80,9 +80,10 @@ class DebeziumJson:
             return [BadChange(str(fault), table)]
 
     def _with_key_change(self, change: Change) -> Sequence[Change]:
-        """Return a delete and an insert for an update of a key that the reader names.
+        """Return a delete and an insert if an update changes a key that the reader names.
 
-        Debezium does so with its own key. Where the source logs no old value, a named key must not change.
+        For its own key, Debezium sends both itself. If the source logs no old values, a change of a named key
+        cannot be noticed, so such a key must not change.
         """
         named, before = self.rules.keys_of(change.table), change.before or {}
         if named is None or change.operation is not Operation.UPDATE:
@@ -157,12 +158,12 @@ class _Struct:
         return next((field for field in self._fields() if field.get("field") == name), None)
 
     def without(self, prefix: str) -> _Struct:
-        """Return it without the members whose names begin so."""
+        """Return the object without the members whose names begin with ``prefix``."""
         payload = {name: value for name, value in self.payload.items() if not name.startswith(prefix)}
         return _Struct(payload, self.schema, self.rules)
 
     def typed_as(self, row: Mapping[str, Any] | None) -> _Struct:
-        """Return it with the schema of a row that has all of its columns, if it has no schema of its own."""
+        """Return the object with the schema ``row``, if it has none and that one has all its columns."""
         typed = _Struct(self.payload, row, self.rules)
         return typed if self.schema is None and typed.columns().keys() == self.payload.keys() else self
 
@@ -324,7 +325,7 @@ def _key(keys: str, rules: Rules) -> _Struct:
 
 
 def _key_values(named: Sequence[str] | None, key: _Struct, image: _Struct | None) -> dict[str, Any]:
-    """Return the key's values: those of KEYS, or of the row, which goes first if only it has a schema."""
+    """Return the key's values from KEYS and the row. If only the row has a schema, the row's values win."""
     names = list(key.payload) if named is None else named
     of_row, _ = image.row() if image is not None else ({}, frozenset())
     of_key = key.row()[0] if key.payload else {}
@@ -345,7 +346,7 @@ def _postgres(source: Mapping[str, Any], order: Any) -> tuple[int, int, int]:
     if isinstance(sequence, str):
         parts = parse(sequence)
         commit = parts[0] if isinstance(parts, list) and parts else None
-    # Before the first commit that the connector has seen, and for rows of its snapshot.
+    # There is no commit before the first one that the connector has seen, and for rows of its snapshot.
     return (lsn if commit is None else _whole(commit)), lsn, _whole(order or 0)
 
 

@@ -39,7 +39,8 @@ def order_of(
 ) -> Order:
     """Return a change's place in the order of its table.
 
-    Of equal positions, a snapshot's row is the lowest, then the queue decides.
+    Of changes with equal positions, rows that a snapshot read are lower than all others; then the order of
+    the queue decides.
 
     Args:
         position: Position in the log of the source; None if only the queue has an order.
@@ -52,7 +53,7 @@ def order_of(
 
 
 def parts_in(place: Order) -> int | None:
-    """Return how many parts the position has that is in a place; None if the place was cut off there."""
+    """Return how many parts the position within a place has; None if the place is cut off within it."""
     position, rank, _ = place.partition(_RANKS)
     if not rank:
         return None
@@ -82,7 +83,7 @@ class Fact(NamedTuple):
     at: Order
     """Place of the values; ``LOWEST`` for a deletion."""
     deleted_at: Order = LOWEST
-    """Place of the highest deletion that is known with it."""
+    """Place of the highest deletion that the fact includes; ``LOWEST`` if it includes none."""
     older: Mapping[str, Order] = NONE_OLDER
     """Places of columns whose values are older than ``at``; ``LOWEST`` for a value that is missing."""
 
@@ -106,7 +107,7 @@ class RowState(NamedTuple):
 def combine(
     facts: Iterable[Fact], columns: Sequence[str], *, floor: Order = LOWEST, keeps_deleted: bool = False
 ) -> RowState:
-    """Return what facts of one key amount to.
+    """Return the state of a key that results from its facts.
 
     Args:
         facts: Facts in any order; any of them may come several times.

@@ -33,13 +33,13 @@ class TableOptions(TypedDict, total=False):
     servers: Sequence[int]
     """Ids of the MySQL servers, in the order in which they were the primary."""
     zero_dates: str
-    """Value of MySQL's zero dates: ``null``, ``epoch`` or ``error``."""
+    """Treatment of MySQL's zero dates: ``null``, ``epoch`` or ``error``."""
     out_of_range: str
-    """Value of infinite dates, and of years before 1 or after 9999: ``error`` or ``null``."""
+    """Treatment of infinite dates, and of years before 1 or after 9999: ``error`` or ``null``."""
     tinyint1_as_boolean: bool
     """Whether ``tinyint(1)`` is a boolean."""
     binary: str
-    """How Canal's JSON has bytes: ``latin-1``, ``hex`` (Tencent DTS) or ``base64``."""
+    """Encoding of bytes in Canal's JSON: ``latin-1``, ``hex`` (Tencent DTS) or ``base64``."""
     unavailable_value: str
     """Debezium's ``unavailable.value.placeholder``."""
 
@@ -48,7 +48,7 @@ class EnvelopeOptions(TableOptions, total=False):
     """Options of an envelope."""
 
     keys: Mapping[str, Sequence[str]] | Sequence[str]
-    """Key columns, of all tables or by ``database.table``, where messages do not have them."""
+    """Key columns, for all tables or by ``database.table``, if messages do not name them."""
 
 
 class _Make(Protocol):
@@ -72,7 +72,7 @@ ENVELOPES: Final = tuple(_KINDS)
 
 
 def envelope_of(name: str, options: Mapping[str, Any]) -> Envelope:
-    """Return the envelope with a name.
+    """Return the envelope that has this name, with these options.
 
     Raises:
         OptionError: If there is none, or if an option is unknown, wrong, missing or of another envelope.

@@ -5,9 +5,9 @@ are sorted by their places; nothing depends on how or when they came.
 Rule 2: a change opens a version if there is none, or if it changes the value of a tracked column. Any other
 change belongs to the version that contains its place, and its values are those of the version from then on.
 Rule 3: a value that a change lacks is the one of the version before. It is missing if there is none.
-Rule 4: a version is a summary. An event that cannot be read from the versions again is *lost* in them, and
-must be remembered elsewhere, or a late change could not split a version correctly. Of what was forgotten
-there, the versions' values stay.
+Rule 4: a version is a summary of events. If an event cannot be derived from the versions again, it is *lost*
+in them. It must be remembered elsewhere: a change that comes late may have to split a version, which needs
+all events. Once an event is forgotten there, only the values in the versions remain of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Event(NamedTuple):
     at: Order
     """Place in the order of the table's changes."""
     time: datetime | None
-    """Time in the source; None if nobody remembers it."""
+    """Time in the source; None if it is unknown."""
     values: Mapping[str, int] | None
     """Numbers of the rows with the values that the change gives, by column; None for a deletion."""
     is_remembered: bool = False
@@ -72,12 +72,12 @@ class Version:
 
 
 class History(NamedTuple):
-    """All versions of a key, and what they do not show."""
+    """All versions of a key, and the events that they do not show."""
 
     versions: list[Version]
     """In their order."""
     lost: list[Event]
-    """The events to remember elsewhere: what is recorded there already is not among them."""
+    """The events to remember elsewhere, without those that are recorded there already."""
 
 
 def history(
@@ -86,11 +86,11 @@ def history(
     differ: Differ,
     inherited: Mapping[str, int] = NOTHING,
 ) -> History:
-    """Return the versions that events of one key amount to.
+    """Return the versions that result from the events of one key.
 
     Args:
         events: Events in any order; any of them may come several times.
-        tracked: Whether a column's change opens a version.
+        tracked: Returns whether a change of a column opens a version.
         differ: Compares values.
         inherited: Numbers of the rows with the values before the first event, by column.
     """
@@ -103,12 +103,12 @@ def history(
 
 @dataclass(slots=True)
 class _Walk:
-    """The versions that events in their order make."""
+    """Builds versions from events, which are added in their order."""
 
     tracked: Callable[[str], bool]
     differ: Differ
     inherited: Mapping[str, int]
-    """Values that the next version has of the one before."""
+    """Values that the next version takes over from the one before."""
     versions: list[Version] = field(default_factory=list)
     in_vain: list[Event] = field(default_factory=list)
     """Deletions that ended nothing, and are not remembered yet."""
@@ -147,7 +147,7 @@ class _Walk:
     def _open(self, at: Order, values: Mapping[str, int]) -> Version:
         if self._current is not None:
             self._end(self._current, at)
-        # One dictionary: values that come to a version later are those that the next one inherits.
+        # The version shares this dictionary: the next one inherits the values that it gets later, too.
         known = {**self.inherited, **values}
         self._current, self.inherited = Version(at, self._time, known, dict.fromkeys(values, at)), known
         self.versions.append(self._current)
@@ -158,7 +158,7 @@ def _update(version: Version, at: Order, values: Mapping[str, int], differ: Diff
     """Give a version the values of a change that opens none."""
     for name, row in values.items():
         old = version.values.get(name)
-        # Nobody can see whether an inherited null was ever sent. Now it was.
+        # An inherited null may stand for a value that was never sent. Now the null itself was sent.
         is_first_null = name not in version.places and not differ(name, None, row)
         if is_first_null or differ(name, old, row):
             version.values[name] = row
@@ -166,7 +166,7 @@ def _update(version: Version, at: Order, values: Mapping[str, int], differ: Diff
 
 
 def _in_order(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield events by their places, those of one place as one; a deletion comes last."""
+    """Yield events by their places. Changes of one place are joined; a deletion there comes after them."""
     waiting: Event | None = None
     for event in sorted(events, key=lambda event: (event.at, event.values is None)):
         if waiting is None:
@@ -181,7 +181,7 @@ def _in_order(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _joined(one: Event, other: Event) -> Event:
-    """Return two events that are parts of one, or the same."""
+    """Join two events of one place, which are parts of one event, or the same event twice."""
     time = one.time if other.time is None else other.time if one.time is None else min(one.time, other.time)
     if one.values is None or other.values is None:
         return Event(one.at, time, None, one.is_remembered or other.is_remembered)

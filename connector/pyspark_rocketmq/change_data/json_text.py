@@ -1,7 +1,7 @@
 """JSON whose numbers stay exact.
 
-``orjson`` turns an integer above 2^64 - 1, and every decimal, into a float without a word, and ``json`` turns
-every decimal into one. Here a number with a fraction or an exponent is a ``Decimal``.
+``orjson`` silently turns integers above 2^64 - 1 and all decimals into floats, and ``json`` does so with all
+decimals. Here a number with a fraction or an exponent is a ``Decimal``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _shown(value: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value of a change as text, from which it can be had again.
+    """Return a value of a change as text, from which the value can be restored.
 
     Raises:
         ValueError: If it is bytes, which have no text.

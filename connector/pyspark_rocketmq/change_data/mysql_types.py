@@ -89,7 +89,7 @@ class _Declared:
 
 @lru_cache(maxsize=4096)
 def mysql_column(text: str, rules: Rules) -> Column[str]:
-    """Return the column of a type as ``SHOW COLUMNS`` writes it.
+    """Return the column for a type, given by its text in ``SHOW COLUMNS``.
 
     Raises:
         ValueError: If it cannot be read.

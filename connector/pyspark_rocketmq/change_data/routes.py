@@ -1,6 +1,6 @@
 """Routes from the tables of a source to those of a lake: which table, which columns, under which names.
 
-Pure: a task and the driver that have the same routes come to the same tables.
+This module is pure: with the same routes, a task and the driver find the same table for a change.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SHADOW_TABLES: Final = r"_(.*)_(gho|ghc|del|new|old)"
 """Pattern of the names of tables that gh-ost and pt-online-schema-change make for a while."""
 SOURCE_DATABASE: Final = "__source_database"
 SOURCE_TABLE: Final = "__source_table"
-"""Columns that widen the key of a table which several tables of the source become."""
+"""Columns that are added to the key if several tables of the source are merged into one."""
 SEVERAL: Final = "*"
-"""Source of a table which several tables of the source become; see :attr:`Routed.source`."""
+"""Value of :attr:`Routed.source` if several tables of the source are merged into one."""
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 _NAMES: Final = ("database", "schema", "table")
 _DEFAULT_DEPTHS: Final = frozenset({1, 2})
@@ -104,14 +104,14 @@ class TableRoute:
 
 
 def _folder(name: str) -> str:
-    """Return a name that every storage takes, and that is no other name's."""
+    """Return a folder's name that every storage accepts; different names give different folders."""
     text = "".join(each if _PLAIN.match(each) else f"~{ord(each):x}~" for each in name)
     return f"~{ord(text[0]):x}~{text[1:]}" if text[:1] in (".", "_") else text
 
 
 @dataclass(frozen=True)
 class Routed:
-    """A table of the source on its route."""
+    """A table of the source with the route that it takes."""
 
     table: SourceTable
     route: TableRoute
@@ -150,7 +150,7 @@ class Routed:
         return None
 
     def key(self, key: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the key in the lake."""
+        """Return a key with the names and values that it has in the lake."""
         names = self.route.rename
         found = {names.get(name, name): self._value(name, value) for name, value in key.items()}
         if self.route.merges:
@@ -158,7 +158,7 @@ class Routed:
         return found
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the columns of a row that the lake has."""
+        """Return a row with the columns, names and values that it has in the lake."""
         names = self.route.rename
         return {
             names.get(name, name): self._value(name, value)
@@ -242,7 +242,7 @@ def route_problems(routes: Sequence[TableRoute], salt: str) -> list[str]:
     """Return what is wrong with routes."""
     problems = [problem for route in routes for problem in route.problems()]
     if not routes:
-        problems.append("routes=[] names none; leave it out, and every table has its own")
+        problems.append("routes=[] names none; leave it out, and every table has a folder of its own")
     if not salt and any(route.mask for route in routes):
         problems.append("a route masks columns, but there is no salt for their hashes: give mask_salt")
     depths = {route.target.count("/") for route in routes if route.target is not None}
@@ -250,6 +250,6 @@ def route_problems(routes: Sequence[TableRoute], salt: str) -> list[str]:
     if len(depths) > 1 or (has_default and not depths <= _DEFAULT_DEPTHS):
         problems.append(
             "targets of routes have different numbers of folders, so one table could be within another; give "
-            "all of them as many"
+            "all targets the same number of folders"
         )
     return problems

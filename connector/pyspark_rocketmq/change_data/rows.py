@@ -1,4 +1,4 @@
-"""A row of Canal's and Maxwell's kind, with the columns that an update has changed, as changes."""
+"""Turns a row of Canal or Maxwell, which has old values only of changed columns, into changes."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pyspark_rocketmq.change_data.times import OutOfRange, Unreadable, moment
 ValueT = TypeVar("ValueT")
 
 HIDDEN_KEYS: Final = frozenset({"__#alibaba_rds_row_id#__", "_drds_implicit_id_"})
-"""Columns that RDS and PolarDB-X add to a table without a key: a key, and no column of the table."""
+"""Columns that RDS and PolarDB-X add to a table without a key: they are its key, but not part of its rows."""
 _MOST: Final = 2**63 - 1
 """Greatest part of a position."""
 
@@ -46,7 +46,7 @@ class Bytes(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Choices of the reader; hashable, so that compiled types can be kept by them."""
+    """Settings of the reader; hashable, so that compiled types can be cached for them."""
 
     source_time_zone: tzinfo | None = None
     """Zone in which the program writes a TIMESTAMP without naming it (Canal: that of its JVM)."""
@@ -58,7 +58,7 @@ class Rules:
     """Ids of the MySQL servers in the order in which they were the primary: the files of the binary log begin
     again on another server. Empty: it was always the same."""
     keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Key columns by table, as ``database.name`` or ``*`` for all; a message's own count less."""
+    """Key columns by table (``database.name``, or ``*`` for all); they override those that messages name."""
     unavailable_value: str = "__debezium_unavailable_value"
     """Debezium's ``unavailable.value.placeholder``."""
 
@@ -77,7 +77,7 @@ class Rules:
             return 0
         if server not in self.servers:
             raise Unreadable(
-                f"it comes from the server {server}, which servers does not name. Add it there, behind those "
+                f"it comes from the server {server}, which servers does not name. Add it there, after those "
                 "that were the primary before it."
             )
         return self.servers.index(server) + 1

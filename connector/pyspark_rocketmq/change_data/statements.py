@@ -1,7 +1,7 @@
 """Statements of a source that take columns away: those that ALTER TABLE drops or renames.
 
-Only MySQL's programs send statements. A statement has no order to the rows of other queues, so nothing but a
-decision to stop may depend on one.
+Only MySQL's programs send statements. Whether rows of other queues come before or after a statement is
+unknown, so only a decision to stop may depend on it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def removed_columns(statement: str) -> tuple[str, ...]:
 
 
 def _clauses(tokens: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the clauses of an ALTER TABLE, whose tokens begin behind that."""
+    """Yield the clauses of a statement; ``tokens`` are those after its words ALTER TABLE."""
     start = 2 if [token.upper() for token in tokens[:2]] == ["IF", "EXISTS"] else 0
     start += 1
     while tokens[start : start + 1] == ["."]:

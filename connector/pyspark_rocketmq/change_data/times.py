@@ -21,12 +21,12 @@ _OUT_OF_RANGE: Final = re.compile(r"-?infinity\Z|-infinity\Z|[+-]\d+-\d{2}-\d{2}
 
 
 class Unreadable(ValueError):
-    """A value or a message that is not as its program writes it."""
+    """A value or a message does not have the form in which its program writes it."""
 
 
 MALFORMED: Final = (ValueError, ArithmeticError, RecursionError)
-"""Errors to which a message may lead whose values are not as its program writes them: ``Unreadable``, numbers
-with absurd exponents, lists in lists without end."""
+"""Errors that a malformed message may cause: ``Unreadable``, and those for numbers with absurd exponents and
+for lists that are nested without end."""
 
 
 class OutOfRange(Unreadable):
@@ -93,7 +93,7 @@ def parse_date(text: str) -> date:
 
 
 def parse_clock(text: str) -> datetime:
-    """Parse what a clock without a zone showed. A ``Z`` is passed over: Debezium writes one there, too.
+    """Parse the time that a clock without a zone showed. Ignore a ``Z``, which Debezium writes there too.
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
@@ -103,9 +103,9 @@ def parse_clock(text: str) -> datetime:
 
 
 def parse_moment(text: str, zone: tzinfo | None = None) -> datetime:
-    """Parse a moment, in UTC. ``zone`` is that of a text without one.
+    """Parse a moment and return it in UTC. ``zone`` is used for a text that names no zone.
 
-    In the hour that a zone has twice, the first one is meant: the text does not have which.
+    When clocks are set back, an hour comes twice. A text does not show which one it means: the first counts.
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.

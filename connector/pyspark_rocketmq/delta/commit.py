@@ -55,7 +55,7 @@ def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
     files = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     files = files.sort_by("modification_time")
     names = table.metadata().partition_columns
-    # Not partition_text: to compare with a string, Arrow loads pandas, which the source runner does without.
+    # Without partition_text: its comparison makes Arrow load pandas, which the source runner avoids.
     columns = (files[f"partition.{name}"].cast(pa.string()).to_pylist() for name in names)
     texts = [[text or None for text in column] for column in columns]
     partitions: Iterable[tuple[str | None, ...]] = zip(*texts, strict=True) if names else [()] * len(files)
@@ -98,7 +98,7 @@ class FileCommit:
     def actions(self, now_ms: int) -> Iterator[dict[str, Any] | str]:
         """Yield the actions of the commit, first its ``commitInfo``.
 
-        That has the same fields as in commits by delta-rs and Spark, so that ``DESCRIBE HISTORY`` shows them.
+        The ``commitInfo`` has the fields that delta-rs and Spark write, so ``DESCRIBE HISTORY`` shows them.
         """
         yield {
             "commitInfo": {

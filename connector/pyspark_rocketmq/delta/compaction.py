@@ -6,7 +6,7 @@ whenever new files arrive.
 
 delta-rs (1.6.6) compacts, too, but does not notice that another OPTIMIZE has replaced the same files, and
 then both versions of the rows stay (``docs/upstream/delta-rs-two-optimizes.md``).
-``tests/delta/test_upstream.py`` fails once a delta-rs is fixed, and most of this module can go then.  This
+``tests/delta/test_upstream.py`` fails once delta-rs is fixed; then most of this module can be removed.  This
 module first checks the commits made meanwhile, and skips files that they removed.  If delta-rs' OPTIMIZE
 comes second, nothing here can stop it, so a :class:`Compactor` stops compacting a table in which it sees one.
 delta-rs' overwrites, and its deletes of all rows, have the same defect and leave the compacted rows in the
@@ -159,7 +159,7 @@ class BackgroundThrottle(Throttle):
         *,
         pause_factor: float = _PAUSE_FACTOR,
     ) -> None:
-        """Start now; a pause takes ``pause_factor`` times as long as the work before it.
+        """Begin to measure work; each pause takes ``pause_factor`` times as long as the work before it.
 
         The other arguments are for tests.
         """

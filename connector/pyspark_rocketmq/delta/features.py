@@ -26,9 +26,10 @@ _ALLOWED_FEATURES = frozenset(
         "invariants",
     }
 )
-"""Features under which files may be added, of those that delta-rs 1.6 writes (each was tried).
+"""Features of a table to which files may be added.
 
-By ``PROTOCOL.md`` none of them requires more of a commit that adds whole files with their row counts.
+delta-rs 1.6 can write them all (each was tried). For a commit that adds whole files with their row counts,
+``PROTOCOL.md`` has no further requirements under these features.
 """
 _OF_ADDED_COLUMNS = frozenset({"timestampNtz", "appendOnly", "invariants"})
 """Features that come or go when delta-rs adds a time without a zone to a table of an old version."""
@@ -107,7 +108,7 @@ def features_of_every_commit(form: TableForm) -> tuple[str, ...]:
 
 
 def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
-    """List the changes because of which files written for the form ``before`` may not fit ``now``."""
+    """List the changes from ``before`` to ``now`` after which files written for ``before`` may not fit."""
     columns = [
         {column.name: replace(column, metadata=_without_comment(column.metadata)) for column in form.columns}
         for form in (before, now)
@@ -125,7 +126,10 @@ def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
 
 
 def without_additions(form: TableForm, before: TableForm) -> TableForm:
-    """Return a form without the columns that ``before`` lacks, if they may be null, and what they need."""
+    """Return a form without columns that were added since ``before`` and may be null.
+
+    Features that came only with such columns are left out, too.
+    """
     known = before.column_types
     columns = tuple(each for each in form.columns if each.name in known or not each.is_nullable)
     is_same = form.features ^ before.features <= _OF_ADDED_COLUMNS

@@ -104,7 +104,7 @@ def _has_bounds(type_: pa.DataType) -> bool:
 
 
 def _min_max(column: pa.Array) -> tuple[Any, Any]:
-    """Return the least and the greatest value; times and dates as integers: Python's types hold fewer."""
+    """Return the least and the greatest value; times and dates as integers, since Python lacks some."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     elif pa.types.is_date32(column.type):
@@ -361,7 +361,7 @@ class GrowingFile:
 def repeated_columns(rows: pa.RecordBatch) -> list[str]:
     """Return the Parquet columns whose values repeat in the first of ``rows``, so that a dictionary is small.
 
-    Building a dictionary of bodies or keys, each of which is another one, takes time and no less space.
+    If most values differ, as those of bodies and keys do, a dictionary takes time and saves no space.
     """
     return [
         path
@@ -375,7 +375,7 @@ def _leaves(path: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
     """Yield the Parquet columns of a column with their values."""
     kind = column.type
     if pa.types.is_map(kind):
-        # Its attributes ``keys`` and ``items`` are those of all rows, also of a slice.
+        # Even in a slice, the attributes ``keys`` and ``items`` are those of all rows.
         begin, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
         keys, items = column.keys[begin:end], column.items[begin:end]
         yield from _leaves(f"{path}.key_value.key", keys)

@@ -7,7 +7,7 @@ commit takes 3 ms at first, and 400 ms after 100,000 commits or with 200,000 fil
 time to store the file, and :meth:`LogFiles.keeps_form` 0.1 ms for each commit of another writer.  These times
 were measured on one machine with a local disk and delta-rs 1.6.6.
 
-Commits on a local disk can go through delta-rs, as all others do, once a delta-rs commits faster and also
+Commits on a local disk can go through delta-rs, as all others do, once delta-rs commits faster and also
 waits until a commit's file is on the disk.
 """
 
@@ -91,7 +91,7 @@ class LogFiles:
 
     @property
     def takes_commits(self) -> bool:
-        """Whether :meth:`put` works: in local folders. One without hard links was refused earlier."""
+        """Whether :meth:`put` works: it does in local folders, since those without hard links are refused."""
         return self.is_local
 
     @cached_property

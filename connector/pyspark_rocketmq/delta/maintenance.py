@@ -32,8 +32,8 @@ class Maintenance:
         """Create the thread's object; nothing runs before the first commit.
 
         ``kind`` describes the table in one word, for the log and the thread's name.  A process that exits
-        normally waits for a running task; if the task checks :data:`process_ends`
-        (``is_interruptible``), at most 30 s.
+        normally waits for a running task.  It waits at most 30 s if ``is_interruptible`` is set, for a task
+        that checks :data:`process_ends`.
         """
         self._kind = kind
         self._table_uri = table_uri

@@ -135,7 +135,7 @@ def local_path(path: str) -> str | None:
 
 
 def check_decodes_alike(uri: str) -> None:
-    """Refuse a folder of this machine whose path delta-rs would decode, and then look in another one.
+    """Refuse a folder of this machine whose path delta-rs would decode, and so use another folder.
 
     Raises:
         OptionError: If the path has a percent sign with two hexadecimal digits.
@@ -157,8 +157,8 @@ def check_exclusive_create(uri: str) -> None:
     fails if the name is taken; Databricks' volumes and many FUSE mounts have no links.
 
     Raises:
-        OptionError: If links cannot be created in the folder.  A folder that is missing or cannot be written
-            is left to the first commit.
+        OptionError: If links cannot be created in the folder.  If it is missing or cannot be written, there
+            is no error here; the first commit reports it.
     """
     folder = local_path(uri)
     if folder is None:

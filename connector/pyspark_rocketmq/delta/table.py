@@ -239,10 +239,10 @@ def sql_literal(text: str) -> str:
 
 
 def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: ds.Expression) -> Iterator[pa.Table]:
-    """Yield all rows of the files that may have rows with ``may_have``, by the files' statistics.
+    """Yield all rows of those files that, by their statistics, may have rows which meet ``may_have``.
 
-    Arrow cannot filter the rows themselves: files that delta-rs merges have texts of another kind (views),
-    which Arrow does not compare with texts.
+    Arrow cannot filter the rows themselves: in files that delta-rs wrote in a MERGE, texts have another type
+    (views), which Arrow does not compare with texts.
 
     Raises:
         DeltaError, OSError: If the storage does not answer.
@@ -260,7 +260,7 @@ def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: ds.Expres
 def highest_text(table: DeltaTable, column: str) -> str | None:
     """Return the highest text of a column by the statistics of the files; None if they have none.
 
-    It may be cut off, and then end with another character.
+    The statistics cut off a long text, and may put another character at its end.
     """
     files = pa.table(table.get_add_actions(flatten=True))
     name = f"max.{column}"
