@@ -99,16 +99,23 @@ class Killer:
     def passed(self, point: str) -> None:
         """Kill the victim if this is the point where it is to die."""
         turn = len(list(Path(self.folder).glob("killed-*")))
-        if turn >= len(self.deaths) or self.deaths[turn][0] != point:
+        if turn >= len(self.deaths) or self.deaths[turn][0] != point or self._is_dying(turn - 1):
             return
         self.passes[turn, point] += 1
         if self.passes[turn, point] < (1 if point in _OF_BATCHES else _FIRST_DEADLY):
             return
         try:
-            Path(self.folder, f"killed-{turn}").touch(exist_ok=False)
+            with Path(self.folder, f"killed-{turn}").open("x") as file:
+                file.write(str(self.driver))
         except FileExistsError:
             return
         self._kill(self.deaths[turn][1])
+
+    def _is_dying(self, turn: int) -> bool:
+        """Return whether this driver dies of that turn: its other threads and its workers still run a moment."""
+        if turn < 0 or self.deaths[turn][1] == "worker":
+            return False
+        return Path(self.folder, f"killed-{turn}").read_text() in {"", str(self.driver)}
 
     def works_here(self) -> None:
         """Have the points of a worker passed in this process."""
