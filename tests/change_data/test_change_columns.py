@@ -52,6 +52,22 @@ def test_changes_of_canal_are_columns(spark: SparkSession) -> None:
     assert {row.error for row in rows[:5]} == {None}
 
 
+def test_named_columns_give_the_same_changes(spark: SparkSession) -> None:
+    """K6: without a question for the columns, which a pipeline forbids; KEYS are used if they are named."""
+    bodies = [
+        *(canal_entries("orders", kind)[0]["flat"].encode() for kind in ("CREATE", "INSERT")),
+        b"null",
+        b"{",
+    ]
+    df = messages(spark, *((body, "key") for body in bodies))
+    wanted = rmq.change_columns(df, envelope="canal", source_time_zone="UTC")
+
+    for columns in (["queueOffset", "body", "keys"], ["body", "queueOffset"]):
+        changes = rmq.change_columns(df, columns=columns, envelope="canal", source_time_zone="UTC")
+        assert changes.columns == [*columns, *wanted.columns[3:]]
+        assert changes.collect() == wanted.select(changes.columns).collect()
+
+
 def test_values_keep_their_digits_in_spark(spark: SparkSession) -> None:
     """K6: from_json reads key and after without loss."""
     body = b64decode(canal_entries("types", "INSERT")[0]["protobuf"])
@@ -126,5 +142,7 @@ def test_mistakes_are_reported_before_anything_is_read(spark: SparkSession) -> N
         rmq.change_columns(df, envelope="canall")
     with pytest.raises(SchemaError, match="needs the column body"):
         rmq.change_columns(df.drop("body"), envelope="debezium")
+    with pytest.raises(SchemaError, match=r"no column of format\('rocketmq'\): bodi\. Its columns are topic"):
+        rmq.change_columns(df, columns=["bodi"], envelope="debezium")
     with pytest.raises(SchemaError, match=r"already have the column\(s\) op,"):
         rmq.change_columns(df.selectExpr("*", "1 as OP"), envelope="debezium")

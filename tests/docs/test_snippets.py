@@ -51,6 +51,7 @@ TUTORIAL = "docs/tutorial.md"
 NOT_RUN = {
     "docs/change-data.md": "tests/docs/test_change_data_page.py has a cluster of its own for it",
     "docs/how-to/databricks.md": "needs Databricks",
+    "docs/how-to/pipelines.md": "tests/docs/test_pipelines_page.py runs it by spark-pipelines",
     "docs/how-to/security.md": "needs certificates; tests/both/test_security.py does the same",
     "docs/upstream/delta-rs-cost-of-a-commit.md": "writes 100,000 commits; the defect is one of time",
     "docs/upstream/delta-rs-two-optimizes.md": "tests/delta/test_upstream.py runs it",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final, NamedTuple, Unpack
+from typing import Any, Final, NamedTuple, Unpack, cast
 
+import numpy as np
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
@@ -24,6 +26,7 @@ from pyspark_rocketmq.change_data.change import (
 from pyspark_rocketmq.change_data.envelopes import EnvelopeOptions, envelope_of
 from pyspark_rocketmq.change_data.json_text import show
 from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 
 _BODY: Final = "body"
 _KEYS: Final = "keys"
@@ -40,9 +43,13 @@ _COLUMNS: Final = {
     "error": (pa.string(), StringType()),
 }
 """The columns' types in Arrow and in Spark."""
+_IN_A_PIPELINE: Final = "ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION"
+"""Spark's condition for a question that a pipeline's query function must not ask."""
 
 
-def change_columns(df: DataFrame, *, envelope: str, **options: Unpack[EnvelopeOptions]) -> DataFrame:
+def change_columns(
+    df: DataFrame, *, envelope: str, columns: Sequence[str] | None = None, **options: Unpack[EnvelopeOptions]
+) -> DataFrame:
     """Return the changes of a database's tables that the messages of ``df`` hold, a row for each.
 
     ``df`` is a stream or a read of ``format("rocketmq")``, with ``body``, and with ``keys`` for Debezium. Its
@@ -66,6 +73,8 @@ def change_columns(df: DataFrame, *, envelope: str, **options: Unpack[EnvelopeOp
     Args:
         df: The messages.
         envelope: ``canal``, ``canal-protobuf``, ``debezium`` or ``maxwell``.
+        columns: The columns of ``format("rocketmq")`` to keep; all that ``df`` has without them. A Spark
+            Declarative Pipeline needs them, since its query functions must not ask Spark what ``df`` has.
         options: ``source_time_zone`` (needed for Canal), ``keys``, ``servers``, ``zero_dates``,
             ``out_of_range``, ``tinyint1_as_boolean``, ``binary``, ``unavailable_value``.
 
@@ -74,22 +83,72 @@ def change_columns(df: DataFrame, *, envelope: str, **options: Unpack[EnvelopeOp
         SchemaError: If ``df`` has no column ``body``, or already has one of those that are added.
     """
     decoder = envelope_of(envelope, options)
-    by_lower = {name.lower(): name for name in df.columns}
-    if _BODY not in by_lower:
+    added = StructType([StructField(name, kind) for name, (_, kind) in _COLUMNS.items()])
+    if columns is not None:
+        _check(_known(columns))
+        return _in_a_pipeline(df, columns, decoder, added)
+    fields = _fields(df)
+    _check([field.name for field in fields])
+    return df.mapInArrow(_Changes(decoder), StructType([*fields, *added.fields]))
+
+
+def _in_a_pipeline(df: DataFrame, columns: Sequence[str], decoder: Envelope, added: StructType) -> DataFrame:
+    """Return the changes without ``mapInArrow``, whose client asks Spark for the columns."""
+    from pyspark.sql import functions as sf
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    def decode(bodies: pa.Array, keys: pa.Array) -> pa.Array:
+        origins, rows = _decoded(decoder, bodies.to_pylist(), keys.to_pylist())
+        firsts = np.searchsorted(origins, np.arange(len(bodies) + 1))
+        structs = pa.StructArray.from_arrays(_arrays(rows), names=list(_COLUMNS))
+        return pa.ListArray.from_arrays(pa.array(firsts, pa.int32()), structs)
+
+    # Its annotations leave this form out.
+    function = cast("Any", arrow_udf)(decode, ArrayType(added))
+    keys = sf.col(_KEYS) if _KEYS in columns else sf.lit(None).cast(StringType())
+    return df.select(*columns, sf.inline(function(sf.col(_BODY), keys)))
+
+
+def _fields(df: DataFrame) -> list[StructField]:
+    try:
+        return list(df.schema.fields)
+    except AnalysisException as error:
+        if error.getCondition() != _IN_A_PIPELINE:
+            raise
+        raise SchemaError(
+            "A query function of a pipeline must not ask Spark for the columns of its messages: name those "
+            'that you need, such as change_columns(messages, columns=["queueOffset", "body"], …).'
+        ) from error
+
+
+def _known(columns: Sequence[str]) -> Sequence[str]:
+    unknown = [name for name in columns if name not in MESSAGE_SCHEMA.names]
+    if unknown:
+        raise SchemaError(
+            f"The argument columns of change_columns names what is no column of format('rocketmq'): "
+            f"{', '.join(unknown)}. Its columns are {', '.join(MESSAGE_SCHEMA.names)}."
+        )
+    return columns
+
+
+def _check(names: Iterable[str]) -> None:
+    """Check the columns of the messages.
+
+    Raises:
+        SchemaError: If ``body`` is missing, or a column has the name of one that is added.
+    """
+    lower = {name.lower() for name in names}
+    if _BODY not in lower:
         raise SchemaError(
             "change_columns needs the column body of format('rocketmq'): name it in includeColumns, and keep "
             "it in select."
         )
-    twice = [name for name in _COLUMNS if name in by_lower]
+    twice = [name for name in _COLUMNS if name in lower]
     if twice:
         raise SchemaError(
             f"The messages already have the column(s) {', '.join(twice)}, which change_columns adds: rename "
             "them."
         )
-    added = [StructField(name, kind) for name, (_, kind) in _COLUMNS.items()]
-    return df.mapInArrow(
-        _Changes(decoder, by_lower[_BODY], by_lower.get(_KEYS)), StructType([*df.schema.fields, *added])
-    )
 
 
 class _Row(NamedTuple):
@@ -109,8 +168,8 @@ class _Row(NamedTuple):
 class _Changes:
     """The function for ``mapInArrow``: each message becomes a row for each of its changes."""
 
-    def __init__(self, envelope: Envelope, body: str, keys: str | None) -> None:
-        self._envelope, self._body, self._keys = envelope, body, keys
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a record batch for each that has changes."""
@@ -120,18 +179,30 @@ class _Changes:
                 yield decoded
 
     def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        bodies = batch.column(self._body).to_pylist()
-        keys = batch.column(self._keys).to_pylist() if self._keys else [None] * len(bodies)
-        origins, rows = [], []
-        for at, (body, key) in enumerate(zip(bodies, keys, strict=True)):
-            for change in self._envelope.decode(ChangeMessage(body or b"", key or "")):
-                row = _row(change)
-                if row is not None:
-                    origins.append(at)
-                    rows.append(row)
+        by_lower = {name.lower(): name for name in batch.schema.names}
+        bodies = batch.column(by_lower[_BODY]).to_pylist()
+        keys = batch.column(by_lower[_KEYS]).to_pylist() if _KEYS in by_lower else [None] * len(bodies)
+        origins, rows = _decoded(self._envelope, bodies, keys)
         kept = [column.take(pa.array(origins, pa.int64())) for column in batch.columns]
-        added = [pa.array([row[at] for row in rows], kind) for at, (kind, _) in enumerate(_COLUMNS.values())]
-        return pa.RecordBatch.from_arrays([*kept, *added], names=[*batch.schema.names, *_COLUMNS])
+        return pa.RecordBatch.from_arrays([*kept, *_arrays(rows)], names=[*batch.schema.names, *_COLUMNS])
+
+
+def _decoded(
+    envelope: Envelope, bodies: Iterable[bytes | None], keys: Iterable[str | None]
+) -> tuple[list[int], list[_Row]]:
+    """Return the rows of the messages, and for each row the number of its message."""
+    origins, rows = [], []
+    for at, (body, key) in enumerate(zip(bodies, keys, strict=True)):
+        for change in envelope.decode(ChangeMessage(body or b"", key or "")):
+            row = _row(change)
+            if row is not None:
+                origins.append(at)
+                rows.append(row)
+    return origins, rows
+
+
+def _arrays(rows: Sequence[_Row]) -> list[pa.Array]:
+    return [pa.array([row[at] for row in rows], kind) for at, (kind, _) in enumerate(_COLUMNS.values())]
 
 
 def _row(change: Decoded) -> _Row | None:
