@@ -183,7 +183,9 @@ class TaskConformance(SinkConformance):
         written = written_by(slow, rows(Q0, 0, 9, "slow"), rows(Q1, 0, 1, "slow"))
         run(sink, {Q0: 2}, rows(Q0, 0, 2))
 
-        with pytest.raises(SinkMoved, match=f"Tasks of group {GROUP} refused.* another consumer wrote rows") as caught:
+        with pytest.raises(
+            SinkMoved, match=f"Tasks of group {GROUP} refused.* another consumer wrote rows"
+        ) as caught:
             slow.commit(written, {Q0: 9, Q1: 1})
 
         assert caught.value.queues == {Q0}

@@ -16,7 +16,7 @@ from pyspark_rocketmq.consume.generations import Witnesses
 from pyspark_rocketmq.errors import DataLoss, UndecodableMessage
 from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source import range_arrivals
-from pyspark_rocketmq.source.range_arrivals import RangeArrivals
+from pyspark_rocketmq.source.range_arrivals import RangeArrivals, closed_arrivals
 from pyspark_rocketmq.source.range_reader import FEW
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_ranges
@@ -135,6 +135,11 @@ def test_few_messages_are_objects_and_many_are_rows(server: ScriptedServer, log:
         log.max_offset = 9 + 2 * FEW
 
     assert kinds == [pa.RecordBatch, list]
+
+
+def test_no_ranges_bring_nothing() -> None:
+    """C5: a task whose queues are all given up before it begins."""
+    assert list(closed_arrivals([])) == []
 
 
 @pytest.mark.parametrize("few_as_objects", [True, False])

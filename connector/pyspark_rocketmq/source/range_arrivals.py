@@ -73,7 +73,7 @@ class RangeArrivals:
     @property
     def is_open(self) -> bool:
         """Whether the ranges are open, so that they have no end."""
-        return self._readers[0].partition.planned.has_open_end
+        return any(reader.partition.planned.has_open_end for reader in self._readers)
 
     def hold(self, queue: MessageQueue) -> None:
         """Send no more pulls for the queue until ``go_on``; messages of pulls under way are still yielded."""
