@@ -133,7 +133,7 @@ def test_a_damaged_frame_is_described(
         ("confluent", b"\x80\x80\x80\x80\x80\x01", "longer than 5 bytes"),
         ("confluent", indexes(1, 300)[:-1] + b"\xff", "cut off"),
         ("apicurio", b"", "cut off"),
-        ("apicurio", b"\x09\x0a\x05Ord", "9 bytes of a message type's name"),
+        ("apicurio", b"\x09\x0a\x05Ord", "name should have 9 bytes, but 5 are left"),
         ("apicurio", b"\x05\x0a\x02Order", "name of a message type should follow"),
         ("apicurio", b"\x05\x12\x03Order", "name of a message type should follow"),
         ("apicurio", b"\x04\x0a\x02\xff\xfe", "no UTF-8"),

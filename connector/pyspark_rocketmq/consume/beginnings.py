@@ -10,7 +10,7 @@ from pyspark_rocketmq.model import MessageQueue, is_retry_topic
 
 
 class Beginnings(NamedTuple):
-    """Queues of one claim that have no offset, grouped by how they begin."""
+    """Queues of one claim without an offset: some begin at their first message, some by option, some wait."""
 
     at_first: frozenset[MessageQueue]
     """Queues that begin with their first message."""

@@ -81,7 +81,7 @@ class TaskCuts:
         self._row_bytes = 0
 
     def settled(self) -> bool:
-        """Note that messages were settled; return whether to report now that the task is dirty."""
+        """Note that messages were settled; return whether the task must report that it is dirty (rule 1)."""
         self._is_dirty = True
         return self._reports()
 
@@ -112,7 +112,7 @@ class TaskCuts:
         self._in_doubt.pop(part_id, None)
 
     def over(self, part_ids: Collection[str]) -> bool:
-        """Note that parts were committed or dropped; return whether to report now that the task is dirty."""
+        """Note that parts are over; return whether the task must report that it is dirty (rule 2)."""
         self._open.difference_update(part_ids)
         return self._reports()
 

@@ -158,7 +158,7 @@ class ConnectionLoop(ABC):
         """Called when a connection has ended, whether it was ever opened or not."""
 
     def _tick(self, now_s: float) -> None:  # noqa: B027 - may be left as it is
-        """Called about twice a second, and soon after each time that :meth:`_next_tick_s` has named."""
+        """Called after events, at least twice a second, and soon after the time of :meth:`_next_tick_s`."""
 
     def _next_tick_s(self) -> float | None:
         """Return the monotonic time of the next tick that must not be late, if there is one."""

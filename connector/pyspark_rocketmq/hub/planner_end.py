@@ -140,9 +140,9 @@ class PlannerControl:
         self._send(self._drained)
 
     def slots(self) -> int:
-        """Return how many tasks can run at the same time, from the driver's last report; 0 if unknown.
+        """Return the maximum number of tasks of the next batch, as the driver reported; 0 if not limited.
 
-        Waits up to two seconds for the first report.
+        Waits up to two seconds for the first report; 0 until it comes.
         """
         self._are_slots_known.wait(_FIRST_SLOTS_S)
         self._are_slots_known.set()

@@ -237,7 +237,7 @@ class SinkRecord(NamedTuple):
 
 
 class LastSkipped(NamedTuple):
-    """The last message before a position to which somebody has moved a queue."""
+    """Messages to remember of a queue: those before a moved position or a generation's end, or a lost one."""
 
     epoch: int
     """Epoch stored when the queue was inspected."""

@@ -299,7 +299,10 @@ def _type_name(data: bytes) -> tuple[str, int]:
     length, at = _varint(data, 0)
     end = at + length
     if end > len(data):
-        raise _Reason(f"{length} bytes of a message type's name cannot be in {_shown(data)}")
+        raise _Reason(
+            f"the part with the message type's name should have {length} bytes, but {len(data) - at} are "
+            f"left in {_shown(data)}"
+        )
     if not length:
         return "", end
     size, start = _varint(data, at + 1) if data[at] == 0x0A else (-1, at)

@@ -152,7 +152,7 @@ def found_at(
 
 
 def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessage | None:
-    """Return the stored message at an offset; None if it cannot be decoded."""
+    """Return place and time of the message at an offset; None if ``data`` lacks it or cannot be decoded."""
     try:
         # Bodies are not decompressed: they may be damaged.
         messages = decode_stored_messages(data)

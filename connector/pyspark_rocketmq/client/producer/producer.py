@@ -191,7 +191,10 @@ class Producer(Closing):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: use new connections, ids and threads; the parent keeps its sends."""
+        """In a child of ``fork()``: use a new thread for repeated attempts; the parent keeps its sends.
+
+        Connections and message ids have a ``renew`` of their own.
+        """
         if not self._is_closed:
             self._repeats = _thread_for_repeats()
 

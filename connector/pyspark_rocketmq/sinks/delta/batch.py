@@ -158,7 +158,7 @@ class DeltaBatch:
         )
         if not grown:
             return None
-        self._read(f"files for {self.table.path}", lambda: self._check_files(files))
+        self._read(f"the files that tasks wrote for {self.table.path}", lambda: self._check_files(files))
         version = self._commit(files, grown, group_id)
         check_includes(self._reached, spans, place=place)
         return version
@@ -185,7 +185,7 @@ class DeltaBatch:
             self.log.table.use_renewed_options()
             return [kept for file in files if (kept := rest_of(file)) is not None]
 
-        kept = self._read(f"files for {self.table.path}", rest)
+        kept = self._read(f"the files that tasks wrote for {self.table.path}", rest)
         return kept, _rows_in(files) - _rows_in(kept)
 
     def _made_before(self, group_id: str, files: Sequence[WrittenFile]) -> int | None:
@@ -201,7 +201,7 @@ class DeltaBatch:
             self.log.table.refresh()
             return self._look_for(tried, files)
 
-        return self._read(f"a commit in {self.table.path}", look)
+        return self._read(f"the log of {self.table.path}", look)
 
     def _look_for(self, tried: _Tried, files: Sequence[WrittenFile]) -> int | None:
         """Return the version of a group's commit if it is in the log."""
@@ -225,9 +225,8 @@ class DeltaBatch:
             return read_with_retry(what, path, storage, ask, self.sleep)
         except STORAGE_ERRORS as error:
             raise SinkConflict(
-                f"Files that tasks wrote for {path} could not be read back: {storage.describe_error(error)} "
-                "Nothing of this batch was added. Check the storage and start the query again, which repeats "
-                "the batch."
+                f"Access to {what} failed: {storage.describe_error(error)} Check the storage and start "
+                "the query again: it repeats the batch, and leaves out rows that the table has already."
             ) from error
 
     def _check_files(self, files: Sequence[WrittenFile]) -> None:

@@ -294,7 +294,7 @@ class PullHeaderPattern:
         return cls(b"".join([*parts, re.escape(header[at:])]), order)
 
     def read(self, view: memoryview, header_at: int, body_at: int, end: int) -> tuple[int, PullResult] | None:
-        """Return opaque and result of an answer with this header and body; None if it does not match."""
+        """Return opaque and result of an answer; None if its header does not match the pattern."""
         match = self._match(view, header_at, body_at)
         if match is None:
             return None
