@@ -29,10 +29,9 @@ _SHARE_BYTES: Final = 8 << 20
 
 
 class RangeArrivals:
-    """Reads a group's ranges together, over one connection per broker; engines use it as their ``Source``.
+    """Reads ranges together, over one connection per broker; it is the ``Source`` of engines for open ranges.
 
-    Each offset is yielded once, and every gap is reported, as :mod:`~pyspark_rocketmq.source.range_reader`
-    does it.
+    It yields each offset once and reports every gap; see :mod:`~pyspark_rocketmq.source.range_reader`.
     """
 
     def __init__(

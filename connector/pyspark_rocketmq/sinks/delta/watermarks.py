@@ -148,7 +148,16 @@ class GroupCommit:
         *,
         number: int = 0,
     ) -> GroupCommit:
-        """Combine the ids in ``stored`` with the record in ``entry``, the group's newest commit."""
+        """Return the group's progress by the table's transaction ids and the record of its newest commit.
+
+        If they differ, the ids count, except if the record has the form of Spark's commits (``WATERMARKS``).
+
+        Args:
+            stored: Watermarks that the transaction ids have, by application id.
+            entry: The newest commit's entry in the log; None if there is no commit.
+            whole_entry: The entry of the commit that it names as the one with all queues.
+            number: Number of commits that Spark has made for the group, as the ids show it.
+        """
         own = {} if entry is None else own_metadata(entry)
         known = read_record(entry, whole_entry)
         if WATERMARKS in own:
