@@ -283,7 +283,7 @@ def test_update_of_a_named_key_is_a_delete_and_an_insert() -> None:
     assert deleted.position == inserted.position == (0, 3, 154, 0)
 
 
-@pytest.mark.parametrize("before", [None, {"id": 1}, {"id": 1, "mail": "b"}])
+@pytest.mark.parametrize("before", [None, {"id": 1}, {"id": 1, "mail": None}, {"id": 1, "mail": "b"}])
 def test_update_that_keeps_a_named_key_is_one_change(before: Any) -> None:
     """K6: fact 17: also if the source logs no row before it, or not the column."""
     change = one(updated(before, {"id": 1, "mail": "b"}, {"id": 1}, key=["mail", "id"]))
@@ -587,6 +587,11 @@ def test_damaged_key_is_bad() -> None:
     ]
 
 
+def test_the_greatest_float_is_a_value() -> None:
+    """K6: Java writes it with eight digits, which are a little more than it is."""
+    assert value_of(3.4028235e38, type="float") == 3.4028235e38
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -598,6 +603,7 @@ def test_damaged_key_is_bad() -> None:
         ({"type": "int64"}, 2**63),
         ({"type": "array", "items": {"type": "int16"}}, [2**15]),
         ({"type": "float"}, 1e39),
+        ({"type": "float"}, 2.0**128 - 2.0**103),
         ({"type": "string"}, 1),
         ({"type": "boolean"}, 1),
         ({"type": "double"}, "1"),

@@ -30,6 +30,7 @@ from tests.helpers.messages import message_at
 
 OUTPUT = OutputColumns.of(StructType().add("name", "string").add("parts", ArrayType(StringType())))
 COLUMNS = OUTPUT.rows
+PLAIN = OutputColumns.of(StructType().add("name", "string"))
 
 
 @pytest.fixture
@@ -149,9 +150,16 @@ def test_dropped_rows_make_no_room_in_another_file() -> None:
     assert all_of([kept]) == [(1, "name", None)]
 
 
+def test_rows_that_another_thread_has_measured_have_no_size() -> None:
+    """H1: several threads of a listener may measure at the same time; the last finds nothing left."""
+    assert PLAIN.rows.is_plain
+    assert row_buffer._size_of_rows([], PLAIN.rows) == 0
+
+
 @pytest.mark.usefixtures("small")
-def test_rows_that_several_threads_of_a_listener_emit_are_all_there() -> None:
-    context = ConsumeOrderlyContext([message_at(1)], OUTPUT)
+@pytest.mark.parametrize("output", [OUTPUT, PLAIN], ids=["nested", "plain"])
+def test_rows_that_several_threads_of_a_listener_emit_are_all_there(output: OutputColumns) -> None:
+    context = ConsumeOrderlyContext([message_at(1)], output)
 
     def emit(thread: int) -> None:
         for number in range(3000):
@@ -163,7 +171,7 @@ def test_rows_that_several_threads_of_a_listener_emit_are_all_there() -> None:
     for thread in threads:
         thread.join()
 
-    names = sorted(name for _, name, _ in all_of(context.take_emitted()))
+    names = sorted(row[1] for rows in tuples_of(context.take_emitted(), output.rows) for row in rows)
     assert names == sorted(f"{thread}-{number}" for thread in range(4) for number in range(3000))
 
 

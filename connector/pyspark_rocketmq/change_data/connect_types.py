@@ -39,8 +39,8 @@ _UNSIGNED: Final = 2**64
 _MOST_DIGITS: Final = 131_072
 """Digits that PostgreSQL's numeric may have before the point; behind it there are fewer."""
 _LONGEST_BITS: Final = 64
-_GREATEST_SINGLE: Final = 2.0**128 - 2.0**104
-"""Greatest finite number of 32 bits."""
+_BEYOND_SINGLE: Final = 2.0**128 - 2.0**103
+"""Least number that 32 bits round to infinity; Java writes their greatest number as 3.4028235E38."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _real(value: Any) -> float:
 
 def _single(value: Any) -> float:
     number = _real(value)
-    if isfinite(number) and abs(number) > _GREATEST_SINGLE:
+    if isfinite(number) and abs(number) >= _BEYOND_SINGLE:
         raise Unreadable(f"{show(value)} is more than 32 bits hold")
     return number
 

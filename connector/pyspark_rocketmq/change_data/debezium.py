@@ -85,12 +85,18 @@ class DebeziumJson:
         For its own key, Debezium sends both itself. If the source logs no old values, a change of a named key
         cannot be noticed, so such a key must not change.
         """
-        named, before = self.rules.keys_of(change.table), change.before or {}
+        named, before, row = self.rules.keys_of(change.table), change.before or {}, change.row
         if named is None or change.operation is not Operation.UPDATE:
             return [change]
-        old = {**change.key, **{name: before[name] for name in named if name in before}}
-        if old == change.key:
+        # A source that logs a part of the row before has null for the rest. The row after is in the same form.
+        changed = {
+            name: before[name]
+            for name in named
+            if before.get(name) is not None and name in row and before[name] != row[name]
+        }
+        if not changed:
             return [change]
+        old = {**change.key, **changed}
         return [
             replace(change, operation=Operation.DELETE, key=old, row={}, absent=frozenset()),
             replace(change, operation=Operation.INSERT, before=None),

@@ -326,6 +326,9 @@ def _size_of_rows(rows: Sequence[Row], columns: RowColumns) -> int:
     """Return the approximate memory of rows."""
     if not columns.is_plain:
         return sum(map(_size_of, chain.from_iterable(rows)))
+    if not rows:
+        # Another thread of the listener has just measured them, or its call has ended.
+        return 0
     # Asking each value for its size would take a third of the time of an emit().
     values = list(zip(*rows, strict=True))
     texts = sum(sum(map(len, filter(None, values[at]))) for at in columns.texts)

@@ -137,8 +137,8 @@ MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
 """Maximum size of a row's properties. Brokers add their own (``CLUSTER``, ``TRACE_ON`` …), and refuse a
 batch if these do not fit."""
 
-_SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 3
-"""Number of characters that always fit: UTF-8 takes at most three bytes for each."""
+_SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 4
+"""Number of characters that always fit: UTF-8 takes at most four bytes for each."""
 
 
 class SinkRow(NamedTuple):

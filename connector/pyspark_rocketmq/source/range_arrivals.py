@@ -102,10 +102,11 @@ class RangeArrivals:
             UndecodableMessage: If a range's first message cannot be decoded, and is not to be kept.
             RocketMQError: If a broker refuses in a way that does not pass.
         """
+        is_open = self.is_open
         if within_s is None:
-            within_s = _SHOWN_EVERY_S if self.is_open else math.inf
+            within_s = _SHOWN_EVERY_S if is_open else math.inf
         unread = list(self._compared_ahead())
-        begun = [reader.arrival() for reader in self._readers if self.is_open and not reader.is_done]
+        begun = [reader.arrival() for reader in self._readers if not reader.is_done] if is_open else []
         if unread or begun:
             yield unread + begun
         yield from self._fetched(within_s)

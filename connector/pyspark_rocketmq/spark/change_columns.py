@@ -26,6 +26,7 @@ from pyspark_rocketmq.change_data.change import (
 from pyspark_rocketmq.change_data.envelopes import EnvelopeOptions, envelope_of
 from pyspark_rocketmq.change_data.json_text import show
 from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.spark.version import HAS_ARROW_UDF
 from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 
 _BODY: Final = "body"
@@ -86,7 +87,9 @@ def change_columns(
     added = StructType([StructField(name, kind) for name, (_, kind) in _COLUMNS.items()])
     if columns is not None:
         _check(_known(columns))
-        return _in_a_pipeline(df, columns, decoder, added)
+        if HAS_ARROW_UDF:
+            return _in_a_pipeline(df, columns, decoder, added)
+        df = df.select(*columns)
     fields = _fields(df)
     _check([field.name for field in fields])
     return df.mapInArrow(_Changes(decoder), StructType([*fields, *added.fields]))

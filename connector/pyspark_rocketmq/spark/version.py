@@ -17,10 +17,13 @@ from zipimport import zipimporter
 import pyarrow as pa
 import pyspark
 from pyspark.sql import datasource
+from pyspark.sql.pandas import functions
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, StructType
 
 SPARK_PASSES_TRIGGER: Final = find_spec("pyspark.sql.streaming.datasource") is not None
+HAS_ARROW_UDF: Final = hasattr(functions, "arrow_udf")
+"""Whether Spark is 4.1 or newer, which also has declarative pipelines."""
 _STREAMS_TAKE_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
 
 
