@@ -175,7 +175,7 @@ class PullSysFlag(IntFlag):
     """Bits of ``sysFlag`` in a pull request (``PullSysFlag``)."""
 
     COMMIT_OFFSET = 0x1
-    """Store ``commitOffset`` as the group's progress; never towards a slave."""
+    """Store ``commitOffset`` as the group's progress; clients do not set it in requests to a slave."""
     SUSPEND = 0x2
     """Hold the request while there is no message (long poll)."""
     SUBSCRIPTION = 0x4

@@ -79,8 +79,8 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
 
     Raises:
         RemoteProtocolError: If the type is unknown, or the data is damaged, cut, (LZ4, Zstandard) followed by
-            something other than a frame, or expands to more than ``MAX_BODY_BYTES`` (for an inner batch,
-            ``MAX_BATCH_BYTES``).
+            something other than a frame, has more than ``MAX_FRAMES`` frames, or expands to more than
+            ``MAX_BODY_BYTES`` (for an inner batch, ``MAX_BATCH_BYTES``).
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decode``, ``ZlibCompressor``, ``Lz4Compressor``,
     ``ZstdCompressor``.

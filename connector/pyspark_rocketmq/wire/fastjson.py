@@ -283,7 +283,7 @@ class JsonObject:
         return None if self.members.get(name) is None else self.text(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Read an integer of at most 64 bits; a string of digits is accepted too."""
+        """Read an integer of at most 64 bits; it converts strings of digits, booleans and fractions."""
         return self._read(name, _as_integer, default)
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -291,7 +291,7 @@ class JsonObject:
         return self._read(name, _as_number, default)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """Read a boolean; a number or a string that stands for one is accepted too."""
+        """Read a boolean, a number (only 1 is true) or a string such as ``true``, ``Y`` or ``0``."""
         return self._read(name, _as_flag, default)
 
     def choice(self, name: str, choices: Mapping[str, E], default: E | None = None) -> E:

@@ -1,7 +1,7 @@
 """Cut a byte stream into frames, and describe requests that become frames once their opaque is known.
 
-Each byte of a body is copied once: directly from the chunk if that has the whole frame, otherwise into a
-buffer of exactly the body's size, which becomes the body.
+Each byte of a body is copied once: directly from the chunk if the chunk has the whole frame, otherwise into a
+buffer, which becomes the body. Only the buffer of a body of more than 256 KiB grows, by doubling.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class FrameDecoder:
             self._head_wanted = _PREFIX + header_length
             return
         self._body_missing = length - _MIN_LENGTH - header_length
-        # A buffer of the final size: writes fill it in place and getvalue() returns it without a copy. A
-        # large one grows by doubling, because many peers may announce much and send little.
+        # A buffer of the final size: writes fill it in place and getvalue() returns it without a copy. The
+        # buffer of a large body grows by doubling, because many peers may announce much and send little.
         self._body_room = min(self._body_missing, _TRUSTED_BYTES)
         self._body = BytesIO(bytes(self._body_room))
 

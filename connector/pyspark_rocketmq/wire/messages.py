@@ -44,7 +44,7 @@ _HEAD = struct.Struct(">iiiiiqqiq")
 _STORE_TIMESTAMP = struct.Struct(">q")
 _TAIL = struct.Struct(">iqi")
 _USUAL_HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")
-"""All three, with both hosts as IPv4."""
+"""``_HEAD``, born host, ``_STORE_TIMESTAMP``, store host and ``_TAIL``, with both hosts as IPv4."""
 _BATCH_HEAD = struct.Struct(">iiiii")
 _SHORT = struct.Struct(">h")
 _ABOVE_EVERY_OFFSET = 1 << 63

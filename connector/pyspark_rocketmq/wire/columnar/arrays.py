@@ -100,7 +100,7 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
 
 
 def repeated_texts(texts: Sequence[str], times: int) -> pa.StringArray:
-    """Return a string column that repeats ``texts`` ``times`` times; equal ones up to 1 MiB share memory."""
+    """Return a column that repeats ``texts`` ``times`` times; equal columns up to 1 MiB share memory."""
     longest = _shared_rows(times)
     if longest * sum(map(len, texts)) > _MOST_SHARED_BYTES:
         return _repeated(tuple(texts), times)

@@ -67,7 +67,8 @@ def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
     """Replace each inner batch by its members; return ``rows`` itself if there is no batch.
 
     Raises:
-        IrregularLayout: If a member is malformed, cut or left over, or their number is not the announced one.
+        IrregularLayout: If a member is malformed, cut or left over, their number is not the announced one, or
+            a queue offset would exceed 64 bits.
         RemoteProtocolError: If a body cannot be decompressed, or exceeds the budget.
     """
     if rows.sys_flag_bits() & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:

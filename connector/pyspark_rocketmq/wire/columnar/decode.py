@@ -170,6 +170,9 @@ def decode_together(
     """Decode several lists of bodies together; return a batch or an error for each list.
 
     Bodies that are views of one buffer are not copied together; a batch never refers to them.
+
+    Raises:
+        LocalProtocolError: If a column name is wrong, or the rows of all lists together take 2 GiB.
     """
     decoder = _decoder(broker_name, tags, columns, properties)
     together = decoder.decode_as_one(groups)

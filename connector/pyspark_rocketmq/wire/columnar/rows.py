@@ -92,7 +92,7 @@ class BufferSlices(NamedTuple):
 
     @classmethod
     def of(cls, bodies: Sequence[PulledBody]) -> BufferSlices:
-        """Return slices of the non-empty bodies; copy these only if they are not all in one buffer."""
+        """Return a slice for each body (none may be empty); copy the bodies unless all are in one buffer."""
         sizes = np.fromiter(map(len, bodies), np.int64, len(bodies))
         buffer = _common_buffer(bodies)
         if buffer is None:

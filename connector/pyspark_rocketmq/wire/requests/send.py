@@ -111,9 +111,9 @@ class SendSettings:
 
 
 def settings_of(message: Message, settings: SendSettings) -> SendSettings:
-    """Return the settings of one message: mark a half message, and add the tries to one for a retry topic.
+    """Return the settings of one message, with the mark of a half message and, for a retry topic, its tries.
 
-    The properties with this information stay in the message.
+    The message keeps the properties from which the mark and the tries are taken.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``.
     """
@@ -165,8 +165,9 @@ def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) 
     """Create a SEND_BATCH_MESSAGE.
 
     Raises:
-        LocalProtocolError: If there is no message, a message is for another topic, delayed or transactional,
-            or the batch is too large.
+        LocalProtocolError: If there is no message; if a message is for another topic, is delayed or
+            transactional, has an empty body or properties that cannot be written; or if a body or the batch
+            is too large.
 
     Source: RocketMQ 5.3.3 ``MessageBatch.generateFromList``, ``MessageDecoder.encodeMessages``.
     """
