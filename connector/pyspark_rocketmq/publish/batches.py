@@ -205,9 +205,10 @@ class QueueSelector:
         return self._now.get(topic) or self.queues(topic)
 
     def instead_of(self, queue: MessageQueue) -> Sequence[MessageQueue]:
-        """Return the topic's current queues if ``queue`` is no longer one of them; otherwise none.
+        """Return the topic's current queues if ``queue`` is no longer one of them, else none.
 
-        Rows with a sharding key or their own queue keep the queues of the first look-up.
+        Return none, too, if the look-up fails. Rows with a sharding key or their own queue keep the queues
+        of the first look-up.
         """
         try:
             now = self._queues_now(queue.topic)
@@ -227,7 +228,8 @@ class QueueSelector:
         """Return the queue that the row names or that its sharding key hashes to; otherwise its topic.
 
         Raises:
-            RowNotSent: If there is no such queue.
+            RowNotSent: If the row has both a queue and a key, or its queue does not exist or is ambiguous.
+            RocketMQError: For the reasons of :meth:`queues`.
         """
         if row.queue_id is not None:
             return self._named(row)
