@@ -138,7 +138,7 @@ def connection_problems(options: OptionSet) -> list[str]:
 
 
 def implied_namespace(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the namespace that a host in ``name_servers`` names, unless ``namespace`` is given."""
+    """Return the namespace that a host in ``name_servers`` names, unless a namespace is given (v1 or v2)."""
     if values.get("namespace") is not None or values.get("namespace_v2") is not None:
         return {}
     found = instance_namespace(values.get("name_servers") or ())

@@ -276,7 +276,7 @@ def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
 
 
 def _unknown_key(key: str, specs: list[OptionSpec]) -> tuple[str, str]:
-    """Return the problem with a key, and the key that was probably meant; that one then counts as given."""
+    """Return the problem with a key, and the key probably meant, which counts as given; empty if unclear."""
     known = [spec.key for spec in specs]
     # In secretKey:VALUE, the text after the colon is a secret.
     begin = re.match(r"\w?[\w.-]*", key)

@@ -301,7 +301,7 @@ class ReadOptions(PositionOptions):
         return next(named, None) or subscriptions_of((topic,), self.subscription, self.sql_filter)[0]
 
     def columns(self) -> tuple[str, ...]:
-        """Return the columns of a message that are read, in order; those of ``propertyColumns`` follow."""
+        """Return the columns of a message that are read, in order, without those of ``propertyColumns``."""
         named = self.include_columns or tuple(MESSAGE_COLUMNS)
         return named if self.decode_properties else tuple(name for name in named if name != _PROPERTIES)
 
