@@ -29,9 +29,10 @@ class QueueMetrics:
 
     queue: MessageQueue
     planned: int
-    """Offsets in the range; 0 if the queue had no part in the batch."""
+    """Offsets in the range; of an open range, messages read. 0 if the queue had no part in the batch."""
     read: int | None = None
-    """Messages read; None without a consumer, because Spark then counts all queues together."""
+    """Messages read. None without a consumer, because Spark then counts all queues together; also None if the
+    queue had no part in the batch, or the batch was dropped."""
     acknowledged: int = 0
     """Messages passed, including dead letters. Without a consumer: offsets passed."""
     retried: int = 0
