@@ -354,9 +354,9 @@ class TargetQueue:
         return next_outcome(outcomes, self._send_timeout_s)
 
     def _as_stored(self, message: Message, most: int) -> tuple[Message, int]:
-        """Return ``message`` with its stored body, and the compression bits of its sysFlag.
+        """Return the message to send, and the compression bits of its sysFlag; 0 if it is not compressed.
 
-        A body of more than ``most`` bytes may have been stored compressed, and is compressed again.
+        If a body has more than ``most`` bytes and was stored compressed, the stored body is read and sent.
         """
         if len(message.body) <= most:
             return message, 0
