@@ -283,7 +283,7 @@ class JsonObject:
         return None if self.members.get(name) is None else self.text(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Read an integer of at most 64 bits; it converts strings of digits, booleans and fractions."""
+        """Read an integer of at most 64 bits; strings of digits, booleans and fractions are converted."""
         return self._read(name, _as_integer, default)
 
     def number(self, name: str, default: float | None = None) -> float:
