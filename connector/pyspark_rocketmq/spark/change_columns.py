@@ -74,14 +74,16 @@ def change_columns(
     Args:
         df: The messages.
         envelope: ``canal``, ``canal-protobuf``, ``debezium`` or ``maxwell``.
-        columns: The columns of ``format("rocketmq")`` to keep; all that ``df`` has without them. A Spark
-            Declarative Pipeline needs them, since its query functions must not ask Spark what ``df`` has.
+        columns: The columns of ``format("rocketmq")`` to keep; by default all that ``df`` has. A Spark
+            Declarative Pipeline needs this argument, since its query functions must not ask Spark what ``df``
+            has.
         options: ``source_time_zone`` (needed for Canal), ``keys``, ``servers``, ``zero_dates``,
             ``out_of_range``, ``tinyint1_as_boolean``, ``binary``, ``unavailable_value``.
 
     Raises:
         OptionError: If the envelope or an option is unknown, wrong or missing.
-        SchemaError: If ``df`` has no column ``body``, or already has one of those that are added.
+        SchemaError: If ``df`` has no column ``body`` or already has an added one, or if ``columns`` names
+            another column than those of ``format("rocketmq")``, or is missing in a pipeline.
     """
     decoder = envelope_of(envelope, options)
     added = StructType([StructField(name, kind) for name, (_, kind) in _COLUMNS.items()])
@@ -238,7 +240,10 @@ def _json(values: Mapping[str, Any], types: Mapping[str, SourceType]) -> str:
 
 
 def _exact(value: Any, kind: SourceType | None) -> Any:
-    """Return a decimal that has no Spark type as text: from_json reads a number into a string by a double."""
+    """Return the value, as text if it is a decimal too large for Spark.
+
+    Otherwise from_json, which reads such a decimal as a string, would first turn the number into a double.
+    """
     match value:
         case Decimal() if kind is not None and kind.spark == "string":
             return f"{value:f}"

@@ -54,7 +54,7 @@ _ENCRYPTIONS: Final = (
     "spark.ssl.enabled",
     "spark.ssl.rpc.enabled",
     "spark.network.crypto.enabled",
-    # Spark's encryption before the one above; both need spark.authenticate.
+    # The older form of spark.network.crypto; both need spark.authenticate.
     "spark.authenticate.enableSaslEncryption",
 )
 _MANY: Final = 10_000
@@ -163,7 +163,7 @@ def is_classic(spark: object) -> TypeGuard[SparkSession]:
 
 
 def living_session(given: SparkSession | None) -> SparkSession | None:
-    """Return ``given`` if it is running, else this thread's active session, else the process's session.
+    """Return ``given`` if it runs, else this thread's active session, else the process's; None if none runs.
 
     A plain Python thread has no active session, and an object may outlive the session it was created with.
     """
@@ -375,7 +375,7 @@ def calls_end_s(spark: SparkSession) -> float:
 
 
 def idle_kill(spark: SparkSession) -> IdleKill | None:
-    """Return after what time Spark kills a Python worker that yields no rows; None if it never does."""
+    """Return after what time Spark kills a Python worker without rows; None if never, or if not known."""
     try:
         context = spark.sparkContext.getConf()
         killed = spark.conf.get(_UDF_KILL, context.get(_WORKER_KILL, "false"))
