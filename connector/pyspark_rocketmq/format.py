@@ -39,7 +39,7 @@ _TABLE_OPTION = "option."
 
 
 class DefaultSource(DataSource):
-    """``spark.read.format("rocketmq")`` and ``spark.readStream.format("rocketmq")``."""
+    """Format ``rocketmq`` of ``spark.read``, ``spark.readStream``, ``df.write`` and ``df.writeStream``."""
 
     @classmethod
     def name(cls) -> str:

@@ -383,11 +383,11 @@ class QueueState(NamedTuple):
     """Number of times the listener gave back the message at ``next_offset``."""
     suspended_until_s: float | None = None
     """Wall-clock second before which the queue is not planned, at most 30 s ahead (``plan_ranges``). The time
-    of the ack itself: the queue has not moved, and may go on immediately. None at an unchanged offset: the
-    listener waits for more messages (``StallCounter``)."""
+    of the ack itself means that the queue has not moved and may go on immediately. None at an unchanged
+    offset means that the listener waits for more messages (``StallCounter``)."""
     retry_counts: RetryCounts = NO_RETRIES
-    """Numbers of times it gave back messages from ``next_offset`` on; empty if ``reconsume_times`` is
-    sufficient. The next owner continues counting from them; a reset clears them."""
+    """Numbers of times the listener gave back messages from ``next_offset`` on; empty if ``reconsume_times``
+    is sufficient. The next owner continues counting from them; a reset clears them."""
     last_message: RememberedMessages = NO_MESSAGES
     """The newest message consumed: in a row the newest of this generation and some before it, in an ack or a
     commit the newest of the batch. Before any was consumed, the last one that the start of the generation

@@ -240,7 +240,7 @@ NO_MESSAGES: Final = RememberedMessages()
 
 
 def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
-    """Keep the newest message, the one before it, and the oldest; the second oldest if that is too far back.
+    """Keep the newest two messages and the oldest, or the second oldest if the oldest is too far back.
 
     An old message that is kept shows later where the common part of two logs ends.
     """
