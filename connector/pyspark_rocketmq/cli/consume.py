@@ -45,7 +45,7 @@ def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None
     """Import ``module:name`` from ``py_files``, the current directory or PYTHONPATH, in this process.
 
     Raises:
-        OptionError: If there is no such module or listener, or the module fails while it is imported.
+        OptionError: If there is no such module or listener, it is no listener, or importing the module fails.
     """
     module_name, _, attribute = name.partition(":")
     _extend_path(py_files)
@@ -86,7 +86,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     Raises:
         SystemExit: After such a signal, with a shell's exit code for it, 130 or 143.
         OptionError: If the listener or the configuration cannot be used.
-        StreamingQueryException: If the query failed.
+        JobFailed: If the query failed, or metrics cannot be served.
     """
     # Before Spark starts: a wrong name should not cost ten seconds.
     if settings.listener is not None:

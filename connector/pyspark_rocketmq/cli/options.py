@@ -377,7 +377,7 @@ class ConsumeSettings(ClusterAccess):
         if len(chosen) > 1:
             return ["options 'bodySchema' and 'raw' exclude each other: bodies are decoded or kept"]
         if not chosen and (self.listener is None or self.output_schema is None):
-            # An option of these was given to take back that of a file.
+            # Such as raw=true in the file and --option raw=false: ``raw`` is then given, but chooses nothing.
             return ["give the options 'listener' and 'outputSchema', or 'bodySchema', or 'raw=true'"]
         return [
             f"options '{way}' and '{key}' exclude each other: a message goes to a listener or becomes a row"

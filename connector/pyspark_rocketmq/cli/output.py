@@ -124,7 +124,7 @@ def lag_table(total: LagTotal, console: Console) -> Table:
 
 
 def totals_table(sums: Sequence[LagTotal], console: Console) -> Table:
-    """Create a table with one row per group and topic, leaving out numbers that are 0 everywhere."""
+    """Create a table with a row per group and topic; some columns are left out if they are 0 everywhere."""
     records = [total.columns() for total in sums]
     names = tuple(records[0]) if records else ("consumerGroup",)
     columns = [

@@ -137,7 +137,7 @@ def _builder(job: str, *, needs_delta: bool) -> SparkSession.Builder:
 
 
 def storage_secrets(spark: SparkSession, given: str | None, *places: str | None) -> str | None:
-    """Return option ``storageSecrets`` for tables at ``places``: ``given``, else Spark's settings for them.
+    """Return option ``storageSecrets`` for ``places``: ``given``, else Spark's settings for them, else None.
 
     If the environment configures access to the storage, Spark's settings are not used for it, since they may
     belong to somebody else. They are not used either if they differ between the places.
@@ -167,7 +167,10 @@ def delta_place(offset_store: str | None) -> str | None:
 
 
 class StopSignals:
-    """Records the first signal within its block; a second one, of either kind, raises KeyboardInterrupt."""
+    """Records the first signal within its block; a second one, of either kind, raises KeyboardInterrupt.
+
+    The same signal again within ``_SAME_S`` does nothing.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         """Take over the JVM's signals, before a query starts: its planner inherits the ignored signals."""

@@ -50,12 +50,12 @@ def like_source(name: str, **given: Any) -> Any:
 
 
 def like_writer(name: str, **given: Any) -> Any:
-    """Declare an option of writing in the same way."""
+    """Declare the sink's option with field ``name`` for a command, as :func:`like_source` does."""
     return _like(WriteOptions, name, **given)
 
 
 def like_consumer(name: str, **given: Any) -> Any:
-    """Declare a consumer's setting in the same way."""
+    """Declare the consumer's option with field ``name`` for a command, as :func:`like_source` does."""
     return _like(ConsumerOptions, name, **given)
 
 
@@ -70,8 +70,8 @@ def _like(
 ) -> Any:
     """Declare an option as ``options`` does, except for what is given.
 
-    Key, parser and unit are always the same. A text is given if the option means something else in the
-    command, a default if the command has another one.
+    Key, parser and unit are always the same. ``doc`` is given if the option means something else in the
+    command, ``default`` if the command has another default.
     """
     field = next(field for field in dataclasses.fields(options) if field.name == name)
     spec: OptionSpec = field.metadata["spec"]
@@ -235,7 +235,10 @@ class ClusterAccess(OptionSet):
         return connection_problems(self)
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
-        """Return the given options in the data source's form; ``namespace`` replaces theirs, unless None."""
+        """Return the given access options in the data source's form.
+
+        A ``namespace`` other than None replaces option ``namespace``.
+        """
         texts = _texts(self, (field.metadata["spec"].key for field in dataclasses.fields(ClusterAccess)))
         named = {} if namespace is None else {"namespace": namespace}
         return {key: text for key, text in (texts | named).items() if text}

@@ -98,7 +98,8 @@ class SinkWatermarks:
         """Return the table's position in each queue whose rows it has lost, compared with the group's rows.
 
         Raises:
-            JobFailed: If there is no such table, it lacks no rows, or it is one of several sinks.
+            JobFailed: If there is no such table, it lacks no rows, it is one of several sinks, or it still
+                has rows that would be written a second time.
         """
         self._table()
         queues = {queue: row.generation for queue, row in rows.items()}

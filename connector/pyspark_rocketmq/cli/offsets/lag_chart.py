@@ -91,7 +91,10 @@ class LagHistory:
         }
 
     def _rate(self, queue: MessageQueue, index: int) -> float | None:
-        """Messages per second since the previous sample; None if an operator moved the queue in between."""
+        """Messages per second since the previous sample.
+
+        None if that sample lacks the queue, or if since then its offset fell or an operator moved the group.
+        """
         before = self.moments[index - 1] if index else None
         here = self.moments[index]
         assert here is not None

@@ -205,7 +205,7 @@ class QueueMove:
 
     @property
     def moved(self) -> int | None:
-        """Number of messages skipped; if negative, so many messages are consumed again."""
+        """Number of messages skipped; if negative, so many are consumed again; None without a row."""
         return None if self.row is None else self.target - self.row.next_offset
 
     @property
@@ -289,7 +289,10 @@ def skipped(
 
 
 def accepted(rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-    """Return the queues, with next offsets, that continue there although a sink may lack earlier rows."""
+    """Return the next offset of each queue whose row remembers sinks.
+
+    The queue continues there, although a sink may lack earlier rows.
+    """
     return {queue: row.next_offset for queue, row in rows.items() if row.sinks}
 
 

@@ -105,7 +105,7 @@ class LagView:
 
     @property
     def lag(self) -> int | None:
-        """Messages stored and not yet consumed."""
+        """Messages stored and not yet consumed; None if the end of the queue is not known."""
         return self._lag.messages
 
     @property
