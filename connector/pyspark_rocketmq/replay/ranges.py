@@ -133,7 +133,8 @@ def without(planned: Iterable[QueueRange], done: Iterable[QueueRange]) -> list[Q
 def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     """Cut the ranges into steps of about ``most`` offsets each, with every queue's ranges in order.
 
-    A step has at most one range of each queue. All queues progress together and end with the last step.
+    A step has at most one range of each queue. The first ranges of all queues progress together and end with
+    the same step, then their second ranges, and so on.
 
     Raises:
         OptionError: If there would be more than ``MAX_STEPS``; this is checked before any is created.
