@@ -107,8 +107,8 @@ class OffsetsShowSettings(ClusterAccess):
 class OffsetsHistorySettings(ClusterAccess):
     """Options of commands ``offsets history`` and ``offsets diff``.
 
-    The cluster's options are unused. They are accepted so that one ``--conf`` file serves all ``offsets``
-    commands.
+    Only ``namespace`` of the cluster's options counts, given or implied by ``nameServers``. The others are
+    accepted so that one ``--conf`` file serves all ``offsets`` commands.
     """
 
     offset_store: str = like_source("offset_store", required=True, doc=OFFSET_STORE_DOC)

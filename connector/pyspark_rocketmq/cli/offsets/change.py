@@ -230,7 +230,8 @@ def reset(
         wanted = Wanted(targets, are_recorded=isinstance(target, AtTime | AtVersion))
         change.apply(wanted, options, console)
         return
-    # Users who start over empty the sink, so it lacks the rows of the retry queues too, which are not moved.
+    # Users who begin again empty their sink first, so it lacks the rows of the retry queues too, which are
+    # not moved.
     stay = {queue: at for queue, at in accepted(change.chosen_rows(options)).items() if queue not in targets}
     change.apply(Wanted(stay | targets, forgets_sinks=True, staying=frozenset(stay)), options, console)
 
