@@ -4,9 +4,9 @@ Each process has one thread for all its connections here. Only this thread touch
 threads pass calls to it. The thread never waits for a single socket. It ends a connection whose other side
 does not prove itself within seconds, does not read, or is silent for long.
 
-After a break, planner or task may connect again. The thread tries this after 0.1 s, 0.2 s and so on, later
-every two seconds, for ten seconds. Messages that were on their way at the break are lost, and so are messages
-that are sent before there is a new connection.
+After a break, a worker whose tasks have open ranges connects again: its thread tries this after 0.1 s, 0.2 s
+and so on, later every two seconds, for ten seconds. The planner makes another client instead. Messages that
+were on their way at the break are lost, and so are messages that are sent before there is a new connection.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Connection:
 class ConnectionLoop(ABC):
     """Base class of both ends: the thread and its connections.
 
-    A subclass overrides ``_opened``, ``_received``, ``_lost`` and ``_tick``, which the thread calls and which
-    must not wait.
+    A subclass overrides ``_received`` and ``_lost``, and perhaps ``_opened``, ``_tick`` and ``_next_tick_s``.
+    The thread calls these methods; they must not wait.
     """
 
     def __init__(self, name: str, clock: Clock) -> None:
@@ -351,7 +351,7 @@ class Reconnecting:
         return is_due
 
     def failed(self, now_s: float) -> None:
-        """Note that a try has failed; the pause before the next one is twice as long."""
+        """Note that a try has failed; the next pause is twice as long, but at most two seconds."""
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         self._next_s = now_s + self._pause_s
 

@@ -11,8 +11,8 @@ Tasks send parts of their results before the job ends for two reasons: a queue i
 | ``rocketmq-hub-watch`` | compares epochs during a long batch, counts task slots, ends with the session |
 
 Parts are accepted until the job is over. A commit that fails is tried again for a minute, and no other one is
-made before it. The batch's end waits until the accepted parts are committed; after that nothing is committed
-early.
+made before it. Without an interval the batch does not fail before its job is over. The batch's end waits
+until the accepted parts are committed; after that nothing is committed early.
 """
 
 from __future__ import annotations
@@ -159,11 +159,12 @@ class DriverControl:
         return self._hub.address.to_text()
 
     def lives_with(self, is_alive: Callable[[], bool], stop: Callable[[], None] | None = None) -> None:
-        """Close, and call ``stop``, soon after ``is_alive`` returns False or the planner reports a drain.
+        """Close, and call ``stop``, soon after ``is_alive`` returns False or everything is consumed.
 
-        A drain, a query with ``availableNow``, has consumed everything then that it was started for. Spark
-        does not end an idle query with its session, whose planner would keep the queues: ``is_alive`` returns
-        False for it. It is called about once a second, and raises nothing.
+        The planner reports that everything is consumed only in a query with ``availableNow``; without
+        ``stop`` this closes nothing. Spark does not end an idle query with its session, and the query's
+        planner would keep its queues; so ``is_alive`` must also return False when the session has ended.
+        It is called about once a second and must raise nothing.
         """
         self._is_alive = is_alive
         self._stop = stop
@@ -216,7 +217,8 @@ class DriverControl:
         ``parts`` come with the job's result.
 
         Raises:
-            RocketMQError: If tasks had to connect and could not, or if an accepted part cannot be committed.
+            RocketMQError: If tasks had to connect and could not, if an accepted part cannot be committed, or
+                if a task has failed with an error that would occur in each attempt.
         """
         failure = self._end_job(could_ask=could_ask, is_whole=True)
         if could_ask is False and self._ends_tasks:
@@ -342,8 +344,8 @@ class DriverControl:
     def _has_ended(self) -> bool:
         """Return whether the query has ended.
 
-        A lost planner is a first sign: Spark ends the planner, and lets a batch fail, before it notes that
-        the query has ended.
+        The loss of the planner only makes the thread look: Spark ends the planner, and lets a batch fail,
+        before it notes that the query has ended.
         """
         if not self._is_alive():
             self._is_closed = True

@@ -175,7 +175,7 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class QueuesLeaving:
-    """All queues of a plan that must be given up by now; replaces the previous message of this class."""
+    """All queues of a plan that must be given up so far; replaces the previous message of this class."""
 
     kind: ClassVar[str] = "leaving"
     plan: int
@@ -283,7 +283,10 @@ class PartHandedOver:
 
 @dataclass(frozen=True, slots=True)
 class TaskDirty:
-    """The task has results that no cut has taken yet; sent at most once between two cuts."""
+    """The task has results that no cut has taken yet.
+
+    It is sent at most once between two cuts, and again after a new connection.
+    """
 
     kind: ClassVar[str] = "dirty"
     task: str
@@ -437,7 +440,7 @@ class GiveUpQueues:
     task: str
     queues: Queues
     is_dropped: Annotated[bool, _Key("drop")]
-    """Whether to drop the results instead, because the queues were claimed by another member, or reset."""
+    """Whether to drop the results instead, for example because the queues were claimed or reset."""
 
 
 @dataclass(frozen=True, slots=True)

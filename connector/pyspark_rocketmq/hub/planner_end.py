@@ -118,7 +118,9 @@ class PlannerControl:
         self._send(StoreChanged())
 
     def storage_options(self) -> Mapping[str, str] | None:
-        """Return the offset store's current storage options from the driver; None if it is too slow.
+        """Return the offset store's current storage options from the driver.
+
+        None without a connection, or if the driver is too slow.
 
         Do not call this on the connection's thread, which receives the answer.
         """

@@ -149,7 +149,9 @@ class HubServer(ConnectionLoop):
         return answer.result(_ANSWER_S)
 
     def batch_ends(self, *, could_ask: bool | None, is_whole: bool = True) -> BaseException | None:
-        """End a batch, and wait until everything handed over is committed; return the error if that failed.
+        """End a batch, and wait until everything handed over is committed.
+
+        Return the error with which the batch fails; None without one.
 
         See :meth:`HubState.job_is_over` and :meth:`HubState.batch_ends`.
         """

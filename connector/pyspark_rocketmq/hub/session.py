@@ -25,7 +25,7 @@ from pyspark_rocketmq.hub.messages import JsonObject
 LONGEST_GREETING: Final = 512
 """Maximum length of a line, in bytes, before the other side has proved itself."""
 LONGEST_LINE: Final = 8 << 20
-"""Maximum length of a line, in bytes, after that."""
+"""Maximum length of a line, in bytes, after the proof; its code is not counted."""
 _VERSION: Final = 1
 _KEY_BYTES: Final = 32
 _FINGERPRINT_BYTES: Final = 32

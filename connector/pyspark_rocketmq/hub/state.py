@@ -11,7 +11,7 @@ an older plan.
 Rule 2: a queue that no task has begun is free immediately if every task asks before it begins. A task that
 cannot ask may begin only in a batch in which tasks need not ask (``must_ask``).
 Rule 3: a part that a task hands over belongs to the driver from then on, whatever happens to the task;
-another attempt of the task must leave its queues out, also those that the part does not end.
+another attempt of the task must leave out the part's queues, also those that the part does not end.
 Rule 4: a task whose connection broke may still be in a listener call. So its queues are free only when the
 batch is over, or when another attempt of the task reports that they are.
 Rule 5: a task that has only suspended queues left is *idle*, and stays so. It waits for them while its batch
@@ -21,9 +21,10 @@ is final.
 Rule 6: in real time ranges are *open*: they have no end. ``hub.open_batch`` decides when such a batch ends;
 it also ends when another attempt of one of its tasks begins (``consume.cuts``). If a task's connection
 breaks, the task pauses and resumes, and keeps its parts and queues. The batch is over when no task delivers
-any more, not even an attempt that Spark believes dead.
-Rule 7: a planner that ends keeps its locks until no task delivers any more; so tasks deliver nothing from
-then on. Its plan is over when the batch is committed or given up, and each task has ended or may not begin.
+any more, not even an attempt that Spark believes dead; a minute after its job it is over in any case.
+Rule 7: a planner that ends keeps its locks until no task delivers any more; so all tasks are ended, and none
+may begin, when it reports its end. Its plan is over when the batch is committed or given up, and each task
+has ended or may not begin.
 If this is not known of a task, the planner waits as long as Spark may take to end a worker.
 """
 
@@ -69,7 +70,8 @@ the Python worker of one ``spark.python.task.killTimeout`` (2 s), then ends it w
 _PLANNER_GONE_S: Final = 15.0
 """How long tasks go on without their planner, since it may come back."""
 _ZOMBIES_END_S: Final = 60.0
-"""Time for which an open batch waits for attempts that Spark believes dead, in seconds: that of a lock."""
+"""Time for which an open batch waits for attempts that Spark believes dead, in seconds: as long as a lock
+lasts."""
 _BEGIN_WITHIN_S: Final = 2.0
 """How long an idle task waits for tasks that have not begun although there seems to be a slot for them."""
 _NOTHING: Final[Queues] = frozenset()
@@ -88,7 +90,7 @@ class Commit(NamedTuple):
     group: Group | None
     """None if only offsets are to be stored."""
     leaving: Queues = _NOTHING
-    """Queues that another member may have after that."""
+    """Queues that another member may have after the commit."""
     stores_offsets: bool = True
     """Whether to store the offsets of the group, and those that wait."""
 
@@ -101,7 +103,7 @@ class Flushed(NamedTuple):
     """Nothing of the closed batch waits for its commit."""
 
     failure: BaseException | None
-    """Error of the commit that could not be made; then nothing more of the batch may be committed."""
+    """Error with which the batch fails, so that nothing more of it may be committed; None without one."""
 
 
 class Ended(NamedTuple):
@@ -132,16 +134,16 @@ class _Task:
     start: TaskBegins
     is_lost: bool = False
     done: Part | None = None
-    """Copy of its result, once it has ended."""
+    """Copy of its last part, once it has ended; None before, without such a part, or if it is too large."""
     is_done: bool = False
     asked: set[MessageQueue] = field(default_factory=set)
     """Queues that it was instructed to give up."""
     idle_s: float | None = None
-    """Since when it has had only suspended queues left."""
+    """Since when it has had only suspended queues left; None while it has others."""
     is_waiting: bool = False
     """True while it is idle and waits because the batch is at work."""
     is_connected: bool = True
-    """False while a task with open ranges has lost its connection and may connect again."""
+    """False once its connection is lost; a task with open ranges may connect again."""
     connection: int = 0
     """Number of the newest connection on which the task has begun or resumed."""
     left_out: Queues = _NOTHING
@@ -206,7 +208,8 @@ class HubState:
         self._batch_id: int | None = None
         self._slots = slots
         self._most_planned = slots.most_planned
-        """Maximum number of tasks of the next batch: at most as many as have begun in the last one."""
+        """Maximum number of tasks of the next batch, 0 for any number: that of ``_slots``. It differs only if
+        the last batch ended because some of its tasks had not begun: then it is the number that had begun."""
         self._held_up = ""
         self._tasks: dict[str, _Task] = {}
         self._owner: dict[MessageQueue, _Task] = {}
@@ -218,7 +221,7 @@ class HubState:
         self._parts: set[str] = set()
         """Ids of the driver's parts, which are committed or will be."""
         self._failure: BaseException | None = None
-        """Error of a commit that was given up."""
+        """Error with which the batch fails: of a commit that was given up, or of a task."""
         self._is_flushing = False
         """Whether the batch is closed, and something of it may still wait for its commit."""
         self._closing: _Closing | None = None
@@ -226,13 +229,13 @@ class HubState:
         """Number of the newest plan that the planner wants to replace, and the reason."""
         self.is_stopping = False
         self._last_plan: int | None = None
-        """Plan of a planner that ends."""
+        """Plan of a planner that ends; None otherwise."""
         self._is_settled = True
         """Whether no batch, and no commit of one, is under way."""
         self.batches = 0
         """Number of batches that have begun."""
         self._late: dict[str, Hashable] = {}
-        """Tasks that had not ended when their job did, with their peers: they may still deliver."""
+        """Tasks that may still deliver although their job failed or was cancelled, with their peers."""
         self._is_any_unseen = False
         """Whether a job was cut short, and tasks of it that never asked may still run."""
 
@@ -329,11 +332,12 @@ class HubState:
         return self._stop_tasks(now_s)
 
     def batch_ends(self, now_s: float, *, could_ask: bool | None, is_whole: bool = True) -> list[Action]:
-        """End the batch: nothing more of its tasks is accepted, and what they have handed over is committed.
+        """End the batch: accept nothing more from its tasks, and commit what they have handed over.
 
-        :class:`Flushed` is among the actions of this event or of a later one. ``could_ask``: whether all of
-        the batch's tasks were connected; None if it had no tasks that ask. ``is_whole``: see
-        :meth:`job_is_over`.
+        A batch with open ranges whose job is complete first waits, for a minute at most, for attempts that
+        may still deliver. :class:`Flushed` is among the actions of this event or of a later one.
+        ``could_ask``: whether all of the batch's tasks were connected; None if it had no tasks that ask.
+        ``is_whole``: see :meth:`job_is_over`.
         """
         if self._open.is_open and is_whole:
             if could_ask:
@@ -343,7 +347,7 @@ class HubState:
         return self._close(now_s, could_ask=could_ask, is_whole=is_whole)
 
     def _close_if_quiet(self, now_s: float) -> list[Action]:
-        """Close the open batch that waits for its end, if no task delivers any more."""
+        """Close the open batch that waits for its end, if no task delivers any more or the wait is over."""
         closing = self._closing
         if closing is None:
             return []
@@ -372,7 +376,10 @@ class HubState:
         return self._plan
 
     def rest(self, parts: Sequence[Part]) -> Group | None:
-        """Return the parts of a job's result that were not handed over, to be committed after all others."""
+        """Return the parts of a job's result that were not handed over; None if there are none.
+
+        Commit them after all others.
+        """
         return self._cuts.rest([part for part in parts if part.id not in self._parts])
 
     def batch_committed(self, plan: int, batches: int) -> list[Action]:
@@ -533,7 +540,7 @@ class HubState:
         return self._carry_out(self._cuts.nothing(task_id, cut, now_s), now_s)
 
     def released(self, peer: Hashable, task_id: str, queues: Queues, now_s: float) -> list[Action]:
-        """Note that a task has delivered nothing that counts from these queues since its last part."""
+        """Note that a task delivers nothing more from these queues, and drops results it has not sent."""
         if self._task(peer, task_id) is None:
             return []
         return self._carry_out(self._cuts.released(task_id, queues, now_s), now_s)
@@ -549,7 +556,7 @@ class HubState:
         return [answer, *self._end_idle(now_s)]
 
     def task_done(self, peer: Hashable, task_id: str, result: Part | None, now_s: float) -> list[Action]:
-        """Note that a task has ended; ``result`` is a copy of its part in the batch, None if too large."""
+        """Note that a task has ended; ``result`` is a copy of its last part, None if none or too large."""
         task = self._task(peer, task_id)
         if task is None:
             return self._late_ended(peer, task_id)
@@ -562,7 +569,8 @@ class HubState:
     ) -> list[Action]:
         """Note that an attempt of a task has failed; the parts that it has sent still count.
 
-        ``fatal`` is an error that would occur again in another attempt, so that the batch must fail.
+        ``fatal`` is an error that would occur again in another attempt, so that the batch must fail; None if
+        another attempt may succeed.
         """
         task = self._task(peer, task_id)
         if task is None:

@@ -1,7 +1,8 @@
 """A task's end of the connection to its driver: it receives instructions and sends parts of the result.
 
-One connection serves all tasks of a process. The connection's thread writes only sets and flags that grow and
-never shrink, and a task's thread reads them; so neither thread waits for the other.
+One connection serves all tasks of a process. The connection's thread writes instructions into sets and flags,
+which a task's thread reads without a lock. Except for pauses, they grow and never shrink. A lock is held only
+while messages are recorded and passed on.
 
 If the connection breaks, a task with closed ranges (a micro-batch) ends after the running call. A task with
 open ranges (real time) *pauses*: it begins no delivery. If the process connects again within ten seconds, the
@@ -106,7 +107,7 @@ class Fate(Enum):
     HANDED_OVER = "HANDED_OVER"
     """The range is sent to the driver immediately, because another member is to have its queue."""
     DROPPED = "DROPPED"
-    """Nothing of the range is committed: its queue was claimed or reset meanwhile."""
+    """Nothing of the range is committed, for example because its queue was claimed or reset meanwhile."""
 
 
 class TaskControl(RangeInstructions):
@@ -137,7 +138,7 @@ class TaskControl(RangeInstructions):
         self._taker: Callable[[Any], bool] = lambda _: False
         self._answered = threading.Event()
         self._is_certain = threading.Event()
-        """Set while every part that was sent is confirmed."""
+        """Set while every part that was sent is confirmed, and when the connection is lost for good."""
         self._is_certain.set()
         self._is_lost = False
         """Whether the connection is lost for good."""
@@ -227,7 +228,10 @@ class TaskControl(RangeInstructions):
         self._on_cut = cut
 
     def commit_when(self, settled: Callable[[], None], rests: Callable[[], None]) -> None:
-        """Set the functions for a task that commits by itself; called on any thread, must not wait."""
+        """Set the functions that :meth:`settled` and :meth:`rests` call, for a task that commits by itself.
+
+        They are called on any thread and must not wait.
+        """
         self._on_settled, self._on_rest = settled, rests
 
     def rests(self) -> None:
@@ -345,7 +349,7 @@ class TaskControl(RangeInstructions):
 
         Raises:
             RocketMQError: If a part is not confirmed in time, or the ranges are open and the connection is
-                lost. Another attempt of the task then asks the driver what has arrived.
+                lost. With closed ranges, another attempt of the task then asks the driver what has arrived.
         """
         self._is_certain.wait(_TAKEN_S)
         with self._guard:
