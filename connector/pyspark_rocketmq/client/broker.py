@@ -165,8 +165,8 @@ class BrokerClient:
     ) -> None:
         """Ask the broker that stores a message to deliver it again through the group's retry topic.
 
-        ``delay_level`` 0: the broker decides by the number of attempts; -1: straight to the dead-letter
-        topic.
+        ``delay_level``: 0: the broker decides by the number of attempts; -1: immediately to the dead-letter
+        topic; otherwise the level itself.
         """
         header = headers.ConsumerSendMsgBackRequestHeader(
             offset=message.commit_log_offset,
@@ -369,7 +369,7 @@ class BrokerClient:
     def check_subscription(
         self, address: str, client_id: str, consumer_group: str, subscription: SubscriptionData
     ) -> None:
-        """Check that the broker can filter by this subscription; only this refuses a bad SQL92 expression.
+        """Check that the broker can filter by this subscription; no other request refuses a bad expression.
 
         Raises:
             ExpressionInvalid: If the expression does not compile.

@@ -1,9 +1,9 @@
 """One connection: send requests, match answers, and handle the server's own requests on other threads.
 
-A channel owns one reader thread. Only this thread receives, decodes and calls back; callers only send.
-Requests under way are in one table, opaque -> waiting request, and *whoever takes an entry out of the table
-calls it back*: the reader with the answer, the reader's deadline sweep with ``RequestTimeout``, or the thread
-that ends the channel with the reason. Therefore every callback comes exactly once.
+A channel owns one reader thread. Only this thread receives and decodes; callers only send. Requests under way
+are in one table, opaque -> waiting request, and *whoever takes an entry out of the table calls it back*: the
+reader with the answer; the reader's deadline sweep, or a sender whose time is over, with ``RequestTimeout``;
+or the thread that ends the channel, with the reason. Therefore every callback comes exactly once.
 
 Rule 1: under ``_lock`` only the table, the end reason and the silence are touched. Rule 2: under
 ``_send_lock`` the transport only sends (or is closed). With a stuck peer, sending ends by the transport's own
@@ -52,7 +52,7 @@ MOST_BYTES: Final = 32 << 20
 _BUSY: Final = "[OVERLOAD]the client has too many requests to answer, try again"
 
 OnResponse = Callable[[RemotingCommand | RocketMQError], object]
-"""Takes the answer, or the error if there is none. Must not block: it runs on the reader thread."""
+"""Takes the answer, or the error if there is none. Must not block: it normally runs on the reader thread."""
 _RECEIVE_BUFFER_BYTES: Final = 512 * 1024
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 _JOIN_S: Final = 5.0
@@ -78,7 +78,7 @@ class RequestDispatcher:
         self._slow = _RequestQueue(self._serve, f"{name} listener")
 
     def dispatch(self, request: RemotingCommand) -> None:
-        """Queue ``request`` for the handler, or refuse it with SYSTEM_BUSY; a oneway request is dropped."""
+        """Queue ``request`` for the handler; if too many wait, answer SYSTEM_BUSY, or drop a oneway one."""
         queue = self._slow if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY else self._quick
         if not queue.put(request) and not request.is_oneway:
             self._answer(request.response(ResponseCode.SYSTEM_BUSY, remark=_BUSY))
@@ -238,7 +238,7 @@ class Channel:
         self._waiting: dict[int, _Waiting] = {}
         self._ended: RocketMQError | None = None
         self._silence = Silence()
-        """Only the reader notes arrivals; everything else happens under ``_lock``."""
+        """Only the reader notes arrivals; other changes are made under ``_lock``."""
         self._is_leaving = False
         self._dispatcher = RequestDispatcher(
             request_handler, self._answer, f"rocketmq-requests {self.address}"
@@ -274,6 +274,7 @@ class Channel:
         Raises:
             RequestTimeout: If no answer came before ``deadline``; a later one is ignored.
             ChannelClosed: If the connection ended first.
+            TlsFailed: If the server refused this client's certificate.
             RemoteProtocolError: If the server sent something that is not an answer.
         """
         outcomes: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
@@ -294,8 +295,8 @@ class Channel:
         """Send a request without waiting; ``on_response`` is called exactly once. Return its opaque.
 
         ``on_response`` gets the answer, ``RequestTimeout`` (within a second after ``deadline``), or the error
-        with which the channel ended. It runs on the reader thread, or on the thread that noticed the end,
-        which may be the calling one.
+        with which the channel ended. It runs on the reader thread, or on the thread that noticed the end of
+        the channel or of the time, which may be the calling one.
         """
         outgoing = self._signed(request)
         opaque = next(self._opaques) & _OPAQUE_MASK

@@ -317,7 +317,7 @@ class TopicRoutes:
         self._retry_pause_s = _SOON_S
 
     def look(self, deadline: Deadline) -> Routes:
-        """Return routes at most 30 s old; the same object as before if nothing has changed.
+        """Return the name server client's routes; the same object as before if nothing has changed.
 
         Raises:
             TransportError: If no name server answered before ``deadline`` and a route was not known.

@@ -99,7 +99,7 @@ def confirm(channel: Channel, broker_name: str, deadline: Deadline) -> None:
 
     Raises:
         WrongBroker: If the server is another broker.
-        TransportError, BrokerError: If it did not answer before ``deadline``.
+        TransportError, BrokerError: If it did not answer before ``deadline``, or is busy or shutting down.
     """
     if _is_confirmed(channel, broker_name, deadline):
         return

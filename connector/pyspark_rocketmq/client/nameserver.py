@@ -54,7 +54,7 @@ class KnownRoute(NamedTuple):
 
     @property
     def denial(self) -> TopicNotFound | None:
-        """Denial of the topic by every name server that answered when last asked; None if one listed it."""
+        """Denial of the topic by every name server that answered when last asked; None in any other case."""
         return self.trouble if isinstance(self.trouble, TopicNotFound) else None
 
 
@@ -103,13 +103,14 @@ class NameServerClient:
         """Return the topic's route, at most ``route_max_age_s`` old.
 
         An older route is returned while no name server answers, and while all that answer deny the topic or
-        return errors. This proves little: a name server denies a topic while the topic's only broker
+        return errors. A denial proves little: a name server denies a topic while the topic's only broker
         restarts, and denies every topic after its own restart until brokers have registered again. If a
         message were sent to another broker then, it would leave its key's queue.
 
         Raises:
             TopicNotFound: If all name servers that answered deny the topic, and no route was ever known.
             NameServerNotReady: If one of them answered with an error that may pass; no route was known.
+            BrokerError: If one of them refused for another reason; no route was known.
             TransportError: If no name server answered before ``deadline`` and no route was known.
         """
         with self._lock:
@@ -127,7 +128,7 @@ class NameServerClient:
         return fresh.route
 
     def denial(self, topic: str) -> TopicNotFound | None:
-        """Return name servers' denial of a topic whose known route stays in use; None if they list it."""
+        """Return name servers' denial of a topic whose known route stays in use; None if there is none."""
         known = self.last_known(topic)
         return None if known is None else known.denial
 
@@ -230,7 +231,7 @@ class NameServerClient:
         return known._replace(route=self._where_brokers_are(known), since_s=since_s, trouble=error)
 
     def _where_brokers_are(self, kept: KnownRoute) -> TopicRoute:
-        """Return a route that no name server lists any more, with its brokers' newer addresses.
+        """Return a route that could not be refreshed, with its brokers' newer addresses.
 
         They are taken from other topics' routes: a broker that restarted at another address may have
         registered only those topics so far.

@@ -10,9 +10,9 @@ waiting, not while the caller is busy or the process is suspended, because answe
 A broker may hold a pull until there are messages; its silence about that pull is measured only from the time
 at which it must have answered.
 Rule 4: a pull that is not answered while others are is given up, and the connection goes on; a broker may
-drop an answer that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5: no pull
-is sent before the server has given its broker name, because a broker reports a reset only once, with the next
-pull. Rule 6, about bodies, is in :class:`ReceiveBuffer`.
+drop an answer that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5: if the
+caller names the broker, no pull is sent before the server's name is checked, because a broker reports a reset
+only once, with the next pull. Rule 6, about bodies, is in :class:`ReceiveBuffer`.
 """
 
 from __future__ import annotations
@@ -240,7 +240,8 @@ class PullConnection(Generic[PullT]):
         are the seconds that the caller has waited already.
 
         Raises:
-            RequestTimeout: If no byte came for about ``silence_s`` seconds (to within one second).
+            RequestTimeout: If no byte came for about ``silence_s`` seconds (to within one second), and a pull
+                has waited as long or none is in flight.
             ChannelClosed: If the connection ended.
             RemoteProtocolError: If the received bytes violate the protocol.
             WrongBroker: If the server is another broker.
@@ -259,13 +260,14 @@ class PullConnection(Generic[PullT]):
         return answers
 
     def pass_time(self, waited_s: float, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
-        """Count ``waited_s`` seconds in which the caller waited for several connections, and none came here.
+        """Count ``waited_s`` seconds in which the caller waited for several connections, without bytes here.
 
         Returns:
             The pulls that are given up now, with their errors, as from ``receive``.
 
         Raises:
-            RequestTimeout: If nothing came for ``silence_s`` seconds while a pull waited for as long.
+            RequestTimeout: If nothing came for ``silence_s`` seconds, and a pull has waited as long or none
+                is in flight.
         """
         self._listened_s += waited_s
         if self._listened_s < self._next_look_s:
@@ -375,7 +377,7 @@ def acquire_connection(
 ) -> PullConnection[Any]:
     """Return a connection for the caller's use: one that was released lately, or else a new one.
 
-    A new connection with a ``broker_name`` sends no pull before the server has confirmed that name.
+    A new connection with a ``broker_name`` sends no pull before the server's name is checked.
 
     Raises:
         ConnectFailed: If no connection could be opened within the settings' time-out.

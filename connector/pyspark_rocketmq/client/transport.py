@@ -182,7 +182,7 @@ class Wake(Closing):
 
 
 class SendingTime:
-    """Limit of the time for sending: ``stall_s`` for each step; for all, what the size and caller allow."""
+    """Limits the time for sending: each step to ``stall_s``; all steps to what size and caller allow."""
 
     __slots__ = ("_began_s", "_bytes", "_limit_s", "_stall_s")
 

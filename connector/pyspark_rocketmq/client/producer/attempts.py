@@ -121,7 +121,9 @@ class SendOutcome(Enum):
 
     @classmethod
     def of_async(cls, outcome: object) -> SendOutcome:
-        """Return the outcome of an asynchronous attempt; a broker that refused counts as reachable here.
+        """Return the outcome of an asynchronous attempt.
+
+        A broker that refused counts as reachable here; a broker without a connection does not.
 
         Source: ``MQClientAPIImpl.sendMessageAsync``, the arguments of its ``updateFaultItem``.
         """
@@ -198,8 +200,8 @@ class FaultTable:
 class AsyncAttempts:
     """The attempts of one asynchronous send.
 
-    An attempt without an answer is repeated until the deadline, which all attempts share. An attempt that a
-    broker refuses is not repeated.
+    An attempt without an answer is repeated, at most ``retries`` times, until the deadline, which all
+    attempts share. An attempt that a broker refuses is not repeated.
     """
 
     send: Callable[[MessageQueue, OnSend], None]
@@ -217,7 +219,7 @@ class AsyncAttempts:
     """Attempts left after the first."""
 
     def begin(self, queue: MessageQueue) -> None:
-        """Begin the first attempt; raise ``RocketMQError``, without calling ``on_result``, if that fails."""
+        """Begin an attempt; raise ``RocketMQError``, without calling ``on_result``, if that fails."""
         begun_s = self.deadline.clock.monotonic_s()
         self.send(queue, lambda outcome: self._ended(queue, begun_s, outcome))
 

@@ -209,7 +209,7 @@ class Producer(Closing):
             afresh: Whether to ask the name server even if the known route is young.
 
         Raises:
-            TopicNotFound: If the topic was never seen, and brokers do not create topics or may not.
+            TopicNotFound: If the topic was never seen, and brokers do not create topics or must not here.
             NoWritableQueue: If no living master has a queue to write to.
         """
         if afresh:
@@ -527,7 +527,7 @@ class Producer(Closing):
         return master
 
     def _watching_route(self, topic: str, on_result: OnSend) -> OnSend:
-        """Wrap ``on_result``: before it gets an error, the route is forgotten if it may be outdated."""
+        """Wrap ``on_result``: an error that an outdated route may cause also invalidates the route."""
 
         def on_outcome(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, _SIGNS_OF_AN_OLD_ROUTE):

@@ -60,7 +60,7 @@ class SendBackSettings:
     back_timeout_s: float = 5.0
     """Time-out of the request to the storing broker and its routes (``consumerSendMessageBack``)."""
     send_timeout_s: float = 3.0
-    """Time-out of the ordinary send that follows if that request failed, with all attempts."""
+    """Time-out of an ordinary send to the retry topic, with all attempts."""
 
     @classmethod
     def of(cls, options: ReadOptions) -> SendBackSettings:
@@ -182,9 +182,9 @@ class SendBack:
     def send_as_retry(self, message: MessageExt, *, max_reconsume_times: int) -> None:
         """Send ``message`` to the group's retry topic; it is stored when this returns.
 
-        This is how orderly consumers give a message up. Its reconsume times grow by one and then exceed
-        ``max_reconsume_times``, so the broker keeps it as a dead letter. A broker where the group holds a
-        lock does so whatever the number. A micro-batch that runs again sends its dead letters again.
+        This is how orderly consumers give a message up. Its reconsume times grow by one; if they then exceed
+        ``max_reconsume_times``, the broker keeps it as a dead letter. A broker where the group holds a lock
+        keeps it as one whatever the number. A micro-batch that runs again sends its dead letters again.
 
         Raises:
             RocketMQError: If the message is not known to be stored.
@@ -229,7 +229,10 @@ class SendBack:
             raise
 
     def _storing_broker(self, message: MessageExt) -> str:
-        """Return the address of the message's master; clients may be unable to reach its store host."""
+        """Return the address of the master that stores the message.
+
+        Without a broker name, return its store host, which clients may be unable to reach.
+        """
         if not message.broker_name:
             return message.store_host
         deadline = Deadline.after(self._clock, self._settings.back_timeout_s)

@@ -67,7 +67,7 @@ LocalTransaction = Callable[[Message], LocalTransactionState]
 """Runs the local transaction of a message. The message's ``msg_id`` is the transaction's id, by which a check
 asks for it later (``TransactionListener.executeLocalTransaction``)."""
 TransactionCheck = Callable[[MessageExt], LocalTransactionState]
-"""Returns the outcome of the transaction with this ``msg_id``, even after a restart
+"""Returns the outcome of the transaction whose id is the message's ``msg_id``, even after a restart
 (``TransactionListener.checkLocalTransaction``)."""
 
 
