@@ -2,9 +2,10 @@
 
 This thread, the planner, and the connection threads that receive brokers' notifications all use the state
 machine (:mod:`~pyspark_rocketmq.consume.membership`). A lock guards it; while a thread holds this lock, it
-does not call a server or wait. Every call to a server has a deadline, and calls of one kind go to all brokers
-at the same time. So a round of calls takes less than 10 s, however many brokers are silent. That is soon
-enough: a queue's lock counts for 10 s more after its renewal is due.
+does not call a server or wait. Every call to a server has a deadline. Calls of one kind go to all brokers at
+the same time; only the list of members is requested from one broker after another, from silent ones last. So
+a round of calls normally takes less than 10 s, although some brokers are silent. That is soon enough: a
+queue's lock counts for 10 s more after its renewal is due.
 
 When a connection breaks, its broker removes the member. The other members would then take its queues. So the
 next heartbeat is sent immediately and not after half a minute; if it fails, it is tried again every second.
@@ -207,8 +208,8 @@ class RunningMember:
         self._calls = calls
         self._clock = clock
         self._sleeps = SleepWatch(clock)
-        """Clock that includes the time for which this computer slept. Brokers' clocks go on meanwhile, so
-        everything that became due is done when it wakes."""
+        """Measures how long this computer slept. Brokers' clocks go on meanwhile, so everything that became
+        due is done when it wakes."""
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._is_stopping = False
@@ -223,7 +224,7 @@ class RunningMember:
         self._channels: dict[BrokerAddress, Channel] = {}
         """Connections on which a heartbeat was answered."""
         self._silent: set[BrokerAddress] = set()
-        """Brokers that did not answer the last heartbeat."""
+        """Brokers at which the last heartbeat failed."""
         self._beats_again_at_s = -inf
         """Monotonic second before which no heartbeat follows a broken connection."""
         self._differences = SubscriptionConsistency(heartbeat.consumers[0], self._client_id)
@@ -295,7 +296,7 @@ class RunningMember:
         return valid
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
-        """Note that the batch of ``plan`` has ended, or only for ``queues``; older plans have ended, too."""
+        """Note that the batch of ``plan`` is over for ``queues``, None: for all; other plans are ignored."""
         self._notify(lambda machine, now_s: machine.free(plan, queues, now_s))
 
     def holds(self, queue: MessageQueue) -> bool:

@@ -259,7 +259,7 @@ class OffsetMirror:
         return {queue: commit for queue, commit in waiting.items() if queue not in outdated}
 
     def _send(self, waiting: Commits, tried: Commits) -> None:
-        """Send each offset to its broker; skip a broker that does not answer for the rest of this round."""
+        """Send each offset to its broker; after a broker did not answer, skip it until the next round."""
         try:
             masters = self._routes.look(Deadline.after(self._clock, self._timeout_s)).masters
         except RocketMQError as error:

@@ -59,11 +59,11 @@ ConsumeOne = Callable[[MessageExt], ConsumeMessageDirectlyResult]
 class ClientRemotingProcessor:
     """Answers the requests that brokers send to one member of one group.
 
-    Give a pool a ``handler_for`` that returns this object. The object is called on the dispatcher thread of
-    each channel, so on several threads at the same time. A slow listener delays later requests on its
-    connection, but not the answers to our own requests. After an exception the broker gets code 1 and the
-    error's text. In requests, the names of groups and topics begin with the namespace; the public methods get
-    the names without it.
+    Give a pool a ``handler_for`` that returns this object. The object is called on the dispatcher threads of
+    each channel, so on several threads at the same time. A slow listener delays only later messages that an
+    administrator sends it on the same connection. After an exception the broker gets code 1 and the error's
+    text. In requests, the names of groups and topics begin with the namespace; the public methods get the
+    names without it.
 
     Source: RocketMQ 5.3.3 ``ClientRemotingProcessor``.
     """
