@@ -44,7 +44,7 @@ class GroupAtBrokers(Protocol):
         ...
 
     def read(self, queues: Collection[MessageQueue] | None = None) -> Mapping[MessageQueue, int]:
-        """Return the offset of each of ``queues`` that has one, or of every queue whose broker is running.
+        """Return the offsets of ``queues`` that have one; by default of all queues whose broker is running.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not answer.
@@ -116,6 +116,8 @@ class BrokerOffsetStore:
         self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
     ) -> CommitResult:
         """Store each queue's offset unless the stored one is larger; the owner does not matter.
+
+        A queue without a stored offset is refused.
 
         Source: ``RemoteBrokerOffsetStore.updateOffset`` with ``increaseOnly``, as concurrent consumers call
         it.

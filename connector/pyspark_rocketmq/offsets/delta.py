@@ -165,6 +165,7 @@ class DeltaOffsetStore(RowOffsetStore):
         """Return the group's rows in the newest table version.
 
         Raises:
+            OffsetError: If the table is gone, or another table has its place since it was opened.
             OffsetStoreUnavailable: If the storage does not answer.
         """
         what = f"The offsets of group {consumer_group}"

@@ -5,10 +5,11 @@ version, time and action of the change that wrote a row; the others are those of
 partitioned by day, so that a day can be deleted without rewriting another. Anybody may read it: one query
 returns a group's progress over days.
 
-The upkeep runs every hundred versions on a background thread. It copies older versions into the history
-table, writes a checkpoint of the log, deletes old log entries, and removes files that are no longer used.
+The upkeep runs every hundred versions on a background thread. It copies the versions worth keeping into the
+history table, writes a checkpoint of the log, and deletes old log entries. Each tenth upkeep also removes
+files that are no longer used.
 
-Rule 1: a version is removed only after the history contains it.
+Rule 1: a version that is worth keeping is removed only after the history contains it.
 Rule 2: the upkeep may be interrupted after any step; the next one continues from there, in any process.
 Rule 3: an upkeep that fails is harmless: the failure is logged, and the next upkeep does the work.
 """

@@ -9,7 +9,8 @@ other's changes. Other machines do not share the files: this store is for a cons
 with nobody.
 Rule 2: at every moment ``offsets.json`` is complete or missing; if it is missing, ``offsets.json.bak`` is
 complete. The complete file has the last change that was reported as stored, or a newer one.
-Rule 3: a file that cannot be read is an error. Treating it as "no offsets" would restart the group.
+Rule 3: if a damaged file cannot be read, the other one is read instead, and a warning is logged. Without a
+readable file that is an error: treating it as "no offsets" would restart the group.
 
 Shape, pretty-printed or not; ``rows`` is our addition, and ``offsetTable`` has objects as keys, as in Java::
 

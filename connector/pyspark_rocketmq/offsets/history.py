@@ -14,7 +14,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetRow
 
 RESET_ACTION: Final = "reset"
-"""Prefix of the action of an operator's change."""
+"""Prefix of the action of a reset: by an operator, or by a member that skips messages or repairs offsets."""
 GROUP_KEY: Final = "consumerGroup"
 ACTION_KEY: Final = "userMetadata"
 """Keys of a commit's information. Spark's ``DESCRIBE HISTORY`` shows the second one."""
@@ -48,7 +48,7 @@ class StoredChange(NamedTuple):
 
     @property
     def is_reset(self) -> bool:
-        """Whether an operator made the change."""
+        """Whether the change is a reset, by an operator or by a member."""
         return self.action.startswith(RESET_ACTION)
 
 

@@ -1,10 +1,10 @@
 """Effects of a claim, a commit and a reset on a group's rows: pure functions, and a base class of stores.
 
-Rule 1: each function takes the stored rows and returns all rows to store. Unchanged rows are the same
-objects. If ``after == before``, there is nothing to write.
+Rule 1: each function takes the stored rows and returns all rows to store. If ``after == before``, there is
+nothing to write.
 Rule 2: a change is applied as a whole; an error means that no row changes.
-Rule 3: applying a change a second time changes nothing. So a store whose write may or may not have arrived
-reads the rows and applies the rule again.
+Rule 3: a change may be applied a second time; at most, this raises epochs again. So a store whose write may
+or may not have arrived reads the rows and applies the rule again.
 """
 
 from __future__ import annotations
@@ -419,7 +419,7 @@ class RowOffsetStore(ABC):
         )
 
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, LastSkipped]) -> None:
-        """Remember the last message before a queue's beginning; see ``OffsetStore.note_passed``."""
+        """Remember the last message before a moved position; see ``OffsetStore.note_passed``."""
         self._change(consumer_group, lambda rows: apply_last_skipped(rows, passed), "messages passed over")
 
     def note_sinks(

@@ -208,7 +208,7 @@ class QueueCommit:
     is_shown: bool = False
     """Whether ``next_offset`` will be written to the queue's broker."""
     arrived: int | None = None
-    """Last offset that the queue's broker is known to have."""
+    """Last offset that the queue's broker is known to have; None if it is not known."""
     sinks: RecordedSinks = NO_SINKS
     """Sinks that have the batch's rows; see ``OffsetRow.sinks``."""
 
@@ -331,7 +331,8 @@ class OffsetStore(Protocol):
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, LastSkipped]) -> None:
         """Remember the last message before a position to which a queue was moved; move no queue.
 
-        A queue is left out if its stored epoch is different, or if a batch has moved it since.
+        A queue is left out if its stored epoch is different. If a batch has moved it since, only a message
+        that is lost, or older than the newest one of the row, is remembered.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
@@ -356,7 +357,7 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, OffsetRow]:
         """Begin the next generation of queues whose offsets started again and whose epoch is still the same.
 
-        Their epochs grow, which fences off running batches. Returns the rows of these queues.
+        Their epochs grow, which fences off running batches. Returns the changed rows.
 
         Raises:
             OffsetError: If an offset is negative.
