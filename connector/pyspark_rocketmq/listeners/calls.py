@@ -46,7 +46,7 @@ class ListenerCall:
         self.answer: Answer | None = None
         """The listener's answer; None until the call ends, and after an exception that ends the process."""
         self.failure: BaseException | None = None
-        """Exception that the listener raised."""
+        """Exception that the listener raised; None without one, and after one that ends the process."""
         self.began_s: float | None = None
         """Monotonic second at which the call began; None before it begins and after it ends."""
         self.lasted_s = 0.0

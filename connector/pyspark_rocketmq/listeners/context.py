@@ -45,7 +45,8 @@ class ConsumeMessageContext:
     success: bool = False
     """Whether the answer was SUCCESS or COMMIT; set after the call."""
     status: str | None = None
-    """The answer; an exception, None or any other value counts as the answer that gives the messages back."""
+    """The answer; None before the call. An exception, and a returned value that is not a status, count as the
+    answer that gives the messages back."""
     props: dict[str, str] = field(default_factory=dict)
     """After the call, ``ConsumeContextType``: SUCCESS, TIME_OUT, EXCEPTION, RETURNNULL or FAILED."""
     mq_trace_context: Any = None
@@ -180,7 +181,8 @@ class DeliveryContext:
         """Buffer of the rows, after the first check."""
         self._file = file
         self.broken: RocketMQError | None = None
-        """For the engine: the first error of ``emit``, even if the listener caught it."""
+        """For the engine: the first error of the emitted rows that ends the query, even if the listener has
+        caught it; None without one."""
 
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
         """Add one output row; columns that are not given are null.
@@ -192,6 +194,7 @@ class DeliveryContext:
             ListenerError: If the row's message is unclear, or not of this delivery.
             SchemaError: If a column is not in the listener's output schema, is missing and not nullable, or
                 its value does not fit. The query ends even if the listener catches it.
+            RocketMQError: If there is no space for the rows; the query ends in the same way.
         """
         output = self._output
         try:
@@ -244,7 +247,7 @@ class DeliveryContext:
     def logger(self) -> LoggerAdapter[Logger]:
         """Logger of ``pyspark_rocketmq.listener``; its lines begin with the queue and the current offset.
 
-        Outside a loop that is the delivery's first offset.
+        Outside a loop over the messages, the current offset is the first one of the delivery.
         """
         at = self._first_offset if self._current is None else self._current.queue_offset
         return _PositionLogger(_listener_logger, {"position": f"{self.message_queue} queueOffset={at}"})
@@ -256,7 +259,7 @@ class DeliveryContext:
         return emitted
 
     def _keep(self, keep: Callable[[RowBuffer], int]) -> None:
-        """Pack large rows to save memory."""
+        """Save memory with ``RowBuffer.look``, or ``RowBuffer.pack``, which packs even small rows."""
         with _making:
             if self._buffer is None or self._buffer.rows is not self._emitted:
                 self._file = self._file or SpillFile()

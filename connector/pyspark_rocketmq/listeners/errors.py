@@ -22,7 +22,8 @@ MOST_KEYS: Final = 100
 MOST_CHARACTERS: Final = 300
 """Maximum length of a line that is shown, in characters."""
 _MOST_CAUSES: Final = 10
-"""Maximum number of causes shown in an error's line; users' code may chain any number, even in a circle."""
+"""Maximum number of errors in a line, the causes of the first one included; users' code may chain any number,
+even in a circle."""
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")
 """Matches the parts of an error's text that differ from message to message."""
 
@@ -89,7 +90,7 @@ def report_problem(problem: str, where: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return type and text of an error, without control characters; at most ``MOST_CHARACTERS``."""
+    """Return type and text of an error and of its causes, in at most ``MOST_CHARACTERS``, all printable."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain and len(chain) < _MOST_CAUSES:
@@ -131,7 +132,7 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def _place(error: BaseException) -> tuple[str, int] | None:
-    """Return the innermost line of code that the error passed through."""
+    """Return the innermost line of code that the error passed through; None without a traceback."""
     traceback = error.__traceback__
     if traceback is None:
         return None

@@ -66,7 +66,8 @@ class _Opened:
 
     def __init__(self) -> None:
         self.listener: Future[Any] = Future()
-        """Done when the listener is open; other users wait for it without a time-out."""
+        """Done when the listener is open, or could not be opened; other users wait for that, without a
+        time-out."""
         self.users = 0
         self.closing: threading.Timer | None = None
 

@@ -36,7 +36,8 @@ _MADE_AT_ONCE: Final = 512
 """Number of messages created at a time: so few that they stay in the processor's caches and below the
 threshold of Python's garbage collector, and so many that the cost of reading a column is negligible."""
 _BLOCKS_KEPT: Final = 16
-"""Number of such groups that are kept while messages are delivered by key and not in queue order."""
+"""Number of groups of ``_MADE_AT_ONCE`` messages that are kept while messages are delivered by key and not in
+queue order."""
 
 
 def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
@@ -217,7 +218,10 @@ class ArrivedMessages(Sequence[MessageExt]):
         return int(self._offsets[number][at])
 
     def index_from(self, queue_offset: int) -> int:
-        """Return the index of the first message at or after a queue offset, among those not forgotten."""
+        """Return the index of the first message at or after a queue offset; the length if there is none.
+
+        Messages that are forgotten do not count.
+        """
         number = bisect_left(self._last_offsets, queue_offset)
         if number == len(self._offsets):
             return len(self)
@@ -225,7 +229,10 @@ class ArrivedMessages(Sequence[MessageExt]):
         return self._ends[number] - len(offsets) + bisect_left(offsets, queue_offset)
 
     def in_objects(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> list[MessageExt]:
-        """Return at least one message, in order; ``retry_counts`` are added to their reconsume times."""
+        """Return the messages from index ``start`` to before ``stop``, at least one, as objects.
+
+        ``retry_counts``, one for each message, are added to their reconsume times.
+        """
         begin, end = start - self._first, stop - self._first
         # True for nearly every delivery.
         is_made = 0 <= begin < end <= len(self._made)
@@ -233,7 +240,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return _with_times(messages, retry_counts) if retry_counts else messages
 
     def in_arrow(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> ArrowMessages:
-        """Return the messages of :meth:`in_objects` in Arrow."""
+        """Return the messages of :meth:`in_objects` as a record batch."""
         rows: list[pa.RecordBatch] = []
         offsets: list[npt.NDArray[np.int64]] = []
         number, at = self._place(start)
@@ -382,7 +389,7 @@ def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def last_message(batch: pa.RecordBatch, row: int) -> RememberedMessages:
-    """Return the newest message for an ack; empty if its columns were not read."""
+    """Return the message in a row, as an ack remembers the newest one; empty if its columns were not read."""
     return RememberedMessages.of(message_in(batch, row))
 
 
@@ -407,7 +414,7 @@ def _values(column: pa.Array, name: str, extra: Mapping[str, str] = MappingProxy
     if column.null_count == len(column):
         return [None] * len(column)
     if name in _TIMES:
-        # Milliseconds, as in Java. Null if Spark's timestamps cannot represent the born time.
+        # Milliseconds, as in Java. The column has null if Spark's timestamps cannot represent a born time.
         known = column.fill_null(0) if column.null_count else column
         micros = known.view(pa.int64()).to_numpy()
         return (micros // _MICROS_PER_MILLI).tolist()  # type: ignore[no-any-return]
@@ -434,7 +441,7 @@ def _dicts(column: pa.MapArray, extra: Mapping[str, str]) -> list[dict[str, str]
 
 
 def _alike(names: Sequence[str], values: Sequence[str], extra: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return dicts that have all the same keys: copies of one, of which each name is then set.
+    """Return dicts that all have the same keys: copies of one dict, in which each value is then set.
 
     ``values`` are those of the first dict in the order of ``names``, then those of the next one.
     """

@@ -1,4 +1,4 @@
-"""Keeps the emitted rows of a range until it ends: in memory while they are few, else in a temporary file.
+"""Keeps the emitted rows of a range until its next cut or its end: in memory, or in a temporary file if many.
 
 A listener may emit any number of rows for a message, and they must stay in the task until the message is
 acknowledged. Rows are kept in order: the newest as tuples, older ones as record batches of about 1 MiB.
@@ -165,7 +165,7 @@ class RowBuffer:
         """Size of the batches in memory."""
 
     def look(self) -> int:
-        """Pack the newest rows into a batch if they are large; return the number of rows to check at next."""
+        """Pack the newest rows into a batch if they are large or many; return the number to check at next."""
         with self._guard:
             stop = len(self.rows)
             newest: Any = self.rows[self._looked_at : stop]

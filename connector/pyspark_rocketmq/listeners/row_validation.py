@@ -104,7 +104,7 @@ class RowColumns:
         """Places of the columns of strings and bytes."""
 
     def to_batch(self, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
-        """Create a batch of ``count`` rows; a column is a sequence, or one value for all rows."""
+        """Create a batch of ``count`` rows; a column is a list, an array, or one value for all rows."""
         arrays = [self.array(field, columns[field.name], count) for field in self._fields]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -334,7 +334,8 @@ class OutputColumns:
         """Return ``rows``, which have a column ``queueOffset``, cast to exactly the columns of :attr:`rows`.
 
         Raises:
-            SchemaError: For the reasons of :meth:`completed`, or if a column cannot be cast without loss.
+            SchemaError: For the reasons of :meth:`completed`, or if a column occurs twice or cannot be cast
+                without loss.
         """
         wanted = self.rows.schema
         if rows.schema.equals(wanted) and not self.required:
@@ -358,7 +359,7 @@ class OutputColumns:
         return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
     def arrow_column(self, name: str, values: list[Any]) -> pa.Array:
-        """Convert ``values``, each of them checked or None, to column ``name``.
+        """Check each of ``values`` except None, and convert all of them to column ``name``.
 
         Raises:
             SchemaError: If one does not fit, or there is no such column.
