@@ -1,8 +1,9 @@
 """Allocation of queues to the members of a group: every member computes it for itself, with the same result.
 
-That holds only if all members use the same strategy on the same lists, sorted by :func:`sorted_queues` and
-:func:`sorted_members`. A member listed twice (one entry per connection) counts twice, as in Java, until the
-broker forgets the old connection. Here it gets both shares; in Java only the first (see ``_entries``).
+The results agree only if all members use the same strategy on the same lists, sorted by
+:func:`sorted_queues` and :func:`sorted_members`. A member listed twice (one entry per connection) counts
+twice, as in Java, until the broker forgets the old connection. Here it gets both shares; in Java only the
+first (see ``_entries``).
 
 Source: RocketMQ 5.3.3 ``client/consumer/rebalance/*``, ``RebalanceImpl.rebalanceByTopic``.
 """
@@ -156,8 +157,8 @@ class ByConfig:
 class ConsistentHash:
     """Moves few queues when members come and go, at the price of very uneven shares.
 
-    Each member has ten places on a ring of 2**32; a queue belongs to the first member at or after the queue's
-    own place.
+    Each member has ``places_per_member`` places on a ring of 2**32. A queue belongs to the first member at or
+    after the queue's own place.
     """
 
     places_per_member: int = 10
@@ -186,7 +187,7 @@ class ConsistentHash:
         ring: dict[int, str] = {}
         places: Counter[str] = Counter()
         for member in members:
-            # A member listed again gets ten more places, numbered from the count of those it still has.
+            # A member listed again gets as many places again, numbered from the count of those it still has.
             first = places[member]
             for number in range(first, first + self.places_per_member):
                 place = _place(f"{member}-{number}")
@@ -315,8 +316,8 @@ def allocation_strategy(text: str) -> AllocationStrategy:
     """Return the strategy that ``text`` names; a user's class is imported and made without arguments.
 
     Raises:
-        OptionError: If there is no such strategy, or the class cannot be imported or made or has no
-            ``allocate``.
+        OptionError: If there is no such strategy, it does not take the value after the colon, or the class
+            cannot be imported or made or has no ``allocate``.
     """
     name, colon, argument = text.strip().partition(":")
     build = _BUILDERS.get(name)

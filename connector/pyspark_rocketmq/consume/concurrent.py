@@ -138,7 +138,7 @@ class ConcurrentFinish(StrEnum):
 
     EXHAUSTED = "EXHAUSTED"
     SUSPENDED = "SUSPENDED"
-    """A message could be sent back neither to its broker nor to another one."""
+    """Sending a message back has failed twice in a row, or messages wait by rule 3."""
     SLICE_USED = "SLICE_USED"
     THREADS_LOST = "THREADS_LOST"
     """Every thread is in a listener call that does not return."""
@@ -258,7 +258,7 @@ class ConcurrentConsumption:
         self._next = 0
         """First index never delivered in this run."""
         self.is_last_out = count < self._least
-        """Whether all messages that have arrived were delivered once; may change when more arrive."""
+        """Whether the undelivered messages that have arrived are too few for a delivery, or none."""
         self._failures = dict(failures)
         """How often a message could not be sent back, by index; without those that are done."""
         self._again: deque[tuple[float, int]] = deque()
@@ -333,7 +333,10 @@ class ConcurrentConsumption:
 
     @property
     def is_all_out(self) -> bool:
-        """Whether there is nothing to deliver for now, however many threads are free."""
+        """Whether there is nothing to deliver, however many threads are free.
+
+        False also while a message waits for the time at which it is consumed again.
+        """
         return (
             len(self._out) >= self._most_calls
             or (self.is_last_out and not self._again)

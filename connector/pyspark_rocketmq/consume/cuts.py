@@ -137,7 +137,7 @@ class CommitGroup:
 
     group: Group
     stores_offsets: bool = True
-    """Whether to store all offsets that wait, too."""
+    """Whether to store all offsets, too: the group's, and those that wait. Otherwise the group's wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,9 +290,9 @@ class Cuts:
     def __init__(self, interval_s: float | None, *, may_offsets_wait: bool = False) -> None:
         """Begin without a batch.
 
-        ``interval_s`` is the shortest time between two cuts in seconds; with 0 the next one is asked for when
-        a commit is over. With None no cut is asked for: parts come only when queues are given up or tasks
-        end. ``may_offsets_wait``: see ``OffsetPace``.
+        ``interval_s`` is the shortest time between two cuts in seconds; with 0 only the other parts of rule 6
+        delay a cut. With None no cut is asked for: parts come only when queues are given up or tasks end.
+        ``may_offsets_wait``: see ``OffsetPace``.
         """
         self._interval_s = interval_s
         self._pace = OffsetPace(may_wait=may_offsets_wait and interval_s is not None)
@@ -346,7 +346,10 @@ class Cuts:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no part waits, none is being committed, and all offsets are stored."""
+        """Whether no part waits, none is being committed, and all offsets are stored.
+
+        After the batch has failed, parts that wait do not count.
+        """
         is_idle = self._in_hand is None and not self._pace.behind
         return is_idle and (not self._batch.waiting or self._error is not None)
 
@@ -470,7 +473,7 @@ class Cuts:
         return [*actions, *self._go_on(now_s, at_once=bool(ends) and not self.is_ending)]
 
     def nothing(self, task: str, cut: int, now_s: float) -> list[Action]:
-        """Note that a task has made no progress since its last cut."""
+        """Note that a task sends no part for a cut: nothing is settled, or two parts are not committed."""
         if self._accepted(task) is not None:
             self._answered(task, cut)
         return self._go_on(now_s)

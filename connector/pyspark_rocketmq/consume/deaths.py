@@ -50,7 +50,7 @@ class DeathCounts:
         return None
 
     def forgive(self, queues: Iterable[MessageQueue]) -> None:
-        """Forget the deaths of queues that a batch had without one."""
+        """Forget the deaths of queues whose task has ended well."""
         for queue in queues:
             self._deaths.pop(queue, None)
 

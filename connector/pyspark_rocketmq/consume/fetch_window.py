@@ -26,7 +26,7 @@ ends:
    that counts as no error.
 8. Messages that arrive at the queue's end are handed out immediately. While a range is behind, its messages
    are gathered as in any other range, to be decoded fast.
-9. Errors that may pass never end such a range; the task's other ranges go on meanwhile.
+9. Retryable errors never end such a range; the task's other ranges go on meanwhile.
 
 :mod:`~pyspark_rocketmq.consume.slave_reads` decides which broker of a name is asked. Times are seconds of one
 monotonic clock, passed in. Not thread-safe, except ``RangeWindow.stop``.
@@ -185,7 +185,7 @@ class RangeWindow:
         self.skipped = range(0)
         """Offsets passed over, and logged, because the broker no longer has them; may be empty."""
         self.bounds: tuple[int, int] | None = None
-        """The queue's smallest offset and its end, from the newest answer."""
+        """The queue's smallest offset and its end, from the newest answer; None before the first one."""
         self.answers = 0
         """Number of pulls that brought messages."""
         self.answered_after_s = 0.0
@@ -264,7 +264,10 @@ class RangeWindow:
         ]
 
     def held_task(self, now_s: float) -> PullTask | None:
-        """Return the pull for the broker to hold; None unless the range's end is open and reached."""
+        """Return the pull that the broker is to hold.
+
+        None unless the range's end is open and reached, and no pull is in flight.
+        """
         pull = self.segments.pull_at_end()
         if pull is None:
             return None

@@ -10,11 +10,11 @@ message that it skipped. The sink also keeps the newest message, since the sink 
 **Where the logs differ** (:func:`find_change`) depends only on the log:
 
 1. If the newest remembered message still exists, or has expired and cannot be checked, this is the same log.
-2. Otherwise the logs are the same up to the newest remembered message that is still there, and differ before
-   the oldest remembered message that is gone. Between these two a message is new if its place in the broker's
-   log *or* its store time is larger than that of the missing message. A topic created again comes after
-   everything in its broker's log, whatever time the clock showed. A promoted slave writes to the places that
-   it lacked, at a later time.
+2. Otherwise the logs are the same up to the newest remembered message that is still there, and differ at the
+   oldest remembered message that is gone, or earlier. Between these two a message is new if its place in the
+   broker's log *or* its store time is larger than that of the missing message. A topic created again comes
+   after everything in its broker's log, whatever time the clock showed. A promoted slave writes to the places
+   that it lacked, at a later time.
 3. Where neither number separates old from new, everything counts as new: repeated messages cost less than
    lost ones.
 
@@ -280,7 +280,7 @@ class NextGeneration(NamedTuple):
     is_certain: bool = True
     """See ``LogChange.is_certain``."""
     boundary: int | None = None
-    """Where the logs differ."""
+    """Where the logs differ; None if no remembered message shows it."""
 
 
 def next_generation(

@@ -10,10 +10,9 @@ have in the queue. So a message may be finished while an earlier one is not. The
 2. ``committed`` is the lowest unfinished message, and never goes back. Only messages below it are
    acknowledged. Messages finished above it wait until the gap is closed. If the run ends before, they are
    delivered again.
-3. The lowest message comes first. A message is *admitted*, that is, may be delivered, if it is at most 2,000
-   above ``committed`` (Java's ``consumeConcurrentlyMaxSpan``). The *first lane* is the lane of ``committed``.
-   If the listener has had all its messages without a commit, further messages are admitted until the lane
-   gets one.
+3. The lowest message comes first. The first 2,000 messages from ``committed`` on are *admitted*, that is, may
+   be delivered (Java's ``consumeConcurrentlyMaxSpan``). The *first lane* is the lane of ``committed``. If the
+   listener has had all its messages without a commit, further messages are admitted until the lane gets one.
 4. Only the first lane sends dead letters; another lane waits until it is the first. A listener call may have
    several messages of a lane, with a gap between them. A dead letter above that gap is sent again if the run
    ends before the gap is closed.
@@ -58,7 +57,7 @@ from pyspark_rocketmq.consume.orderly import (
 )
 
 MOST_AHEAD: Final = 2_000
-"""Maximum distance of an admitted message from the lowest unfinished one, in messages of the range."""
+"""Number of messages that are admitted, from the lowest unfinished one on (rule 3)."""
 
 Key = str | None
 """A message's sharding key; None for a message without one."""
@@ -218,7 +217,8 @@ class KeyedConsumption:
         self.goes_on_at_s: float | None = None
         """End of the first lane's suspension if the run has stopped during it; otherwise None."""
         self.wakes_at_s: float | None = None
-        """Time at which a suspended run may go on: the earliest end of a lane's suspension, or now."""
+        """Time at which a suspended run may go on: the earliest end of a lane's suspension, or the arrival of
+        more messages; None unless the run is suspended."""
         self.finished: OrderlyFinish | None = None
         """Reason why the run makes no more deliveries; None while it does. A suspended run may go on."""
 

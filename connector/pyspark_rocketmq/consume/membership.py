@@ -19,9 +19,9 @@ member gets and gives up a single queue.
    report does not touch the plan that is under way by then.
 7. A member that stops gives back immediately the queues that no batch holds, and the others when their batch
    is over: the next owner of a queue must not overlap with a call of that batch. It waits only as long as
-   Spark lets Python workers go on after a stop. With locks it leaves the group first, so that the others wait
-   for its locks and a drain does not end without its queues. Without locks it leaves last, since the others
-   begin as soon as it is off the list.
+   Spark lets Python workers go on after a stop. With locks and a batch under way it leaves the group first,
+   so that the others wait for its locks and a drain does not end without its queues. Without locks it leaves
+   last, since the others begin as soon as it is off the list.
 8. A broker may have granted a lock although no answer came, and keeps one that has expired only here. Such a
    queue is unlocked once it is no longer wanted, and no batch holds it.
 
@@ -143,7 +143,7 @@ class MembershipTiming:
     lock_valid_s: float = 30.0
     """How long a lock counts here after it was requested; the broker keeps it for 60 s."""
     lock_retry_s: float = 1.0
-    """Pause before a refused queue is tried again."""
+    """Pause before a lock that was refused, or a lock call that failed, is tried again."""
     second_look_s: float = 1.0
     """Pause before a list of members that got shorter is requested again."""
 
@@ -310,7 +310,7 @@ class Membership:
         return frozenset(queue for queue in self._planned if self._phases.get(queue) is not Phase.HELD)
 
     def claimed_by_other(self, queue: MessageQueue, now_s: float) -> None:
-        """Note that the offset store names another owner; ``queue`` is tried again at the next rebalance."""
+        """Note that the offset store names another owner; ``queue`` is tried again after ``rebalance_s``."""
         if queue in self._phases:
             self._happened(queue, OwnershipEvent.CLAIMED_BY_OTHER, now_s)
             self._retry_at_s[queue] = now_s + self._timing.rebalance_s

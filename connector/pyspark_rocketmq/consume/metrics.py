@@ -57,7 +57,10 @@ class QueueLag(NamedTuple):
         return f"beyond the end by {self.beyond_end}" if self.beyond_end else None
 
     def seconds(self, now_s: float) -> float | None:
-        """Return how long the next message has waited; 0 if there is none, or if the clocks differ."""
+        """Return how long the next message has waited; None if its store time is not known.
+
+        Return 0 if there is no such message, or if the broker's clock is ahead.
+        """
         if self.messages == 0:
             return 0.0
         return None if self.next_stored_at_s is None else max(0.0, now_s - self.next_stored_at_s)

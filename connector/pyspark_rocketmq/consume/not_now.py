@@ -42,8 +42,8 @@ def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bo
     """Return whether a task that reads a range pulls again after a pause, while its time is not up.
 
     That time is ``retryTimeoutMs``, in a group at most 10 s (``fetch_window``).
-    A group that has worked before ends the range where it is instead, so that the queue rests and the others
-    go on.
+    After an error that is not ``retryable``, a group that has worked before ends the range where it is, so
+    that the queue rests and the others go on.
 
     Args:
         error: The pull's error.

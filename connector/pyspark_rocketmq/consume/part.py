@@ -1,7 +1,7 @@
 """A part: a task's files and acknowledgements, from the engine to the offset store; committed as a whole.
 
-A part is the same value everywhere. A task makes it (``consumer.engine.task``), the job or the hub carries it
-to the driver as JSON, and the driver commits it, with others or without (``commit.pipeline``). Shape::
+A part is the same value everywhere. A task makes it (``consumer.engine.parts``), the job or the hub carries
+it to the driver as JSON, and the driver commits it, with others or without (``commit.pipeline``). Shape::
 
     {"id": "…", "written": [{…}], "acks": [{"queue": ["T", "broker-a", 0], …}], "emitted": 9, "left_out": 2}
 """
@@ -31,7 +31,8 @@ class QueueAck:
     start: int
     """First queue offset of the range."""
     state: QueueState
-    """State for the next range; suspended until now if the time slice ended before any commit."""
+    """State for the next range; suspended until now if nothing was committed, for another reason than a
+    suspension or a listener that waits for more messages."""
     consumed: int
     """Messages passed in this batch, dead letters included."""
     failed: int

@@ -212,7 +212,7 @@ def _as_long_as_the_longest(expected_ms: Sequence[float]) -> list[list[int]]:
     tasks: list[list[int]] = []
     lasts_ms: list[float] = []
     for index in sorted(range(len(expected_ms)), key=lambda index: -expected_ms[index]):
-        # Tasks before the last one are full, because ranges come from the longest to the shortest.
+        # Tasks before the last one are more than half full: ranges come from the longest to the shortest.
         if lasts_ms and lasts_ms[-1] + expected_ms[index] <= longest_ms:
             tasks[-1].append(index)
             lasts_ms[-1] += expected_ms[index]

@@ -75,7 +75,10 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
         )
 
     def since(self, arrived: int | None) -> ShownOffsets:
-        """Remove offsets older than ``arrived``: the broker has received that one, so it has no older one."""
+        """Remove offsets older than ``arrived``: the broker has received that one, so it has no older one.
+
+        The broker then counts as asked, even if no offset is known.
+        """
         known = self.offsets
         if arrived in known:
             return ShownOffsets(known[known.index(arrived) :])

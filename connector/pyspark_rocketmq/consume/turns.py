@@ -225,7 +225,7 @@ class TaskTurns(Generic[QueueT]):
         return self._is_arriving
 
     def is_suspended(self, queue: QueueT) -> bool:
-        """Return whether the queue has no worker and waits after a suspension in this task."""
+        """Return whether the queue has no worker and waits after a suspension, in this task or before it."""
         return self.is_waiting(queue) and (queue in self._suspended or queue not in self._leading)
 
     def is_waiting(self, queue: QueueT) -> bool:
