@@ -8,10 +8,11 @@ Epochs keep former owners out. If a queue was claimed or reset since the plan, i
 data is committed, and the offset store refuses commits under an older epoch.
 
 A *group* of parts gets one commit of data and one of offsets. Its offsets may wait until those of a later
-group of the batch are stored (``consume.offset_pace``). All groups are committed in the same way, whether at
-the end of a batch, or while its job runs, when tasks hand parts over. Only one group is committed at a time.
-If its commit fails, the group may be committed in spite of the error, so it is tried again, unchanged, before
-any other group. This module does not use Spark.
+group of the batch are stored (``consume.offset_pace``); the epochs are checked with the offsets, and until
+then only the sink can refuse its rows. All groups are committed in the same way, whether at the end of a
+batch, or while its job runs, when tasks hand parts over. Only one group is committed at a time. If its commit
+fails, the group may be committed in spite of the error, so it is tried again, unchanged, before any other
+group. This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _SHOWN_WITHIN_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """Results of one micro-batch, given to batch listeners after everything is committed."""
+    """Results of one commit of a micro-batch, given to batch listeners after the commit."""
 
     query_id: str
     batch_id: int
@@ -63,12 +64,13 @@ class BatchReport:
     left_out: int
     """Output rows that a sink left out because it has them already: they are below its watermark."""
     sink_version: int | None
-    """Table version of the data commit; None if nothing was written."""
+    """Table version of the data commit; None if nothing was written, or the sink has no versions."""
     refused: tuple[QueueCommit, ...]
     """Offsets that the store refused, because their queues now belong to another consumer or were reset while
-    the batch ran. Offsets may be stored later than their rows; then they are in a later report."""
+    the batch ran. Offsets may be stored later than their rows: refused ones are then in a later report or, if
+    no rows were committed with them, only in the log."""
     offsets: tuple[OffsetRow, ...] = ()
-    """Positions of all queues of this consumer after the batch, sorted by queue, with or without a part."""
+    """Positions of all queues of this consumer after the commit, sorted by queue, with or without a part."""
     is_ahead: bool = False
     """Whether the commit was made while the batch's job was running."""
     store_to_listener: LatencyHistogram = NONE_COUNTED
@@ -404,7 +406,8 @@ class PartCommitter:
         """Commit the data of a group, except that of queues which moved.
 
         The sink must not get rows of a queue that now belongs to another member, or was reset. If such a
-        queue shares files with other queues, the rows of these are dropped too, and consumed again.
+        queue shares a part with other queues, their rows are dropped too, and consumed again, unless
+        ``keeps_others`` applies.
 
         Returns:
             The rest of the group, the queues that were dropped, and the table's version.
@@ -449,7 +452,10 @@ class PartCommitter:
     def _without(
         self, sink: _SinkSide, parts: tuple[Part, ...], queues: frozenset[MessageQueue]
     ) -> tuple[tuple[Part, ...], list[QueueAck]]:
-        """Remove the rows of queues, or else whole parts with them; return the rest, and the removed acks."""
+        """Remove the rows of queues; return the rest, and the removed acks.
+
+        Unless ``keeps_others`` applies, whole parts are removed that contain one of the queues.
+        """
         if not queues:
             return parts, []
         if self._keeps_others and isinstance(sink.batch, LeavesOutQueues):

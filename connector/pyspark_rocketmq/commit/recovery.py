@@ -67,6 +67,7 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
 
     Raises:
         SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.
+        OffsetError: If the sink cannot be read.
         OffsetStoreUnavailable: If the store cannot be read.
     """
     rows = store.read(consumer_group)
