@@ -109,7 +109,8 @@ class BatchRunner:
 
         Raises:
             SinkSetBack: If the sink lacks rows below the group's offsets. Nothing was consumed.
-            RocketMQError: If data or offsets could not be committed; Spark then runs the batch again.
+            RocketMQError: If data or offsets could not be committed. The query then ends; when it starts
+                again, Spark runs the batch again.
         """
         query_id = self._query_id()
         self._before_batch()

@@ -159,7 +159,10 @@ class ChangeListener:
             raise removal(change, removed)
 
     def _carried(self, change: Change) -> str | None:
-        """Return the values of columns that the table did not have when the query started."""
+        """Return the values of columns that the table did not have when the query started, as one text.
+
+        None if there are none, or if ``schema_changes`` is ``ignore``.
+        """
         if self._schema_changes == "ignore":
             return None
         if self._known.issuperset(change.row) and self._known.issuperset(change.absent):

@@ -32,7 +32,7 @@ class ListenerRun(NamedTuple):
     """Number of deliveries that were given back."""
     dead_letters: list[MessageExt]
     last_error: str
-    """Error of the last failed delivery; empty if none failed."""
+    """Newest error of the listener or of its answer; empty if there was none."""
 
 
 def run_listener(
@@ -57,7 +57,7 @@ def run_listener(
         consume_message_batch_max_size: Maximum number of messages per call.
         max_reconsume_times: How often a message that fails is delivered again before it is a dead letter; -1
             means no limit.
-        max_suspensions: Number of suspensions after which the run ends, if a message always fails.
+        max_suspensions: Maximum number of suspensions after which the run goes on; the next one ends it.
 
     Raises:
         OptionError: If the listener has none of these forms.

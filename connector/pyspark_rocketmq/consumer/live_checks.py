@@ -148,7 +148,7 @@ def check_live(
 
     Args:
         spark: A classic session.
-        sink: The query's sinks, joined into one, after ``prepare``.
+        sink: The query's sinks, joined into one, after ``prepare``; None without a sink.
         consumer_group: The key of the group's progress.
         hub_secret: Address at which the driver accepts connections, with its key; None if it could not open
             a port.

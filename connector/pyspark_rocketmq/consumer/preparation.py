@@ -62,7 +62,7 @@ def check_and_prepare(
         spark: The session that runs the query.
         options: The query's options.
         store: The query's offset store.
-        sink: The query's sinks, as one.
+        sink: The query's sinks, as one; None without a sink.
         schema: Columns of the sink's rows.
         is_orderly: Whether the listener is orderly; messages of a concurrent one go back to retry queues.
         states: Further places where tasks write, by their names in errors.

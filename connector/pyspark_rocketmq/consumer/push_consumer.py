@@ -139,9 +139,9 @@ class PushConsumer:
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's
             dead letters (``%DLQ%GROUP``); -1 means no limit, or 16 with a concurrent listener.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
-        consume_thread_max: Maximum number of calls of the listener at the same time in one task, 1..1000;
-            an orderly listener is called for different queues, or keys (``orderly_by``), and only if calls
-            are slow.
+        consume_thread_max: Maximum number of calls of the listener at the same time in one task, 1..1000.
+            Calls of an orderly listener overlap only if they are slow, and only for different queues, or keys
+            (``orderly_by``).
         consume_timeout_s: Duration from which on a listener's call counts as TIME_OUT; a concurrent
             listener's messages are then sent back.
         max_offsets_per_trigger: Maximum number of messages of one micro-batch.
@@ -292,7 +292,10 @@ class PushConsumer:
         self._hooks.append(hook)
 
     def register_batch_listener(self, listener: BatchListener) -> None:
-        """Call ``listener`` on the driver after each committed micro-batch, for progress and metrics."""
+        """Call ``listener`` on the driver after each commit, for progress and metrics.
+
+        A micro-batch may have several commits, such as with ``commit_interval``.
+        """
         self._batch_listeners.append(listener)
 
     def source_options(self) -> dict[str, str]:
@@ -322,8 +325,8 @@ class PushConsumer:
             checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
             trigger: Arguments of ``DataStreamWriter.trigger``; every second by default. Besides Spark's own,
                 ``{"realTime": "5 minutes"}``: the listener gets each message when it arrives, and results are
-                committed every ``commit_interval``; the duration is that of a batch, during which tasks hold
-                all slots.
+                committed every ``commit_interval``; the duration is that of a batch, during which its tasks
+                hold their slots.
             query_name: Name in Spark's UI, unique in the session; by default ``GROUP``, or ``GROUP@INSTANCE``
                 for a member with an instance name, and ``GROUP (2)`` for a second one in the session.
 
@@ -429,9 +432,9 @@ class PushConsumer:
             within_s: How long to wait before the query is stopped in any case.
 
         Returns:
-            Whether the batch was committed in time. A batch of engine ``state``, or one whose tasks cannot
-            connect to the driver, must end by itself in that time. Always False over Spark Connect, which has
-            no connection to the process that commits.
+            Whether the batch was committed in time. A batch of engine ``state`` or of a message table, or one
+            whose tasks cannot connect to the driver, must end by itself in that time. Always False over Spark
+            Connect, which has no connection to the process that commits.
         """
         hub = self._hubs.pop(str(query.runId), None)
         is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)
@@ -479,7 +482,10 @@ class PushConsumer:
         return self._has_listener and not self._settings.reads_in_engine(orderly=self._is_orderly)
 
     def _rows(self, messages: DataFrame, options: ReadOptions) -> tuple[DataFrame, Engine | None, StructType]:
-        """Return the committer's input, the engine that makes rows from it, and the columns of the sink."""
+        """Return the committer's input, the engine that makes rows from it, and the columns of the sink.
+
+        The engine is None if the input has rows already.
+        """
         if options.hand_over_ranges:
             messages = tickets_alone(messages)
         if self._table is not None:

@@ -375,11 +375,14 @@ class ConsumerSettings:
 
     @property
     def is_by_key(self) -> bool:
-        """Whether an orderly listener gets only messages with the same sharding key in order."""
+        """Whether an orderly listener's messages are in order only among those with the same sharding key."""
         return self.own.orderly_by == OrderlyBy.SHARDING_KEY
 
     def gives_up(self, *, orderly: bool) -> bool:
-        """Return whether a message that always fails becomes a dead letter."""
+        """Return whether a message that always fails is given up.
+
+        It becomes a dead letter; in broadcasting, a concurrent listener's message is dropped.
+        """
         return not orderly or self.own.max_reconsume_times != UNLIMITED
 
     def commit_interval_s(self, *, in_real_time: bool) -> float | None:

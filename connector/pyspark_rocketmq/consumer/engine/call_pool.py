@@ -1,12 +1,13 @@
 """The pool of listener calls shared by a task's ranges, and the ranges that are consumed side by side.
 
 :mod:`pyspark_rocketmq.consume.call_slots` decides which range may begin a call; this module adds the lock and
-the threads. Each range has its own thread, which begins its calls and settles them; a call runs on any thread
-of the pool. The task's own thread begins ranges and yields results; another one reads.
+the threads. Each range has its own thread, which begins its calls and settles them, unless a call's thread
+does this when the call has ended. A call runs on any thread of the pool, or on the event loop. The task's own
+thread begins ranges and yields results; another one reads.
 
-Closed ranges begin one after the other: the next one begins only when calls of those under way are slow.
-Reading pauses when memory is short. Open ranges all begin with the task, and a queue of which too many
-messages wait is not read for a while (it is *held*).
+Closed ranges begin one after the other: the next one begins only when each range under way has delivered all
+its messages, or has a slow call. Reading pauses when memory is short. Open ranges all begin with the task,
+and a queue of which too many messages wait is not read for a while (it is *held*).
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ _EVENTS_AT_ONCE: Final = 64
 """Maximum number of events handled before the next check for calls that take too long."""
 
 _LOOK_EVERY_S: Final = 0.5
-"""How often a run that waits for a slot checks whether its queue is given up."""
+"""How often a run that waits for a slot, or for the rest of a closed range, checks whether its queue is given
+up."""
 
 SendBackCall = Callable[[MessageExt, int], None]
 """Sends a message back with a delay level; raises RocketMQError if no broker has stored it."""

@@ -39,7 +39,7 @@ Work = Callable[[], None]
 
 
 class CutThread:
-    """The thread ``rocketmq-cut``, which does one piece of work after the other, from the first one on."""
+    """The thread ``rocketmq-cut``: starts with the first piece of work, and does one after the other."""
 
     def __init__(self, clock: Clock, *, failed: Callable[[], None], over: Callable[[], None]) -> None:
         """Prepare; the thread calls ``failed`` after an error in its work, and ``over`` at its end."""

@@ -358,7 +358,7 @@ class OrderlyTask:
         return self._turns.is_led or self._instructions.is_batch_at_work()
 
     def _check_lead(self) -> None:
-        """Report that only suspended queues are left; stop them if that ends the task."""
+        """Check whether only suspended queues are left; if so, report it, and end turns if the task ends."""
         if self._turns.is_led:
             return
         if not self._has_reported_idle and self._begun:

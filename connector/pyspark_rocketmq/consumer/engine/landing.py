@@ -4,7 +4,7 @@ No message can fail, so a message is consumed when it has arrived. Each piece of
 writer with its own ack, as a *cut* of the range, and does not wait for the range's end. While the task's own
 thread writes a piece, another thread reads and decodes the next ones.
 
-The memory of a task is bounded: the reading thread waits while 8 MiB of messages are not yet written.
+The memory of a task is bounded: the reading thread waits while 8 MiB of messages wait for the writer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LandedRange:
         """The statistics of reading that the acks so far contain."""
 
     def take(self, arrivals: Sequence[Arrival], now_s: float) -> tuple[Consumed | None, Consumed | None]:
-        """Consume the next pieces; return a cut with their rows if they bring any, and the end if it came.
+        """Consume the next pieces; return a cut if they bring rows or progress, and the end if it came.
 
         ``now_s`` is the time by the wall clock.
         """
@@ -119,8 +119,8 @@ class LandedRange:
 
     def _reached(self, newest: Arrival, messages: Sequence[pa.RecordBatch]) -> int:
         if newest.end is not None:
-            # Earlier pieces may have reached a higher offset than the end of a range that ends early: offsets
-            # without a matching message count there, and not here.
+            # Earlier pieces may have reached a higher offset than the end of a range that ends early: pieces
+            # count offsets without a matching message, and such an end does not.
             return max(self._at, newest.end.planned.end)
         if newest.reached is not None:
             return newest.reached
@@ -206,7 +206,7 @@ class LandingTask:
         """Yield cuts, which have rows and the acks of their messages, and the end of each range.
 
         Raises:
-            RocketMQError: If a range cannot be read.
+            RocketMQError: If a range cannot be read, or its queue had another one in this task.
         """
         instructions = self._instructions
         # A cut of this engine takes nothing: the growing part has the consumed messages already.

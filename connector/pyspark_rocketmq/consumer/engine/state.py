@@ -75,7 +75,7 @@ NOT_OVER_CONNECT: Final = (
 def slices_arrow_by_float(spark: str) -> bool:
     """Return whether ``applyInPandasWithState`` of this Spark passes a float as an offset to Arrow.
 
-    From 4.2 on the offset is an integer, and in 4.0.5 and 4.1.4 again.
+    Spark 4.0 did so before 4.0.5, and 4.1 before 4.1.4; all others pass an integer.
     """
     major, minor, patch = (int(each) for each in re.findall(r"\d+", spark)[:3])
     return patch < {(4, 0): 5, (4, 1): 4}.get((major, minor), 0)
@@ -138,7 +138,8 @@ def consume_orderly(
         queue and micro-batch, in which ``ack`` is not null. Write the data rows first, then commit the acks.
 
     Raises:
-        OptionError: If the listener has none of these forms, or messages may be given up but not be sent.
+        OptionError: If the listener has none of these forms, or ``max_reconsume_times`` is set without
+            ``send_back``.
         SchemaError: If ``output_schema`` is not a schema, or has a name that the engine needs or a type that
             cannot be emitted.
     """

@@ -103,14 +103,15 @@ class TaskParts:
         """Add rows, and the acks of ranges that end with them or, unless ``is_end``, go on after them.
 
         Raises:
-            BaseException: If an earlier part could not be written or handed over: the error of that thread.
+            BaseException: The error of the cut thread, if it could not write an earlier part or hand it over.
         """
         self._check()
         with self._place.part() as part:
             part.add(data, acks, is_end=is_end)
         if self._instructions is None or self._cuts is None:
             return
-        # A queue given up while its rows were written was not yet among the kept ones.
+        # If a queue was given up while its rows were written, its range was not yet noted as kept in the
+        # task's result. So nobody has begun to hand the range over.
         if acks and is_end and self._instructions.kept([ack.queue for ack in acks]):
             self._cuts.begin(None)
         if any(ack.counts for ack in acks):
