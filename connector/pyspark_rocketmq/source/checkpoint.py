@@ -51,7 +51,7 @@ def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
     Only a checkpoint that is certainly another query's is refused; Spark and the planner check the rest.
 
     Raises:
-        OptionError: If the newest entry of its offset log has no plan of this source.
+        OptionError: If the newest entry of its offset log has an offset of another source.
     """
     files, found = _offset_log(spark, checkpoint)
     entries = {int(name): path for path in found if (name := path.getName()).isdecimal()}

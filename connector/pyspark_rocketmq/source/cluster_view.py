@@ -72,7 +72,8 @@ class Snapshot:
     addresses: Mapping[str, BrokerAddress]
     """Address of each broker's master, or after :meth:`with_slaves` of its slave, by broker name."""
     unreachable: Mapping[str, RocketMQError]
-    """Errors of brokers that did not answer for at least one topic; ``bounds`` lacks those queues."""
+    """Errors of brokers that did not answer, or that refused a topic. ``bounds`` lacks the queues of these
+    brokers; for a group, after a refusal, it lacks only those of the refused topic."""
     absent: Mapping[str, RocketMQError] = field(default_factory=dict)
     """Errors of topics that were seen before and that no living broker has at this moment."""
     replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
@@ -167,7 +168,8 @@ class ClusterView:
         A topic that once had a route keeps it: a name server forgets topics whose brokers are all away.
 
         Raises:
-            TopicNotFound: If a topic that never had a route has none now, or if no topic has one.
+            TopicNotFound: If a topic that never had a route has none now, or if no topic has one. With a
+                pattern neither is an error.
             TopicAway: If brokers that may have such a topic are not registered yet.
             StaticTopic: If a topic is static: its logical queues are mapped to brokers.
             TransportError: If no name server answered.
@@ -229,7 +231,7 @@ class ClusterView:
 
         Raises:
             TopicNotFound: For the same reasons as :meth:`routes`.
-            TransportError: If no name server or no broker at all answered.
+            RocketMQError: If no name server or no broker at all answered, or if a server refuses for good.
         """
         routes = self.routes()
         queues = self._queues_of(routes)

@@ -175,7 +175,7 @@ class Fetcher:
         self._rouse()
 
     def arrivals(self, within_s: float = math.inf) -> Generator[list[FetchedChunks]]:
-        """Yield the chunks of all ranges as they come; after ``within_s`` seconds without any, an empty list.
+        """Yield the chunks of all ranges as they come; at least every ``within_s`` seconds, maybe none.
 
         Each range's chunks are in queue order, and its last ones are marked. Bodies are views of receive
         buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
@@ -233,7 +233,10 @@ class Fetcher:
         return bool(self._connecting) or any(each.in_flight for each in self._connections.values())
 
     def _stand_by(self, left_s: float) -> None:
-        """Wait, while no pull is in flight, for the end of a pause or until a held queue may go on."""
+        """Wait, while no pull is in flight, for the end of a pause or until a queue on hold may go on.
+
+        If there is nothing to wait for, fail the ranges.
+        """
         pause_s = self._window.shortest_pause_s(self._clock.monotonic_s())
         if pause_s is not None:
             self._sleep(min(pause_s, left_s))

@@ -72,7 +72,7 @@ def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]])
         had_it: See :class:`ClusterView`.
 
     Raises:
-        TopicNotFound: If no living broker has one of the topics.
+        TopicNotFound: If there is a topic that no living broker has.
         RocketMQError: If no name server or no broker at all answers.
     """
     clock = SystemClock()

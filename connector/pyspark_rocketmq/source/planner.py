@@ -47,8 +47,8 @@ _FIRST_OWNERSHIP_S: Final = 5.0
 later plans. In real time every plan waits this long while the member has no queue, because Spark would ask
 again immediately."""
 _FIRST_PLAN: Final = RetryPolicy(attempts=3, first_pause_s=REFUSED_PAUSE_S, max_pause_s=REFUSED_PAUSE_S)
-"""Retries of requests that a broker refuses without an explanation, before the first plan. The pause is as
-long as a refused queue rests."""
+"""Retries of requests that a broker refuses with an error that may pass, before the first plan. The pause is
+as long as a refused queue rests."""
 _PAUSE_S: Final = 0.5
 """Seconds between attempts while the cluster does not answer or a suspended queue has no due time."""
 
@@ -201,20 +201,20 @@ class MicroBatchPlanner:
         return self._progress.has_worked
 
     def newest(self) -> Mapping[MessageQueue, QueueBounds]:
-        """Return the bounds seen at the last plan, for progress reports."""
+        """Return the bounds at masters as last seen; empty before first contact."""
         return {} if self._seen is None else self._seen.bounds
 
     def snapshot_for(self, planned: Collection[QueueRange], *, can_wait: bool) -> Snapshot:
         """Return the newest snapshot, without slaves that lack messages of ``planned``.
 
         Args:
-            planned: A plan that runs again after a restart. A broker in it may be down now, and its slave may
-                lack messages.
+            planned: The ranges to run. After a restart they may be old: a broker may be down now, and its
+                slave may lack messages.
             can_wait: Whether to wait up to ``retryTimeoutMs`` for such a broker. If it stays away, the
                 snapshot has no address for it.
 
         Raises:
-            RocketMQError: If the cluster cannot be reached at first contact.
+            RocketMQError: If the cluster cannot be reached at first contact, or while this waits.
         """
         patience = self._patience()
         self._logged = self._logged or planned
@@ -237,8 +237,8 @@ class MicroBatchPlanner:
 
         Raises:
             DataLoss: If wanted messages are gone and ``failOnDataLoss`` is true.
-            RocketMQError: If the cluster cannot be reached at first contact, or, with AvailableNow, within
-                ``retryTimeoutMs``.
+            RocketMQError: If a server refuses for good, or if the cluster cannot be reached at first contact
+                or, with AvailableNow, within ``retryTimeoutMs``.
         """
         if not self._has_awaited:
             self._has_awaited = True
@@ -378,7 +378,7 @@ class MicroBatchPlanner:
     def _without_vanished(
         self, previous: Sequence[QueueRange], snapshot: Snapshot | None
     ) -> Sequence[QueueRange]:
-        """Return ``previous`` without deleted queues.
+        """Return ``previous``, for a plain stream without deleted queues.
 
         A queue of a topic that the query no longer reads keeps its position, and its end is not checked.
 

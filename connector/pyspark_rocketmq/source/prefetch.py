@@ -1,4 +1,4 @@
-"""Makes values in another thread, one ahead of the caller."""
+"""Makes values in another thread, at most two ahead of the caller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _End(NamedTuple):
 
 
 def prefetch(made: Generator[T], *, name: str) -> Generator[T]:
-    """Yield the values of ``made``, and make one value ahead while the caller works on the one before.
+    """Yield the values of ``made``, and make at most two further ones while the caller works on a value.
 
     A daemon thread runs and closes ``made``. It ends when ``made`` does, or soon after the caller closes this
     generator. No yielded value is kept. An error is raised in place of the value.

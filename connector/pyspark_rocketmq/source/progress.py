@@ -117,7 +117,7 @@ class ProgressSource(Protocol):
         ...
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
-        """Return a queue's next offset at the last look, even if it cannot be reached; None if never seen."""
+        """Return a queue's next offset at the last look, even if its broker is away; None if never seen."""
         ...
 
     def listener_ms(self, queue: MessageQueue) -> float | None:
@@ -171,7 +171,7 @@ class CheckpointProgress:
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueState]:
         """Return the ends of the previous plan; new queues begin at their earliest offset (row A2).
 
-        While a master is down, its queues go on at the slave if that has the offset.
+        While a master is down, its queues go on at the slave if the slave has the offset.
         """
         ends = {planned.queue: planned.end for planned in previous}
         at_slaves = {
@@ -333,7 +333,7 @@ class GroupProgress:
         previous: Sequence[QueueRange],  # noqa: ARG002
         snapshot: Snapshot,
     ) -> dict[MessageQueue, QueueState]:
-        """Claim new queues, and return the progress of all that are owned and claimed."""
+        """Claim new queues; return the progress of all that are owned and claimed and need not wait."""
         held = self._ownership.begin_plan()
         self.held = frozenset(held)
         self._grants = {
@@ -441,7 +441,11 @@ class GroupProgress:
     def _follow_generations(
         self, own: Mapping[MessageQueue, OffsetRow], held: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
-        """Return the rows of queues whose offsets began again, and of queues reset at a broker."""
+        """Return the rows that changed; empty if no messages can be looked up.
+
+        Rows change if offsets began again, if a queue was reset at a broker, and if a message that was passed
+        over is noted.
+        """
         if self._generations is None:
             return {}
         try:
@@ -453,7 +457,7 @@ class GroupProgress:
         return begun | moved
 
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
-        """Raise if another consumer has claimed rows since the last look that only this one may claim.
+        """Raise if, since the last look, another consumer has claimed rows that only this one may claim.
 
         Another consumer's claim shows in an epoch that has grown. The rows seen last already contain this
         consumer's own claims, except one that failed after it was stored. Two other changes raise epochs and
@@ -477,9 +481,9 @@ class GroupProgress:
         return self._stalls.uncommitted(progress, self._clock.monotonic_s())
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
-        """Return the new ranges, without queues that have gaps.
+        """Return the new ranges, without queues that have gaps or that this member no longer holds.
 
-        These are reset in the store, which raises their epochs; a later plan has them.
+        Queues with gaps are reset in the store, which raises their epochs; a later plan has them.
         """
         gaps = {gap.queue: gap.corrected for gap in plan.gaps}
         if gaps:
@@ -543,7 +547,7 @@ class GroupProgress:
         return kept
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
-        """Return the messages remembered in the queue's row."""
+        """Return witnesses among the messages that the queue's row remembers; none without a row."""
         row = self._run_by.get(planned.queue)
         if row is None:
             return NO_WITNESSES

@@ -204,7 +204,7 @@ class QueueClaims:
     ) -> tuple[dict[MessageQueue, int], Waiting]:
         """Return where queues without a row begin, and why this cannot be decided yet for others.
 
-        Queues that begin as the options say wait if a broker refuses a request that this needs.
+        If a broker refuses a request for starts by the options, the queues that need such a start wait.
 
         Args:
             reported: Queues to claim, of which ``at_broker`` has the group's offset if there is one.
@@ -251,7 +251,7 @@ class QueueClaims:
 
         Members that begin at the same time, including Java's, share the queues. Without these offsets the
         second member would take its own queues for queues created later, and begin with their first messages.
-        The offsets of the queues ``reported`` were just read, so they are not read again.
+        The offsets of the queues ``reported`` were just read; at first only those of other queues are read.
         """
         if self._broker_offsets is None:
             positions = self._starts_by_options(snapshot, by_option)

@@ -1,8 +1,8 @@
 """Detect that a queue's offsets begin again with other messages, and begin its next generation.
 
-This is detected by single messages. They are not looked up for each batch, only after a claim or a reset of a
-queue, when its bounds have gone back, and when its broker did not answer before.  A slave is read instead of
-a master only if it has the log consumed so far.
+This is detected by single messages. In a group they are not looked up for each batch, only after a claim or a
+reset of a queue, when its bounds look as if its log had changed, and when its broker did not answer before. A
+slave is read instead of a master only if it has the log consumed so far.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _Place = tuple[str, str]
 
 
 class QueueGenerations:
-    """Generations of a group's queues; checks queues that were claimed or reset or whose bounds went back."""
+    """Generations of a group's queues; checks the queues whose log may have changed (:meth:`_is_suspect`)."""
 
     def __init__(
         self, consumer_group: str, store: OffsetStore, lookup: MessageLookup, *, fail_on_data_loss: bool
@@ -59,7 +59,7 @@ class QueueGenerations:
         self._checked: dict[MessageQueue, int] = {}
         """The epoch under which a queue was last checked."""
         self._seen: dict[MessageQueue, QueueBounds] = {}
-        """Bounds at the last plan, without queues that were out of sight then."""
+        """Bounds at the last plan, without queues that were out of sight or had to wait then."""
         self._copied: dict[MessageQueue, tuple[int, BrokerAddress]] = {}
         """The epoch of a queue, and the slave at which its newest consumed message was seen."""
         self._ends: dict[MessageQueue, int] = {}
@@ -74,7 +74,8 @@ class QueueGenerations:
     def copied_at(self, rows: Rows, snapshot: Snapshot) -> frozenset[MessageQueue]:
         """Return the queues of ``rows`` whose newest consumed message is at their brokers' slaves.
 
-        If a slave does not answer, none of its queues is returned.
+        A queue whose message was seen there before is not looked up again. A queue is left out if its look-up
+        fails, or if its row remembers no message.
         """
         unknown: dict[str, dict[MessageQueue, LastMessage]] = {}
         for queue, row in rows.items():
@@ -126,7 +127,8 @@ class QueueGenerations:
             has_worked: Whether the group has ever consumed a message, so that its pulls are usually allowed.
 
         Raises:
-            DataLoss: If ``failOnDataLoss`` is true and no operator has set where to go on.
+            DataLoss: If no operator has set where to go on, and ``failOnDataLoss`` is true or only a sink
+                shows that messages are lost.
             RocketMQError: If a broker refuses for good.
         """
         for queue in self._copied.keys() & rows.keys():
@@ -213,7 +215,7 @@ class QueueGenerations:
         found: Mapping[MessageQueue, Found],
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
-        """Return the message before each position that was moved, and the errors of failed look-ups by queue.
+        """Return the messages before positions whose rows lack them, and the errors of look-ups, by queue.
 
         If a generation is about to end, also return the last message before its end, with which ranges below
         this end are compared.
@@ -376,7 +378,8 @@ class CheckpointGenerations:
     """Generations of a plain stream's queues.
 
     Queues are checked if they were out of sight (all are at the start) or if they went back. In addition, one
-    queue of each topic and broker is checked at each plan, because a topic's queues are deleted together.
+    queue of each topic and broker is checked at each plan if it has new messages: a topic's queues are
+    deleted together.
 
     A checkpoint contains no messages. It contains, for each broker, the latest store time of a message before
     the queues' positions. If the message before a queue's position was stored later than this, or the log
@@ -388,7 +391,7 @@ class CheckpointGenerations:
         self._lookup = lookup
         self._fails = fail_on_data_loss
         self._seen: frozenset[MessageQueue] = frozenset()
-        """Queues in sight at the last call."""
+        """Queues that were in sight at the last :meth:`follow` and did not have to wait."""
         self._begun: dict[MessageQueue, int] = {}
         """Where queues with another log go on; kept until a plan contains it."""
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}

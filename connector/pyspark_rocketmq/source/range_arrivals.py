@@ -99,8 +99,10 @@ class RangeArrivals:
 
         Raises:
             DataLoss: If offsets of a range are gone and ``failOnDataLoss`` is true.
-            UndecodableMessage: If a range's first message cannot be decoded, and is not to be kept.
-            RocketMQError: If a broker refuses in a way that does not pass.
+            UndecodableMessage: If a message cannot be decoded, and is not to be kept; with a group, only if
+                it is the range's first message.
+            RocketMQError: If a broker refuses in a way that does not pass, or, without a group, cannot be
+                reached for ``retryTimeoutMs``.
         """
         is_open = self.is_open
         if within_s is None:
@@ -170,7 +172,7 @@ class RangeArrivals:
         return None
 
     def _pull_again(self, reader: RangeReader) -> None:
-        """Pull again from the message after an undecodable one, whose place in these bytes is unknown."""
+        """Pull again after an undecodable message: where the next one begins in these bytes is unknown."""
         if self._pulls_ahead:
             self._again.append(reader)
             return

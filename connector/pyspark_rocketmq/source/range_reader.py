@@ -66,7 +66,7 @@ from pyspark_rocketmq.wire.subscription import build_subscription
 logger = logging.getLogger(__name__)
 
 _ATTRIBUTES_S: Final = 10.0
-"""How long a failing broker is asked for a topic's attributes."""
+"""Maximum time for which a failing broker is asked for a topic's attributes, in seconds."""
 _OBJECT_BYTES: Final = 2048
 """Assumed memory of a message object without its body, in bytes, if it has a few properties."""
 FEW: Final = 64
@@ -203,8 +203,8 @@ class RangeReader:
         self._stopped: EndReason | None = None
         """FULL, UNDECODABLE or ANOTHER_LOG if the range ends after the last message read."""
         self._is_pulled_again = False
-        """Whether the rest of these chunks is dropped and pulled again, because it is unknown where the next
-        message begins."""
+        """Whether the rest of the window's chunks is dropped and pulled again, because it is unknown where
+        the next message begins."""
         self._before = partition.witnesses.before
         """The consumed message before the range, until its place has been pulled."""
         self._unexplained = range(0)
@@ -258,7 +258,7 @@ class RangeReader:
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """The queue's smallest offset and its end, from the newest pull."""
+        """The queue's smallest offset and its end, from the newest answer; None before the first one."""
         return self._window.bounds
 
     def pieces(self, fetched: DecodedChunks) -> Iterator[Messages | RangeEnd]:
@@ -292,7 +292,10 @@ class RangeReader:
         return self._in_columns(messages)
 
     def _is_usual(self, messages: Sequence[MessageExt]) -> bool:
-        """Return whether all messages belong to the range, in order, and do not end it."""
+        """Return whether all messages belong to the range, in order, and leave it below its largest size.
+
+        False until the consumed message before the range is compared.
+        """
         offsets = [self._expected - 1, *[message.queue_offset for message in messages]]
         limit = self._most_bytes
         return (
@@ -374,7 +377,10 @@ class RangeReader:
         )
 
     def _kept(self, undecodable: Undecodable) -> pa.RecordBatch:
-        """Return an undecodable message's row; empty if it is not in the range or the range ends before it.
+        """Return an undecodable message's row, or an empty batch.
+
+        The batch is empty if the message is not in the range, if the range ends before it, or if it may be
+        the message before the range.
 
         Raises:
             UndecodableMessage: If such messages are not kept, and this one is the range's first or the range
@@ -462,6 +468,7 @@ class RangeReader:
 
         Raises:
             RocketMQError: ``failure``, if the range must not end early.
+            DataLoss: If the last messages of the range are missing, and ``failOnDataLoss`` is true.
         """
         planned = self.partition.planned
         if self._stopped is None and failure is None:

@@ -25,11 +25,11 @@ are for people.
 
 With option ``handOverRanges`` the source passes ranges on, not messages, and the next operator, the
 consumer's engine, reads them. Otherwise every message would be decoded in one Python process, converted to
-Spark's rows, and converted to Arrow again for the other process. The first row of a range is then a *ticket*:
-the pickled partitions of ranges that are read together. The other rows are null, one for each further offset
-of these ranges: Spark counts a stream's rows as its input (``numInputRows``), and users watch that number.
-The null rows are dropped after Spark has counted them. A ticket of open ranges has no null rows, because the
-number of their messages is not known.
+Spark's rows, and converted to Arrow again for the other process. Of the rows for ranges that are read
+together, the first is a *ticket*: the pickled partitions of these ranges. The other rows are null, one for
+each further offset of the ranges: Spark counts a stream's rows as its input (``numInputRows``), and users
+watch that number. The null rows are dropped after Spark has counted them. A ticket of open ranges has no null
+rows, because the number of their messages is not known.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ def tasks_of(
 
     Args:
         ranges: The ranges of one micro-batch.
-        listener_ms: Returns about how long the listener takes for a message of a queue, in milliseconds.
+        listener_ms: Returns about how long the listener takes for a message of a queue, in milliseconds; None
+            if unknown.
         slots: How many tasks can run at the same time; 0 if unknown.
     """
     expected = [Expected(each.planned.count, listener_ms(each.planned.queue)) for each in ranges]
@@ -298,7 +299,10 @@ def open_for_s_of(offset: Mapping[str, Any]) -> float | None:
 
 
 def stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
-    """Return ``stored_by`` as given to :func:`plan_to_offset`; invalid values are left out."""
+    """Return ``stored_by`` as given to :func:`plan_to_offset`; invalid values are left out.
+
+    The single time in a checkpoint of an earlier release is returned under ``EVERY_BROKER``.
+    """
     times = offset.get("storedBy", {})
     if not isinstance(times, dict):
         times = {EVERY_BROKER: times}

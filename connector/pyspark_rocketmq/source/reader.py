@@ -31,15 +31,16 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """Yield the range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
     In consumer mode a range may end early; its marker row shows where. Reasons are that the broker is away,
-    must not be read from, has lost the range's tail or reports an operator's reset; that the range has
-    reached its largest size; or that the next message cannot be decoded. The rest is planned again; after a
-    reset, from the reset's target.
+    must not be read from, has lost the range's tail or reports an operator's reset; that another message has
+    the place of a consumed one; that the range has reached its largest size; or that the next message cannot
+    be decoded. The rest is planned again; after a reset, from the reset's target.
 
     Raises:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
         UndecodableMessage: If a message cannot be decoded and ``undecodableMessages`` is not ``keep``; with a
             group, only if it is the range's first message.
-        RocketMQError: If the broker refuses, or, without a group, cannot be reached for ``retryTimeoutMs``.
+        RocketMQError: If the broker refuses for good, or, without a group, cannot be reached for
+            ``retryTimeoutMs``.
     """
     for _, batch in read_queues([partition]):
         yield batch
@@ -48,8 +49,8 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
     """Yield a group's ranges, pulled and decoded together: each one's messages and end, then the next one's.
 
-    Several ranges share the bytes that one range may have, but each may have at least 8 MiB. A range that
-    reaches its share ends early.
+    Several ranges share the bytes that one range may have, but each may have at least 8 MiB, or as many as a
+    single range if these are fewer. A range that reaches its share ends early.
 
     Raises:
         RocketMQError: For the same reasons as ``read_queue``, for the first range that fails.

@@ -311,9 +311,9 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _warn_of_limits(options: ReadOptions) -> None:
-    """Log that ``availableNow`` ends after the first micro-batch if Spark passes no limit.
+    """Log that ``availableNow`` and ``once`` end after the first micro-batch with Spark before 4.2.
 
-    Spark does not pass the trigger, so this is logged for every plain stream with limits.
+    Such a Spark does not pass the trigger, so this is logged for every plain stream with limits.
     """
     limits = {
         "maxOffsetsPerTrigger": options.max_offsets_per_trigger,

@@ -113,7 +113,7 @@ class RangeEnd:
     reset_to: int | None = None
     """Target of an operator's reset: the offset to consume from next."""
     bounds: tuple[int, int] | None = None
-    """The queue's smallest offset and its end, from the newest pull."""
+    """The queue's smallest offset and its end, from the newest answer; None before the first one."""
     pulls: int = 0
     """Number of answers that contained the messages."""
     pull_ms: float = 0.0
@@ -145,7 +145,8 @@ class Arrival(NamedTuple):
     reached: int | None = None
     """Queue offset below which everything has arrived; None if that is the offset after the last message."""
     bounds: tuple[int, int] | None = None
-    """The queue's smallest offset and its end, from the newest pull; unused if there is an ``end``."""
+    """The queue's smallest offset and its end, from the newest answer; None before the first one. Unused if
+    there is an ``end``."""
     nbytes: int = 0
     """Memory that the messages take, in bytes."""
     reading: ConsumeMetrics = NOTHING_READ

@@ -61,7 +61,10 @@ class OptionPositions:
         """Return where each of ``queues`` begins if it has no stored offset.
 
         Raises:
-            OptionError: If startingOffsets names offsets or queues that do not exist.
+            OptionError: If ``failOnDataLoss`` is true and an option names offsets or queues that do not
+                exist, or if a queue has no message at or after its time and
+                ``startingOffsetsByTimestampStrategy`` is ``error``.
+            TransportError: If only a master that is down can answer.
         """
         times = self._options.starting_times()
         if times is not None:
@@ -80,7 +83,9 @@ class OptionPositions:
         """Return where a batch read of each queue ends (exclusive).
 
         Raises:
-            OptionError: If endingOffsets names offsets or queues that do not exist.
+            OptionError: If ``failOnDataLoss`` is true and an option names offsets or queues that do not
+                exist.
+            TransportError: If only a master that is down can answer.
         """
         times = self._options.ending_times()
         if times is not None:
