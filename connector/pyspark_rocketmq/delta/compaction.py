@@ -7,10 +7,11 @@ whenever new files arrive.
 delta-rs (1.6.6) compacts, too, but does not notice that another OPTIMIZE has replaced the same files, and
 then both versions of the rows stay (``docs/upstream/delta-rs-two-optimizes.md``).
 ``tests/delta/test_upstream.py`` fails once delta-rs is fixed; then most of this module can be removed.  This
-module first checks the commits made meanwhile, and skips files that they removed.  If delta-rs' OPTIMIZE
-comes second, nothing here can stop it, so a :class:`Compactor` stops compacting a table in which it sees one.
-delta-rs' overwrites, and its deletes of all rows, have the same defect and leave the compacted rows in the
-table: a :class:`Compactor` logs an error about those.
+module first checks the commits made meanwhile: if they removed one of the files that it is about to replace
+together, it replaces none of these.  If delta-rs' OPTIMIZE comes second, nothing here can stop it, so a
+:class:`Compactor` stops compacting a table in which it sees one.  delta-rs' overwrites, and its deletes of
+all rows, have the same defect and leave the compacted rows in the table: a :class:`Compactor` logs an error
+about those.
 """
 
 from __future__ import annotations
@@ -88,15 +89,16 @@ class Compacted(NamedTuple):
     files_removed: int = 0
     files_added: int = 0
     files_changed: int = 0
-    """Number of files that were not replaced, because another commit had changed or removed them."""
+    """Number of files that were not replaced, because another commit had changed the table's form or removed
+    one of the files that were to be replaced together."""
 
 
 def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | None:
     """Return the size to which a partition's files should be compacted; None if it is not worth it yet.
 
-    A file is small if it has less than half of the target size.  The result is the largest target that
-    the small files could fill at least halfway.  The smallest target is also chosen if there are merely many
-    small files.
+    A file is small if it has less than half of the target size.  The result is the largest target for which
+    there are at least ``MIN_SMALL_FILES`` small files that could fill it at least halfway.  For the smallest
+    target their number is enough.
     """
     sizes = list(sizes)
     for target in reversed(targets):
@@ -126,7 +128,10 @@ def targets_of(configuration: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
-    """Group the small files of a partition, in their order, into bins of about ``target`` bytes."""
+    """Group the small files of a partition, in their order, into bins of at most ``target`` bytes.
+
+    A bin of a single file is left out.
+    """
     bins: list[list[StoredFile]] = []
     room = 0
     for file in files:
@@ -141,7 +146,7 @@ def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
 
 
 class Throttle:
-    """Slows down work that runs beside something more urgent; this class never pauses."""
+    """Slows down work that runs beside something more urgent; this base class itself never pauses."""
 
     def pause(self) -> bool:
         """Pause if it is time to; return whether the work should continue."""
@@ -247,7 +252,10 @@ def unchecked_removals(log: LogFiles, since: int, version: int) -> list[tuple[in
 
 
 def count_missed_files(log: LogFiles, version: int) -> int:
-    """Return how many files the commit of a version removes that were no longer in the version before it."""
+    """Return how many files the commit of a version removes that were no longer in the version before it.
+
+    0 if the version before it can no longer be opened.
+    """
     if version - 1 not in log.readable_versions():
         return 0
     before = open_table(log.table_uri, log.storage, version=version - 1)
@@ -268,8 +276,9 @@ def compact_if_worth_it(table: DeltaTable, log: LogFiles, throttle: Throttle | N
 def compact(table: DeltaTable, log: LogFiles) -> Compacted:
     """Compact all small files.
 
-    Files that another commit removed meanwhile are skipped.  Files that were written but not committed are no
-    part of the table, and the next VACUUM removes them.
+    Files are replaced in groups, one commit for each. If another commit has removed a file of a group
+    meanwhile, the whole group stays as it is.  Files that were written but not committed are no part of the
+    table, and the next VACUUM removes them.
 
     Raises:
         OSError: If the storage does not answer.

@@ -129,9 +129,10 @@ def _bound_values(type_: pa.DataType, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _text_above(text: str) -> str | None:
-    """Return a short upper bound of ``text``: its beginning, followed by the greatest possible character.
+    """Return an upper bound of ``text``: the text itself if it is short.
 
-    None if this could be below ``text``.
+    For a long text the bound is its beginning, followed by the greatest possible character; None if this
+    could be below ``text``.
     """
     if len(text) <= _TEXT_LENGTH:
         return text
@@ -193,7 +194,7 @@ def conform(
     """Return the batch with exactly the table's columns, in the table's order and types.
 
     ``fills_missing`` adds nullable columns that the batch lacks, with nulls.  Columns that are ``required``
-    have no nulls, even where the table allows them.
+    must have no nulls, even where the table allows them.
 
     Raises:
         SchemaError: If columns are missing or superfluous, have another type, or have nulls that are not

@@ -99,10 +99,12 @@ def quoted_name(name: str) -> str:
 def table_uri(path: str | Path) -> str:
     """Return a storage URI as it is, and a local path as an absolute one.
 
-    A relative path would mean another folder in another process.
+    A relative path would mean another folder in another process.  A ``wasb`` URI is returned as ``abfs``, and
+    ``file:/…`` as a path.
 
     Raises:
-        OptionError: If it is a URI with a single slash.  That would name a folder below the current one.
+        OptionError: If it is any other URI with a single slash.  That would name a folder below the current
+            one.
     """
     text = str(path)
     blob = _BLOB_URI.match(text)
@@ -181,6 +183,8 @@ def check_exclusive_create(uri: str) -> None:
 
 def fsync_path(path: str | Path) -> None:
     """Wait until a file or folder of this machine is on its disk, so that it survives a power cut.
+
+    On a mount without ``fsync`` this does not wait.
 
     Raises:
         OSError: If it could not be written to the disk.

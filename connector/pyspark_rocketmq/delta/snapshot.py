@@ -6,7 +6,8 @@ the snapshot is at, so threads must not share one (:class:`HandlePerThread`).
 On disks of this machine, a snapshot can commit files, and follow commits of others one by one, without
 delta-rs.  delta-rs would need more time for both, the more commits and files there are
 (:mod:`pyspark_rocketmq.delta.log`).  It is then used only to open the table again after a commit that may
-have changed more than files.  On other storage, and to merge or replace rows, delta-rs does everything.
+have changed more than files.  On other storage, and if rows are merged, replaced by a condition or queried
+(``needs_delta_rs``), delta-rs does everything.
 """
 
 from __future__ import annotations
@@ -189,7 +190,8 @@ class TableSnapshot:
         """Time of the last look for newer commits, monotonic."""
         self._tip = self._log.commit_file(int(table.version()))
         self._checkpoint = self._last_checkpoint_file()
-        """Size and time, at that look, of the file that names the newest checkpoint."""
+        """Size and time, at that look, of the file that names the newest checkpoint; None on remote
+        storage."""
         self.commits_itself: Final = self._log.takes_commits and not needs_delta_rs
         """Whether commits of files are made here, and not by delta-rs."""
         self._table: DeltaTable | None = None
@@ -275,7 +277,8 @@ class TableSnapshot:
         """See :meth:`TableView.may_have_newer`.
 
         If the next commit is missing, it may have been cleaned up after a checkpoint of a later version.  On
-        remote storage only delta-rs can find out, so the answer is always True.
+        remote storage, and after :data:`MAX_AGE_S` without a look, only delta-rs can find out, so the answer
+        is True.
         """
         if not self._log.is_local or self._age_s() > MAX_AGE_S:
             return True

@@ -105,9 +105,9 @@ even if the storage is back sooner."""
 class StorageOptions:
     """Options for delta-rs to reach storage, by name, such as ``aws_access_key_id`` or ``allow_http``.
 
-    They are a fixed mapping or, where credentials expire, a callable that returns one. It is called when a
-    table is opened and by :meth:`renew`. Options that are not given are taken from the environment of this
-    process and passed on, since tasks and planner may have another environment.
+    They are a fixed mapping or, where credentials expire, a callable that returns one. It is called when the
+    options are first needed and by :meth:`renew`. Options that are not given are taken from the environment
+    of this process and passed on, since tasks and planner may have another environment.
 
     Neither ``repr`` nor an error shows a value.
     """

@@ -39,7 +39,8 @@ STORAGE_ERRORS = (DeltaError, OSError)
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before remote storage is asked again."""
 _OPEN_ATTEMPTS: Final = 9
-"""Attempts to open a local table before its error is raised; see :func:`open_table`."""
+"""Number of attempts to open a local table before the last one, which raises its error; see
+:func:`open_table`."""
 
 _LEGACY_WRITER_FEATURES = (
     (2, "appendOnly"),
