@@ -3,7 +3,8 @@
 Position: transactions that the source has executed (0 without ``gtidon``), epoch of the server, number of the
 binary log's file, offset in it. Rows of one event share it: they are in the order of the queue.
 
-The three messages are small, and so read by hand: ``CanalProtocol.proto``, ``EntryProtocol.proto``.
+Only a few fields are needed, so they are read without generated code: those of ``CanalProtocol.proto`` and
+``EntryProtocol.proto``.
 """
 
 from __future__ import annotations
@@ -240,7 +241,7 @@ def _varint(encoded: bytes, at: int) -> tuple[int, int]:
 
 
 def number(message: Fields, field: int, otherwise: int = 0) -> int:
-    """Return a whole number, the last if the field is there more than once.
+    """Return a whole number, the last if the field is there more than once; ``otherwise`` if it is missing.
 
     Raises:
         ValueError: If the field is no number.
@@ -252,7 +253,7 @@ def number(message: Fields, field: int, otherwise: int = 0) -> int:
 
 
 def data(message: Fields, field: int) -> bytes:
-    """Return bytes, the last if the field is there more than once.
+    """Return bytes, the last if the field is there more than once; empty if it is missing.
 
     Raises:
         ValueError: If the field has no length.
@@ -264,7 +265,7 @@ def data(message: Fields, field: int) -> bytes:
 
 
 def text(message: Fields, field: int) -> str:
-    """Return a text, the last if the field is there more than once.
+    """Return a text, the last if the field is there more than once; empty if it is missing.
 
     Raises:
         ValueError: If the field is no text in UTF-8.

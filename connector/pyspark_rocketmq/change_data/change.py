@@ -95,8 +95,8 @@ Position: TypeAlias = tuple[int, ...]
 """Place of a change in the change log of its source.
 
 Positions of one table are compared as tuples. The module of the envelope documents their parts; their number
-is the same in every message. Changes with equal positions are in the order of the queue: in that of their
-messages, then in that within a message.
+is the same in every message. Of changes with equal positions, rows of a snapshot come first. The others are
+in the order of the queue: by their messages, then by their places in a message.
 """
 
 
@@ -108,8 +108,9 @@ class Change:
     (with a zone: a moment; without: what the clock showed), a ``tuple`` for an array, None for SQL's NULL.
 
     An update that changes the key is two changes with one position: the delete of the old key, then an insert
-    of the new one with the whole row. Either may reach a reader first, so their order is that of positions.
-    If the source leaves out columns (``absent``, MINIMAL row images), their values are only in the old row.
+    of the new one with the whole row. Either may reach a reader first, so a reader orders the changes of each
+    key by position. If the source leaves out columns (``absent``, MINIMAL row images), their values are only
+    in the old row.
     """
 
     table: SourceTable
@@ -131,7 +132,7 @@ class Change:
     types: Mapping[str, SourceType] = field(default_factory=dict)
     """Types of the columns, where the envelope has them."""
     source_time: datetime | None = None
-    """Time of the change in the source, in UTC: for people. Its resolution may be a second."""
+    """Time of the change in the source in UTC, for people; None if unknown. It may be in whole seconds."""
 
     def __post_init__(self) -> None:
         if self.operation is Operation.TRUNCATE and (self.key or self.row):

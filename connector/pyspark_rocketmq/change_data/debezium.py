@@ -58,7 +58,7 @@ class DebeziumJson:
     rules: Rules
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the change of a message."""
+        """Return the contents of a message: one value, or two changes if an update changes a named key."""
         if message.body.strip() in (b"", b"null", b"default"):
             return [PassedOver("tombstone")]
         try:
@@ -148,7 +148,7 @@ class _Struct:
         return cls(value, schema if isinstance(schema, dict) else None, rules)
 
     def member(self, name: str) -> _Struct | None:
-        """Return a member that is an object; None if it is null."""
+        """Return a member that is an object; None if it is null or missing."""
         value = self.payload.get(name)
         if value is None:
             return None
@@ -160,7 +160,7 @@ class _Struct:
         return _Struct(value, schema, self.rules)
 
     def schema_of(self, name: str) -> Mapping[str, Any] | None:
-        """Return the schema of a member, whether or not it is null."""
+        """Return the schema of a member, even of a null one; None if the object's schema lacks the member."""
         return next((field for field in self._fields() if field.get("field") == name), None)
 
     def without(self, prefix: str) -> _Struct:
@@ -169,7 +169,10 @@ class _Struct:
         return _Struct(payload, self.schema, self.rules)
 
     def typed_as(self, row: Mapping[str, Any] | None) -> _Struct:
-        """Return the object with the schema ``row``, if it has none and that one has all its columns."""
+        """Return the object with the schema ``row`` if that schema has all members of the object.
+
+        Otherwise, or if the object has a schema, return it as it is.
+        """
         typed = _Struct(self.payload, row, self.rules)
         return typed if self.schema is None and typed.columns().keys() == self.payload.keys() else self
 

@@ -95,7 +95,7 @@ class RowState(NamedTuple):
     """Place of the newest value, or of the deletion if the row is deleted."""
     is_deleted: bool
     row: int | None
-    """Number of the row with the values of most columns; None if there is none."""
+    """Number of the row with the values of all columns that ``elsewhere`` lacks; None if there is none."""
     elsewhere: Mapping[str, int | None]
     """Numbers of the rows with the values of other columns; None for a value that is missing."""
     older: Mapping[str, Order]
@@ -160,7 +160,8 @@ def _row_of(facts: Sequence[Fact], columns: Sequence[str], deleted_at: Order) ->
 def compressed(places: Mapping[str, Order], at: Order) -> Mapping[str, Order]:
     """Return only the columns whose place differs from ``at``.
 
-    Where it makes the result shorter, the most frequent place stands once, under ``OTHERS``.
+    Where it makes the result shorter, the most frequent of these places stands once, under ``OTHERS``. Then
+    all columns with other places are named, also those whose place is ``at``.
     """
     older = {name: place for name, place in places.items() if place != at}
     if len(older) < 2:

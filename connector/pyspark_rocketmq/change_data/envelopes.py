@@ -48,7 +48,7 @@ class EnvelopeOptions(TableOptions, total=False):
     """Options of an envelope."""
 
     keys: Mapping[str, Sequence[str]] | Sequence[str]
-    """Key columns, for all tables or by ``database.table``, if messages do not name them."""
+    """Key columns, for all tables or by ``database.table``; they override those that messages name."""
 
 
 class _Make(Protocol):

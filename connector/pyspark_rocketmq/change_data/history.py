@@ -4,7 +4,8 @@ Rule 1: the versions of a key are a function of the set of its events: changes, 
 are sorted by their places; nothing depends on how or when they came.
 Rule 2: a change opens a version if there is none, or if it changes the value of a tracked column. Any other
 change belongs to the version that contains its place, and its values are those of the version from then on.
-Rule 3: a value that a change lacks is the one of the version before. It is missing if there is none.
+Rule 3: a value that a change lacks is taken over from the version before. After a deletion, or without a
+version before, it is missing.
 Rule 4: a version is a summary of events. If an event cannot be derived from the versions again, it is *lost*
 in them. It must be remembered elsewhere: a change that comes late may have to split a version, which needs
 all events. Once an event is forgotten there, only the values in the versions remain of it.
@@ -48,7 +49,8 @@ class Version:
     values: dict[str, int]
     """Numbers of the rows with the values at the version's end, by column; a missing value has none."""
     places: dict[str, Order]
-    """Place of the change that gave each value; ``LOWEST`` if it is older than the version, or missing."""
+    """Place of the change that gave each value; a value that is missing, or older than the version, has none.
+    """
     ended_at: Order | None = None
     """Place of the change or deletion that ended it; None for the current version."""
     end: datetime | None = None
@@ -62,7 +64,7 @@ class Version:
         return compressed({name: self.places.get(name, LOWEST) for name in columns}, self.at)
 
     def lost(self) -> Iterator[Event]:
-        """Yield the events that the version does not show as a whole."""
+        """Yield the events that the version does not show as a whole, except those that are remembered."""
         for event in self.events:
             is_shown = event.at == self.at and all(
                 self.places[name] == self.at for name in event.values or ()
@@ -116,7 +118,7 @@ class _Walk:
     _time: datetime | None = None
 
     def add(self, event: Event) -> None:
-        """Add the next event; where its time is unknown, it is the one of the event before."""
+        """Add the next event; if its time is unknown, the time of the event before is used."""
         self._time = self._time if event.time is None else event.time
         if event.values is None:
             self._delete(event)

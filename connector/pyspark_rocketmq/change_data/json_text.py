@@ -22,8 +22,8 @@ def parse(text: bytes | str) -> Any:
     """Parse one JSON value.
 
     Raises:
-        ValueError: If it is no JSON, not UTF-8, or has a string that UTF-8 cannot hold (half a surrogate
-            pair).
+        ValueError: If it is no JSON, not UTF-8 or nested too deeply, or has a string that UTF-8 cannot hold
+            (half a surrogate pair) or a number whose exponent is out of bounds.
     """
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     try:

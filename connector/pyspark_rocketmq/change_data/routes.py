@@ -46,7 +46,7 @@ class TableRoute:
     include: Sequence[str] | None = None
     """The source's columns to keep; None: all. Those of the key are always kept."""
     exclude: Sequence[str] = ()
-    """The source's columns to leave out."""
+    """The source's columns to leave out. Those of the key are always kept."""
     rename: Mapping[str, str] = field(default_factory=dict)
     """Names in the lake by names in the source."""
     mask: Sequence[str] = ()
@@ -167,7 +167,7 @@ class Routed:
         }
 
     def types(self, types: Mapping[str, SourceType], key: Collection[str]) -> dict[str, SourceType]:
-        """Return the types of columns by their names in the lake; a masked one is text."""
+        """Return the types of columns by their names in the lake, without masked columns, which are text."""
         names = self.route.rename
         return {
             names.get(name, name): type_
@@ -176,7 +176,10 @@ class Routed:
         }
 
     def names_of(self, columns: Iterable[str]) -> list[str]:
-        """Return the names in the lake of columns that a statement names, in which MySQL ignores case."""
+        """Return the names in the lake of columns that a statement names, without those that are left out.
+
+        The case of names is ignored, as MySQL does.
+        """
         include, exclude = (_in_lower(names) for names in (self.route.include or (), self.route.exclude))
         names = {name.lower(): new for name, new in self.route.rename.items()}
         return [

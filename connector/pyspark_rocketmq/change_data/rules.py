@@ -20,7 +20,7 @@ _MOST: Final = 2**63 - 1
 
 
 class ZeroDates(StrEnum):
-    """Values that replace MySQL's zero dates."""
+    """Treatment of MySQL's zero dates."""
 
     NULL = "null"
     EPOCH = "epoch"
@@ -63,12 +63,14 @@ class Rules:
     """Debezium's ``unavailable.value.placeholder``."""
 
     def keys_of(self, table: SourceTable) -> tuple[str, ...] | None:
-        """Return the key columns that the reader has named for a table."""
+        """Return the key columns that the reader has named for a table; None if it has named none."""
         named = dict(self.keys)
         return named.get(str(table), named.get("*"))
 
     def epoch_of(self, server: int) -> int:
-        """Return the first part of a position in the binary log of a server.
+        """Return the epoch of a server, which is a part of the positions in its binary log.
+
+        It is 0 if no servers are named, or if the server is unknown (0).
 
         Raises:
             ValueError: If the servers are named, and this one is not.
@@ -166,7 +168,10 @@ def _transactions_in_part(part: str) -> int:
 
 
 def source_time(millis: object) -> datetime | None:
-    """Return a moment in milliseconds since the epoch; None if it is none, or 0."""
+    """Return the moment that is ``millis`` milliseconds after the epoch.
+
+    None if ``millis`` is not a whole number above 0, or if the moment is after the year 9999.
+    """
     if not isinstance(millis, int) or isinstance(millis, bool) or millis <= 0:
         return None
     try:

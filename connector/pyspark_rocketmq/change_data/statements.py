@@ -1,4 +1,4 @@
-"""Statements of a source that take columns away: those that ALTER TABLE drops or renames.
+"""Columns that the statements of a source take away: those that ALTER TABLE drops or renames.
 
 Only MySQL's programs send statements. Whether rows of other queues come before or after a statement is
 unknown, so only a decision to stop may depend on it.
