@@ -78,7 +78,8 @@ def payload(body: Column, framing: str = "confluent", format: str = "avro") -> C
     """Return the payload behind a body's frame, for ``from_avro`` and others; null if the frame is damaged.
 
     A protobuf payload begins after the indexes or the name of its message type. If the type is nested more
-    than 16 deep, or its name has more than 125 bytes, the frame counts as damaged.
+    than 16 deep, or its name has more than 125 bytes, the frame counts as damaged. If the framing has the id
+    in a property, the payload is the whole body.
 
     Args:
         body: The column of bodies.

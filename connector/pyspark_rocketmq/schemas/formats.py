@@ -160,7 +160,7 @@ class _AvroShape:
 def protobuf_decoder(schema: RegisteredSchema, references: References, message_type: str | None) -> Decode:
     """Return a decoder of protobuf by the descriptor of its file.
 
-    ``message_type`` is used for payloads whose frame names no type.
+    ``message_type`` is used for payloads whose frame names no type, or only the first one of the file.
 
     Raises:
         BadRecord: If the schema cannot be used.

@@ -36,7 +36,8 @@ class MessageTypes:
         """Build the types of ``file``; ``imports`` has other files by the names under which it imports them.
 
         Raises:
-            ValueError: If a descriptor is damaged, or a file is missing.
+            DecodeError: If bytes are no descriptor.
+            ValueError: If a descriptor is not valid, or a file is missing.
         """
         self._pool = descriptor_pool.DescriptorPool()
         self._files = {**_WELL_KNOWN, **imports}
@@ -67,7 +68,7 @@ class MessageTypes:
         """Return the class of a message type; None stands for the only type of the file.
 
         Raises:
-            LookupError: If the file has no such type.
+            LookupError: If the file has no such type, or not exactly one for None.
         """
         found = self._classes.get(message_type)
         if found is None:
@@ -101,7 +102,9 @@ def _named_path(file: FileDescriptorProto, indexes: tuple[int, ...]) -> str:
 
 
 def as_value(message: Any) -> Any:
-    """Return a message as a dict with all its fields; a field that the message lacks is None.
+    """Return a message as a dict with all its fields.
+
+    A field that the message lacks is None, or its default if messages do not show whether it was set.
 
     A value of an enumeration is given by its name, or by its number if it has no known name.  ``Timestamp``,
     ``Duration`` and wrappers such as ``Int32Value`` become the Python values that they stand for.

@@ -78,8 +78,8 @@ class SchemaRegistry:
                 ``json``, for which no schema is looked up.
             reader_schema: Avro schema, as JSON, to whose fields and types values are converted. By default
                 they have those of their writer's schema.
-            message_type: Name of the protobuf message type, if the frame names none and the file has
-                several.
+            message_type: Name of the protobuf message type, if the file has several. It is used if the frame
+                names no type, or only the first one of the file.
 
         Raises:
             OptionError: If an argument is wrong, or the extra is not installed.
