@@ -43,7 +43,7 @@ class SinkStanding(NamedTuple):
     newest: Mapping[MessageQueue, str] = MappingProxyType({})
     """The newest message below each of these watermarks, as text of ``RememberedMessages``.
 
-    Missing where the sink stores none; empty in the standings of a ``SinkBatch``.
+    Missing where the sink stores none; may be empty in the standings of a ``SinkBatch``.
     """
     later: frozenset[MessageQueue] = frozenset()
     """Queues of which the sink has rows of a later generation than the caller named. It then lacks no row of
@@ -51,7 +51,10 @@ class SinkStanding(NamedTuple):
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
-    """Return ``standing`` with the newest messages, except those above a watermark that was set back."""
+    """Return ``standing`` with the newest messages that are below their queue's watermark.
+
+    A message may be at or above a watermark that was set back; then it is left out.
+    """
     below = {
         queue: text
         for queue, text in newest.items()
@@ -164,7 +167,7 @@ def is_behind_since_a_kill(
 
     A query stores offsets within seconds after their rows. So after a kill, the sinks' newest messages of
     these queues are hardly newer than the offset rows; after the store was restored they are much newer.
-    False if a sink does not store its newest message.
+    False if the sink that is farthest in one of the queues does not store its newest message.
     """
     for queue in queues:
         farthest = _farthest(queue, rows[queue].generation, standings)

@@ -281,9 +281,12 @@ class CommittingWriting(Writing, Protocol):
     def commit(self, progress: Mapping[MessageQueue, Progress]) -> TaskCommit:
         """Add the rows taken since the last commit and move the watermarks, in one transaction.
 
-        Raises the errors of ``SinkBatch.commit`` except SinkMoved: if somebody else has moved a watermark,
-        its queue is refused, and the other queues are committed. ``finish`` then returns a result that names
-        the refused queues.
+        If somebody else has moved a watermark, its queue is refused, and the other queues are committed.
+        ``finish`` then returns a result that names the refused queues.
+
+        Raises:
+            SinkConflict: If the transaction kept failing; it is never a SinkMoved.
+            OffsetError: If there are rows although no watermark grows.
         """
         ...
 
@@ -296,7 +299,7 @@ class TaskCommits(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what only the calling thread has."""
+        """Release what the calling thread holds for the commits, such as a database connection."""
         ...
 
 
@@ -313,7 +316,7 @@ class CommitsInTask(RowWriter, Protocol):
         ...
 
     def begin_task(self) -> TaskCommits:
-        """Begin a task's commits; called in the task. The first commit is the first to ask the database."""
+        """Begin a task's commits; called in the task. Nothing is asked of the database before a commit."""
         ...
 
 
@@ -327,7 +330,7 @@ class SinkBatch(Protocol):
 
     @property
     def standings(self) -> Sequence[SinkStanding]:
-        """The result of ``Sink.standings`` when the batch began."""
+        """The result of ``Sink.standings`` when the batch began; it may lack the newest messages."""
         ...
 
     def task_writer(self) -> RowWriter:
@@ -416,7 +419,7 @@ def note_newest(batch: SinkBatch, newest: Mapping[MessageQueue, str]) -> None:
 
 @runtime_checkable
 class CountsRows(Protocol):
-    """A sink that can count a group's rows, whatever its watermarks show."""
+    """A sink that can count its rows of some queues, whatever its watermarks show."""
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:
         """Count the rows of these queues from their offsets on."""

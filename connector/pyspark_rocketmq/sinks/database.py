@@ -67,8 +67,8 @@ class DatabaseSink:
                 own.
             commit_in_task: Whether each task commits its rows by itself, through a connection that it keeps
                 open. It commits when it has nothing to deliver, at the latest 5 ms after the first row.
-                Each executor must reach the database, and ``connect`` and ``write`` are pickled. Only for a
-                query without another sink.
+                Each executor must reach the database, and ``connect``, ``write`` and ``sleep`` are pickled.
+                Only for a query without another sink.
             sleep: Function that waits between the tries of a transaction.
 
         Raises:
@@ -108,9 +108,12 @@ class DatabaseSink:
     def prepare(self, schema: pa.Schema) -> None:
         """Make the table of watermarks if it is missing; the tables of rows are up to the user.
 
+        If ``connect`` fails, its own error is raised.
+
         Raises:
             OptionError: If the table cannot be made or has another form, or if connections commit by
-                themselves, or if tasks are to commit and ``connect`` or ``write`` cannot be pickled.
+                themselves, or if tasks are to commit and ``connect``, ``write`` or ``sleep`` cannot be
+                pickled.
         """
         if self.commits_in_task:
             self._access = DatabaseAccess.of(

@@ -70,7 +70,10 @@ class _Tried:
 
 @dataclass(slots=True, kw_only=True)
 class DatabaseBatch:
-    """One micro-batch on its way into the database; made by ``DatabaseSink.begin``."""
+    """One micro-batch, or a task's part of it, on its way into the database.
+
+    ``DatabaseSink.begin`` makes it, or a task that commits by itself.
+    """
 
     sink: Database
     consumer_group: str
@@ -123,8 +126,9 @@ class DatabaseBatch:
         """Write rows and move the watermarks to the ends of ``spans``, in one transaction.
 
         Raises:
-            SinkMoved: If another consumer moved one of the watermarks since the batch began, or if rows do
-                not follow those of the batch's earlier commits. Nothing was added.
+            SinkMoved: If another consumer moved one of the watermarks since the batch began, if rows do not
+                follow those of the batch's earlier commits, or if an earlier try of the group was committed
+                without one of these queues. Nothing was added.
             SinkConflict: If the transaction kept failing, for example due to errors of the user's function,
                 or if that function committed by itself.
             OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark

@@ -120,7 +120,8 @@ class DatabaseAccess:
 class KeptConnection:
     """Opens a connection, and keeps it for as long as its transactions are committed; for one thread.
 
-    Another thread gets a connection of its own: that of sqlite3 serves only the thread that opened it.
+    If another thread asks for it, it is closed, and a new one is opened: a connection of sqlite3 serves only
+    the thread that opened it.
     """
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
@@ -320,7 +321,7 @@ class DatabaseTask:
     ) -> None:
         group_id = str(uuid.uuid4())
         spans, rows = self._without_refused(spans, rows)
-        # Rows without a span are passed on too: commit_rows raises an error for them.
+        # If rows are left but no spans, pass the rows on too: commit_rows raises an error for them.
         while spans or len(rows):
             try:
                 batch.commit_rows(rows, spans, group_id)
@@ -417,7 +418,7 @@ class Outcome:
 
 
 class _Committing:
-    """A task's writing between two of its parts; implements ``CommittingWriting``."""
+    """The writing of one part of a task's results; implements ``CommittingWriting``."""
 
     def __init__(self, task: DatabaseTask) -> None:
         self._task = task

@@ -72,7 +72,7 @@ class Watermark(NamedTuple):
     def newest(self) -> str:
         """The newest message below the offset, as text of ``RememberedMessages``; empty if it is unknown.
 
-        It is unknown if the offset was moved since by a member that stores no messages.
+        It is unknown if the attempt stored none, or if a member that stores no messages moved the offset.
         """
         mark = _mark(self.attempt)
         return self.newest_message.removeprefix(mark) if mark and self.newest_message.startswith(mark) else ""
@@ -109,7 +109,7 @@ class Stored(NamedTuple):
 
 
 class WatermarkTable:
-    """The table of watermarks; each transaction uses a new connection."""
+    """The table of watermarks; each transaction gets its connection from ``connect`` and closes it."""
 
     def __init__(self, connect: Callable[[], Connection], name: str, placeholder: str) -> None:
         """Set the table's name; ``placeholder`` is the mark for parameters in the driver's SQL."""

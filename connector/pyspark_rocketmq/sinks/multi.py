@@ -123,7 +123,7 @@ class MultiSink:
         """Prepare each sink for its rows; see ``Sink.prepare``.
 
         Raises:
-            OptionError: If two turn out to have the same place.
+            OptionError: If a route does not fit the rows, or if two sinks turn out to have the same place.
         """
         schemas = [route.schema_of(schema) for route in self._routes]
         for route, own in zip(self._routes, schemas, strict=True):

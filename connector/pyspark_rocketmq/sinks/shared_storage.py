@@ -1,7 +1,7 @@
 """Checks before a query starts: do all machines share the folders, and does no table lie within another?
 
 A path without a scheme is on each machine's own disk, unless all machines have mounted the same storage
-at that path. To find out, the driver puts an empty file beside the table, and tasks look for it.
+at that path. To find out, the driver puts an empty file into the folder, and tasks look for it.
 """
 
 from __future__ import annotations

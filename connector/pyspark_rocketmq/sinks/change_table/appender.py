@@ -102,7 +102,7 @@ class ChangeAppender:
         """See :meth:`Appender.append`.
 
         Raises:
-            SinkConflict: If a change cannot be applied, and the rules stop at such a change.
+            SinkConflict: See :meth:`merge`.
         """
         changes = FileChanges(log.files, files)
         add_new_columns(self.table, changes, self.rules)
@@ -114,7 +114,7 @@ class ChangeAppender:
         """Commit the effect of changes on top of the version that the table is at.
 
         Raises:
-            SinkConflict: If a change cannot be applied, and the rules stop at such a change.
+            SinkConflict: For the reasons of ``BatchChanges.check`` and ``BatchChanges.commit``.
             FileExistsError: If another commit came first.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """

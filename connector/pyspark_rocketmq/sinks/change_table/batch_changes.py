@@ -134,7 +134,8 @@ class BatchChanges:
         """Find truncations, and put changes aside that cannot be applied.
 
         Raises:
-            SinkConflict: If there is such a change, and the rules stop at it.
+            SinkConflict: If there is such a change, and the rules stop at it; or if all positions are lower
+                than the table's highest one, and of another kind.
             DeltaError, OSError: If the storage does not answer.
         """
         bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._storage)
@@ -323,7 +324,8 @@ def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[
 def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRules) -> None:
     """Add the columns that changes have and a table lacks; a batch that is repeated finds them there.
 
-    If ``rules`` forbid it, only a table without any gets some: its first change was a deletion.
+    If ``rules`` forbid new columns, only a table with no columns besides the key gets some: its first change
+    was a deletion.
 
     Raises:
         FileExistsError: If another commit came first, or may have.

@@ -87,7 +87,10 @@ def arrow_type(type_: str) -> pa.DataType:
 
 
 def common_type(types: Iterable[str]) -> str:
-    """Return the narrowest type that holds all values of these types exactly; text if there is no other."""
+    """Return the narrowest type of the same kind that holds all values of these types; text if there is none.
+
+    Whole numbers and decimals are of one kind, floats of another.
+    """
     return reduce(_wider, sorted(set(types)))
 
 
@@ -106,7 +109,7 @@ def _wider(one: str, other: str) -> str:
 
 
 def _digits(type_: str) -> tuple[int, int] | None:
-    """Return the digits before and after the point of a type of exact numbers."""
+    """Return the digits before and after the point of a type of exact numbers; None for other types."""
     if type_ in _DIGITS:
         return _DIGITS[type_], 0
     found = _DECIMAL.fullmatch(type_)

@@ -54,9 +54,9 @@ class Effect(StrEnum):
     ROW = "row"
     """Replace a row that is older, or insert the row."""
     FINAL = "final"
-    """Replace the table's row in any case: it was read, and its values are merged into this one."""
+    """Replace the table's row in any case, or insert the row: it contains what was read from the table."""
     DELETE = "delete"
-    """Delete a row that is older."""
+    """Delete a row that is not newer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +133,8 @@ def merge_source(
 
     Args:
         changes: Changes of the batch.
-        stored: The table's rows of the keys :attr:`KeyedChanges.unfinished`, one per key.
-        deletions: The highest deletion of each key that earlier batches have recorded.
+        stored: The table's rows that must be read (see :attr:`KeyedChanges.unfinished`), one per key.
+        deletions: The highest recorded deletion of each key.
         truncated_at: Place of the latest truncation; ``LOWEST`` if there was none.
     """
     columns = changes.columns

@@ -52,6 +52,8 @@ def name_problem(name: str, known: Iterable[str]) -> str | None:
 def columns_to_add(changes: Iterable[pa.Table], known: Sequence[str]) -> dict[str, str]:
     """Return name and type of the columns that changes have and a table lacks.
 
+    Columns with a :func:`name_problem` are left out.
+
     Args:
         changes: Changes as tasks wrote them.
         known: The columns of the table.

@@ -44,7 +44,7 @@ from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 logger = logging.getLogger(__name__)
 
 _COMPACT_EVERY: Final = 50
-"""Versions between two compactions of the table of deletions."""
+"""Versions between two compactions of a table of deletions or past changes."""
 _HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 _PROPERTIES: Final = {"delta.logRetentionDuration": "interval 1 day"}
 DELETIONS: Final = "_deletions"
@@ -66,7 +66,7 @@ class RecentRows:
     today: Callable[[], date]
 
     def append(self, rows: pa.Table) -> None:
-        """Add rows; the table gets those columns and types of theirs that it does not have yet.
+        """Add rows. The table gets the columns that it lacks, and the rows' type for columns of another type.
 
         Raises:
             FileExistsError: If the table gets new types, and another commit came first.

@@ -229,7 +229,8 @@ class ChangeTable(DeltaSink):
         """Return the columns of the source's table: those given, then those that only the table has.
 
         Raises:
-            SchemaError: If there is no table and no columns are given, or if a key is not a column.
+            SchemaError: If there is no table and no columns are given, if the given ones are no columns, or
+                if a column has a name that change tables use themselves.
             OffsetError: If the storage does not answer.
         """
         return self._read(f"The columns of {self.path}", self._table_columns)
@@ -262,8 +263,9 @@ class ChangeTable(DeltaSink):
 
         Raises:
             SchemaError: If the columns do not fit the table.
-            OptionError: If a key is not a column, or the table has features that forbid a merge
-                or a look at its rows.
+            OptionError: If a key or a tracked column is not a column, if the table does not hold a key's
+                values exactly or was kept with the other ``stored_as_scd_type``, or if it has features that
+                forbid a merge or a look at its rows.
             OffsetError: If the storage does not answer.
         """
         table = self.table_columns()
@@ -432,7 +434,7 @@ def given_envelope(envelope: str | Envelope, options: Mapping[str, Any]) -> Enve
     """Return the envelope that has this name, with these options; an object is returned as it is.
 
     Raises:
-        OptionError: If an option is missing or wrong.
+        OptionError: If the name is unknown, if an option is missing or wrong, or if an object has options.
     """
     if isinstance(envelope, str):
         return envelope_of(envelope, options)

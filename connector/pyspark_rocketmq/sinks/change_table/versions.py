@@ -217,7 +217,7 @@ class _Key:
     def begin(self, since: Order, columns: Sequence[str]) -> tuple[Order, Mapping[str, int]]:
         """Return the place where the known events begin, and rows with the values before it, by column.
 
-        The place is the beginning of the version that contains ``since``; without one it is ``since``.
+        The place is the beginning of the first known version if it is below ``since``, else ``since``.
         """
         first = min(self.stored, key=lambda version: version.at, default=None)
         if first is None or first.at >= since:

@@ -5,7 +5,7 @@ needs by the table's name: the commits with ``DESCRIBE HISTORY``, the table's id
 DETAIL``.  SQL cannot read transaction ids.  So each commit records the progress of the whole group, and
 transaction ids only keep two writers from committing the same step twice.
 
-Tasks put their rows beside the table or, if they may not write there, into a folder for staging.
+Tasks put their rows into the table's folder or, if they may not write there, into a folder for staging.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class LogSummary:
         return self.restored
 
     def commit_after_restore(self, consumer_group: str) -> int | None:
-        """Return the version of the group's last commit if it follows a RESTORE and its writer missed that.
+        """Return the version of the group's last commit if it follows a RESTORE that its writer missed.
 
         Otherwise return None.
         """

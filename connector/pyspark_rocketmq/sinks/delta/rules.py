@@ -19,7 +19,10 @@ Q = TypeVar("Q")
 V = TypeVar("V")
 
 POSITION_TYPES = {name: str(MESSAGE_COLUMNS[name]) for name in POSITION_COLUMNS}
-"""Columns that every sink table has, with Delta's type names; they identify the message of a row."""
+"""Columns that every sink table has, except change tables, with Delta's type names.
+
+They identify the message of a row.
+"""
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 """Characters that Delta forbids in names of columns and fields, except with column mapping."""
 REACHED: Final = "reached"
@@ -54,7 +57,10 @@ def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str
 
 
 def group_app_id(consumer_group: str) -> str:
-    """Return the transaction id that counts a group's commits; ids of queues have another form."""
+    """Return the transaction id that counts a group's commits by Spark, or of the same form.
+
+    Ids of queues have another form.
+    """
     return f"rocketmq:{consumer_group}"
 
 
@@ -165,7 +171,7 @@ class SinkCommit(NamedTuple):
     commit_id: str
     """Id that no other commit in the log has."""
     newest: Mapping[str, str] = MappingProxyType({})
-    """The newest message below each watermark that moves, as text of ``RememberedMessages``, by its id.
+    """The newest message below each moved watermark, as text of ``RememberedMessages``, by application id.
 
     The text is empty if the message known before is still the newest.
     """

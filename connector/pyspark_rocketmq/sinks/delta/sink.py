@@ -185,7 +185,9 @@ class DeltaSink:
         """Read the newest version and the group's watermark of each queue, in the generation given.
 
         Raises:
-            SinkConflict: If a RESTORE removed rows since the group's last commit.
+            SinkConflict: If a RESTORE removed rows since the group's last commit, or if the log no longer has
+                the group's progress.
+            SinkMoved: If the table has progress of the group in a later generation of a queue.
             SchemaError: If ``prepare`` was not called, or the table was altered since.
             OptionError: If the table has got features since that forbid adding files.
             OffsetError: If the table cannot be read.
@@ -314,8 +316,8 @@ class DeltaSink:
 
         Stop the query before you call this. It moves first the group's offsets in ``store``, then the
         watermarks, to the offsets that the restored version had. If the table was replaced, it moves them to
-        0; then remove the group's rows from the new table first. If the process is killed halfway, queries
-        still refuse the table, and this may be called again.
+        0: before you call it, remove the group's rows from the new table. If the process is killed halfway,
+        queries still refuse the table, and this may be called again.
 
         Raises:
             OffsetError: If no RESTORE came after the group's last commit, if the group has added rows after
@@ -363,6 +365,7 @@ class DeltaSink:
         Raises:
             OffsetError: If a next offset is negative.
             SinkConflict: If there is a :meth:`rewind_problem`.
+            OptionError: If only Spark can set watermarks of this table, and no session can.
             DeltaError, OSError: If the table could not be written.
         """
         what = f"watermarks of group {consumer_group} path={masked(self.path)}"

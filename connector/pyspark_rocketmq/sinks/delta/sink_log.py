@@ -98,7 +98,7 @@ class SinkLog:
         return entry is not None and is_replacement(entry)
 
     def commit_after_restore(self, consumer_group: str) -> int | None:
-        """Return the version of the group's last commit if it follows a RESTORE and its writer missed that.
+        """Return the version of the group's last commit if it follows a RESTORE that its writer missed.
 
         Otherwise return None.
         """
