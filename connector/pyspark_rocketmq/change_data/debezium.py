@@ -88,7 +88,7 @@ class DebeziumJson:
         named, before, row = self.rules.keys_of(change.table), change.before or {}, change.row
         if named is None or change.operation is not Operation.UPDATE:
             return [change]
-        # A source that logs a part of the row before has null for the rest. The row after is in the same form.
+        # A source that logs only a part of the row before has null for the rest.
         changed = {
             name: before[name]
             for name in named
