@@ -297,7 +297,7 @@ def test_a_reset_that_the_broker_stored_is_no_gap(
         assert pulled(pauses.fetcher(partition(server, 0, 100))) == list(range(100))
 
     assert pauses.taken == []
-    assert "is not followed without a group of our own" in caplog.text
+    assert "is ignored, because this query has no consumerGroup" in caplog.text
 
 
 def test_a_reset_ends_a_groups_range_where_it_was_reached(
