@@ -266,7 +266,7 @@ def test_a_moment_is_shown_in_milliseconds() -> None:
         ({"topic": None}, "its column 'topic' is null"),
         ({"tags": "a\x02b"}, "contains U\\+0001 or U\\+0002"),
         ({"properties": [("a", "x" * 33_000)]}, "properties take 33"),
-        ({"keys": "\N{PACKAGE}" * 8_100}, "properties take 32"),
+        ({"tags": "\N{PACKAGE}" * 8_100}, "properties take 32"),
         ({"properties": [("region", "")]}, "property 'region' has an empty value; every consumer would drop"),
         ({"properties": [("", "eu")]}, "property has an empty name; every consumer would drop"),
         ({"delayLevel": -1}, "its delayLevel is -1; it must be 1 or more"),
