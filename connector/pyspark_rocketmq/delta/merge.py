@@ -7,19 +7,24 @@ millions at a time.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable
+from deltalake.table import TableMerger
 
 from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS
 from pyspark_rocketmq.delta.files import NULL_PARTITION, is_folder_name
 from pyspark_rocketmq.errors import SchemaError
 
 _ROW = "__row"
-_SOURCE, _TARGET = "source", "target"
+SOURCE: Final = "source"
+"""Name of the merged rows in the SQL of a MERGE."""
+TARGET: Final = "target"
+"""Name of the table in the SQL of a MERGE."""
 
 
 def merge_rows(
@@ -46,16 +51,39 @@ def merge_rows(
     if is_local:
         check_folders(rows, partition_by)
     rows, blank = with_blanks(rows, [name for name in keys if name in partition_by])
-    values = {quoted(name): f"{_SOURCE}.{quoted(name)}" for name in columns}
+    newest = newest_rows(rows, keys, order).select(list(columns))
+    merger, values = begin_merge(table, newest, columns, predicate(keys, blank), properties)
+    merger.when_matched_update(values).when_not_matched_insert(values).execute()
+
+
+def begin_merge(
+    table: DeltaTable,
+    source: pa.Table | pa.RecordBatchReader,
+    columns: Iterable[str],
+    condition: str,
+    properties: CommitProperties,
+) -> tuple[TableMerger, dict[str, str]]:
+    """Begin a MERGE, in whose SQL the merged rows are ``SOURCE`` and the table is ``TARGET``.
+
+    Args:
+        table: The table, at the version on which the MERGE is based.
+        source: The rows to merge.
+        columns: The columns of ``source`` that the table gets.
+        condition: SQL that is true where a merged row and one of the table belong together.
+        properties: Metadata of the commit.
+
+    Returns:
+        The MERGE without its actions, and the new values of ``columns`` for these.
+    """
     merger = table.merge(
-        newest_rows(rows, keys, order).select(list(columns)),
-        predicate(keys, _SOURCE, _TARGET, blank),
-        source_alias=_SOURCE,
-        target_alias=_TARGET,
+        source,
+        condition,
+        source_alias=SOURCE,
+        target_alias=TARGET,
         commit_properties=properties,
         post_commithook_properties=NO_POST_COMMIT_HOOKS,
     )
-    merger.when_matched_update(values).when_not_matched_insert(values).execute()
+    return merger, {quoted(name): f"{SOURCE}.{quoted(name)}" for name in columns}
 
 
 def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa.Table:
@@ -118,16 +146,16 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
                 )
 
 
-def predicate(keys: Iterable[str], source: str, target: str, blank: Collection[str] = ()) -> str:
-    """Return the condition for rows with the same key.
+def predicate(keys: Iterable[str], blank: Collection[str] = ()) -> str:
+    """Return the condition of a MERGE for rows with the same key.
 
     A key that contains a null equals no other key, so its rows are always added. In the columns ``blank`` a
     null of the target matches "" in the source.
     """
     return " AND ".join(
-        f"coalesce({target}.{quoted(name)}, '') = {source}.{quoted(name)}"
+        f"coalesce({TARGET}.{quoted(name)}, '') = {SOURCE}.{quoted(name)}"
         if name in blank
-        else f"{target}.{quoted(name)} = {source}.{quoted(name)}"
+        else f"{TARGET}.{quoted(name)} = {SOURCE}.{quoted(name)}"
         for name in keys
     )
 

@@ -25,14 +25,12 @@ import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable
 
 from pyspark_rocketmq.change_data.effects import LOWEST
-from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
+from pyspark_rocketmq.delta.commit import CommitNote
 from pyspark_rocketmq.delta.files import WrittenFile
-from pyspark_rocketmq.delta.merge import predicate, quoted
+from pyspark_rocketmq.delta.merge import SOURCE, TARGET, begin_merge, predicate, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import rows_of_files, sql_literal
 from pyspark_rocketmq.sinks.change_table.batch_changes import (
-    SOURCE,
-    TARGET,
     BatchChanges,
     ChangeRules,
     add_new_columns,
@@ -199,20 +197,13 @@ class RowMerge:
     ) -> None:
         """See :meth:`Merge.merge`."""
         names = [name for name in source.schema.names if name != EFFECT]
-        values = {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
+        condition = predicate(self._columns.keys) + keys_between
+        begun, values = begin_merge(table, source, names, condition, properties)
         # A row that the table had before it was a change table has no position.
         old, new = f"coalesce({TARGET}.{quoted(POSITION)}, '')", f"{SOURCE}.{quoted(POSITION)}"
         effect = f"{SOURCE}.{quoted(EFFECT)}"
         merger = (
-            table.merge(
-                source,
-                predicate(self._columns.keys, SOURCE, TARGET) + keys_between,
-                source_alias=SOURCE,
-                target_alias=TARGET,
-                commit_properties=properties,
-                post_commithook_properties=NO_POST_COMMIT_HOOKS,
-            )
-            .when_matched_delete(f"{effect} = '{Effect.DELETE}' AND {old} <= {new}")
+            begun.when_matched_delete(f"{effect} = '{Effect.DELETE}' AND {old} <= {new}")
             .when_matched_update(
                 values, f"{effect} = '{Effect.FINAL}' OR ({effect} = '{Effect.ROW}' AND {new} > {old})"
             )

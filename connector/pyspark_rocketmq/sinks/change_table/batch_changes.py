@@ -24,7 +24,7 @@ from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import LOWEST, Order, parts_in
 from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
 from pyspark_rocketmq.delta.ddl import type_ddl
-from pyspark_rocketmq.delta.merge import quoted
+from pyspark_rocketmq.delta.merge import TARGET, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import highest_text, sql_literal
 from pyspark_rocketmq.display import masked
@@ -62,7 +62,6 @@ _TRUNCATE: Final = Operation.TRUNCATE.value
 _SNAPSHOT: Final = Operation.SNAPSHOT.value
 FINAL: Final = frozenset({_TRUNCATE, SCHEMA})
 """Operations that end the query if they cannot be applied, even if other such changes are put aside."""
-SOURCE, TARGET = "source", "target"
 """Names of the two tables in the conditions of a MERGE."""
 
 

@@ -19,13 +19,10 @@ import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable
 
 from pyspark_rocketmq.change_data.effects import Order
-from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS
-from pyspark_rocketmq.delta.merge import predicate, quoted
+from pyspark_rocketmq.delta.merge import SOURCE, TARGET, begin_merge, predicate, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import rows_of_files, sql_literal
 from pyspark_rocketmq.sinks.change_table.batch_changes import (
-    SOURCE,
-    TARGET,
     BatchChanges,
 )
 from pyspark_rocketmq.sinks.change_table.compaction import (
@@ -101,20 +98,13 @@ class VersionMerge:
     ) -> None:
         """See ``Merge.merge``."""
         names = [name for name in source.schema.names if name != EFFECT]
-        values = {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
         old = f"coalesce({TARGET}.{quoted(POSITION)}, {sql_literal(UNPLACED)})"
+        is_version = f" AND {old} = {SOURCE}.{quoted(POSITION)}"
+        condition = predicate(self._columns.keys) + keys_between + is_version
+        begun, values = begin_merge(table, source, names, condition, properties)
         is_deleted = f"{SOURCE}.{quoted(EFFECT)} = '{Effect.DELETE}'"
         merger = (
-            table.merge(
-                source,
-                f"{predicate(self._columns.keys, SOURCE, TARGET)}{keys_between} "
-                f"AND {old} = {SOURCE}.{quoted(POSITION)}",
-                source_alias=SOURCE,
-                target_alias=TARGET,
-                commit_properties=properties,
-                post_commithook_properties=NO_POST_COMMIT_HOOKS,
-            )
-            .when_matched_delete(is_deleted)
+            begun.when_matched_delete(is_deleted)
             .when_matched_update(values)
             .when_not_matched_insert(values, f"NOT ({is_deleted})")
         )
