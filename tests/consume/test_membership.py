@@ -365,19 +365,21 @@ def plan_of(driver: Driver, queues: Sequence[MessageQueue]) -> None:
     assert driver.machine.planned({queue: grants[queue] for queue in queues}, driver.now_s) == set(queues)
 
 
+def leave_unanswered(driver: Driver) -> None:
+    """Have the member ask for the locks of its share, and get no answer."""
+    driver.machine.due(driver.now_s)
+    driver.machine.members_listed([ME], driver.now_s)
+    for action in driver.machine.due(driver.now_s):
+        assert isinstance(action, Lock)
+        driver.machine.locks_unknown(action.queues, driver.now_s)
+
+
 class TestUnknownLocks:
     """A broker keeps for 60 s what this member does not hold."""
 
-    def unanswered(self, driver: Driver) -> None:
-        driver.machine.due(driver.now_s)
-        driver.machine.members_listed([ME], driver.now_s)
-        for action in driver.machine.due(driver.now_s):
-            assert isinstance(action, Lock)
-            driver.machine.locks_unknown(action.queues, driver.now_s)
-
     def test_a_queue_that_another_member_is_to_have_is_unlocked(self, driver: Driver) -> None:
         """B7, C2: its lock was asked for, and the answer came too late."""
-        self.unanswered(driver)
+        leave_unanswered(driver)
         driver.machine.members_listed([ME, OTHER], driver.now_s)
 
         unlocks = [action for action in driver.machine.due(driver.now_s) if isinstance(action, Unlock)]
@@ -399,7 +401,7 @@ class TestUnknownLocks:
 
     def test_a_refused_queue_is_not_unlocked(self, driver: Driver) -> None:
         """C1: another member has it, as its broker says by now."""
-        self.unanswered(driver)
+        leave_unanswered(driver)
         driver.refused = set(QUEUES)
         driver.after(1.0)
         driver.machine.members_listed([OTHER], driver.now_s)
@@ -447,11 +449,7 @@ class TestStop:
 
     def test_locks_of_which_no_answer_came_are_given_back_too(self, driver: Driver) -> None:
         """B7, C2: a broker that is slow has granted them, perhaps."""
-        driver.machine.due(driver.now_s)
-        driver.machine.members_listed([ME], driver.now_s)
-        for action in driver.machine.due(driver.now_s):
-            assert isinstance(action, Lock)
-            driver.machine.locks_unknown(action.queues, driver.now_s)
+        leave_unanswered(driver)
         driver.machine.stop()
 
         assert kinds(driver.machine.due(driver.now_s)) == [Unlock, Unlock, Unregister]

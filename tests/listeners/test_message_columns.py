@@ -40,9 +40,9 @@ def test_messages_are_what_their_columns_say(
     batches = [piece for each in whole for piece in (each.slice(0, cut), each.slice(cut))]
 
     assert list(ArrivedMessages(QUEUE, batches)) == messages
-    told = {"MIN_OFFSET": "3", "MAX_OFFSET": "90", "WAIT": "x"}
-    assert list(ArrivedMessages(QUEUE, batches, told)) == [
-        message._replace(properties={**message.properties, **told}) for message in messages
+    added = {"MIN_OFFSET": "3", "MAX_OFFSET": "90", "WAIT": "x"}
+    assert list(ArrivedMessages(QUEUE, batches, added)) == [
+        message._replace(properties={**message.properties, **added}) for message in messages
     ]
 
 
