@@ -11,6 +11,9 @@ from itertools import chain
 import pytest
 
 from broker_sim.cluster import SimCluster
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.allocation import Averagely
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.group.member import RunningMember
@@ -402,8 +405,11 @@ def test_a_plan_that_ends_while_its_member_leaves_leaves_no_lock(
 
     one.stop(SOON_S)
 
-    other = members.join(cluster.name_servers, topic, "two")
-    await_plannable(other, queues)
+    with ChannelPool(SystemClock()) as pool:
+        brokers = BrokerClient(pool, SystemClock(), request_timeout_s=SOON_S)
+        for queue in queues:
+            address = cluster.broker_addresses[queue.broker_name]
+            assert brokers.lock_batch(address, members.group, "somebody else", [queue]) == {queue}
 
 
 def test_leaving_unregisters_at_brokers_that_answer_while_one_is_silent(members: Members) -> None:
