@@ -326,7 +326,7 @@ def test_negative_unsigned_number_is_bad() -> None:
     """K6: fact 28: without metadata of the table Canal writes an unsigned number as a negative one."""
     found = reason(decode(flat(data=[{"id": "-1"}], mysqlType={"id": "int(10) unsigned"})))
 
-    assert found.startswith("column id (int(10) unsigned): -1 is not within 0 and 4294967295")
+    assert found.startswith("column id (int(10) unsigned): -1 is not between 0 and 4294967295")
     assert "metadata" in found
 
 

@@ -148,7 +148,11 @@ class _Struct:
         return cls(value, schema if isinstance(schema, dict) else None, rules)
 
     def member(self, name: str) -> _Struct | None:
-        """Return a member that is an object; None if it is null or missing."""
+        """Return a member, which must be an object, with its schema; None if it is null or missing.
+
+        Raises:
+            ValueError: If it is no object, or if the schema lacks it.
+        """
         value = self.payload.get(name)
         if value is None:
             return None

@@ -64,7 +64,11 @@ class Version:
         return compressed({name: self.places.get(name, LOWEST) for name in columns}, self.at)
 
     def lost(self) -> Iterator[Event]:
-        """Yield the events that the version does not show as a whole, except those that are remembered."""
+        """Yield the version's lost events (rule 4), except those that are remembered.
+
+        Only the change that opened the version is not lost, and only until a later change of the version
+        replaces one of its values.
+        """
         for event in self.events:
             is_shown = event.at == self.at and all(
                 self.places[name] == self.at for name in event.values or ()
@@ -74,12 +78,12 @@ class Version:
 
 
 class History(NamedTuple):
-    """All versions of a key, and the events that they do not show."""
+    """All versions of a key, and its lost events."""
 
     versions: list[Version]
-    """In their order."""
+    """Sorted by their places."""
     lost: list[Event]
-    """The events to remember elsewhere, without those that are recorded there already."""
+    """The lost events that are not remembered yet, and must be recorded elsewhere."""
 
 
 def history(
@@ -206,7 +210,7 @@ class StoredVersion(NamedTuple):
 
 
 def events_of(versions: Sequence[StoredVersion], columns: Sequence[str]) -> Iterator[Event]:
-    """Yield the events that the versions of one key show."""
+    """Yield the events that can be derived from the stored versions of one key."""
     for version in versions:
         given: dict[Order, dict[str, int]] = {version.at: {}}
         if version.places:

@@ -156,8 +156,8 @@ def _bounded(kind: Callable[[int], Any], lowest: int, highest: int, text: str) -
     value = _whole(text)
     if not lowest <= value <= highest:
         raise Unreadable(
-            f"{value} is not within {lowest} and {highest}: the program that wrote it had no metadata of the "
-            "table, or those of another version of it"
+            f"{value} is not between {lowest} and {highest}: the program that wrote it did not have the "
+            "table's metadata, or had the metadata of another version of the table"
         )
     return kind(value)
 
@@ -210,7 +210,10 @@ def as_bytes(form: Bytes, text: str) -> bytes:
             try:
                 return text.encode("latin-1")
             except UnicodeEncodeError:
-                raise Unreadable("it is not a character for each byte; see the option binary") from None
+                raise Unreadable(
+                    "it has a character above U+00FF, which stands for no byte; have the source write bytes "
+                    "as latin-1, hex or base64, and name this form in the option binary"
+                ) from None
         case Bytes.HEX:
             return bytes.fromhex(text.removeprefix("0x"))
         case Bytes.BASE64:
@@ -283,7 +286,7 @@ def _known(text: str, members: tuple[str, ...], declared: _Declared) -> str:
 
 def _unknown(what: str, declared: _Declared) -> str:
     remedy = "" if declared.arguments else "; TiCDC writes the members with content-compatible=true"
-    return f"its type has not {what}{remedy}"
+    return f"its type does not have {what}{remedy}"
 
 
 def _json(declared: _Declared) -> Column[str]:

@@ -260,12 +260,17 @@ class DatabaseBatch:
 
 
 def known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, generation: int) -> int:
-    """Return the watermark of the queue in this generation; raise SinkMoved for a later one in the table."""
+    """Return the watermark of the queue in this generation; 0 if the table has only an earlier generation.
+
+    Raises:
+        SinkMoved: If the table has a later generation.
+    """
     if watermark.generation > generation:
         raise SinkMoved(
             f"The database has rows of {queue} from generation {watermark.generation}, but this batch of "
             f"group {consumer_group} has rows from generation {generation}: the queue's offsets began again "
-            "at 0, and another consumer already reads the new ones. Nothing was added."
+            "at 0, and another consumer already reads the new messages. Nothing was added. Start the "
+            "query again to consume the new messages, too."
         )
     return watermark.next_offset if watermark.generation == generation else 0
 

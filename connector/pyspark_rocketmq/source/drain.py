@@ -62,13 +62,14 @@ class Drain:
         }
 
     def check_moves(self, left: Mapping[MessageQueue, int]) -> None:
-        """Check that a group's drain moves.
+        """Check that a group's drain makes progress; a query without a group is not checked.
 
         Args:
             left: The result of :meth:`left` for the newest plan.
 
         Raises:
-            OffsetError: If no queue moved for ``drainTimeoutMs``: some message fails each time.
+            OffsetError: If no queue moved for ``drainTimeoutMs``. The error names the queues and either the
+                driver's reason why they wait, or the remedies for a listener that gives messages back.
         """
         if self._options.consumer_group is None:
             return

@@ -175,7 +175,9 @@ class Fetcher:
         self._rouse()
 
     def arrivals(self, within_s: float = math.inf) -> Generator[list[FetchedChunks]]:
-        """Yield the chunks of all ranges as they come; at least every ``within_s`` seconds, maybe none.
+        """Yield the chunks of all ranges as they come.
+
+        After ``within_s`` seconds, yield what is there; the list may be empty.
 
         Each range's chunks are in queue order, and its last ones are marked. Bodies are views of receive
         buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
@@ -310,7 +312,7 @@ class Fetcher:
             self._window.lost(pull.task, error, now_s)
 
     def _send(self) -> bool:
-        """Send the pulls that the window plans; return whether there were any."""
+        """Send the pulls that the window plans; return whether it planned any, sent or not."""
         tasks = self._window.tasks(self._clock.monotonic_s())
         by_place: dict[_Place, list[_Pull]] = {}
         pulls: list[_Pull] = []

@@ -1,4 +1,4 @@
-"""The commits of a sink that Spark does not make: each has the files of tasks and the new watermarks."""
+"""The commits that a sink makes without Spark: all set watermarks, and most add the rows of tasks' files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,11 @@ class FileAppender:
         return self.put(log, (), commit._replace(watermarks=watermarks, record=record))
 
     def set_watermarks_as_spark(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """Set watermarks by a commit without rows, in the form of Spark's commits for the group."""
+        """Make a commit without rows that sets watermarks as a commit by Spark does; return the new version.
+
+        In this form one transaction id counts the group's commits by Spark; the watermarks are only in the
+        commit's record.
+        """
         counter = {group_app_id(commit.consumer_group): before.number + 1}
         record = before.record_by_spark(commit)
         return self.put(log, (), commit._replace(watermarks=counter, record=record))

@@ -430,5 +430,5 @@ def _later_generation_error(path: str, consumer_group: str, queues: Iterable[Mes
     return SinkMoved(
         f"The offsets of {'; '.join(map(str, sorted(queues)))} began again at 0, and the Delta table "
         f"{path} already has progress of group {consumer_group} in the new messages. This batch has only "
-        "older messages: nothing was added."
+        "older messages: nothing was added. Start the query again to consume the new messages, too."
     )

@@ -137,7 +137,11 @@ class TableHome(Protocol):
         ...
 
     def check_rows_place(self, schema: pa.Schema) -> None:
-        """Refuse a place for rows where tasks cannot write, or Spark cannot read."""
+        """Refuse :attr:`rows_uri` if a file cannot be written there, or if Spark cannot read it.
+
+        Raises:
+            OptionError: If so.
+        """
         ...
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
@@ -234,7 +238,7 @@ class PathHome:
         check_exclusive_create(self.path)
 
     def check_rows_place(self, schema: pa.Schema) -> None:
-        """Check nothing: tasks write into the table's folder, and a commit looks for each of their files."""
+        """Check nothing: :attr:`rows_uri` is the table's folder, in which each commit looks for its files."""
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:  # noqa: ARG002 - it shows them
         """See :meth:`TableHome.comparable`."""

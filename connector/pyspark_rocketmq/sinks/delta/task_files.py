@@ -83,10 +83,11 @@ class FileSet:
         self._finished: list[WrittenFile] = []
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """See ``Writing.add``; rows keep their order within a partition.
+        """Add rows of the listener, in their order within a partition; return how many the table already has.
 
         Raises:
             SchemaError: If the rows do not fit the table's columns, or a row lacks its message's position.
+            RocketMQError: If the storage cannot be written to.
         """
         new = drop_committed(
             conform(
@@ -114,7 +115,11 @@ class FileSet:
                 self._finish_one(values)
 
     def finish(self) -> list[WrittenFile]:
-        """See ``Writing.finish``."""
+        """See ``Writing.finish``.
+
+        Raises:
+            RocketMQError: If the storage cannot be written to.
+        """
         with self._raising_write_error():
             for values in list(self._open):
                 self._finish_one(values)

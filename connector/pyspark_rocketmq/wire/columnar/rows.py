@@ -220,7 +220,7 @@ class Rows:
     ipv6_hosts: np.ndarray | None = None
     """Born host and store host, 20 bytes each, zeros after IPv4; None if ``fixed`` has all the hosts."""
     topic: bytes | None
-    """The topic of all rows; None if they differ."""
+    """The topic of all rows; None if they may differ."""
     topic_at: IntArray
     topic_end: IntArray
     body_at: IntArray
@@ -312,7 +312,13 @@ def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
 def _find_topics(
     data: bytes | bytearray, length_at: IntArray, ends: IntArray, is_v1: BoolArray
 ) -> tuple[bytes | None, IntArray, IntArray]:
-    """Find each topic; first try whether all are equal to the first, which is the usual case."""
+    """Find the topic of each message, which follows the topic's length at ``length_at``.
+
+    If all messages are in V1, first try whether all topics are equal, which is the usual case.
+
+    Returns:
+        The topic of all messages, or None if they may differ; where each topic begins; where each ends.
+    """
     first = data[length_at[0]]
     if is_v1.all() and first <= MAX_V1_TOPIC_BYTES and (length_at + (first + 3) <= ends).all():
         topics = every_position(data, np.dtype((np.void, first + 1)))[length_at].tobytes()
