@@ -480,6 +480,36 @@ def test_a_late_report_of_the_batch_before_settles_nothing_of_the_one_under_way(
     assert plans_over(state.batch_committed(2, 2)) == [2]
 
 
+def test_a_plan_that_never_ran_is_over_once_the_batch_before_it_is_settled() -> None:
+    """H11: a slow broker gets the offsets of a batch while the next one is planned, and the query is stopped."""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.is_done("one", A)
+    state = driver.state
+    state.batch_ends(0.0, could_ask=True)
+    state.plan_made(2, ALL)
+
+    assert plans_over(state.planner_leaves(2, 0.0)) == []
+    assert plans_over(state.batch_committed(1, 1)) == [1, 2]
+
+
+def test_a_plan_whose_batch_has_begun_is_not_over_with_the_batch_before_it() -> None:
+    """H11: also where its planner ends first."""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.is_done("one", A)
+    state = driver.state
+    state.batch_ends(0.0, could_ask=True)
+    state.plan_made(2, ALL)
+    state.batch_begins(8)
+    driver.begins("two", A, batch_id=8)
+    state.planner_leaves(2, 0.0)
+
+    assert plans_over(state.batch_committed(1, 1)) == [1]
+    state.batch_ends(0.0, could_ask=True)
+    assert plans_over(state.batch_committed(2, 2)) == [2]
+
+
 def test_no_task_of_a_planner_that_ends_begins_any_more() -> None:
     """H11: it may have been on its way to an executor."""
     driver = Driver()

@@ -389,7 +389,9 @@ class HubState:
         """
         if batches == self.batches:
             self._is_settled = True
-        return self._to_planner(PlanOver(plan))
+        over = self._to_planner(PlanOver(plan))
+        # The planner may have made another plan meanwhile, and end before that one has begun.
+        return over if plan == self._last_plan else over + self._over_for_good()
 
     def batch_failed(self) -> list[Action]:
         """Note that nothing more of the batch will be committed: its query ends."""
