@@ -21,9 +21,11 @@ from pyspark_rocketmq.hub.driver_end import BatchEnd, Committed, DriverControl
 from pyspark_rocketmq.hub.messages import (
     PlanMade,
     PlannerConnected,
+    PlannerLeaving,
     PlanOver,
     QueryDrained,
     QueuesFree,
+    QueuesHeldUp,
     SlotsKnown,
     ToPlanner,
     decode_to_planner,
@@ -79,6 +81,7 @@ class Query:
         )
         self.planner.send(PlannerConnected())
         self.planner.send(PlanMade(1, frozenset({A, B})))
+        wait_until(lambda: self.hub._hub.query(lambda state: state.plan) == 1, reason="The plan")
 
     def has_received(self, kind: type[ToPlanner]) -> bool:
         return any(isinstance(message, kind) for message in self.received)
@@ -268,6 +271,27 @@ def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Q
 
     query.begin([])
     query.hub.end([], could_ask=True)
+    assert not query.has_received(PlanOver)
+    is_shown.set()
+    wait_until(lambda: query.has_received(PlanOver), PATIENCE_S, reason="The batch's end")
+
+
+def test_a_batch_that_could_not_begin_ends_no_wait_for_the_offsets_of_the_one_before(query: Query) -> None:
+    """B5, H11: whoever has the queues next, a Java member perhaps, begins at the brokers' offsets."""
+    query.begin([])
+    end = query.hub.end([], could_ask=True)
+    is_shown = threading.Event()
+
+    def wait() -> None:
+        is_shown.wait(PATIENCE_S)
+
+    query.hub.over(end.plan, wait)
+
+    query.hub.failed()
+    query.planner.send(PlannerLeaving(1))
+    wait_until(lambda: query.hub._hub.query(lambda state: state._last_plan) == 1, PATIENCE_S)
+    query.hub.held_up("the mark")
+    wait_until(lambda: query.has_received(QueuesHeldUp), PATIENCE_S, reason="Everything sent so far")
     assert not query.has_received(PlanOver)
     is_shown.set()
     wait_until(lambda: query.has_received(PlanOver), PATIENCE_S, reason="The batch's end")

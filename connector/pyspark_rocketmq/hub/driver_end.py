@@ -113,6 +113,8 @@ class DriverControl:
         self._over: SimpleQueue[tuple[int, int, Callable[[], None]] | None] = SimpleQueue()
         self._batches = 0
         """Number of batches that have begun."""
+        self._is_under_way = False
+        """Whether the newest batch has begun, and is neither over nor failed."""
         self._newest_over = 0
         """Number of the plan of the newest batch that is over."""
         self._make: MakeCommit | None = None
@@ -207,6 +209,7 @@ class DriverControl:
             self._has_no_batch.set()
             return None
         self._make = make
+        self._is_under_way = True
         must_ask, self._batches = self._hub.query(lambda state: (state.batch_begins(batch_id), state.batches))
         self._began_s = self._clock.monotonic_s()
         return ControlEndpoint(self._hub.address, batch_id, must_ask, self._ends_tasks, self._wants_cuts)
@@ -253,14 +256,17 @@ class DriverControl:
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
         """Notify the planner that a batch is committed or dropped, once ``is_shown`` has returned."""
         self._newest_over = plan
+        self._is_under_way = False
         # Do this first: the thread that takes it may end as soon as no batch is under way.
         self._over.put((plan, self._batches, is_shown))
         self._has_no_batch.set()
 
     def failed(self) -> None:
-        """Note that a batch could not be committed: its query ends."""
+        """Note that a batch could not begin, or not be committed: its query ends."""
         self._has_no_batch.set()
-        self._hub.report(HubState.batch_failed)
+        if self._is_under_way:
+            self._is_under_way = False
+            self._hub.report(HubState.batch_failed)
         self._is_look_wanted.set()
 
     # --- threads --------------------------------------------------------------------------------------------
