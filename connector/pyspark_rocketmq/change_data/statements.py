@@ -17,11 +17,8 @@ _TOKEN: Final = re.compile(
     re.DOTALL,
 )
 _COMMENTS: Final = ("/*", "--", "#")
-_NO_COLUMN: Final = {
-    "DROP": {"INDEX", "KEY", "PRIMARY", "FOREIGN", "CONSTRAINT", "CHECK", "PARTITION"},
-    "RENAME": {"TO", "AS", "INDEX", "KEY"},
-}
-"""Words after which a clause is about something else than a column."""
+_NO_COLUMN: Final = frozenset({"INDEX", "KEY", "PRIMARY", "FOREIGN", "CONSTRAINT", "CHECK", "PARTITION"})
+"""Words after DROP with which a clause is about something else than a column."""
 _OPTIONAL: Final = ("COLUMN", "IF", "EXISTS")
 
 
@@ -53,14 +50,17 @@ def _clauses(tokens: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _removed_by(clause: Sequence[str]) -> str | None:
-    kind, names = clause[0].upper() if clause else "", clause[1:]
+    [kind, first], names = [word.upper() for word in (*clause[:2], "", "")[:2]], clause[1:]
     while names and names[0].upper() in _OPTIONAL:
         names = names[1:]
-    if not names or names[0].upper() in _NO_COLUMN.get(kind, ()):
+    if not names:
         return None
     name = _unquoted(names[0])
     match kind:
-        case "DROP" | "RENAME":
+        case "DROP" if first not in _NO_COLUMN:
+            return name
+        # Without the word COLUMN, MySQL gives the table a new name, also if it lacks TO.
+        case "RENAME" if first == "COLUMN":
             return name
         case "CHANGE" if len(names) > 1 and _unquoted(names[1]).lower() != name.lower():
             return name
