@@ -100,16 +100,37 @@ def test_what_python_cannot_hold_is_out_of_range(micros: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["infinity", "-infinity", "-5877611-06-21Z", "-0043-03-15T12:00:00Z", "+10000-01-01"]
+    "text",
+    [
+        "infinity",
+        "-infinity",
+        "-5877611-06-21Z",
+        "-0043-03-15T12:00:00Z",
+        "0000-03-15T12:00:00Z",
+        "0000-02-29",
+        "+10000-01-01",
+        "10000-01-01 00:00:00",
+    ],
 )
 def test_texts_out_of_range_are_known(text: str) -> None:
-    """K6: fact 34: as Debezium writes infinity and 44 BC."""
+    """K6: fact 34: as Debezium writes infinity, 44 BC and 1 BC, and as MySQL writes the year 0."""
     with pytest.raises(OutOfRange):
         parse_date(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "2026", "2026-02-30", "2026-01-01 24:61", "20260101", "x2026-01-01", "\uff12026-01-01"]
+    "text",
+    [
+        "",
+        "2026",
+        "2026-02-30",
+        "0000-02-30",
+        "0000-00-00",
+        "2026-01-01 24:61",
+        "20260101",
+        "x2026-01-01",
+        "\uff12026-01-01",
+    ],
 )
 def test_other_texts_are_refused(text: str) -> None:
     """K6: fact 41: never a guess."""

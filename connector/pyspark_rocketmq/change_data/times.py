@@ -17,7 +17,9 @@ _MICROS_OF_DAY: Final = 86_400_000_000
 _TIMESTAMP: Final = re.compile(
     r"(\d{4}-\d{2}-\d{2})(?:[ T](\d{2}:\d{2}(?::\d{2})?)(?:\.(\d{1,9}))?)?(Z|[+-]\d{2}(?::?\d{2})?)?\Z"
 )
-_OUT_OF_RANGE: Final = re.compile(r"-?infinity\Z|-infinity\Z|[+-]\d+-\d{2}-\d{2}", re.IGNORECASE)
+_OUT_OF_RANGE: Final = re.compile(r"-?infinity\Z|(?:[+-]\d+|\d{5,})-\d{2}-\d{2}", re.IGNORECASE)
+_YEAR_0, _LEAP_YEAR = "0000", "2000"
+"""Year that MySQL has, and Java for 1 BC; and one of Python's with the same days."""
 
 
 class Unreadable(ValueError):
@@ -142,7 +144,7 @@ def _parse(text: str) -> datetime:
     found = _TIMESTAMP.match(text)
     if found is None:
         if _OUT_OF_RANGE.match(text):
-            raise OutOfRange(f"{text} is not within the years 1 to 9999")
+            raise _beyond(text)
         raise Unreadable(f"{text!r} is no date or time")
     day_text, time_of_day, fraction, zone = found.groups()
     if fraction is not None and fraction[6:].strip("0"):
@@ -150,4 +152,12 @@ def _parse(text: str) -> datetime:
     parts = f"{day_text}T{time_of_day or '00:00'}"
     if fraction:
         parts += f".{fraction[:6]:0<6}"
-    return datetime.fromisoformat(parts + (zone or ""))
+    parts += zone or ""
+    if parts.startswith(_YEAR_0):
+        datetime.fromisoformat(_LEAP_YEAR + parts.removeprefix(_YEAR_0))
+        raise _beyond(text)
+    return datetime.fromisoformat(parts)
+
+
+def _beyond(text: str) -> OutOfRange:
+    return OutOfRange(f"{text} is not within the years 1 to 9999")
