@@ -304,6 +304,18 @@ def test_sharded_tables_become_one(tmp_path: Path) -> None:
         query.apply([Sent(change(Operation.TRUNCATE, 3, shards[0]), 3)])
 
 
+def test_sources_of_merged_tables_have_positions_of_their_own_kinds(tmp_path: Path) -> None:
+    """K2: such as one with global transaction ids, and one without; their rows have different keys."""
+    query = Query(tmp_path, routes=[rmq.TableRoute(target="all/orders", merges=True)])
+    shards = {(5, 9): SourceTable("shop_1", None, "orders"), (7,): SourceTable("shop_2", None, "orders")}
+    for number, (position, shard) in enumerate([*shards.items(), *shards.items()]):
+        operation = Operation.INSERT if number < len(shards) else Operation.UPDATE
+        given = change(operation, 0, shard, id=1, a=number)
+        query.apply([Sent(replace(given, position=(*position[:-1], position[-1] + number)), number)])
+    rows = DeltaTable(tmp_path / "all" / "orders").to_pyarrow_table().to_pylist()
+    assert {row["__source_database"]: row["a"] for row in rows} == {"shop_1": 2, "shop_2": 3}
+
+
 def test_tables_without_a_route_are_passed_over(tmp_path: Path) -> None:
     """K2: among them those of gh-ost, and messages without a change."""
     query = Query(tmp_path)

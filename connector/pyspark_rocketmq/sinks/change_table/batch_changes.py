@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import LOWEST, Order, parts_in
+from pyspark_rocketmq.change_data.routes import SOURCE_TABLE
 from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
 from pyspark_rocketmq.delta.ddl import type_ddl
 from pyspark_rocketmq.delta.merge import TARGET, quoted
@@ -144,9 +145,13 @@ class BatchChanges:
     def _check_positions(self) -> None:
         """Refuse positions of another kind than the table has, if these are all higher.
 
+        Merged tables may have positions of several kinds, since each source has a log of its own.
+
         Raises:
             SinkConflict: If they are.
         """
+        if SOURCE_TABLE in self.columns.keys:
+            return
         stored = highest_text(self._table.table, POSITION) if self._highest else None
         if stored is None or self._highest >= stored:
             return
