@@ -110,9 +110,7 @@ def test_a_line_without_an_end_is_refused_before_it_is_long() -> None:
 def test_a_peer_that_encrypts_is_refused_with_the_reason() -> None:
     """A5: its first bytes have no line's end."""
     hub, _ = sessions()
-    with pytest.raises(
-        RemoteProtocolError, match="it encrypts, but this query's connections are not encrypted"
-    ):
+    with pytest.raises(RemoteProtocolError, match="the process there encrypts, but this query does not"):
         hub.lines(b"\x16\x03\x01\x00\xdc\x01\x00")
 
 

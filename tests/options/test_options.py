@@ -117,9 +117,15 @@ def test_numbers_and_booleans_are_taken_as_spark_writes_them() -> None:
             {"startingOffsetsByTimestamp": '{"orders": 1700000000}'},
             "has a value for topic orders that is in seconds; give milliseconds",
         ),
-        ({"subscription": "created | paid"}, "has the tag 'created | paid'; write several tags as 'a || b'"),
+        (
+            {"subscription": "created | paid"},
+            "has the tag 'created | paid'; separate tags only by '||' ('a || b')",
+        ),
         ({"subscription": "new || created && paid"}, "has the tag 'created && paid'"),
-        ({"subscription": "created, paid"}, "has the tag 'created, paid'; write several tags as 'a || b'"),
+        (
+            {"subscription": "created, paid"},
+            "has the tag 'created, paid'; separate tags only by '||' ('a || b')",
+        ),
         ({"subscription": "created paid||new"}, "has the tag 'created paid'"),
         ({"subscription": "created;paid"}, "has the tag 'created;paid'"),
     ],

@@ -380,7 +380,9 @@ class BrokerClient:
         self._calls.call(address, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body))
 
     def running_info(self, address: str, consumer_group: str, client_id: str) -> ConsumerRunningInfo:
-        """Return the figures of a running consumer; topics and groups have the names in its answer.
+        """Return what a running consumer reports about itself, with its names of topics and groups.
+
+        A namespace is not removed from these names.
 
         Raises:
             BrokerError: If the consumer is not connected to this broker (code 1).

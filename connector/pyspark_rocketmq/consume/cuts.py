@@ -637,9 +637,10 @@ class Cuts:
         return self._in_hand is not None and bool(self._batch.waiting)
 
     def _is_free(self, queue: MessageQueue) -> bool:
-        """Return whether no part of the queue waits or is being committed, and its offset is stored (rule 7).
+        """Return whether a queue is free (rule 7) whose range its task has ended, so that nobody delivers it.
 
-        Its task has ended the queue's range, so that nobody delivers it.
+        Its offset must be stored, and no part of it may wait or be in the running commit. Waiting parts of a
+        poisoned queue do not count, because they are never committed.
         """
         if isinstance(self._in_hand, CommitGroup) and queue in self._in_hand.group.queues:
             return False

@@ -90,7 +90,7 @@ def witnesses(
 
 
 class Meetings(NamedTuple):
-    """Offsets where generations meet: the facts of :class:`Boundaries`."""
+    """Content of :class:`Boundaries`: offsets where generations meet."""
 
     behind: tuple[tuple[int, RememberedMessages], ...] = ()
     """Pairs for the row's generation and earlier ones, newest first: the offset at which the generation

@@ -99,7 +99,7 @@ class RecentSums(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """Sums, and the times to which they belong: the facts of :class:`MetricsSnapshot`."""
+    """Content of a :class:`MetricsSnapshot`: sums, and the times for which they were gathered."""
 
     at: float
     """Wall-clock second at which the sums were computed."""

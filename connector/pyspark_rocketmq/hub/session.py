@@ -102,8 +102,8 @@ class Session:
         """Return the lines that end in the next bytes received, without their newlines."""
         if not self.is_open and data.startswith(_TLS_HANDSHAKE):
             raise RemoteProtocolError(
-                f"{self._peer}: it encrypts, but this query's connections are not encrypted, because Spark's "
-                "are not. It may have the address of another query, which has ended."
+                f"{self._peer}: the process there encrypts, but this query does not, because its Spark does "
+                "not. The process may belong to an earlier query that had this port."
             )
         longest = LONGEST_LINE + 2 * _CODE_CHARS if self.is_open else LONGEST_GREETING
         end = data.rfind(b"\n") + 1

@@ -214,7 +214,7 @@ class QueueCommit:
 
 
 class NewGeneration(NamedTuple):
-    """Position at which a queue continues after its offsets started again at 0."""
+    """Position at which a queue continues after its offsets began again with other messages."""
 
     epoch: int
     """Epoch stored when the queue was inspected. If it has risen since, nothing is changed: the new owner

@@ -336,8 +336,8 @@ def tag_expression(text: str) -> str:
         # A broker would take the whole text for one tag that no message has: a group would skip everything.
         if _SEPARATES_TAGS.search(tag.strip()):
             raise ValueError(
-                f"has the tag '{tag.strip()}'; write several tags as 'a || b', or select a tag with such "
-                f"characters by SQL: TAGS = '{tag.strip()}'"
+                f"has the tag '{tag.strip()}'; separate tags only by '||' ('a || b'), or select one tag "
+                f"that contains a space, comma or the like by SQL: TAGS = '{tag.strip()}'"
             )
     return expression
 

@@ -224,7 +224,7 @@ class DatabaseBatch:
         return Watermark.stored_by(attempt, next_offset, generation, newest)
 
     def _is_made(self, grown: Mapping[MessageQueue, int], tried: _Tried) -> bool:
-        """Whether one of the tries whose outcome is unknown was committed after all.
+        """Return whether one of the tries with unknown outcome was committed after all; if so, note it.
 
         Raises:
             SinkMoved: If another consumer has moved a watermark.
@@ -269,7 +269,7 @@ def known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, gen
         raise SinkMoved(
             f"The database has rows of {queue} from generation {watermark.generation}, but this batch of "
             f"group {consumer_group} has rows from generation {generation}: the queue's offsets began again "
-            "at 0, and another consumer already reads the new messages. Nothing was added. Start the "
+            "with other messages, and another consumer already reads these. Nothing was added. Start the "
             "query again to consume the new messages, too."
         )
     return watermark.next_offset if watermark.generation == generation else 0

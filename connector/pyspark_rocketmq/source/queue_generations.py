@@ -127,8 +127,9 @@ class QueueGenerations:
             has_worked: Whether the group has ever consumed a message, so that its pulls are usually allowed.
 
         Raises:
-            DataLoss: If no operator has set where to go on, and ``failOnDataLoss`` is true or only a sink
-                shows that messages are lost.
+            DataLoss: If messages of a queue are lost, and nobody has moved the group since. Without
+                ``failOnDataLoss`` only if the first new message is not known, because nothing but a sink's
+                watermark shows the loss.
             RocketMQError: If a broker refuses for good.
         """
         for queue in self._copied.keys() & rows.keys():
@@ -288,9 +289,10 @@ class QueueGenerations:
         """Return where the queue's next generation begins; None while this one goes on.
 
         Raises:
-            DataLoss: If no operator has set where to go on, and ``failOnDataLoss`` is true or only a sink
-                shows that messages are lost.
-            RocketMQError: If the broker was not reached.
+            DataLoss: If messages of a queue are lost, and nobody has moved the group since. Without
+                ``failOnDataLoss`` only if the first new message is not known, because nothing but a sink's
+                watermark shows the loss.
+            RocketMQError: If the broker did not show a message that must be compared.
         """
         queue = row.queue
         change = self._change(queue, standing, found, snapshot)

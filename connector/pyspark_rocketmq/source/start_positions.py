@@ -182,8 +182,8 @@ def _await_masters(queues: Sequence[MessageQueue], wanted: str) -> None:
     if queues:
         raise TransportError(
             queues[0].broker_name,
-            f"the master is down, and its slave cannot show that it has all messages of {queues[0]} that "
-            f"{wanted} asks for. Start the master, or read only the slave's messages with "
+            f"the master is down, and only the master can answer {wanted} for {queues[0]}: its slave may "
+            "lack the newest messages and offsets. Start the master, or read what the slave has, with "
             "startingOffsets=earliest and endingOffsets=latest",
         )
 

@@ -424,8 +424,8 @@ def check_order(order: str, queues: Mapping[MessageQueue, int], path: str) -> No
     again = sorted(queue for queue, generation in queues.items() if generation)
     if again and order == "queue":
         raise SinkConflict(
-            f"The offsets of {'; '.join(map(str, again))} have begun again at 0, so with order='queue' "
-            f"new changes would count as older than those that {path} has. Load the source's tables "
+            f"The offsets of {'; '.join(map(str, again))} have begun again, so with order='queue' new "
+            f"changes would count as older than those that {path} has. Load the source's tables "
             "into a new folder, and start the query with that."
         )
 

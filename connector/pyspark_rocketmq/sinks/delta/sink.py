@@ -428,7 +428,7 @@ class DeltaSink:
 
 def _later_generation_error(path: str, consumer_group: str, queues: Iterable[MessageQueue]) -> SinkMoved:
     return SinkMoved(
-        f"The offsets of {'; '.join(map(str, sorted(queues)))} began again at 0, and the Delta table "
-        f"{path} already has progress of group {consumer_group} in the new messages. This batch has only "
+        f"The offsets of {'; '.join(map(str, sorted(queues)))} began again with other messages, and the "
+        f"Delta table {path} already has progress of group {consumer_group} in these. This batch has only "
         "older messages: nothing was added. Start the query again to consume the new messages, too."
     )

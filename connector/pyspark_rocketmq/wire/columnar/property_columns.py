@@ -77,7 +77,7 @@ class PropertyColumns:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """The tokens of all rows: names with their separators, alternating with values."""
+    """The tokens of all rows, in turn: a name between its two separators, and its value."""
 
     tokens: pa.StringArray
     row_at: IntArray
@@ -175,7 +175,7 @@ def _without_empty(tokens: pa.StringArray, is_filled: BoolArray, row_at: IntArra
 
 
 def _kept(layout: bytes) -> _Kept:
-    """Return the entries that are in the map of a row; Java's parser drops empty names."""
+    """Return the number of each name's entry, the last one if there are several; Java drops empty names."""
     if not _LAYOUT.fullmatch(layout):
         raise IrregularLayout
     entries = layout[1:-1].decode().split("\x01\x02") if layout else []

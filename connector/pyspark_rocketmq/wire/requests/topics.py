@@ -152,8 +152,8 @@ def broker_from_json(data: JsonObject) -> BrokerData:
     for broker_id, address in data.pairs("brokerAddrs"):
         if type(broker_id) is not str or _BROKER_ID.fullmatch(broker_id) is None or type(address) is not str:
             raise RemoteProtocolError(
-                f"{data.where}.brokerAddrs maps no broker id to an address: {short_repr(broker_id)} to "
-                f"{short_repr(address)}."
+                f"{data.where}.brokerAddrs must map broker ids to addresses, but maps "
+                f"{short_repr(broker_id)} to {short_repr(address)}."
             )
         # Replace odd characters, which no address has, because addresses are in log lines.
         addresses[int(broker_id)] = BrokerAddress(peer_text(address))
