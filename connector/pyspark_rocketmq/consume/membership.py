@@ -356,15 +356,16 @@ class Membership:
             self._heartbeat_at_s = now_s + self._timing.heartbeat_s
             self._is_registered = True
             actions.append(Heartbeat())
+        # Locks come before calls that may take seconds each at silent brokers, one after another.
+        if self._needs_locks:
+            actions += self._lock_actions(now_s)
+        else:
+            self._take_wanted(now_s)
         if self._is_look_due(now_s):
             self._is_looking = True
             self._looked_at_s = now_s
             actions.append(AskMembers())
         actions += self._unlock_actions()
-        if self._needs_locks:
-            actions += self._lock_actions(now_s)
-        else:
-            self._take_wanted(now_s)
         return actions
 
     def next_due_s(self) -> float:

@@ -3,9 +3,9 @@
 This thread, the planner, and the connection threads that receive brokers' notifications all use the state
 machine (:mod:`~pyspark_rocketmq.consume.membership`). A lock guards it; while a thread holds this lock, it
 does not call a server or wait. Every call to a server has a deadline. Calls of one kind go to all brokers at
-the same time; only the list of members is requested from one broker after another, from silent ones last. So
-a round of calls normally takes less than 10 s, although some brokers are silent. That is soon enough: a
-queue's lock counts for 10 s more after its renewal is due.
+the same time; only the list of members is requested from one broker after another, from silent ones last, and
+for 3 s in one round. So a round of calls normally takes less than 10 s, although some brokers are silent.
+That is soon enough: a queue's lock counts for 10 s more after its renewal is due.
 
 When a connection breaks, its broker removes the member. The other members would then take its queues. So the
 next heartbeat is sent immediately and not after half a minute; if it fails, it is tried again every second.
@@ -63,6 +63,8 @@ _LONGEST_SLEEP_S = 1.0
 """Maximum time until a broken connection or a new route is noticed."""
 _BEAT_AGAIN_S = 1.0
 """Pause before a heartbeat that failed is tried again on a broken connection."""
+_LIST_AGAIN_S = 300.0
+"""Time for which a broker that has not listed the members is asked after the others."""
 _SETTLE_CHECK_S = 0.05
 
 
@@ -225,6 +227,8 @@ class RunningMember:
         """Connections on which a heartbeat was answered."""
         self._silent: set[BrokerAddress] = set()
         """Brokers at which the last heartbeat failed."""
+        self._unanswered_at_s: dict[BrokerAddress, float] = {}
+        """When a request for the members failed, by brokers that have answered none since."""
         self._beats_again_at_s = -inf
         """Monotonic second before which no heartbeat follows a broken connection."""
         self._differences = SubscriptionConsistency(heartbeat.consumers[0], self._client_id)
@@ -490,6 +494,8 @@ class RunningMember:
                 names.setdefault(address, set()).add(broker.broker_name)
         for gone in self._channels.keys() - names.keys():
             del self._channels[gone]
+        for gone in self._unanswered_at_s.keys() - names.keys():
+            del self._unanswered_at_s[gone]
         self._silent &= names.keys()
         run_concurrently([partial(self._beat_at, *each) for each in sorted(names.items())])
 
@@ -515,9 +521,14 @@ class RunningMember:
     def _ask_members(self) -> None:
         """Query the first broker that answers. All members use the same order, so they see the same list.
 
-        Brokers that did not answer the last heartbeat come last, because each of them costs its time-out.
+        Each silent broker costs its time-out, and no lock is renewed meanwhile. So a round does not query the
+        next broker after ``CALL_TIMEOUT_S``; the following round does. Brokers that have not answered the
+        last heartbeat, or the last such request, come last.
         """
-        for name, address in sorted(self._routes.masters.items(), key=lambda item: item[1] in self._silent):
+        deadline = self._within(CALL_TIMEOUT_S)
+        for name, address in sorted(self._routes.masters.items(), key=lambda item: self._silence(item[1])):
+            if deadline.has_passed or self._is_stopping:
+                break
             try:
                 listed = self._calls.brokers.consumer_list(address, self._group, broker_name=name)
             except BrokerError as error:
@@ -530,11 +541,19 @@ class RunningMember:
                 logger.warning(
                     "members could not be asked group=%s broker=%s: %s", self._group, address, error
                 )
+                self._unanswered_at_s[address] = self._clock.monotonic_s()
             else:
+                self._unanswered_at_s.pop(address, None)
                 self._query(lambda machine, now_s: machine.members_listed(listed, now_s))  # noqa: B023
                 self._look_for_differences(address, listed)
                 return
         self._query(lambda machine, now_s: machine.members_unknown(now_s))
+
+    def _silence(self, address: BrokerAddress) -> tuple[bool, float]:
+        """Return a sort key: brokers that answer come first, then those that have not been asked for long."""
+        failed_at_s = self._unanswered_at_s.get(address, -inf)
+        is_recent = self._clock.monotonic_s() - failed_at_s < _LIST_AGAIN_S
+        return address in self._silent, failed_at_s if is_recent else -inf
 
     def _look_for_differences(self, address: str, listed: Sequence[str]) -> None:
         """Warn about differences. Without the right to query them (``Get`` on the group), skip this check."""

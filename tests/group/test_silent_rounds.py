@@ -1,0 +1,164 @@
+"""Rounds of a member whose brokers are silent: how long one may take, and what is given back at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.client.cluster import Routes
+from pyspark_rocketmq.errors import ConnectFailed, RequestTimeout
+from pyspark_rocketmq.group.join import join_group
+from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
+from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from tests.group.test_group_member import options
+from tests.helpers.fake_clock import FakeClock
+
+NAMES = [f"broker-{letter}" for letter in "abcdefgh"]
+QUEUES = frozenset(MessageQueue("orders", name, 0) for name in NAMES)
+ROUTES = Routes(
+    {
+        "orders": TopicRoute(
+            brokers=tuple(
+                BrokerData(broker_name=name, cluster="c", addresses={0: BrokerAddress(f"{name}:10911")})
+                for name in NAMES
+            ),
+            queues=tuple(
+                QueueData(broker_name=name, read_queue_nums=1, write_queue_nums=1, perm=6) for name in NAMES
+            ),
+        )
+    }
+)
+
+
+class Servers:
+    """Plays the clients of a member; a call to a silent server takes its time-out of the test's clock."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.lists: list[str] = []
+        """Brokers that have answered a request for the members."""
+        self.silent: dict[str, set[str]] = {}
+        """Names of the silent servers, by call."""
+        self.unlocked: set[MessageQueue] = set()
+        self.passed: Callable[[], None] = lambda: None
+        """Called when a call has taken time."""
+
+    def _is_silent(self, call: str, name: str, timeout_s: float) -> None:
+        if name in self.silent.get(call, ()):
+            self.clock.advance(timeout_s)
+            self.passed()
+            raise RequestTimeout(name, call, timeout_s)
+
+    def get(self, address: str, _: object) -> Any:
+        return SimpleNamespace(is_open=True)
+
+    def look(self, _: object) -> Routes:
+        self._is_silent("route", "name server", CALL_TIMEOUT_S)
+        return ROUTES
+
+    def invalidate(self) -> None:
+        pass
+
+    def heartbeat(self, address: str, _: object, *, broker_name: str) -> None:
+        self._is_silent("heartbeat", broker_name, CALL_TIMEOUT_S)
+
+    def consumer_list(self, address: str, _: str, *, broker_name: str) -> tuple[str, ...]:
+        self._is_silent("list", broker_name, CALL_TIMEOUT_S)
+        self.lists.append(broker_name)
+        return ("me",)
+
+    def consumer_connection(self, address: str, _: str) -> None:
+        raise ConnectFailed(address, "no matter for this test")
+
+    def lock_batch(
+        self, address: str, _: str, client_id: str, queues: Iterable[MessageQueue], deadline: Any
+    ) -> frozenset[MessageQueue]:
+        self._is_silent("lock", address.partition(":")[0], deadline.remaining_s())
+        return frozenset(queues)
+
+    def unlock_batch(self, address: str, _: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        self._is_silent("unlock", address.partition(":")[0], CALL_TIMEOUT_S)
+        self.unlocked |= set(queues)
+
+    def unregister(self, address: str, client_id: str, *, consumer_group: str) -> None:
+        self._is_silent("unregister", address.partition(":")[0], CALL_TIMEOUT_S)
+
+
+class Rounds:
+    """A member whose rounds a test calls; at first all servers answer."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.servers = Servers(self.clock)
+        self.member = join_group(options(), "me", MemoryOffsetStore("rounds", clock=self.clock), self.clock)
+        self.member._calls.pool.close()
+        calls: Any = SimpleNamespace(pool=self.servers, brokers=self.servers, routes=self.servers)
+        self.member._calls = calls
+        while not self.member.await_settled(0.0):
+            self.round()
+        self.grants = dict(self.member.begin_plan())
+        assert self.member.planned(self.grants) == QUEUES
+
+    def round(self) -> None:
+        """Let the member's thread do one round; if nothing is due, a second passes."""
+        self.member._look_at_routes()
+        if not self.member._do_what_is_due():
+            self.clock.advance(1.0)
+
+    def plannable(self) -> dict[MessageQueue, int]:
+        return self.member._query(lambda machine, now_s: machine.plannable(now_s))
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
+@pytest.mark.parametrize("calls", [("list",), ("list", "route")])
+def test_brokers_that_do_not_list_the_members_cost_no_lock(count: int, calls: tuple[str, ...]) -> None:
+    """C2, B1: they are asked one after another, and meanwhile no lock is renewed."""
+    rounds = Rounds()
+    rounds.servers.silent = {call: {"name server", *NAMES[:count]} for call in calls}
+    rounds.servers.lists.clear()
+    lost: list[float] = []
+
+    def look() -> None:
+        if rounds.plannable() != rounds.grants:
+            lost.append(rounds.clock.monotonic_s())
+
+    rounds.servers.passed = look
+    until_s = rounds.clock.monotonic_s() + 300.0
+    while rounds.clock.monotonic_s() < until_s:
+        rounds.round()
+        look()
+    assert not lost
+    assert set(rounds.servers.lists) == {NAMES[count]}, "the first one that answers"
+
+
+def test_of_brokers_that_do_not_answer_each_is_asked_in_its_turn() -> None:
+    """B1: one of them may answer again."""
+    rounds = Rounds()
+    rounds.servers.silent = {"list": set(NAMES)}
+    rounds.servers.lists.clear()
+    for _ in range(30):
+        rounds.round()
+
+    rounds.servers.silent = {"list": set(NAMES) - {NAMES[-1]}}
+    for _ in range(60):
+        rounds.round()
+    assert set(rounds.servers.lists) == {NAMES[-1]}
+
+
+def test_a_broker_that_has_not_listed_the_members_is_the_first_again_after_a_while() -> None:
+    """B1: all members then ask the same broker."""
+    rounds = Rounds()
+    rounds.servers.silent = {"list": {NAMES[0]}}
+    for _ in range(60):
+        rounds.round()
+
+    rounds.servers.silent = {}
+    rounds.clock.advance(300.0)
+    rounds.servers.lists.clear()
+    for _ in range(60):
+        rounds.round()
+    assert set(rounds.servers.lists) == {NAMES[0]}
