@@ -346,6 +346,31 @@ def test_a_queue_that_moved_while_its_offset_waited_is_refused(place: Place, who
     assert driver.store.read(GROUP)[Q0].epoch >= epoch
 
 
+@pytest.mark.parametrize("has_group", [False, True], ids=["only offsets", "with a group that is dropped"])
+def test_offsets_that_are_refused_without_rows_are_reported(separable: Place, has_group: bool) -> None:
+    """C5: batch listeners forget the queue, and what they know of the other ones stays."""
+    driver = Driver(separable, Store(), keeps_others=True)
+    driver.commit_rows(driver.part((Q0, 0, 2), (Q1, 0, 2)))
+    driver.store.claim(GROUP, "another", {Q0: 0})
+
+    result = driver.commit(driver.part((Q0, 2, 3))) if has_group else driver.store_offsets()
+
+    report = driver.reports[-1]
+    assert result.refused == {refused.queue for refused in report.refused} == {Q0}
+    assert (report.acks, report.rows, report.is_ahead) == ((), 0, False)
+    assert [(row.queue, row.next_offset) for row in report.offsets] == [(Q1, 2)]
+
+
+def test_offsets_that_are_stored_without_rows_are_not_reported(separable: Place) -> None:
+    """H1: each group was reported when its rows were committed."""
+    driver = Driver(separable, Store())
+    driver.commit_rows(driver.part((Q0, 0, 2)))
+
+    assert driver.store_offsets().stored
+
+    assert len(driver.reports) == 1
+
+
 @pytest.mark.parametrize("killed_at", range(3))
 @pytest.mark.parametrize("is_stored", [False, True], ids=["before the offsets", "after the offsets"])
 def test_killed_at_any_group_each_row_is_there_once(place: Place, killed_at: int, is_stored: bool) -> None:

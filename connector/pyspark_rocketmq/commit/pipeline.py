@@ -54,7 +54,10 @@ _SHOWN_WITHIN_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """Results of one commit of a micro-batch, given to batch listeners after the commit."""
+    """Results of one commit of a micro-batch, given to batch listeners after the commit.
+
+    A commit that adds no rows is reported only if the store refused offsets; it has no acks.
+    """
 
     query_id: str
     batch_id: int
@@ -67,8 +70,7 @@ class BatchReport:
     """Table version of the data commit; None if nothing was written, or the sink has no versions."""
     refused: tuple[QueueCommit, ...]
     """Offsets that the store refused, because their queues now belong to another consumer or were reset while
-    the batch ran. Offsets may be stored later than their rows: refused ones are then in a later report or, if
-    no rows were committed with them, only in the log."""
+    the batch ran. Offsets may be stored later than their rows: refused ones are then in a later report."""
     offsets: tuple[OffsetRow, ...] = ()
     """Positions of all queues of this consumer after the commit, sorted by queue, with or without a part."""
     is_ahead: bool = False
@@ -259,7 +261,7 @@ class PartCommitter:
             RocketMQError: If data or offsets could not be committed.
         """
         if not group.queues:
-            return self.store_offsets(batch) if stores_offsets else GroupResult()
+            return self.store_offsets(batch, is_ahead=is_ahead) if stores_offsets else GroupResult()
         try:
             return self._commit_group(group, batch, stores_offsets=stores_offsets, is_ahead=is_ahead)
         except BaseException:
@@ -275,14 +277,14 @@ class PartCommitter:
                     )
             raise
 
-    def store_offsets(self, batch: OpenBatch) -> GroupResult:
-        """Store the offsets that wait.
+    def store_offsets(self, batch: OpenBatch, *, is_ahead: bool = False) -> GroupResult:
+        """Store the offsets that wait. ``is_ahead``: see :meth:`commit_group`.
 
         Raises:
             RocketMQError: If that fails; they go on waiting.
         """
         result, took_s = self._store_waiting(batch)
-        self._log_refused(result)
+        self._report_refused(result, batch, is_ahead=is_ahead)
         return GroupResult(result.accepted, frozenset(each.queue for each in result.refused), took_s)
 
     def _begin(self, sink: Sink, rows: Mapping[MessageQueue, OffsetRow]) -> SinkBatch:
@@ -321,7 +323,7 @@ class PartCommitter:
         self._follow_resets(acks, lost=lost)
         self._have_looked_at(acks, lost=lost)
         if not acks:
-            self._log_refused(result)
+            self._report_refused(result, batch, is_ahead=is_ahead)
             return GroupResult(result.accepted, refused | lost, took_s)
         latencies = reduce(StoreLatencies.plus, (ack.latencies for ack in acks), NO_LATENCIES)
         report = BatchReport(
@@ -332,7 +334,7 @@ class PartCommitter:
             left_out=kept.left_out,
             sink_version=version,
             refused=result.refused,
-            offsets=self._own_rows(acks, result),
+            offsets=self._own_rows([ack.queue for ack in acks], result),
             is_ahead=is_ahead,
             store_to_listener=latencies.to_listener,
             store_to_commit=latencies.to_commit(int(self._clock.now_s() * 1000)),
@@ -392,9 +394,9 @@ class PartCommitter:
                     )
                 )
 
-    def _own_rows(self, acks: Sequence[QueueAck], result: CommitResult) -> tuple[OffsetRow, ...]:
-        """Return the rows of the member that owned the acknowledged queues when the batch began."""
-        owners = {self._rows[ack.queue].owner for ack in acks if ack.queue in self._rows}
+    def _own_rows(self, queues: Iterable[MessageQueue], result: CommitResult) -> tuple[OffsetRow, ...]:
+        """Return the rows, without refused queues, of the member that owned these when the batch began."""
+        owners = {self._rows[queue].owner for queue in queues if queue in self._rows}
         gone = {refused.queue for refused in result.refused}
         return tuple(
             row for queue, row in sorted(self._rows.items()) if row.owner in owners and queue not in gone
@@ -594,6 +596,23 @@ class PartCommitter:
                 logger.exception(
                     "batch listener failed, nothing is undone group=%s batch=%d", self._group, report.batch_id
                 )
+
+    def _report_refused(self, result: CommitResult, batch: OpenBatch, *, is_ahead: bool) -> None:
+        """Report the refused offsets of a commit that has added no rows."""
+        self._log_refused(result)
+        if result.refused:
+            report = BatchReport(
+                query_id=batch.query_id,
+                batch_id=batch.batch_id,
+                acks=(),
+                rows=0,
+                left_out=0,
+                sink_version=None,
+                refused=result.refused,
+                offsets=self._own_rows([refused.queue for refused in result.refused], result),
+                is_ahead=is_ahead,
+            )
+            self._notify(report)
 
     def _log_refused(self, result: CommitResult) -> None:
         for refused in result.refused:

@@ -165,7 +165,7 @@ class BatchRunner:
     def _commit(self, commit: Commit, open_batch: OpenBatch, *, is_ahead: bool = False) -> Committed:
         group = commit.group
         if group is None:
-            result = self._parts.store_offsets(open_batch)
+            result = self._parts.store_offsets(open_batch, is_ahead=is_ahead)
         else:
             result = self._parts.commit_group(
                 group, open_batch, stores_offsets=commit.stores_offsets, is_ahead=is_ahead
