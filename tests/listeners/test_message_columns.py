@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.listeners.messages import ArrivedMessages, ArrowMessages
 from pyspark_rocketmq.model import MessageExt
+from pyspark_rocketmq.wire.columnar.columns import END_TIMESTAMP_MS, FIRST_TIMESTAMP_MS
+from pyspark_rocketmq.wire.columnar.decode import rows_of
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import batches_of, row_of
 
@@ -44,6 +46,23 @@ def test_messages_are_what_their_columns_say(
     assert list(ArrivedMessages(QUEUE, batches, added)) == [
         message._replace(properties={**message.properties, **added}) for message in messages
     ]
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["all", "some"])
+def test_a_time_that_columns_cannot_hold_is_0(count: int) -> None:
+    """D1: whether or not other messages of the block have a time; a producer may claim any."""
+    claimed = message_at(0)._replace(born_timestamp=END_TIMESTAMP_MS, store_timestamp=FIRST_TIMESTAMP_MS - 1)
+    messages = [claimed, message_at(1)][:count]
+    shown = claimed._replace(born_timestamp=0, store_timestamp=0)
+
+    assert list(ArrivedMessages(QUEUE, [rows_of(messages)])) == [shown, *messages[1:]]
+
+
+def test_a_time_that_columns_cannot_hold_is_null_in_a_batch_of_objects() -> None:
+    """D1: as in a batch that was read in columns."""
+    claimed = message_at(0)._replace(born_timestamp=2**63 - 1)
+
+    assert ArrowMessages.of([claimed]).batch.equals(rows_of([claimed]))
 
 
 KEYED = st.lists(st.none() | st.sampled_from(["", "a", "b", "é"]), min_size=1, max_size=12)

@@ -25,6 +25,7 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.spark.stored_messages import message_in
 from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
+from pyspark_rocketmq.wire.columnar.columns import timestamps
 from pyspark_rocketmq.wire.columnar.schema import MESSAGE_SCHEMA
 
 _TIMES = frozenset(TIME_COLUMNS)
@@ -75,9 +76,11 @@ class ArrowMessages(Sequence[MessageExt]):
     @classmethod
     def of(cls, messages: Sequence[MessageExt]) -> ArrowMessages:
         """Create a batch of the messages of one queue, at least one."""
-        columns = dict(zip(MESSAGE_SCHEMA.names, map(list, zip(*messages, strict=True)), strict=False))
+        columns: dict[str, Any] = dict(
+            zip(MESSAGE_SCHEMA.names, map(list, zip(*messages, strict=True)), strict=False)
+        )
         for name in _TIMES:
-            columns[name] = [millis * _MICROS_PER_MILLI for millis in columns[name]]
+            columns[name] = timestamps(np.array(columns[name], np.int64))
         columns["properties"] = [list(properties.items()) for properties in columns["properties"]]
         batch = pa.RecordBatch.from_pydict(columns, schema=MESSAGE_SCHEMA)
         offsets = batch.column(QUEUE_OFFSET).to_numpy()
@@ -411,13 +414,13 @@ def _messages(rows: pa.RecordBatch, queue: MessageQueue, extra: Mapping[str, str
 
 def _values(column: pa.Array, name: str, extra: Mapping[str, str] = MappingProxyType({})) -> list[Any]:
     """Return a column's values as a message has them; properties get those in ``extra``, too."""
-    if column.null_count == len(column):
-        return [None] * len(column)
     if name in _TIMES:
-        # Milliseconds, as in Java. The column has null if Spark's timestamps cannot represent a born time.
+        # Milliseconds, as in Java. The column has null if Spark's timestamps cannot represent a time.
         known = column.fill_null(0) if column.null_count else column
         micros = known.view(pa.int64()).to_numpy()
         return (micros // _MICROS_PER_MILLI).tolist()  # type: ignore[no-any-return]
+    if column.null_count == len(column):
+        return [None] * len(column)
     if pa.types.is_integer(column.type):
         return column.to_numpy().tolist()  # type: ignore[no-any-return]
     if pa.types.is_map(column.type):
