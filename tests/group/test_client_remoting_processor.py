@@ -6,11 +6,16 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics
 from pyspark_rocketmq.group.requests import ClientRemotingProcessor, ConsumeOne
+from pyspark_rocketmq.listeners.arrow_listener import ArrowListener, PandasListener
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.direct_consume import DirectConsumer
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue, QueueState
@@ -279,6 +284,29 @@ def test_a_concurrent_listener_consumes_one_message_directly(
     assert told is not None
     assert (told.consume_result, told.order, told.auto_commit) == (result, False, True)
     assert told.remark == ("ValueError: not today" if answer == "raise" else None)
+
+
+@PandasListener
+def answering_with_a_frame(messages: pd.DataFrame, context: ConsumeOrderlyContext) -> object:
+    """Answers what the message's key says, with a row."""
+    return messages["keys"][0], pd.DataFrame({"prices": [[Decimal("1.5"), None]], "at": [date(2026, 1, 2)]})
+
+
+@ArrowListener
+def answering_with_a_batch(messages: pa.RecordBatch, context: ConsumeOrderlyContext) -> object:
+    """Answers what the message's key says, with a row."""
+    return messages.column("keys")[0].as_py(), pa.RecordBatch.from_pydict({"prices": [[1.5, None]]})
+
+
+@pytest.mark.parametrize("listener", ["answering_with_a_frame", "answering_with_a_batch"])
+def test_rows_that_a_listener_returns_are_dropped_in_a_direct_call(listener: str, clock: FakeClock) -> None:
+    """D12: of whatever types their columns are."""
+    at = Desk(clock, listener=f"{__name__}:{listener}")
+
+    told = at.desk.consume_directly("g", message_at(3, keys="SUCCESS"))
+
+    assert told is not None
+    assert (told.consume_result, told.remark) == (ConsumeResult.CR_SUCCESS, None)
 
 
 def test_a_listener_that_this_process_cannot_import_is_reported(clock: FakeClock) -> None:

@@ -95,6 +95,10 @@ class _Rowless:
     def emit_batch(self, rows: pa.RecordBatch) -> None:
         """Drop the rows."""
 
+    def arrow_column(self, name: str, values: list[Any]) -> pa.Array:  # noqa: ARG002
+        """Return a column of as many nulls, since its rows are dropped."""
+        return pa.nulls(len(values))
+
 
 class _Orderly(_Rowless, ConsumeOrderlyContext):
     __slots__ = ()
