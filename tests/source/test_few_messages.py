@@ -21,6 +21,8 @@ from pyspark_rocketmq.source.range_reader import FEW, RangeReader, decode_chunks
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, described_by
 from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
+from pyspark_rocketmq.wire.columnar import arrays
+from pyspark_rocketmq.wire.compression import CompressionType, compress
 from tests.helpers.partitions import partition_of
 from tests.helpers.stored_messages import encode_stored_message
 from tests.wire.columnar_cases import REGULAR_PROPERTIES, inner_batches, stored_message, stored_messages
@@ -266,6 +268,30 @@ def test_what_a_filter_leaves_out_is_reached_without_a_message() -> None:
     assert reader.reached == 17
     end = reader.stopped()
     assert (end.planned.end, end.reason, end.rows) == (17, EndReason.STOPPED, 0)
+
+
+@pytest.mark.parametrize("ranges", [1, 2])
+@pytest.mark.parametrize("is_compressed", [False, True], ids=["plain", "compressed"])
+def test_more_than_a_column_holds_is_decoded_in_turn(
+    monkeypatch: pytest.MonkeyPatch, ranges: int, is_compressed: bool
+) -> None:
+    """H9: several pulls may be gathered for a task, and their bodies expand far beyond their size."""
+    monkeypatch.setattr(arrays, "MAX_COLUMN_BYTES", 1_000_000)
+    text = b"a" * 600_000
+    body, flags = compress(text, CompressionType.ZLIB) if is_compressed else (text, 0)
+    stored = [
+        encode_stored_message(stored_message(queue_offset=at, body=body, sys_flag=flags)) for at in (10, 11)
+    ]
+    taken = [
+        FetchedChunks(index, [PullChunk(one, 100, START) for one in stored], False, None, 12)
+        for index in range(ranges)
+    ]
+
+    found = decode_chunks([OPEN] * ranges, taken)
+
+    for decoded in found:
+        bodies = [message.body for piece in decoded.messages for message in ArrivedMessages(QUEUE, [piece])]
+        assert bodies == [text, text]
 
 
 def test_objects_have_the_bounds_of_their_queue_and_the_first_topic_of_a_message_given_back() -> None:

@@ -93,8 +93,8 @@ class DecodedChunks(NamedTuple):
     """A range's :class:`FetchedChunks`, decoded."""
 
     range_index: int
-    messages: Iterable[Messages | Undecodable] | RocketMQError
-    """The messages, without views of a receive buffer; or one error for all of them."""
+    messages: Iterable[Messages | Undecodable]
+    """The messages, without views of a receive buffer."""
     is_last: bool
     failure: RocketMQError | None
     reached: int
@@ -107,7 +107,7 @@ def decode_chunks(
 
     ``few_as_objects``: decode the messages of a range into objects if fewer than ``FEW`` have arrived.
     """
-    messages: dict[int, Iterable[Messages | Undecodable] | RocketMQError] = {}
+    messages: dict[int, Iterable[Messages | Undecodable]] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
     for index, chunks, *_ in together:
         if chunks:
@@ -123,10 +123,11 @@ def decode_chunks(
         wanted = _decode_args(partitions[next(iter(by_range))])
         decoded = decode_together(list(by_range.values()), broker_name, **wanted)
         for (index, of_range), found in zip(by_range.items(), decoded, strict=True):
-            if isinstance(found, RemoteProtocolError):
-                messages[index] = decode_in_turn(list(map(bytes, of_range)), broker_name, **wanted)
-            else:
-                messages[index] = found if isinstance(found, RocketMQError) else (found,)
+            messages[index] = (
+                decode_in_turn(list(map(bytes, of_range)), broker_name, **wanted)
+                if isinstance(found, RocketMQError)
+                else (found,)
+            )
     return [
         DecodedChunks(index, messages.get(index, ()), is_last, failure, reached)
         for index, _, is_last, failure, reached in together
@@ -263,8 +264,6 @@ class RangeReader:
 
     def pieces(self, fetched: DecodedChunks) -> Iterator[Messages | RangeEnd]:
         """Yield the next messages, and after the last ones the end of a group's range."""
-        if isinstance(fetched.messages, RocketMQError):
-            raise fetched.messages
         for decoded in fetched.messages:
             if self._is_pulled_again or self._stopped is not None:
                 break

@@ -169,10 +169,12 @@ def decode_together(
 ) -> list[pa.RecordBatch | RocketMQError]:
     """Decode several lists of bodies together; return a batch or an error for each list.
 
+    If a list's rows take 2 GiB, its error is a LocalProtocolError.
+
     Bodies that are views of one buffer are not copied together; a batch never refers to them.
 
     Raises:
-        LocalProtocolError: If a column name is wrong, or the rows of all lists together take 2 GiB.
+        LocalProtocolError: If a column name is wrong.
     """
     decoder = _decoder(broker_name, tags, columns, properties)
     together = decoder.decode_as_one(groups)
@@ -279,18 +281,18 @@ class _Decoder:
     def decode_as_one(self, groups: Sequence[Sequence[PulledBody]]) -> list[pa.RecordBatch] | None:
         """Return slices of one batch, one for each group; None if any input is irregular or a group is empty.
 
-        With several groups it is also None if there is an inner batch.
+        It is also None if a column would take 2 GiB or, with several groups, if there is an inner batch.
         """
         if not all(groups):
             return None
         slices = BufferSlices.of([body for bodies in groups for body in bodies])
-        check_column_bytes(len(slices.data))
         try:
+            check_column_bytes(len(slices.data))
             rows = locate(slices)
             if len(groups) > 1 and rows.sys_flag_bits() & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS:
                 return None
             batch = self.columns_of(rows, ExpansionBudget(int((slices.ends - slices.begins).sum())))
-        except (IrregularLayout, RemoteProtocolError):
+        except (IrregularLayout, RemoteProtocolError, LocalProtocolError):
             return None
         if len(groups) == 1:
             return [batch]
