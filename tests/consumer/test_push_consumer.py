@@ -300,17 +300,39 @@ def test_a_parameter_that_is_not_there_is_refused_with_the_one_that_was_meant(
 
 
 @pytest.mark.parametrize(
-    ("length", "namespace", "has_limit", "warns"),
+    ("length", "namespace", "has_letters", "warns"),
     [(120, None, True, False), (121, None, True, True), (115, "shop%", True, False), (120, "shop", True, True),
      (200, None, False, False)],
 )  # fmt: skip
 def test_a_group_whose_dead_letters_may_find_no_topic_is_warned_of(
-    caplog: pytest.LogCaptureFixture, length: int, namespace: str | None, has_limit: bool, warns: bool
+    caplog: pytest.LogCaptureFixture, length: int, namespace: str | None, has_letters: bool, warns: bool
 ) -> None:
     """D6: its name is too long for a topic with %RETRY% or %DLQ% before it."""
-    warn_of_long_name("g" * length, namespace and namespace.rstrip("%"), has_limit=has_limit)
+    warn_of_long_name("g" * length, namespace and namespace.rstrip("%"), has_letters=has_letters)
 
     assert ("at most 120 characters" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(
+    ("model", "orderly", "most", "has_letters"),
+    [
+        (MessageModel.CLUSTERING, True, 3, True),
+        (MessageModel.CLUSTERING, True, -1, False),
+        (MessageModel.CLUSTERING, False, -1, True),
+        (MessageModel.BROADCASTING, True, 3, True),
+        (MessageModel.BROADCASTING, False, 3, False),
+    ],
+)
+def test_a_message_that_always_fails_becomes_a_dead_letter(
+    model: MessageModel, orderly: bool, most: int, has_letters: bool
+) -> None:
+    """D6, E5: in broadcasting a concurrent listener's message is dropped, so no topic's name is too long."""
+    consumer = PushConsumer(
+        consumer_group="g", name_servers="a:1", offset_store="file:unused", message_model=model,
+        max_reconsume_times=most,
+    )  # fmt: skip
+
+    assert consumer._settings.makes_dead_letters(orderly=orderly) == has_letters
 
 
 def test_parameters_of_another_kind_are_refused_together_where_they_are_given() -> None:

@@ -461,8 +461,8 @@ class PushConsumer:
         if sink is not None and self._columns is not None:
             check_commits_groups(sink, offset_key(options), what="register_message_columns()")
         log_unused_start(store, offset_key(options), self._settings.own.consume_from_where)
-        has_limit = self._has_listener and self._settings.gives_up(orderly=self._is_orderly)
-        warn_of_long_name(self._settings.consumer_group, options.namespace, has_limit=has_limit)
+        has_letters = self._has_listener and self._settings.makes_dead_letters(orderly=self._is_orderly)
+        warn_of_long_name(self._settings.consumer_group, options.namespace, has_letters=has_letters)
 
     def _free_name(self, spark: SparkSession) -> str:
         """Return an unused name in the session for the query: further members get a number."""

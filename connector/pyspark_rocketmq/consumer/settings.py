@@ -167,10 +167,10 @@ def _no_parameter(name: str, known: Sequence[str]) -> str:
     return f"no parameter '{name}'{hint}"
 
 
-def warn_of_long_name(consumer_group: str, namespace: str | None, *, has_limit: bool) -> None:
+def warn_of_long_name(consumer_group: str, namespace: str | None, *, has_letters: bool) -> None:
     """Warn if a group's name is too long for dead letters: the name of their topic contains the group's."""
     name = with_namespace(namespace or "", consumer_group)
-    if has_limit and len(name) > _SAFE_NAME:
+    if has_letters and len(name) > _SAFE_NAME:
         logger.warning(
             "the name of group %s has %d characters, which is too long for some of its topics: producers may "
             "send to topics of at most 127 characters, and brokers store nothing in a longer one. With more "
@@ -384,6 +384,11 @@ class ConsumerSettings:
         It becomes a dead letter; in broadcasting, a concurrent listener's message is dropped.
         """
         return not orderly or self.own.max_reconsume_times != UNLIMITED
+
+    def makes_dead_letters(self, *, orderly: bool) -> bool:
+        """Return whether a message that always fails becomes a dead letter."""
+        is_dropped = not orderly and self.message_model is MessageModel.BROADCASTING
+        return self.gives_up(orderly=orderly) and not is_dropped
 
     def commit_interval_s(self, *, in_real_time: bool) -> float | None:
         """Return the shortest time between two commits of a batch, in seconds; None: only at its end."""
