@@ -159,6 +159,30 @@ def test_a_kept_route_leads_to_where_another_topic_shows_its_broker_now(
     assert kept.queues == before[0].queues
 
 
+def test_a_newer_route_is_not_led_back_to_where_an_older_one_shows_its_broker(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2, G7: one lost answer invalidates the newer route, and then no name server has its topic."""
+    clock, script = FakeClock(), RouteScript(route_with(3))
+    server.script = script
+    client = NameServerClient((server.address,), pool, clock, PATIENCE_S)
+    client.route("payments", soon)
+    clock.advance(5.0)
+    before = route_with(3)
+    moved = replace(before.brokers[0], addresses={0: BrokerAddress("10.0.0.9:10911")})
+    script.route = replace(before, brokers=(moved,))
+    assert client.route("orders", soon).master_of("broker-a") == "10.0.0.9:10911"
+
+    client.invalidate("orders")
+    script.route = None
+
+    assert client.known_master("broker-a") == "10.0.0.9:10911"
+    assert client.route("orders", soon).master_of("broker-a") == "10.0.0.9:10911"
+    clock.advance(2.0)
+    assert client.route("orders", soon).master_of("broker-a") == "10.0.0.9:10911"
+    assert client.known_master("broker-a") == "10.0.0.9:10911"
+
+
 def test_an_invalidated_route_is_asked_for_again(
     server: ScriptedServer, pool: ChannelPool, soon: Deadline
 ) -> None:

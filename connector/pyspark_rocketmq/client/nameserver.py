@@ -47,6 +47,8 @@ class KnownRoute(NamedTuple):
     route: TopicRoute
     since_s: float
     """Monotonic second from which the route's age counts."""
+    seen_s: float
+    """Monotonic second at which a name server returned the route; later ones have newer addresses."""
     is_expected: bool = False
     """Whether no broker has the topic yet, and its first messages are expected to create it."""
     trouble: RocketMQError | None = None
@@ -118,7 +120,7 @@ class NameServerClient:
         if known is not None and self._clock.monotonic_s() - known.since_s < self._route_max_age_s:
             return known.route
         try:
-            fresh = KnownRoute(self._look_up(topic, known, deadline), self._clock.monotonic_s())
+            fresh = self._seen_now(self._look_up(topic, known, deadline))
         except RocketMQError as error:
             if known is None:
                 raise
@@ -150,12 +152,12 @@ class NameServerClient:
     def expect(self, topic: str, route: TopicRoute) -> None:
         """Use ``route`` for a topic that its first messages will create; it expires like any other route."""
         with self._lock:
-            self._known[topic] = KnownRoute(route, self._clock.monotonic_s(), is_expected=True)
+            self._known[topic] = self._seen_now(route)._replace(is_expected=True)
 
     def know(self, topic: str, route: TopicRoute) -> None:
         """Use ``route``, which another process has seen, as if a name server had just sent it."""
         with self._lock:
-            self._known[topic] = KnownRoute(route, self._clock.monotonic_s())
+            self._known[topic] = self._seen_now(route)
 
     def known_master(self, broker_name: str) -> BrokerAddress | None:
         """Return the master's address from the newest route that has the broker, without a request.
@@ -163,7 +165,7 @@ class NameServerClient:
         Source: RocketMQ 5.3.3 ``MQClientInstance.findBrokerAddressInPublish``.
         """
         with self._lock:
-            newest_first = sorted(self._known.values(), key=lambda known: known.since_s, reverse=True)
+            newest_first = sorted(self._known.values(), key=lambda known: known.seen_s, reverse=True)
         masters = (known.route.master_of(broker_name) for known in newest_first)
         return next((master for master in masters if master is not None), None)
 
@@ -192,6 +194,10 @@ class NameServerClient:
         named = {topic for answer in answers for topic in decode_topic_list(answer.body)}
         bare = [(topic, without_namespace(self._namespace, topic)) for topic in named]
         return tuple(sorted(short for full, short in bare if not self._namespace or short != full))
+
+    def _seen_now(self, route: TopicRoute) -> KnownRoute:
+        now_s = self._clock.monotonic_s()
+        return KnownRoute(route, since_s=now_s, seen_s=now_s)
 
     def _look_up(self, topic: str, known: KnownRoute | None, deadline: Deadline) -> TopicRoute:
         """Ask one name server after the other until the route has all brokers that were known before."""
@@ -237,9 +243,9 @@ class NameServerClient:
         registered only those topics so far.
         """
         with self._lock:
-            known = [each for each in self._known.values() if each.trouble is None and not each.is_expected]
-        given = sorted((each for each in known if each.since_s > kept.since_s), key=lambda each: each.since_s)
-        newest = {broker.broker_name: broker for each in given for broker in each.route.brokers}
+            known = [each for each in self._known.values() if not each.is_expected]
+        newer = sorted((each for each in known if each.seen_s > kept.seen_s), key=lambda each: each.seen_s)
+        newest = {broker.broker_name: broker for each in newer for broker in each.route.brokers}
         brokers = tuple(newest.get(broker.broker_name, broker) for broker in kept.route.brokers)
         return replace(kept.route, brokers=brokers)
 
