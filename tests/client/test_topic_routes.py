@@ -152,6 +152,22 @@ def test_a_retry_topic_is_looked_for_until_all_brokers_have_it() -> None:
     assert MessageQueue(RETRY, "broker-b", 0) in look().queues
 
 
+def test_a_broker_that_moved_is_not_looked_for_where_the_retry_topic_had_it() -> None:
+    """A2, E3: a retry topic that some broker lacks is looked for less and less often."""
+    name_server = NameServer(orders=route("broker-a", "broker-b"))
+    name_server.routes[RETRY] = route("broker-a")
+    look = Look(name_server, "orders")
+    for _ in range(100):
+        look()
+        look.clock.advance(1.0)
+
+    name_server.routes = {"orders": route("broker-a", "broker-b", port=2), RETRY: route("broker-a", port=2)}
+
+    for _ in range(4):
+        assert look().masters["broker-a"] == "broker-a:2"
+        look.clock.advance(1.0)
+
+
 def test_absent_name_servers_are_an_error_unless_asked_only_for_the_retry_topic() -> None:
     name_server = NameServer(orders=route("broker-a"))
     name_server.routes[RETRY] = route("broker-a")

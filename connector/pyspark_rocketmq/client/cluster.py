@@ -360,7 +360,9 @@ class TopicRoutes:
         if self._retry_route is not None and _names(self._retry_route).issuperset(brokers):
             self._retry_pause_s = _SOON_S
         elif now_s < self._retry_again_s:
-            return
+            # A route that lacks brokers is looked up like any other one: a broker of it may have moved.
+            if self._retry_route is None:
+                return
         else:
             self._retry_again_s = now_s + self._retry_pause_s
             self._retry_pause_s = min(self._retry_pause_s * 2, _LATE_S)
