@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from pyspark_rocketmq.client.transport import TcpTransport, split_address
+from pyspark_rocketmq.client.transport import Poller, TcpTransport, split_address
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 from tests.helpers.refusing import refusing_address
 from tests.helpers.scripted_server import ScriptedServer
@@ -44,3 +46,18 @@ def test_sending_after_closing_is_a_closed_channel(server: ScriptedServer) -> No
         transport.sendall(b"x")
     with pytest.raises(ChannelClosed):
         transport.recv_into(memoryview(bytearray(8)))
+
+
+def test_a_poller_follows_connections_that_get_the_number_of_closed_ones() -> None:
+    """A1: otherwise answers would wait until the caller's time-out."""
+    poller: Poller[socket.socket] = Poller()
+    numbers = []
+    for _ in range(3):
+        ours, peer = socket.socketpair()
+        with ours, peer:
+            numbers.append(ours.fileno())
+            assert poller.await_readable([ours], 0.0) == []
+            peer.send(b"x")
+            assert poller.await_readable([ours], PATIENCE_S) == [ours]
+            assert poller.await_readable([ours, peer], PATIENCE_S) == [ours]
+    assert len(set(numbers)) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.client.pull_connection import PullConnection, close_idle_connections
-from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Poller
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, RangeWindow
 from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.errors import (
@@ -24,7 +24,6 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
-from pyspark_rocketmq.source import fetcher as fetcher_module
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -696,9 +695,11 @@ def test_a_process_that_stood_still_has_heard_no_silence(
             is_judged.wait(PATIENCE_S)
         found(peer, request, suggest=1 if queue_of(request) == 0 else 0)
 
-    def stand_still(lines: list[PullConnection[Any]], timeout_s: float) -> list[PullConnection[Any]]:
+    def stand_still(
+        self: Poller[Any], lines: list[PullConnection[Any]], timeout_s: float
+    ) -> list[PullConnection[Any]]:
         pauses.clock.advance(600.0)
-        return await_readable(lines, min(timeout_s, 0.01))
+        return wait(self, lines, min(timeout_s, 0.01))
 
     def pass_time(line: PullConnection[Any], waited_s: float, silence_s: float) -> list[Any]:
         counted.append(waited_s)
@@ -707,7 +708,8 @@ def test_a_process_that_stood_still_has_heard_no_silence(
 
     server.script = replica.script = answer
 
-    monkeypatch.setattr(fetcher_module, "await_readable", stand_still)
+    wait = Poller.await_readable
+    monkeypatch.setattr(Poller, "await_readable", stand_still)
     monkeypatch.setattr(PullConnection, "pass_time", pass_time)
 
     assert pulled(pauses.fetcher(with_replica(partitions(server, 3), replica))) == (whole(3), {})

@@ -14,7 +14,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
@@ -138,13 +138,31 @@ Connect = Callable[[str, float], Transport]
 """Connects to ``host:port`` within so many seconds, or raises ``ConnectFailed``."""
 
 
+class Poller(Generic[ReadableT]):
+    """Waits for connections, mostly the same ones again, which costs less than registering them each time."""
+
+    def __init__(self) -> None:
+        self._connected: list[ReadableT] = []
+        self._by_number: dict[int, ReadableT] = {}
+        self._poll = select.poll()
+
+    def await_readable(self, connected: Sequence[ReadableT], timeout_s: float) -> list[ReadableT]:
+        """Wait at most ``timeout_s`` until something can be received; return the connections that have it.
+
+        A connection that was closed must not be passed again.
+        """
+        if self._connected != connected:
+            self._poll = select.poll()
+            self._by_number = {each.fileno(): each for each in connected}
+            for number in self._by_number:
+                self._poll.register(number, select.POLLIN)
+            self._connected = list(connected)
+        return [self._by_number[number] for number, _ in self._poll.poll(timeout_s * 1000)]
+
+
 def await_readable(connected: Sequence[ReadableT], timeout_s: float) -> list[ReadableT]:
     """Wait at most ``timeout_s`` until something can be received; return the connections that have it."""
-    poll = select.poll()
-    by_number = {each.fileno(): each for each in connected}
-    for number in by_number:
-        poll.register(number, select.POLLIN)
-    return [by_number[number] for number, _ in poll.poll(timeout_s * 1000)]
+    return Poller[ReadableT]().await_readable(connected, timeout_s)
 
 
 class Wake(Closing):

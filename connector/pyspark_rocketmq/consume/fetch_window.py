@@ -528,6 +528,7 @@ class FetchWindow:
         """
         self.ranges: list[RangeWindow] = []
         """All ranges, in the order given."""
+        self._has_open_ends = False
         self._open: deque[RangeWindow] = deque()
         """Ranges not completely handed out; the next one to get pulls comes first."""
         self._depth = depth
@@ -553,6 +554,7 @@ class FetchWindow:
         )
         self.ranges.append(window)
         self._open.append(window)
+        self._has_open_ends |= of.planned.has_open_end
         return window
 
     @property
@@ -564,6 +566,8 @@ class FetchWindow:
         """Return the pulls to send now, in bursts: sent singly they cost broker and client twice as much."""
         # Nearly always each range at its queue's end has a held pull, and there is nothing to send.
         may_ask = [each for each in self._open if not each.has_held_pull and each.may_ask(now_s)]
+        if not self._has_open_ends:
+            return self._planned(may_ask, now_s) if may_ask else []
         held = [task for each in may_ask if (task := each.held_task(now_s)) is not None]
         asking = [each for each in may_ask if not each.has_held_pull]
         return held + self._planned(asking, now_s) if asking else held
@@ -625,7 +629,7 @@ class FetchWindow:
         takeable = 0
         for window in self._open:
             takeable_bytes = window.segments.takeable_bytes
-            if window.is_over or (takeable_bytes and window.is_at_end):
+            if window.is_over or (takeable_bytes and self._has_open_ends and window.is_at_end):
                 return True
             takeable += takeable_bytes
         return takeable > 0 and (

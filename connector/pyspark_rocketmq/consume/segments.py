@@ -82,11 +82,8 @@ class Segments:
         self._first_open = 0
         """Smallest id of an incomplete segment; ``_next_id`` when none is open."""
         self._taken_id = 0
-
-    @property
-    def is_complete(self) -> bool:
+        self.is_complete = not has_open_end and start >= end
         """Whether every offset of the range was answered; its last chunks may not have been taken."""
-        return not self._has_open_end and self._next_start >= self.end and not self._open_count
 
     @property
     def reached(self) -> int:
@@ -170,6 +167,7 @@ class Segments:
             self._idle.append(segment_id)
             return
         self._open_count -= 1
+        self.is_complete = not self._has_open_end and self._next_start >= self.end and not self._open_count
         if segment_id == self._first_open:
             self._find_first_open()
 

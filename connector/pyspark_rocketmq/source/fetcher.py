@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.pull_connection import PullConnection, acquire_connection, release_connection
-from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Wake, await_readable
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Poller, Wake, await_readable
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, FetchWindow, PullTask, RangeWindow
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
@@ -125,6 +125,7 @@ class Fetcher:
         self._is_ended = False
         self._wake: Wake | None = None
         """Present while chunks are handed out."""
+        self._poller: Poller[Wake | PullConnection[_Pull]] = Poller()
         self._connections: dict[_Place, PullConnection[_Pull]] = {}
         self._connecting: dict[_Place, list[_Pull]] = {}
         """Pulls that wait for a connection which a thread is making, by broker."""
@@ -190,8 +191,10 @@ class Fetcher:
             while window.is_open:
                 left_s = due_s - self._clock.monotonic_s()
                 self._receive(wake, 0.0 if is_ready else max(0.0, left_s))
-                self._take_connected()
-                self._follow_orders()
+                if self._connected:
+                    self._take_connected()
+                if self._orders:
+                    self._follow_orders()
                 if self._is_ended:
                     return
                 has_sent = self._send()
@@ -264,7 +267,7 @@ class Fetcher:
         # A range whose pause is over must not wait for another range's slow answer.
         timeout_s = min(RECEIVE_TICK_S, at_most_s, math.inf if pause_s is None else pause_s)
         sockets: list[Wake | PullConnection[_Pull]] = [wake, *(each for _, each in waiting)]
-        ready = await_readable(sockets, timeout_s)
+        ready = self._poller.await_readable(sockets, timeout_s)
         # Time beyond the timeout means this process was suspended; it does not count as silence.
         waited_s = min(self._clock.monotonic_s() - began_s, timeout_s)
         if wake in ready:
