@@ -23,6 +23,8 @@ from pyspark_rocketmq.source.schema import EndReason, RangeEnd, described_by
 from pyspark_rocketmq.stored_values import LastMessage, RememberedMessages
 from pyspark_rocketmq.wire.columnar import arrays
 from pyspark_rocketmq.wire.compression import CompressionType, compress
+from pyspark_rocketmq.wire.messages import body_crc
+from pyspark_rocketmq.wire.properties import encode_properties
 from tests.helpers.partitions import partition_of
 from tests.helpers.stored_messages import encode_stored_message
 from tests.wire.columnar_cases import REGULAR_PROPERTIES, inner_batches, stored_message, stored_messages
@@ -313,3 +315,38 @@ def test_objects_have_the_bounds_of_their_queue_and_the_first_topic_of_a_message
     assert message.topic == "OrderTopic"
     assert message.message_queue == RETRY_QUEUE
     assert (message.properties["MIN_OFFSET"], message.properties["MAX_OFFSET"]) == ("3", "12")
+
+
+@pytest.mark.parametrize(
+    ("body_bytes", "property_bytes"), [(0, 1), (100, 1), (1024, 50), (20_000, 1), (10, 9_000)]
+)
+@pytest.mark.parametrize("columns", [None, ("body",), ("queueOffset", "properties")])
+def test_the_memory_of_rows_is_estimated_well(
+    body_bytes: int, property_bytes: int, columns: tuple[str, ...] | None
+) -> None:
+    """The bound of what waits in memory rests on it; small rows may count as more."""
+    partition = partition_from(
+        QueueRange.between(QUEUE, 0, FEW, epoch=1), columns=columns, is_group_read=False
+    )
+    body = b"".join(
+        encode_stored_message(
+            stored_message(
+                topic=QUEUE.topic,
+                queue_id=QUEUE.queue_id,
+                queue_offset=offset,
+                body=b"x" * body_bytes,
+                body_crc=body_crc(b"x" * body_bytes),
+                properties_data=encode_properties({"KEYS": f"k{offset}", "more": "y" * property_bytes}),
+            )
+        )
+        for offset in range(FEW)
+    )
+    [decoded] = decode_chunks([partition], [fetched(body)])
+    reader = RangeReader(partition)
+    window = RangeWindow(0, partition, segment=1, depth=1, log=lambda *_: None)
+    reader.begin(window)
+    pieces = [piece for piece in reader.pieces(decoded) if isinstance(piece, pa.RecordBatch)]
+
+    exact = sum(piece.nbytes for piece in pieces)
+    assert sum(piece.num_rows for piece in pieces) == FEW
+    assert exact / 2 <= reader.arrival(pieces).nbytes <= 2 * exact + 256 * FEW

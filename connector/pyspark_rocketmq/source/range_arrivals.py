@@ -137,7 +137,10 @@ class RangeArrivals:
             for together in map(partial(self._decode, self._partitions), fetched):
                 arrived: list[Arrival] = []
                 error = self._take(together, arrived)
+                # The memory of messages that the caller has used serves the next ones, and is in the cache.
+                del together
                 yield arrived
+                del arrived
                 if error is not None:
                     raise error
         finally:

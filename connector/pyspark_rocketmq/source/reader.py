@@ -78,8 +78,11 @@ def _read(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition
         for arrival in together:
             for messages in arrival.messages:
                 yield by_queue[arrival.queue], cast("pa.RecordBatch", messages)
+                del messages
             if arrival.end is not None:
                 yield by_queue[arrival.queue], arrival.end
+            del arrival
+        del together
 
 
 def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
