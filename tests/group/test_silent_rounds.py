@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from pyspark_rocketmq.client.cluster import Routes
 from pyspark_rocketmq.errors import ConnectFailed, RequestTimeout
+from pyspark_rocketmq.group import join, member
 from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
@@ -43,13 +45,18 @@ class Servers:
         """Brokers that have answered a request for the members."""
         self.silent: dict[str, set[str]] = {}
         """Names of the silent servers, by call."""
+        self.left: set[str] = set()
+        """Brokers at which the member has unregistered."""
         self.unlocked: set[MessageQueue] = set()
+        self.are_concurrent = False
+        """Whether calls to silent servers take no time, since so many are made at the same time."""
         self.passed: Callable[[], None] = lambda: None
         """Called when a call has taken time."""
 
     def _is_silent(self, call: str, name: str, timeout_s: float) -> None:
         if name in self.silent.get(call, ()):
-            self.clock.advance(timeout_s)
+            if not self.are_concurrent:
+                self.clock.advance(timeout_s)
             self.passed()
             raise RequestTimeout(name, call, timeout_s)
 
@@ -69,7 +76,7 @@ class Servers:
     def consumer_list(self, address: str, _: str, *, broker_name: str) -> tuple[str, ...]:
         self._is_silent("list", broker_name, CALL_TIMEOUT_S)
         self.lists.append(broker_name)
-        return ("me",)
+        return () if broker_name in self.left else ("me",)
 
     def consumer_connection(self, address: str, _: str) -> None:
         raise ConnectFailed(address, "no matter for this test")
@@ -85,7 +92,9 @@ class Servers:
         self.unlocked |= set(queues)
 
     def unregister(self, address: str, client_id: str, *, consumer_group: str) -> None:
-        self._is_silent("unregister", address.partition(":")[0], CALL_TIMEOUT_S)
+        name = address.partition(":")[0]
+        self._is_silent("unregister", name, CALL_TIMEOUT_S)
+        self.left.add(name)
 
 
 class Rounds:
@@ -162,3 +171,68 @@ def test_a_broker_that_has_not_listed_the_members_is_the_first_again_after_a_whi
     for _ in range(60):
         rounds.round()
     assert set(rounds.servers.lists) == {NAMES[0]}
+
+
+# --- leaving ------------------------------------------------------------------------------------------------
+
+
+def leave(rounds: Rounds) -> float:
+    """Let the member leave with a plan whose last call ends immediately; return how long it takes."""
+    member = rounds.member
+    watcher: Any = SimpleNamespace(leaves=lambda plan: member.free(plan, None), calls_end_s=lambda: 5.0)
+    member.watched_by(watcher)
+    began_s = rounds.clock.monotonic_s()
+    member._leave()
+    return rounds.clock.monotonic_s() - began_s
+
+
+def time_to_leave(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return for how long a process that ends waits for a member without a listener's call."""
+    waits: list[float] = []
+    monkeypatch.setattr(join, "_members", [SimpleNamespace(calls_end_s=0.0, stop=waits.append)])
+    join._leave()
+    return waits[0]
+
+
+ALL_CALLS = ("route", "heartbeat", "lock", "list", "unregister", "unlock")
+
+
+def test_a_member_that_stops_within_a_round_has_time_for_its_last_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B7: one broker and the name server have just fallen silent, and all calls are due."""
+    rounds = Rounds()
+    rounds.servers.silent = {call: {"name server", NAMES[0]} for call in ALL_CALLS}
+    rounds.clock.advance(30.0)
+    began_s = rounds.clock.monotonic_s()
+    rounds.round()
+    took_s = rounds.clock.monotonic_s() - began_s
+
+    assert 8.0 < took_s + leave(rounds) <= time_to_leave(monkeypatch)
+    assert rounds.servers.unlocked == {queue for queue in QUEUES if queue.broker_name != NAMES[0]}
+
+
+def test_a_process_that_ends_and_starts_no_threads_unlocks_first_at_brokers_that_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B7: it makes one call after another, and is not waited for for ever."""
+    rounds = Rounds()
+    silent = set(NAMES[:-1])
+    rounds.servers.silent = dict.fromkeys(ALL_CALLS, silent)
+    rounds.servers.are_concurrent = True
+    while {str(address).partition(":")[0] for address in rounds.member._channels} & silent:
+        rounds.round()
+    rounds.servers.are_concurrent = False
+
+    def one_by_one(calls: Sequence[Callable[[], object]]) -> None:
+        for call in calls:
+            call()
+
+    monkeypatch.setattr(member, "run_concurrently", one_by_one)
+    unlocked_after_s: list[float] = []
+    began_s = rounds.clock.monotonic_s()
+    rounds.servers.passed = lambda: unlocked_after_s.append(
+        rounds.clock.monotonic_s() - began_s if rounds.servers.unlocked else inf
+    )
+    leave(rounds)
+    assert unlocked_after_s[0] <= time_to_leave(monkeypatch)

@@ -36,8 +36,9 @@ from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, Hea
 
 logger = logging.getLogger(__name__)
 
-_WITHIN_S: Final = 3.0
-"""Maximum time for unlocking and unregistering, after the last delivery has ended."""
+_WITHIN_S: Final = 20.0
+"""Maximum time for a member's last calls: 10 s for the round under way, then 3 s each for unregistering, for
+the look at its name, and for unlocking. It takes so long only if a broker is silent."""
 
 _members: list[RunningMember] = []
 

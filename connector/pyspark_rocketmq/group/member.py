@@ -452,9 +452,18 @@ class RunningMember:
         return bool(actions)
 
     def _do_all(self, actions: Sequence[GroupAction]) -> None:
-        """Perform the actions in order, those of one kind at the same time."""
+        """Perform the actions in order, those of one kind at the same time.
+
+        Those at silent brokers begin last: a process that ends starts no threads, and makes one call after
+        another.
+        """
         for _, alike in groupby(actions, key=type):
-            run_concurrently([partial(self._do, action) for action in alike])
+            run_concurrently([partial(self._do, action) for action in sorted(alike, key=self._is_slow)])
+
+    def _is_slow(self, action: GroupAction) -> bool:
+        """Return whether the broker of an action, if it has a single one, is silent."""
+        of_one_broker = isinstance(action, Lock | Unlock)
+        return of_one_broker and self._routes.masters.get(action.broker_name) in self._silent
 
     def _do(self, action: GroupAction) -> None:
         """Perform the action and always report it: the machine never repeats an unreported action."""
@@ -642,7 +651,9 @@ class RunningMember:
             except RocketMQError as error:
                 logger.warning("unregister failed group=%s broker=%s: %s", self._group, address, error)
 
-        run_concurrently([partial(unregister_at, address) for address in sorted(self._channels)])
+        run_concurrently(
+            [partial(unregister_at, address) for address in sorted(self._channels, key=self._silence)]
+        )
 
     def _master(self, broker_name: str) -> BrokerAddress:
         address = self._routes.masters.get(broker_name)
