@@ -462,8 +462,10 @@ class RunningMember:
 
     def _is_slow(self, action: GroupAction) -> bool:
         """Return whether the broker of an action, if it has a single one, is silent."""
-        of_one_broker = isinstance(action, Lock | Unlock)
-        return of_one_broker and self._routes.masters.get(action.broker_name) in self._silent
+        if not isinstance(action, Lock | Unlock):
+            return False
+        address = self._routes.masters.get(action.broker_name)
+        return address is not None and address in self._silent
 
     def _do(self, action: GroupAction) -> None:
         """Perform the action and always report it: the machine never repeats an unreported action."""
