@@ -298,7 +298,7 @@ class NameServerClient:
 
 
 def _is_plain(error: BrokerError) -> bool:
-    """Return whether an error is a definite answer; any other error inside the name server may pass."""
+    """Return whether an error's code names its cause; any other code may mean a fault that passes."""
     is_unsupported = error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     return is_unsupported or isinstance(error, (TopicNotFound, NoPermission, SystemBusy, GoAway))
 

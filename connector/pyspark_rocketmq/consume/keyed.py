@@ -304,7 +304,7 @@ class KeyedConsumption:
         return None
 
     def due_s(self, now_s: float) -> float:
-        """Return the time at which one more worker has work; infinite if only answers can bring work."""
+        """Return when one more worker has work; infinite if there is none without new answers or messages."""
         if self.finished is not None or self._is_given_up:
             return inf
         first = self._first_lane()
