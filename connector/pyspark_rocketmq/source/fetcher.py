@@ -145,7 +145,10 @@ class Fetcher:
         return self._window.ranges
 
     def add(self, partition: QueuePartition) -> RangeWindow:
-        """Read one more range, with the same options; it may replace a range of its queue that is over."""
+        """Read one more range, with the same options; return its window.
+
+        If there was an earlier range of the same queue, it must be over.
+        """
         self._partitions.append(partition)
         template = PullRequestTemplate(_request(partition))
         held = (

@@ -1,8 +1,8 @@
-"""Commands ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: show a group's moves, then make them.
+"""Commands ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: make a group's moves, then show them.
 
-The order: read everything, plan, show, refuse harmful moves; then one change of the store, and of the sink's
-watermarks if requested. A change raises the epoch of each queue that it moves, so it is safe while the group
-runs.
+First everything is read and the moves are planned. Harmful moves are shown and refused. Others are made in
+the store, then in the sink's watermarks if requested, and shown at the end. A change raises the epoch of each
+queue that it moves, so it is safe while the group runs.
 
 A sink drops rows below a queue's watermark, since it has them already. To write them again, delete them and
 lower the watermark.
@@ -353,7 +353,7 @@ class _OffsetChange:
         return bounds
 
     def apply(self, wanted: Wanted, options: ChangeOptions, console: Console) -> None:
-        """Show the moves, and make them unless this is a dry run."""
+        """Make the moves, then show them; in a dry run, or if they are refused, only show them."""
         known = {*self.group.rows, *wanted.targets, *self._bounds(options.choice.topics)}
         mistaken = not_chosen(options.choice, known)
         if mistaken is not None:

@@ -1,8 +1,8 @@
 """Decide which queue a send tries, when it is repeated, and which brokers it avoids.
 
-A broker is *available* if the time for which it is avoided is over, and *reachable* unless its last answer
-was a refusal. There is always a queue to send to: available brokers are preferred, then reachable ones, then
-any.
+A broker is *available* if the time for which it is avoided is over, and *reachable* unless the last attempt
+at it ended as ``SendOutcome.REFUSED``. There is always a queue to send to: available brokers are preferred,
+then reachable ones, then any.
 
 Source: RocketMQ 5.3.3 ``MQFaultStrategy``, ``LatencyFaultToleranceImpl`` (without Java's detector, a thread
 that probes brokers and is off by default); ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl``.
@@ -108,9 +108,12 @@ class SendOutcome(Enum):
 
     ANSWERED = auto()
     REFUSED = auto()
-    """The broker refused (``MQBrokerException``); it counts as not reachable."""
+    """The broker counts as not reachable: it refused (``MQBrokerException``).
+
+    An asynchronous attempt has this outcome if there was no connection (:meth:`of_async`).
+    """
     UNHEARD = auto()
-    """No answer came (``RemotingException``)."""
+    """No answer came (``RemotingException``), or the broker refused an asynchronous attempt."""
 
     @classmethod
     def of(cls, error: RocketMQError) -> SendOutcome:
@@ -175,7 +178,7 @@ class FaultTable:
             return broker is None or self._clock.monotonic_s() >= broker.available_at_s
 
     def is_reachable(self, broker_name: str) -> bool:
-        """Return whether the broker's last answer was not a refusal; True for an unknown broker."""
+        """Return False if the last attempt at the broker ended as ``REFUSED``, otherwise True."""
         with self._lock:
             broker = self._brokers.get(broker_name)
             return broker is None or broker.is_reachable

@@ -315,11 +315,11 @@ class Producer(Closing):
         self._brokers.send_oneway(self._master(route, chosen), prepared, chosen, settings)
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue) -> SendResult:
-        """Send messages to one queue in one request of at most 4 MiB; one attempt, not compressed.
+        """Send messages to one queue in one request, without compression; there is one attempt.
 
         Raises:
-            LocalProtocolError: If the batch is too large (see ``split_batch``), or a message is for another
-                topic or delayed.
+            LocalProtocolError: If the batch is empty, or larger than ``max_message_size`` (see
+                ``split_batch``); or if a message is for another topic, delayed, transactional or empty.
             RocketMQError: For the same reasons as :meth:`send`.
         """
         deadline = self._deadline()

@@ -106,7 +106,7 @@ class CutThread:
 
 
 def look_again() -> None:
-    """Do nothing: this work only wakes the thread, which then reads again when other work is due."""
+    """Do nothing: this work only wakes the thread, which then calls ``due_s`` again to get the new time."""
 
 
 class TaskCuts:
