@@ -6,6 +6,7 @@ import select
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,7 @@ from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.event_loop import is_async, run_on_loop
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import (
+    OPEN_END,
     ConsumeConcurrentlyStatus,
     MessageExt,
     MessageModel,
@@ -177,6 +179,23 @@ def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
 
     assert offsets_of(rows) == seen == [10, 11, 12]
     assert (run.ack().finished, run.ack().state.next_offset) == ("GIVEN_UP", 13)
+
+
+@pytest.mark.parametrize("ahead_s", [2.0, 3600.0])
+def test_an_open_range_begins_30_s_late_at_most_whatever_its_computers_clock_shows(ahead_s: float) -> None:
+    """E4, I1: the time is the driver's, whose clock may differ, and clocks are set."""
+    clock = FakeClock(1_000.0)
+    began_s: list[float] = []
+
+    def status_of(_: MessageExt) -> object:
+        began_s.append(clock.monotonic_s())
+        return SUCCESS
+
+    planned = QueueRange.between(QUEUE, 10, OPEN_END, epoch=3)
+    state = planned.state._replace(suspended_until_s=clock.now_s() + ahead_s)
+    run_of(emitting(status_of), planned=replace(planned, state=state), offsets=[10], clock=clock).consume()
+
+    assert began_s == [min(ahead_s, 30.0)]
 
 
 def test_a_range_without_messages_is_acknowledged() -> None:

@@ -19,11 +19,11 @@ from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSetting
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consume.turns import RangeInstructions
+from pyspark_rocketmq.consume.turns import RangeInstructions, Rest
 from pyspark_rocketmq.consumer.engine import concurrent, direct
 from pyspark_rocketmq.consumer.engine.arrivals import PULL_THRESHOLD_FOR_QUEUE
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
-from pyspark_rocketmq.consumer.engine.direct import DirectEngine
+from pyspark_rocketmq.consumer.engine.direct import DirectEngine, OrderlyTask
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import RangeCuts
@@ -40,6 +40,7 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.source.schema import Arrival, EndReason, RangeEnd
 from tests.consumer.test_arrivals import OTHER, piece
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE
 from tests.helpers.open_source import OpenSource
 from tests.helpers.wait import PATIENCE_S, wait_until
@@ -389,6 +390,22 @@ def test_a_suspended_queue_begins_when_its_time_has_come(task: Running) -> None:
     assert task.calls == [(4, 0), (3, 0)]
     task.end()
     assert task.ends() == {QUEUE: 1, OTHER: 1}
+
+
+@pytest.mark.parametrize("ahead_s", [2.0, 3600.0])
+def test_a_suspended_queue_begins_30_s_late_at_most_whatever_its_computers_clock_shows(
+    ahead_s: float,
+) -> None:
+    """D3, I1: the time is the driver's, whose clock may differ, and clocks are set."""
+    clock = FakeClock()
+    listener = RangeConsumer(lambda *_: None, OutputColumns.of(OUTPUT), OrderlySettings())
+    task = OrderlyTask(Source(), listener, RangeInstructions(), clock)
+    state = MINE.state._replace(suspended_until_s=clock.now_s() + ahead_s)
+    assert task._range_of(piece(replace(MINE, state=state), 0)) is not None
+
+    rest = task._turns.next(0.0)
+    assert isinstance(rest, Rest)
+    assert rest.until_s == pytest.approx(min(ahead_s, 30.0))
 
 
 def test_an_open_range_lasts_however_long_it_has_something_to_do(task: Running) -> None:

@@ -209,6 +209,14 @@ class OrderlySettings:
         return max(SHORTEST_SUSPEND_MILLIS, min(suspend_millis, LONGEST_SUSPEND_MILLIS)) / 1000
 
 
+def suspended_for_s(until_s: float, now_s: float) -> float:
+    """Return how long a queue remains suspended, by two readings of wall clocks; at most the longest time.
+
+    The clock may have been set back meanwhile, and the other reading may be another computer's.
+    """
+    return min(until_s - now_s, LONGEST_SUSPEND_MILLIS / 1000)
+
+
 class OrderlyConsumption:
     """One run over the messages of one planned queue range.
 

@@ -42,6 +42,7 @@ from pyspark_rocketmq.consume.concurrent import (
     ConcurrentFinish,
     ConcurrentSettings,
 )
+from pyspark_rocketmq.consume.orderly import suspended_for_s
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, QUEUE_PACE, RangeInstructions
 from pyspark_rocketmq.consumer.engine.arrivals import Source
@@ -135,7 +136,7 @@ class ConcurrentRun(RangeRun):
         """Monotonic time before which nothing is delivered: an open range may begin with a suspension."""
         until_s = planned.state.suspended_until_s
         if planned.has_open_end and until_s is not None:
-            self._begins_s = self._started_s + until_s - clock.now_s()
+            self._begins_s = self._started_s + suspended_for_s(until_s, clock.now_s())
         self._wakes_s = inf
         """When ``consume`` checks the machine again, if no event comes before."""
         self._mark_s = -inf

@@ -24,7 +24,7 @@ from math import inf
 from typing import Final, TypeAlias
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.consume.orderly import OrderlyFinish
+from pyspark_rocketmq.consume.orderly import OrderlyFinish, suspended_for_s
 from pyspark_rocketmq.consume.turns import (
     NO_INSTRUCTIONS,
     Memory,
@@ -197,7 +197,7 @@ class OrderlyTask:
             one = self._begun[queue] = _Range(arrival.planned)
             until_s = arrival.planned.state.suspended_until_s
             if until_s is not None:
-                due_s = self._clock.monotonic_s() + until_s - self._clock.now_s()
+                due_s = self._clock.monotonic_s() + suspended_for_s(until_s, self._clock.now_s())
                 self._turns.begins_suspended(queue, due_s)
         elif one.is_whole:
             raise two_ranges(queue)
