@@ -108,7 +108,10 @@ def test_queues_that_another_member_has_locked_hold_up_the_drain() -> None:
     case.begin(a0=5)
     case.progress.is_settled = False
 
-    assert "were locked by another member" in str(case.drain.trouble(seen(A0), [], {}))
+    shown = str(case.drain.trouble(seen(A0), [], {}))
+
+    assert "are still locked by another member" in shown
+    assert "if it was killed, 60 s for its locks to end; or raise retryTimeoutMs" in shown
 
 
 @pytest.mark.parametrize(

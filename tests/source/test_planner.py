@@ -853,6 +853,29 @@ def test_available_now_waits_for_a_broker_that_is_down_and_gives_up_after_a_whil
     assert planning.next() == [(B0, 0, 10)]
 
 
+def test_the_trouble_that_an_available_now_query_waits_for_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """H4: and again with the next plan that has to wait, or when it is another one."""
+    planning = Planning({A0: (0, 10), B0: (0, 10)}, retryTimeoutMs="60000")
+    planning.planner.prepare_available_now()
+    planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
+    assert planning.next() == [(A0, 0, 10)]
+    told = []
+
+    def see() -> None:
+        told.append(caplog.text.count("some queues cannot be planned"))
+        if len(told) == 3:
+            planning.view.down = {"broker-b": ConnectFailed("b:1", "no answer within 3 s")}
+        if len(told) == 6:
+            planning.view.down = {}
+
+    planning.on_pause.append(see)
+
+    assert planning.next() == [(B0, 0, 10)]
+    assert told == [1, 1, 1, 2, 2, 2]
+
+
 def test_available_now_does_not_mistake_a_broker_that_left_the_route_for_a_drained_one() -> None:
     """H4: a name server forgets a broker as soon as its connection is gone."""
     planning = Planning({A0: (0, 10), B0: (0, 10)}, retryTimeoutMs="5000")

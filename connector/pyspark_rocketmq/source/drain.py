@@ -136,9 +136,9 @@ class Drain:
             return None
         return RocketMQError(
             f"Queues of {', '.join(self._options.subscribed())} allocated to this member of group "
-            f"{self._options.consumer_group} were locked by another member for "
-            f"{self._options.retry_timeout_ms / 1000:g} s. Wait for that member's batch to end, "
-            "or raise retryTimeoutMs."
+            f"{self._options.consumer_group} are still locked by another member. `pyspark-rocketmq offsets "
+            "lag` shows by which one. Wait for its batch to end or, if it was killed, 60 s for its locks to "
+            f"end; or raise retryTimeoutMs, which is {self._options.retry_timeout_ms}."
         )
 
 

@@ -105,6 +105,8 @@ class MicroBatchPlanner:
         self._initial: Offset | None = None
         self._reported: dict[str, RocketMQError] = {}
         """The error logged last, by broker name; "" for the cluster as a whole."""
+        self._borne_last = ""
+        """Text of the trouble that was logged last while a plan waited."""
         self._has_planned = False
         """Whether a plan has succeeded; then the brokers have answered every request that a plan needs."""
         self._seen: Snapshot | None = None
@@ -419,7 +421,9 @@ class MicroBatchPlanner:
             return None
         if patience is not None and patience.has_passed:
             raise trouble
-        logger.warning("some queues cannot be planned, waiting: %s", trouble)
+        if patience is None or str(trouble) != self._borne_last:
+            logger.warning("some queues cannot be planned, waiting: %s", trouble)
+            self._borne_last = str(trouble)
         return patience or self._patience()
 
     def plan_of(self, offset: Offset) -> tuple[int, tuple[QueueRange, ...]]:
