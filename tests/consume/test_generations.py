@@ -12,10 +12,12 @@ from pyspark_rocketmq.consume.generations import (
     NO_BOUNDARIES,
     Boundaries,
     LogChange,
+    NewestStored,
     NextGeneration,
     Standing,
     find_change,
     next_generation,
+    shows_later_log,
     witnesses,
 )
 from pyspark_rocketmq.errors import DamagedOffsets
@@ -51,6 +53,34 @@ OLD = [at(offset, 1_000 + offset) for offset in range(100)]
 def test_the_same_log_takes_one_look() -> None:
     """F4: at the newest message consumed."""
     assert change_in(OLD, (OLD[99], OLD[90], OLD[3])) == (None, [99])
+
+
+@pytest.mark.parametrize(
+    ("found", "end", "is_later"),
+    [
+        (at(99, 5_000), 100, False),
+        (at(99, 5_000), 300, False),
+        (at(99, 5_001), 300, True),
+        (at(99, 4_000), 300, False),
+        (None, 300, False),
+        (None, 99, True),
+    ],
+    ids=["the same", "grown", "stored later", "clock set back", "not decodable", "shorter"],
+)
+def test_the_last_message_of_a_plan_shows_whether_the_log_is_a_later_one(
+    found: LastMessage | None, end: int, is_later: bool
+) -> None:
+    """F4: its store time is all that a broker's statistics have of it."""
+    newest = NewestStored.of(QueueBounds(3, 100, 5_000))
+
+    assert newest == (99, 5_000)
+    assert shows_later_log(newest, found, QueueBounds(3, end)) == is_later
+
+
+@pytest.mark.parametrize("bounds", [QueueBounds(0, 0), QueueBounds(7, 7, 5_000), QueueBounds(0, 5)])
+def test_a_queue_without_a_known_last_message_shows_nothing(bounds: QueueBounds) -> None:
+    """F4: it is empty, or its server has no statistics."""
+    assert NewestStored.of(bounds) is None
 
 
 def test_a_log_of_which_all_that_was_consumed_has_expired_counts_as_the_same() -> None:

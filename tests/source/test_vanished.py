@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
-from pyspark_rocketmq.errors import DataLoss, LogTailLost, MessagesExpired, QueueRemoved, TopicDeleted
+from pyspark_rocketmq.errors import (
+    ConnectFailed,
+    DataLoss,
+    LogTailLost,
+    MessagesExpired,
+    QueueRemoved,
+    TopicDeleted,
+)
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source import range_reader
+from pyspark_rocketmq.source.message_lookup import Found
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from tests.helpers.stream_read import offsets_by_queue
@@ -25,6 +35,15 @@ def delete(topics: Topics, topic: str) -> None:
         topics.sim.broker_addresses["broker-a"], RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}
     )
     plain_remoting.call(topics.sim.name_servers, RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": topic})
+
+
+def make_again(topics: Topics, topic: str, count: int) -> None:
+    """Delete a topic of one queue, and create it with messages that are stored later."""
+    queue = MessageQueue(topic, "broker-a", 0)
+    newest_ms = topics.sim.bounds(queue).last_update_timestamp
+    delete(topics, topic)
+    wait_until(lambda: time.time() * 1000 > newest_ms + 1)
+    topics.make(count, topic=topic)
 
 
 def test_a_deleted_topic_ends_the_query(topics: Topics) -> None:
@@ -91,6 +110,60 @@ def test_a_topic_deleted_while_it_is_read_ends_the_range_or_the_query(topics: To
                 replace(task, planned=replace(task.planned, queue=task.planned.queue._replace(topic=topic)))
             )
         )
+
+
+@pytest.mark.parametrize("options", [{}, {"subscription": "odd"}, {"includeColumns": "body"}], ids=str)
+@pytest.mark.parametrize("count", [3, 5], ids=["as long", "longer"])
+def test_a_batch_whose_topic_is_made_again_before_it_is_read_fails(
+    topics: Topics, count: int, options: dict[str, str]
+) -> None:
+    """failOnDataLoss, F4: although the new log has a message at each planned offset."""
+    topic = topics.make(3)
+    (task,) = topics.planned(topic, **options)
+    make_again(topics, topic, count)
+
+    with pytest.raises(DataLoss, match=r"offset 2 was wanted, but the broker has another log than"):
+        list(read_queue(task))
+
+
+def test_a_batch_that_may_lose_messages_reads_what_is_there_and_logs_it(
+    topics: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    """failOnDataLoss"""
+    topic = topics.make(3)
+    (task,) = topics.planned(topic, failOnDataLoss="false")
+    make_again(topics, topic, 3)
+
+    assert sum(batch.num_rows for batch in read_queue(task)) == 3
+    assert "the broker has another log than" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{}, {"endingOffsets": "2"}], ids=str)
+def test_a_batch_whose_queue_grows_meanwhile_reads_what_was_planned(
+    topics: Topics, options: dict[str, str]
+) -> None:
+    """F4: new messages are not another log."""
+    topic = topics.make(3)
+    if options:
+        options = {"endingOffsets": f'{{"{topic}": {{"broker-a": {{"0": 2}}}}}}'}
+    (task,) = topics.planned(topic, **options)
+    topics.put(topic, 0, 2)
+
+    assert sum(batch.num_rows for batch in read_queue(task)) == (2 if options else 3)
+
+
+def test_a_batch_whose_broker_leaves_after_it_was_read_is_whole(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F4: what cannot be asked is not known."""
+    (task,) = topics.planned(topics.make(3), retryTimeoutMs="1")
+
+    def away(*_: object) -> Found:
+        raise ConnectFailed(task.address, "refused")
+
+    monkeypatch.setattr(range_reader, "found_at", away)
+
+    assert sum(batch.num_rows for batch in read_queue(task)) == 3
 
 
 def test_a_queue_that_was_removed_before_it_was_read_ends_the_query(topics: Topics) -> None:

@@ -67,6 +67,30 @@ def shows_another_log(ahead: LastMessage, found: LastMessage | None, bounds: Que
     return ahead.queue_offset >= bounds.max_offset or found not in {None, ahead}
 
 
+class NewestStored(NamedTuple):
+    """The last message of a queue when a batch was planned."""
+
+    queue_offset: int
+    stored_at_ms: int
+    """When it was stored, in milliseconds since the epoch."""
+
+    @classmethod
+    def of(cls, bounds: QueueBounds) -> NewestStored | None:
+        """Return the last message within ``bounds``; None if there is none, or its time is not known."""
+        is_known = bounds.max_offset > bounds.min_offset and bounds.last_update_timestamp > 0
+        return cls(bounds.max_offset - 1, bounds.last_update_timestamp) if is_known else None
+
+
+def shows_later_log(newest: NewestStored, found: LastMessage | None, bounds: QueueBounds) -> bool:
+    """Return whether the queue has another log than when ``newest`` was its last message.
+
+    ``found`` is the message in its place; None if no message could be read there, which shows nothing unless
+    the log ends before.
+    """
+    is_later = found is not None and found.store_timestamp > newest.stored_at_ms
+    return is_later or newest.queue_offset >= bounds.max_offset
+
+
 def witnesses(
     messages: Iterable[LastMessage], start: int, *, first: int, end: int | None = None
 ) -> Witnesses:

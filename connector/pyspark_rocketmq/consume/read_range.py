@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, NewestStored, Witnesses
 from pyspark_rocketmq.model import BrokerAddress, QueueRange, UndecodableMessages
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadFrom, ReadOptions
@@ -81,6 +81,9 @@ class ReadRange:
     settings: ReadSettings
     witnesses: Witnesses = NO_WITNESSES
     """Consumed messages: if another message has the place of one of them, the range ends where it begins."""
+    newest: NewestStored | None = None
+    """The queue's last message when a batch was planned: it shows at the end whether the log is still the
+    same. None if it is not known, and in a stream, whose next plan looks at its queues."""
     replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
     """Addresses of the master's replicas, by broker id: pulls go there if the master suggests it."""
     is_slave: bool = False

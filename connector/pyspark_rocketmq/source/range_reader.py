@@ -14,11 +14,11 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import lt
-from typing import Final, NamedTuple, TypeAlias, TypedDict
+from typing import Final, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,12 @@ import pyarrow.compute as pc
 
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset, RangeWindow, TailLost
-from pyspark_rocketmq.consume.generations import NO_WITNESSES, shows_another_log
+from pyspark_rocketmq.consume.generations import (
+    NO_WITNESSES,
+    NewestStored,
+    shows_another_log,
+    shows_later_log,
+)
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.not_now import waits
 from pyspark_rocketmq.errors import (
@@ -65,8 +70,9 @@ from pyspark_rocketmq.wire.subscription import build_subscription
 
 logger = logging.getLogger(__name__)
 
-_ATTRIBUTES_S: Final = 10.0
-"""Maximum time for which a failing broker is asked for a topic's attributes, in seconds."""
+T = TypeVar("T")
+_PATIENCE_S: Final = 10.0
+"""Maximum time for which a failing broker is asked about a range beside its pulls, in seconds."""
 _OBJECT_BYTES: Final = 2048
 """Assumed memory of a message object without its body, in bytes, if it has a few properties."""
 _LARGE_COLUMNS: Final = ("body", "properties")
@@ -366,8 +372,43 @@ class RangeReader:
             return
         self.is_done = True
         end, reason = self._end(failure)
+        if self.partition.newest is not None:
+            self._check_log(self.partition.newest)
         if self.partition.settings.is_group_read:
             yield self._range_end(end, reason, failure)
+
+    def _check_log(self, newest: NewestStored) -> None:
+        """Check that the queue still has the log that was planned; then all that was read is of that log.
+
+        Raises:
+            DataLoss: If it has another one, and ``failOnDataLoss`` is true.
+        """
+        partition = self.partition
+        queue, address = partition.planned.queue, partition.address
+        brokers, group = brokers_of(partition), partition.settings.consumer_group
+        try:
+            found = self._patiently(lambda: found_at(brokers, group, queue, newest.queue_offset, address))
+        except RocketMQError as error:
+            logger.info("not known whether the queue still has the planned log %s: %s", queue, error)
+            return
+        if not shows_later_log(newest, found.message, found.bounds):
+            return
+        loss = DataLoss(
+            f"{queue} at {address}",
+            newest.queue_offset,
+            "another log than when the read was planned: the topic was deleted and created again, or a slave "
+            "that lacked the newest messages has become master",
+            "The rows may be of both. Run the query again, or set failOnDataLoss=false to take them.",
+        )
+        if partition.settings.fail_on_data_loss:
+            raise loss
+        logger.warning("rows may be of two logs: %s", loss)
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Return the answer of ``ask``; try again for a while if its error may pass."""
+        clock = SystemClock()
+        patience = Deadline.after(clock, min(self.partition.settings.retry_timeout_s, _PATIENCE_S))
+        return call_with_retry(ask, UNTIL_DEADLINE, patience, time.sleep)
 
     def _count_pulls(self) -> None:
         self._pulls += self._window.answers
@@ -521,13 +562,10 @@ class RangeReader:
         Raises:
             RocketMQError: If the broker does not answer now, and the gap would be reported as a loss.
         """
-        partition, clock = self.partition, SystemClock()
+        partition = self.partition
         brokers, topic = brokers_of(partition), partition.planned.queue.topic
-        patience = Deadline.after(clock, min(partition.settings.retry_timeout_s, _ATTRIBUTES_S))
         try:
-            found = call_with_retry(
-                lambda: brokers.is_compacted(partition.address, topic), UNTIL_DEADLINE, patience, time.sleep
-            )
+            found = self._patiently(lambda: brokers.is_compacted(partition.address, topic))
         except RocketMQError as error:
             if error.retryable and partition.settings.fail_on_data_loss:
                 raise

@@ -57,7 +57,7 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, NewestStored, Witnesses
 from pyspark_rocketmq.consume.planning import Expected, deal, read_together, shared_tasks
 from pyspark_rocketmq.consume.positions import EVERY_BROKER, StoredBy
 from pyspark_rocketmq.consume.read_range import ReadRange, ReadSettings
@@ -130,6 +130,7 @@ def partitions_of(
     *,
     has_worked: bool = False,
     consumed: Mapping[MessageQueue, Witnesses] = MappingProxyType({}),
+    newest: Mapping[MessageQueue, NewestStored | None] = MappingProxyType({}),
 ) -> list[QueuePartition]:
     """Return one partition per non-empty range.
 
@@ -141,6 +142,7 @@ def partitions_of(
         slaves: Slaves to read from if there is no master.
         has_worked: Whether messages of the query have been read before.
         consumed: Consumed messages, by which tasks check that logs are still the same.
+        newest: The last messages of a batch's queues, for the same check.
 
     Raises:
         TransportError: If the name server no longer knows an address of a range's broker.
@@ -172,6 +174,7 @@ def partitions_of(
                 is_sql92=wanted.is_sql92,
                 settings=settings,
                 witnesses=consumed.get(queue_range.queue, NO_WITNESSES),
+                newest=newest.get(queue_range.queue),
                 replicas=replicas.get(broker_name, {}) if uses_replicas and not is_slave else {},
                 is_slave=is_slave,
                 connection=connection,

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
+from pyspark_rocketmq.consume.generations import NewestStored
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
@@ -99,7 +100,8 @@ class RocketMQBatchReader(DataSourceReader):
                 address,
             )
         masters = {name: at for name, at in snapshot.addresses.items() if name not in snapshot.slaves}
-        return partitions_of(parts, self._options, masters, snapshot.replicas, snapshot.slaves)
+        newest = {queue: NewestStored.of(bounds) for queue, bounds in snapshot.bounds.items()}
+        return partitions_of(parts, self._options, masters, snapshot.replicas, snapshot.slaves, newest=newest)
 
     def _ranges(self, view: ClusterView, positions: OptionPositions) -> tuple[Snapshot, list[QueueRange]]:
         snapshot = view.snapshot().with_slaves()
