@@ -243,6 +243,48 @@ def test_a_decimal_without_a_fraction_fits_a_column_of_whole_numbers(value: Deci
     assert rows_of(change(key={"id": value}, row={"id": value}))[0]["of_id"] == 7
 
 
+_NUMBERS = pa.schema([("id", pa.int64()), ("double", pa.float64()), ("float", pa.float32())])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("double", "1.10000000000000000001"),
+        ("double", "123456789012345678.5"),
+        ("double", "1E+400"),
+        ("double", "1E-400"),
+        ("double", "-1E+99999999"),
+        ("float", "1234567890.12"),
+        ("float", "0.1000000001"),
+        ("float", "1E+39"),
+        ("float", "1E-60"),
+    ],
+)
+def test_a_decimal_that_a_floating_point_number_would_change(name: str, text: str) -> None:
+    """K5: it is neither rounded to other digits, nor to infinity or zero."""
+    row = {"id": 1, name: Decimal(text)}
+    assert f"Column {name} is {name} and cannot hold" in problem_of(change(row=row), columns=_NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("double", "0.1", 0.1),
+        ("double", "8.409999999999999E+21", 8.41e21),
+        ("double", "0.000", 0.0),
+        ("double", "0.1000000000000000055511151231257827021181583404541015625", 0.1),
+        ("double", "123456789012345680000000", 1.2345678901234568e23),
+        ("float", "1.1", 1.100000023841858),
+        ("float", "1.100000023841858", 1.100000023841858),
+        ("float", "3.4028235E+38", 3.4028234663852886e38),
+    ],
+)
+def test_a_decimal_that_is_the_text_of_a_floating_point_number(name: str, text: str, value: float) -> None:
+    """K5: MySQL, Java and Python write it with up to 17 digits."""
+    [row] = rows_of(change(row={"id": 1, name: Decimal(text)}), columns=_NUMBERS)
+    assert row[f"of_{name}"] == value
+
+
 _ORDERS = pa.schema(
     [("tenant", pa.int32()), ("no", pa.string()), ("price", pa.decimal128(10, 2)), ("note", pa.string())]
 )

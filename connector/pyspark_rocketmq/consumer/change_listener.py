@@ -35,7 +35,7 @@ from pyspark_rocketmq.listeners.context import DeliveryContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.sinks.base import TakesChanges
-from pyspark_rocketmq.sinks.change_table.carried import carried, type_of, whole_number
+from pyspark_rocketmq.sinks.change_table.carried import carried, real_number, type_of, whole_number
 from pyspark_rocketmq.sinks.change_table.columns import (
     BODY,
     MORE,
@@ -271,7 +271,8 @@ def _converted(value: Any, type_: st.DataType) -> Any:
         case ((st.TimestampType() | st.TimestampNTZType()), str()) if not _TOO_EXACT.search(value):
             return datetime.fromisoformat(value)
         case ((st.DoubleType() | st.FloatType() | st.IntegralType()), Decimal()):
-            return whole_number(value) if isinstance(type_, st.IntegralType) else float(value)
+            is_whole = isinstance(type_, st.IntegralType)
+            return whole_number(value) if is_whole else real_number(value, type_.simpleString())
         case st.StringType(), _:
             return text_of(value)
         case _:

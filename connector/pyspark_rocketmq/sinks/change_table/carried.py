@@ -9,10 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import re
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime
 from decimal import Decimal
 from functools import reduce
+from math import isfinite
 from typing import Any, Final
 
 import pyarrow as pa
@@ -37,7 +39,10 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
 }
 _DIGITS: Final[Mapping[str, int]] = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 """Digits of the whole numbers, from the narrowest type on."""
-_FLOATS: Final = ("float", "double")
+FLOAT, DOUBLE = "float", "double"
+_FLOATS: Final = (FLOAT, DOUBLE)
+_DIGITS_OF_FLOAT, _DIGITS_OF_DOUBLE = 9, 17
+"""Maximum number of digits with which programs write a floating point number of 32 or 64 bits."""
 _MOST_DIGITS: Final = 38
 _EXACT_IN_DOUBLE: Final = 2**53
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
@@ -126,8 +131,8 @@ def fitted(value: Any, type_: str) -> Any:
         return None
     if type_ == TEXT:
         return text_of(value)
-    converted = _of_class(value, type_)
     try:
+        converted = _of_class(value, type_)
         pa.scalar(converted, arrow_type(type_))
     except (pa.ArrowException, ArithmeticError, TypeError) as error:
         raise ValueError(str(error)) from error
@@ -145,13 +150,34 @@ def whole_number(value: Decimal) -> int:
     return int(value)
 
 
+def real_number(value: Decimal, type_: str) -> float:
+    """Return a decimal as a floating point number of the type :data:`FLOAT` or :data:`DOUBLE`.
+
+    The decimal may be the number's text, which has rounded digits.
+
+    Raises:
+        ValueError: If it is another number: with more digits, or with an exponent that the type lacks.
+        OverflowError: If it is too large for a ``FLOAT``.
+    """
+    double = float(value)
+    number: float = struct.unpack("f", struct.pack("f", double))[0] if type_ == FLOAT else double
+    digits = "".join(map(str, value.as_tuple().digits)).strip("0")
+    is_text = len(digits) <= (_DIGITS_OF_DOUBLE if number == double else _DIGITS_OF_FLOAT)
+    is_in_range = isfinite(number) and bool(number) == bool(value)
+    if (is_text and is_in_range) or Decimal(number) == value:
+        return number
+    raise ValueError(f"{value} is no {type_}")
+
+
 def _of_class(value: Any, type_: str) -> Any:
     kind = type(value)
     if kind in (int, Decimal) and _DECIMAL.fullmatch(type_):
         return Decimal(value)
     if kind is Decimal and type_ in _DIGITS:
         return whole_number(value)
-    if kind is int and type_ == "double" and abs(value) <= _EXACT_IN_DOUBLE:
+    if kind is Decimal and type_ in _FLOATS:
+        return real_number(value, type_)
+    if kind is int and type_ == DOUBLE and abs(value) <= _EXACT_IN_DOUBLE:
         return float(value)
     if kind is datetime:
         types = {"timestamp_ntz" if value.tzinfo is None else "timestamp"}
