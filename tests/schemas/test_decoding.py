@@ -478,6 +478,9 @@ def test_protobuf_that_no_schema_decodes_is_a_bad_record(
         ({"format": "xml"}, "format is 'xml'; choose from avro, json, protobuf"),
         ({"format": "json", "reader_schema": "{}"}, "reader_schema is for format avro"),
         ({"reader_schema": "{"}, "reader_schema is no JSON"),
+        ({"reader_schema": "{}"}, "reader_schema is no Avro schema: "),
+        ({"reader_schema": '{"type": "record", "fields": []}'}, "reader_schema is no Avro schema: "),
+        ({"reader_schema": '"Order"'}, "reader_schema is no Avro schema: UnknownType: Order"),
         ({"message_type": "Order"}, "message_type is for format protobuf"),
     ],
 )

@@ -13,7 +13,13 @@ import pyarrow as pa
 
 from pyspark_rocketmq.errors import BadRecord, OptionError, SchemaError
 from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt
-from pyspark_rocketmq.schemas.formats import Decode, avro_decoder, decode_json, protobuf_decoder
+from pyspark_rocketmq.schemas.formats import (
+    Decode,
+    avro_decoder,
+    decode_json,
+    parse_reader_schema,
+    protobuf_decoder,
+)
 from pyspark_rocketmq.schemas.framing import BodyFormat, Framing, SchemaId, split_frame
 from pyspark_rocketmq.schemas.http_lookup import RegistrySettings, lookup_of
 from pyspark_rocketmq.schemas.lookup import SchemaLookup
@@ -76,6 +82,8 @@ class DecoderSettings:
             message_type=message_type,
         )
         _check_installed(settings.body_format)
+        if reader_schema is not None:
+            _check_reader_schema(reader_schema)
         return settings
 
 
@@ -97,6 +105,13 @@ def _check_installed(body_format: BodyFormat) -> None:
         install = f"pip install 'pyspark-rocketmq[{body_format}]'"
         problem = f"format {body_format} needs module {module}, on the executors, too: {install}"
         raise OptionError((problem,), where="decoder")
+
+
+def _check_reader_schema(text: str) -> None:
+    try:
+        parse_reader_schema(text)
+    except ValueError as error:
+        raise OptionError((str(error),), where="decoder") from error
 
 
 class BodyDecoder:

@@ -50,6 +50,7 @@ def avro_decoder(schema: RegisteredSchema, references: References, reader_schema
 
     Raises:
         BadRecord: If the schema cannot be used.
+        ValueError: If ``reader_schema`` is no Avro schema.
     """
     import fastavro
     import fastavro._read_py as slow
@@ -61,11 +62,11 @@ def avro_decoder(schema: RegisteredSchema, references: References, reader_schema
         writer = fastavro.parse_schema(_avro_json(schema.text), named_schemas=named)
         shape = _AvroShape(named)
         shape.least_bytes(writer)
-        reader = None if reader_schema is None else fastavro.parse_schema(_avro_json(reader_schema))
     except BadRecord:
         raise
     except Exception as error:
         raise BadRecord(f"The writer's schema is no Avro schema: {_reason(error)}") from error
+    reader = None if reader_schema is None else parse_reader_schema(reader_schema)
     read: Any = slow.schemaless_reader if shape.is_recursive else fastavro.schemaless_reader
 
     def decode(payload: bytes, _: MessageType | None = None) -> Any:
@@ -81,6 +82,20 @@ def avro_decoder(schema: RegisteredSchema, references: References, reader_schema
         return value
 
     return decode
+
+
+def parse_reader_schema(text: str) -> Any:
+    """Return the schema to which values are converted, as fastavro uses it.
+
+    Raises:
+        ValueError: If it is no Avro schema.
+    """
+    import fastavro
+
+    try:
+        return fastavro.parse_schema(json.loads(text))
+    except Exception as error:
+        raise ValueError(f"reader_schema is no Avro schema: {_reason(error)}") from error
 
 
 def _avro_json(text: str) -> Any:
