@@ -492,6 +492,47 @@ def test_a_column_that_a_table_lacks(tmp_path: Path, mode: str) -> None:
     assert table_rows(path) == {2: {"a": 3} if mode == "ignore" else {"a": 3, "b": 5}}
 
 
+@pytest.mark.parametrize("name", ["x y", "__time", "ID"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
+def test_a_column_whose_name_a_table_cannot_have_is_left_out(
+    tmp_path: Path, name: str, is_first: bool
+) -> None:
+    """K3: schema_changes='ignore', as any other column that the table lacks."""
+    query = Query(tmp_path, schema_changes="ignore")
+    first, row = sent([change(Operation.INSERT, 1, id=1, a=1)]), {"id": 2, "a": 2, name: 5}
+    named = [Sent(replace(change(Operation.INSERT, 2, id=2), row=row), 1)]
+    for batch in [named] if is_first else [first, named]:
+        query.apply(batch)
+    assert table_rows(tmp_path / "shop" / "orders")[2] == {"a": 2}
+
+
+@pytest.mark.parametrize("bad_changes", ["stop", "keep"])
+def test_a_column_whose_name_a_table_cannot_have_ends_the_query(tmp_path: Path, bad_changes: str) -> None:
+    """K3: schema_changes='exception', whatever becomes of bad changes."""
+    query = Query(tmp_path, schema_changes="exception", bad_changes=bad_changes)
+    query.apply(sent([change(Operation.INSERT, 1, id=1, a=1)]))
+    with pytest.raises(SinkConflict, match="Columns a and A differ only in case"):
+        query.apply([Sent(change(Operation.INSERT, 2, id=2, a=2, A=5), 1)])
+
+
+@pytest.mark.parametrize("mode", ["ignore", "exception"])
+def test_a_key_whose_name_a_table_cannot_have(tmp_path: Path, mode: str) -> None:
+    """K3: its changes cannot be applied, whatever becomes of other columns."""
+    given = Change(
+        table=ORDERS, operation=Operation.INSERT, key={"x y": 1}, row={"x y": 1, "a": 1}, position=(1,)
+    )
+    with pytest.raises(SinkConflict, match="Delta forbids characters"):
+        Query(tmp_path, schema_changes=mode).apply(sent([given]))
+
+
+def test_a_value_that_a_new_row_lacks_may_be_left_out(tmp_path: Path) -> None:
+    """K3: it is of no account if the route leaves its column out."""
+    given = replace(change(Operation.INSERT, 1, id=1, a=1), absent=frozenset({"big"}))
+    query = Query(tmp_path, routes=[rmq.TableRoute(exclude=["big"])])
+    query.apply(sent([given]))
+    assert table_rows(tmp_path / "shop" / "orders") == {1: {"a": 1}}
+
+
 def test_a_value_that_has_outgrown_its_column_is_a_change_of_the_schema(tmp_path: Path) -> None:
     """K3: schema_changes='exception' ends the query there, whatever becomes of bad changes."""
     first = change(Operation.INSERT, 1, id=1, a=1)

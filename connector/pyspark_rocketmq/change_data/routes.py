@@ -138,7 +138,7 @@ class Routed:
     def names_problem(self, columns: Iterable[str], key: Collection[str]) -> str | None:
         """Return why columns of the source cannot have their names in the lake; None if they can."""
         taken = {SOURCE_DATABASE: SOURCE_DATABASE, SOURCE_TABLE: SOURCE_TABLE} if self.route.merges else {}
-        kept = dict.fromkeys([*key, *(name for name in columns if self._keeps(name))])
+        kept = dict.fromkeys([*key, *self.kept(columns)])
         for name in kept:
             new = self.route.rename.get(name, name)
             if new in taken:
@@ -156,6 +156,10 @@ class Routed:
         if self.route.merges:
             found |= {SOURCE_DATABASE: self.table.database, SOURCE_TABLE: self._name_in_database()}
         return found
+
+    def kept(self, columns: Iterable[str]) -> list[str]:
+        """Return those columns of the source that the route does not leave out; the key is not considered."""
+        return [name for name in columns if self._keeps(name)]
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return a row with the columns, names and values that it has in the lake."""

@@ -42,7 +42,7 @@ from pyspark_rocketmq.sinks.change_table.columns import (
     routed_columns,
 )
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION, POSITION
-from pyspark_rocketmq.sinks.change_table.new_columns import name_problem
+from pyspark_rocketmq.sinks.change_table.new_columns import KEEPING_COLUMNS, name_problem
 from pyspark_rocketmq.sinks.change_table.versions import TIME
 
 
@@ -58,7 +58,9 @@ class TablesListener:
         self._by_queue = sink.setting("order") == "queue"
         self._ignores_deletes = sink.setting("deletes") == "ignore"
         self._truncates = sink.setting("truncates")
-        self._ends_at_statements = sink.setting("schema_changes") in ("evolve", "exception")
+        schema_changes = sink.setting("schema_changes")
+        self._ends_at_statements = schema_changes in ("evolve", "exception")
+        self._keeps_columns = schema_changes in KEEPING_COLUMNS
         self._problems: dict[tuple[Any, ...], str | None] = {}
         """Problems of the columns of a row, by their table and names."""
 
@@ -123,16 +125,18 @@ class TablesListener:
 
     def _values(self, change: Change, routed: Routed) -> dict[str, Any]:
         key = self._key(change, routed)
-        if change.operation is not Operation.UPDATE and change.absent:
-            raise whole_row_problem(sorted(change.absent))
+        lacking = routed.kept(sorted(change.absent))
+        if change.operation is not Operation.UPDATE and lacking:
+            raise whole_row_problem(lacking)
         # The row of an update notes that these values are missing, so the table must have their columns.
-        lacking = sorted(change.absent)
         absent = routed.row(dict.fromkeys(lacking))
         values = {**routed.row(change.row), **absent, **key}
         given = (routed.table, *change.key, None, *change.row, *lacking)
         if given not in self._problems:
             problem = routed.names_problem([*change.row, *lacking], change.key)
-            self._problems[given] = problem or _names_problem(tuple(values))
+            # Other columns are judged where the table's own ones are known: it may leave them out.
+            judged = key if self._keeps_columns else values
+            self._problems[given] = problem or _names_problem(tuple(judged))
         problem = self._problems[given]
         if problem is not None:
             raise Unusable(problem)

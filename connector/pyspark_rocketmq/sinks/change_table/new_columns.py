@@ -8,7 +8,7 @@ columns; the table gets the same values whichever come first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,7 +49,9 @@ def name_problem(name: str, known: Iterable[str]) -> str | None:
     return None
 
 
-def columns_to_add(changes: Iterable[pa.Table], known: Sequence[str]) -> dict[str, str]:
+def columns_to_add(
+    changes: Iterable[pa.Table], known: Sequence[str], keys: Collection[str] = ()
+) -> dict[str, str]:
     """Return name and type of the columns that changes have and a table lacks.
 
     Columns with a :func:`name_problem` are left out.
@@ -57,6 +59,7 @@ def columns_to_add(changes: Iterable[pa.Table], known: Sequence[str]) -> dict[st
     Args:
         changes: Changes as tasks wrote them.
         known: The columns of the table.
+        keys: Columns of the key of a new table. No other column takes the name of one, in another case.
     """
     types: dict[str, set[str]] = {}
     for rows in changes:
@@ -65,7 +68,7 @@ def columns_to_add(changes: Iterable[pa.Table], known: Sequence[str]) -> dict[st
                 if name not in known:
                     types.setdefault(name, set()).add(type_)
     added: dict[str, str] = {}
-    for name in sorted(types):
+    for name in sorted(types, key=lambda each: (each not in keys, each)):
         if name_problem(name, [*known, *added]) is None:
             added[name] = common_type(types[name])
     return added

@@ -334,7 +334,7 @@ class ChangeTables(DeltaSink):
         if table.exists():
             table.create({})
             return table
-        columns = columns_to_add(changes.carrying(), ())
+        columns = columns_to_add(changes.carrying(), (), keys)
         made = self._table_with(path, keys, fields_of(columns))
         try:
             made.create(properties)
