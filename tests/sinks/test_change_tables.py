@@ -533,6 +533,28 @@ def test_a_value_that_a_new_row_lacks_may_be_left_out(tmp_path: Path) -> None:
     assert table_rows(tmp_path / "shop" / "orders") == {1: {"a": 1}}
 
 
+@pytest.mark.parametrize("mode", ["ignore", "exception"])
+@pytest.mark.parametrize("deletes_first", [False, True], ids=["row first", "deletion first"])
+@pytest.mark.parametrize("deletes", ["delete", "soft"])
+def test_a_table_that_has_only_its_key(tmp_path: Path, mode: str, deletes_first: bool, deletes: str) -> None:
+    """K3: gets no columns after its first row, also if a deletion has made it and if it is empty again."""
+    settings = {"schema_changes": mode, "deletes": deletes, "truncates": "ignore"}
+    log = [change(Operation.INSERT, 2, id=1), change(Operation.DELETE, 3, id=1)]
+    if deletes_first:
+        log.insert(0, change(Operation.DELETE, 1, id=9))
+    for number, each in enumerate(log):
+        Query(tmp_path, **settings).apply([Sent(each, number)])
+    later = [Sent(change(Operation.INSERT, 4, id=2, a=7), 5)]
+    query = Query(tmp_path, **settings)
+    if mode == "exception":
+        with pytest.raises(SinkConflict, match="which the table lacks"):
+            query.apply(later)
+    else:
+        query.apply(later)
+    names = DeltaTable(tmp_path / "shop" / "orders").schema().to_arrow().names
+    assert "a" not in names
+
+
 def test_a_value_that_has_outgrown_its_column_is_a_change_of_the_schema(tmp_path: Path) -> None:
     """K3: schema_changes='exception' ends the query there, whatever becomes of bad changes."""
     first = change(Operation.INSERT, 1, id=1, a=1)

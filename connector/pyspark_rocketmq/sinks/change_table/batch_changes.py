@@ -61,9 +61,12 @@ _INVALID: Final = "failed validation check"
 """Part of delta-rs' error for rows with null in a column that cannot be null."""
 _TRUNCATE: Final = Operation.TRUNCATE.value
 _SNAPSHOT: Final = Operation.SNAPSHOT.value
+_ROWS: Final = frozenset({Operation.INSERT.value, Operation.UPDATE.value, _SNAPSHOT})
+"""Operations whose changes have the columns of a row."""
 FINAL: Final = frozenset({_TRUNCATE, SCHEMA})
 """Operations that end the query if they cannot be applied, even if other such changes are put aside."""
-"""Names of the two tables in the conditions of a MERGE."""
+_COLUMNS, _FROM_FIRST_ROW = "rocketmq.columns", "first row"
+"""Property of a table that has had a row, but has no columns besides the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,17 +331,20 @@ def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[
 def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRules) -> None:
     """Add the columns that changes have and a table lacks; a batch that is repeated finds them there.
 
-    If ``rules`` forbid new columns, only a table with no columns besides the key gets some: its first change
-    was a deletion.
+    If ``rules`` forbid new columns, only a table that has not had a row gets some: its first changes were
+    deletions, which have only the key.
 
     Raises:
         FileExistsError: If another commit came first, or may have.
         DeltaError, OSError: If the commit failed, or if its outcome is unknown.
     """
-    if rules.schema_changes in KEEPING_COLUMNS and rules.columns_of(table.arrow_schema).others:
+    is_kept = rules.schema_changes in KEEPING_COLUMNS
+    if is_kept and (_has_its_columns(table, rules) or not _has_row(changes)):
         return
     added = columns_to_add(changes.carrying(), table.arrow_schema.names)
     if not added:
+        if is_kept:
+            keep_properties(table, {_COLUMNS: _FROM_FIRST_ROW})
         return
     fields = Schema.from_arrow(fields_of(added)).fields
     begun_at = table.version
@@ -351,3 +357,14 @@ def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRule
     logger.info("columns added path=%s columns=%s", masked(table.location), added)
     if table.version != begun_at + 1:
         raise FileExistsError(errno.EEXIST, f"There is a commit after version {begun_at + 1}")
+
+
+def _has_its_columns(table: TableSnapshot, rules: ChangeRules) -> bool:
+    """Return whether a table has the columns of its first row, which may be only those of the key."""
+    return bool(rules.columns_of(table.arrow_schema).others) or _COLUMNS in table.form().configuration
+
+
+def _has_row(changes: ChangeRows) -> bool:
+    return any(
+        operation in _ROWS for rows in changes.tables() for operation in rows[OPERATION].unique().to_pylist()
+    )
