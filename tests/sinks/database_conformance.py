@@ -411,6 +411,8 @@ class DatabaseConformance(GroupConformance):
 
         [standing] = sink.standings(GROUP, {Q0: 0, Q1: 0})
         assert standing.later == {Q0}
+        # The offset 2 is one of generation 1.
+        assert standing.watermarks.get(Q0, 0) == 0
         assert sink.standings(GROUP, {Q0: 1, Q1: 0})[0].later == frozenset()
 
     def test_a_table_of_the_release_before_is_asked_how_far_it_is_before_it_is_prepared(

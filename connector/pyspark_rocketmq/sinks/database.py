@@ -179,16 +179,13 @@ class DatabaseSink:
         stored: Mapping[MessageQueue, Watermark],
         queues: Mapping[MessageQueue, int],
     ) -> SinkStanding:
-        watermarks = {
-            queue: stored[queue].next_offset if stored[queue].generation >= generation else 0
-            for queue, generation in queues.items()
-            if queue in stored
-        }
-        newest = {
-            queue: stored[queue].newest
+        named = {
+            queue: stored[queue]
             for queue, generation in queues.items()
             if queue in stored and stored[queue].generation == generation
         }
+        watermarks = {queue: watermark.next_offset for queue, watermark in named.items()}
+        newest = {queue: watermark.newest for queue, watermark in named.items()}
         later = frozenset(
             queue
             for queue, generation in queues.items()
