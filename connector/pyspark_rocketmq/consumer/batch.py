@@ -1,7 +1,8 @@
 """Runs each micro-batch on the driver: evaluates it once, and has its results committed.
 
-One Spark job reads the source, calls the listener and writes files. It returns the names of the files, and an
-ack per queue with the progress there. No second job evaluates the batch: it would call the listener again.
+One Spark job reads the source, calls the listener and writes files. It returns the names of the files, or the
+rows if the sink takes no files, and acks with the progress of each queue. No second job evaluates the batch:
+it would call the listener again.
 
 While the job runs, tasks may hand over *parts* of their results: a queue goes to another member, or a commit
 is due. Another thread commits these parts, one group after the other
@@ -84,7 +85,7 @@ class BatchRunner:
         """Prepare to run batches.
 
         With ``engine``, a batch has the source's ranges, and the engine consumes them. Without it, a batch
-        already has the rows to write, and acks. ``before_batch`` is called first in each batch.
+        already has the rows to write, and acks. ``before_batch`` is called at the beginning of each batch.
         ``keeps_others``: see ``PartCommitter``.
         """
         self._before_batch = before_batch
@@ -109,8 +110,9 @@ class BatchRunner:
 
         Raises:
             SinkSetBack: If the sink lacks rows below the group's offsets. Nothing was consumed.
-            RocketMQError: If data or offsets could not be committed. The query then ends; when it starts
-                again, Spark runs the batch again.
+            RocketMQError: If data or offsets could not be committed, or a task could not connect although it
+                must. The query then ends; when it starts again, Spark runs the batch again.
+            Exception: The error of the job, if it has failed; it ends the query, too.
         """
         query_id = self._query_id()
         self._before_batch()

@@ -2,7 +2,7 @@
 
 A classic session calls the function in the process that has started the query. Spark Connect pickles the
 function into a process of the server, a new one for each run of the query. There the first batch makes the
-committer, and the hub: the server to which the tasks connect.
+committer and, except for a table that Spark decodes, the hub: the server to which the tasks connect.
 
 Spark Connect lets the job of a batch run on even if the query is stopped, or the function's process dies. If
 the query was then started again, two jobs would call its listener at the same time. So tasks connect to that
@@ -72,7 +72,10 @@ class CommitterParts:
     tries_for_ever: bool
     drains: bool
     commit_interval_s: float | None = None
-    """Shortest time between two commits of a micro-batch; None if each has one commit."""
+    """Shortest time between two commits of a batch, in seconds.
+
+    None: commits are made only at its end, and for queues that are given up.
+    """
 
     def opened_store(self) -> OffsetStore:
         """Return the offset store, opened if necessary."""
@@ -233,7 +236,7 @@ def check_over_connect(parts: CommitterParts, known_problems: Sequence[str] = ()
 
 
 def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
-    """Check that the server's machines have the same folders as this one.
+    """Check that the server's machines have the same folders as this one; make those that this one lacks.
 
     Args:
         spark: A session of Spark Connect.

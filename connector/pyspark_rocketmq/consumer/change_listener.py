@@ -2,8 +2,8 @@
 
 Rule 1: a message never stops its queue. A change that cannot be applied becomes a row with a reason, and the
 sink decides what to do with it.
-Rule 2: values are exact. A value that does not fit its column makes a bad change; it is never rounded, cut or
-moved to another zone.
+Rule 2: values are exact. A value that does not fit its column makes a bad change; it is not rounded, cut or
+moved to another zone. But a decimal for a column of floating-point numbers becomes the nearest such number.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Unusable(Exception):
     """A change cannot be applied; the text is the reason."""
 
     operation: str = _BAD
-    """Operation that the row with the reason gets, instead of that of the change."""
+    """Operation of the row with the reason, instead of that of the change; a truncation keeps its own."""
     columns: Sequence[str] | None = None
     """Columns that the source has dropped or renamed, if that is the reason; otherwise None."""
 
@@ -72,7 +72,7 @@ class SchemaChanged(Unusable):
 
 
 class ChangeListener:
-    """Emits a row for each change that its sink is to apply; picklable."""
+    """Emits a row for each change that its sink is to apply or to report as bad; picklable."""
 
     def __init__(self, sink: TakesChanges) -> None:
         """Take the settings of ``sink``.
@@ -225,6 +225,7 @@ class ChangeListener:
         """Return the columns whose values an update leaves out, and which the table lacked at the start.
 
         The sink adds these columns to the table, because the row must note that their values are missing.
+        There are none if ``schema_changes`` is ``ignore``.
         """
         if self._schema_changes == "ignore":
             return []
@@ -259,7 +260,7 @@ class ChangeListener:
 
 
 def _converted(value: Any, type_: st.DataType) -> Any:
-    """Convert a value to the Python class of its column, if a text or number holds exactly such a value.
+    """Convert a value to the Python class of its column, if a text or number holds such a value.
 
     If messages lack the source's types, decimals and times are texts, and numbers with a fraction decimals.
     """
@@ -304,7 +305,7 @@ def place_of(change: Change, offset: int, number: int, *, by_queue: bool) -> Ord
     A snapshot's row without a position is below all that have one: changes since then are in the log.
 
     Raises:
-        Unusable: If the change has no place.
+        Unusable: If the change has no position although it needs one, or an invalid one.
     """
     is_snapshot = change.operation is Operation.SNAPSHOT
     if change.position is None and not by_queue and not is_snapshot:
@@ -320,7 +321,7 @@ def place_of(change: Change, offset: int, number: int, *, by_queue: bool) -> Ord
 
 
 def time_of(change: Change, message: MessageExt) -> datetime:
-    """Return the time of a change in its source, or that of its message if it has none."""
+    """Return the time of a change in its source; if it has none, when a broker stored its message."""
     return change.source_time or moment(message.store_timestamp * 1000)
 
 

@@ -2,8 +2,9 @@
 
 Spark's parser stops after the first value, replaces bytes that are not UTF-8 with U+FFFD, and rounds numbers
 with more digits than their column has. So a body is parsed as the first element of an array whose second one
-is ours: the array has two elements exactly if the body is one value. If Spark rounds or cuts off values of a
-column's type, they are first parsed into a wider type, and refused if they do not fit their own.
+is ours: the array has two elements exactly if the body is one value. Decimals of less than 38 digits and
+``TINYINT``, which Spark rounds or cuts off, are first parsed into a wider type, and refused if they do not
+fit their own.
 
 All of it is one expression, which contains ``from_json`` once: Spark would parse again wherever a ``CASE``
 repeats the call. Few bodies are parsed a second time, into strings (``json_as_sent``): those that may have a
@@ -50,7 +51,8 @@ _MAY_OVERFLOW: Final = r"[0-9][eE]\+?[0-9]{2}|[0-9]{39}"
 def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> Column:
     """Decode a binary ``body`` into a struct of ``schema``, with the ``options`` of ``from_json``.
 
-    The result is null unless each column has exactly the value that the body has.
+    The result is null unless each column has exactly the value that the body has. Only floating-point
+    numbers, and decimals of 38 digits, are rounded to their column.
     """
     schema = StructType(_nullable_fields(schema))
     text = body.cast("string")
@@ -140,7 +142,7 @@ def _narrowed(value: Column, schema: StructType) -> Column:
 def _checks(value: Column, kind: DataType, is_infinity_sent: Column) -> Column | None:
     """Check that ``value``, parsed into the wider type, is the one sent and fits ``kind``.
 
-    Return None if that is always so.
+    Return None for types that need no check, and for decimals of 38 digits, which have no wider type.
     """
     match kind:
         case DecimalType() if kind.precision < _MOST_DIGITS:

@@ -24,7 +24,7 @@ _FAILS_ALWAYS: Final = 3
 
 
 class FailureSummary:
-    """A batch listener that logs a summary while queues are suspended or messages are sent back."""
+    """A batch listener that logs a summary of failed deliveries and suspended queues."""
 
     def __init__(self, consumer_group: str, clock: Clock, *, tries_for_ever: bool, drains: bool) -> None:
         """Log nothing yet.
@@ -108,7 +108,7 @@ class RefusedLetters:
     """A batch listener that reports why dead letters cannot be sent, since that holds their queues up."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
-        """Report nothing yet; ``report`` is called with a sentence, or with "" once all were sent."""
+        """Report nothing yet; ``report`` is called with a sentence, or with "" once no letter is refused."""
         self._report = report
         self._refused: dict[MessageQueue, str] = {}
 

@@ -123,7 +123,7 @@ def _leaves(kind: DataType) -> Iterator[type[DataType]]:
 
 
 def _fields_once(text: Column, kind: DataType, options: Mapping[str, str]) -> Column:
-    """Check the JSON text of a value of ``kind`` for fields that occur twice; true for null."""
+    """Check that no field occurs twice in the JSON text of a value of ``kind``; true for null."""
     match kind:
         case StructType():
             names = sf.array(*(sf.lit(name) for name in kind.fieldNames()))

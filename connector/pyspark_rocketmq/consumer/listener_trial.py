@@ -25,7 +25,7 @@ class ListenerRun(NamedTuple):
     """The result of :func:`run_listener`."""
 
     rows: list[dict[str, Any]]
-    """Rows that reach the sink: ``queueOffset``, the message's index, and the listener's columns."""
+    """Rows that reach the sink: ``queueOffset`` (the index of the message) and the listener's columns."""
     consumed: int
     """How many messages, from the first on, are acknowledged or dead letters."""
     failed: int
@@ -46,8 +46,8 @@ def run_listener(
 ) -> ListenerRun:
     """Give an orderly listener the messages of one queue, without Spark or a broker; for tests.
 
-    A suspended queue is delivered again immediately, with ``reconsume_times`` and ``context.attempt`` one
-    higher.
+    A suspended queue is delivered again immediately. ``reconsume_times`` and ``context.attempt`` are then one
+    higher, except after a failure that does not count: a roll-back, or a schema registry that is down.
 
     Args:
         listener: Any form that ``register_message_listener`` takes with ``orderly=True``.
@@ -62,6 +62,8 @@ def run_listener(
     Raises:
         OptionError: If the listener has none of these forms.
         SchemaError: If the schema cannot be used, or the listener emits a row that breaks it.
+        RocketMQError: If there is no space for the rows.
+        ValueError: If a setting is out of its bounds.
     """
     stored = [_stored(message, offset) for offset, message in enumerate(messages)]
     if not stored:

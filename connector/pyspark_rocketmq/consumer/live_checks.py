@@ -1,4 +1,4 @@
-"""Checks, before a query starts, whether it can run in real time; one error has all reasons why it cannot.
+"""Checks, before a query starts, whether it can run in real time, and why not.
 
 In real time the tasks of a batch run for minutes. So they need three things that a micro-batch does not need:
 each task has a task slot for all this time; it reports its results over a connection to the driver; and Spark
@@ -54,7 +54,7 @@ class LiveContext:
 
 
 def argument_problems(*, has_listener: bool, is_engine_state: bool, is_classic: bool) -> list[str]:
-    """Return why a query with these arguments of a consumer cannot run in real time, whatever its session."""
+    """Return why a query with these arguments and this kind of session cannot run in real time."""
     problems = []
     if not has_listener:
         problems.append(
@@ -155,7 +155,7 @@ def check_live(
         lasts_s: Length of a batch in seconds.
 
     Raises:
-        OptionError: With every reason why the query cannot run in real time.
+        OptionError: With every reason in session, executors and sinks why the query cannot run in real time.
     """
     hub = None if hub_secret is None else HubAddress.parse(hub_secret)
     context = live_context(spark, sink, consumer_group, hub, lasts_s)
@@ -178,12 +178,18 @@ class FreeSlots:
 
 
 def spared(slots: Slots, count: int) -> Slots:
-    """Return the slots for a batch that leaves ``count`` of them free; at least one is for its tasks."""
+    """Return the slots for a batch that leaves ``count`` of them free; at least one is for its tasks.
+
+    If a batch may have any number of tasks, return ``slots`` unchanged.
+    """
     return slots._replace(most_planned=max(1, slots.most_planned - count)) if slots.most_planned else slots
 
 
 def _unreached(spark: SparkSession, hub: HubAddress) -> dict[str, str]:
-    """Have tasks connect to the driver; return the hosts where that fails, with the reason for each."""
+    """Have tasks connect to the driver; return the hosts where that fails, with the reason for each.
+
+    Return none on a single machine, or if no executor runs in time.
+    """
     if is_on_one_machine(spark):
         return {}
     rows = ask_executors(

@@ -38,7 +38,7 @@ class MessageColumns:
     names: tuple[str, ...] = DEFAULT_MESSAGE_COLUMNS
     body_type: BodyType = BodyType.BINARY
     bad_record_column: str = "badRecord"
-    """Name of the column with the bodies that are not UTF-8; there is none if bodies are binary."""
+    """Name of the column with the bodies that are not UTF-8; there is one only if :attr:`is_text`."""
 
     @property
     def needed(self) -> tuple[str, ...]:

@@ -61,14 +61,14 @@ class MessageTable:
     message_columns: tuple[str, ...] = ()
     """Columns of the source to keep besides the position."""
     bad_record_column: str = "badRecord"
-    """Name of the column with the bodies that could not be decoded; null in all other rows."""
+    """Name of the column with the bodies whose decoded fields are all null; null in all other rows."""
 
     def rows(self, ranges: DataFrame) -> DataFrame:
         """Return data rows and an ack row per queue from a stream of planned ranges.
 
         Raises:
-            SchemaError: If a column is unknown, named twice or needed by the engine, or if the bodies are not
-                decoded into columns.
+            SchemaError: If a column is unknown, named twice or needed by the engine, if the schema for JSON
+                cannot be used, or if the bodies are not decoded into columns.
         """
         source = spark_schema(consumer_mode=True)
         self._check_message_columns(source)

@@ -56,7 +56,9 @@ def check_and_prepare(
     is_orderly: bool,
     states: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Check cluster, tables and offsets before the query starts, and create the sink's table.
+    """Check cluster, tables and offsets before the query starts; create the sink's table if it is missing.
+
+    If the offset store has lost the group, it gets the watermarks of the sink.
 
     Args:
         spark: The session that runs the query.

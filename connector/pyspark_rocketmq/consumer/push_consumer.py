@@ -133,17 +133,18 @@ class PushConsumer:
             BROADCASTING reads all of them in every query, each with its own progress under ``instance_name``.
         consume_from_where: Where a group without stored offsets begins: a member or its name.
         consume_timestamp: ``yyyyMMddHHmmss`` in local time of the driver's machine, as in Java, or with a
-            zone (``…Z``, ``…+08:00``), or ISO 8601 in UTC, for CONSUME_FROM_TIMESTAMP; half an hour ago by
-            default.
+            zone (``…Z``, ``…+08:00``), or ISO 8601, in UTC unless it has a zone, for CONSUME_FROM_TIMESTAMP;
+            half an hour ago by default.
         consume_message_batch_max_size: Maximum number of messages per listener call, 1..1024.
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's
             dead letters (``%DLQ%GROUP``); -1 means no limit, or 16 with a concurrent listener.
-        suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
+        suspend_current_queue_time_millis: Pause of a queue after the listener gave messages back, clamped to
+            10..30000 ms; the context of a call may set another one.
         consume_thread_max: Maximum number of calls of the listener at the same time in one task, 1..1000.
             Calls of an orderly listener overlap only if they are slow, and only for different queues, or keys
             (``orderly_by``).
         consume_timeout_s: Duration from which on a listener's call counts as TIME_OUT; a concurrent
-            listener's messages are then sent back.
+            listener's messages are then sent back, or dropped with BROADCASTING.
         max_offsets_per_trigger: Maximum number of messages of one micro-batch.
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
         instance_name: Name of this member; a killed query that restarts under the same name gets its queues
@@ -252,7 +253,8 @@ class PushConsumer:
                 ``from_protobuf`` … in a mode that returns null for bodies that cannot be decoded.
             message_columns: Columns of the source to keep besides the position, such as ``keys`` and
                 ``properties``.
-            bad_record_column: Name of the binary column with the bodies that could not be decoded.
+            bad_record_column: Name of the binary column with the bodies that could not be decoded, or have no
+                value in any field.
         """
         self._table = MessageTable(
             decode=decode, message_columns=tuple(message_columns), bad_record_column=bad_record_column
@@ -276,7 +278,7 @@ class PushConsumer:
                 ``body``; only if that is a string.
 
         Raises:
-            SchemaError: If a column is unknown or named twice.
+            SchemaError: If a column is unknown or named twice, or none is named.
             OptionError: If the type of the body is unknown.
         """
         wanted = MessageColumns(
@@ -292,14 +294,14 @@ class PushConsumer:
         self._hooks.append(hook)
 
     def register_batch_listener(self, listener: BatchListener) -> None:
-        """Call ``listener`` on the driver after each commit, for progress and metrics.
+        """Call ``listener`` on the driver after each commit that brings progress, for metrics.
 
         A micro-batch may have several commits, such as with ``commit_interval``.
         """
         self._batch_listeners.append(listener)
 
     def source_options(self) -> dict[str, str]:
-        """Return the options with which the query reads, secrets included.
+        """Return the options with which the query reads, secrets included; :meth:`start` adds more.
 
         Raises:
             OptionError: With all problems of the configuration.
@@ -323,16 +325,16 @@ class PushConsumer:
             sink: Where emitted rows go: a ``DeltaSink``, a ``DatabaseSink``, or several, each with the rows
                 that its ``Route`` selects; None if only the listener's side effects are wanted.
             checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
-            trigger: Arguments of ``DataStreamWriter.trigger``; every second by default. Besides Spark's own,
-                ``{"realTime": "5 minutes"}``: the listener gets each message when it arrives, and results are
-                committed every ``commit_interval``; the duration is that of a batch, during which its tasks
-                hold their slots.
+            trigger: Arguments of ``DataStreamWriter.trigger``: ``processingTime`` or ``availableNow``; every
+                second by default. Or ``{"realTime": "5 minutes"}``: the listener gets each message when it
+                arrives, and results are committed every ``commit_interval``; the duration is that of a batch,
+                during which its tasks hold their slots.
             query_name: Name in Spark's UI, unique in the session; by default ``GROUP``, or ``GROUP@INSTANCE``
                 for a member with an instance name, and ``GROUP (2)`` for a second one in the session.
 
         Raises:
             OptionError: With all problems of the configuration.
-            SchemaError: If the sink's table does not fit the listener's output.
+            SchemaError: If the output schema cannot be used, or the sink's table does not fit it.
             StorageNotShared: If an executor has another folder at the path of a table.
             TopicNotFound: If a topic does not exist; nothing was made then.
             RocketMQError: If the cluster does not answer, or the executors' Python lacks this package.
@@ -434,7 +436,7 @@ class PushConsumer:
         Returns:
             Whether the batch was committed in time. A batch of engine ``state`` or of a message table, or one
             whose tasks cannot connect to the driver, must end by itself in that time. Always False over Spark
-            Connect, which has no connection to the process that commits.
+            Connect, which has no connection to the process that commits, and if the query has ended before.
         """
         hub = self._hubs.pop(str(query.runId), None)
         is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)
@@ -739,7 +741,11 @@ def _drained_by(
 
 
 def _await_query_id(query_id: Future[str]) -> str:
-    """Wait for the query's id: the first batch may run before ``start()`` has returned."""
+    """Wait for the query's id, and return it: the first batch may run before ``start()`` has returned.
+
+    Raises:
+        RocketMQError: If the id does not come in time.
+    """
     try:
         return query_id.result(_QUERY_ID_TIMEOUT_S)
     except TimeoutError:

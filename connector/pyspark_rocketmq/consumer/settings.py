@@ -1,6 +1,6 @@
 """Checks the arguments of a ``PushConsumer``, and converts them for the source and the engines.
 
-All problems are reported together; Python, Spark or the JVM would report them later, one by one.
+Problems are reported together where possible; Python, Spark or the JVM would report them later, one by one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _REAL_TIME_COMMIT_INTERVAL_S: Final = 0.5
 """Default time between two commits of a batch in real time."""
 _SAFE_NAME: Final = 120
 """Maximum length of a group's name, in characters: brokers accept names of topics up to 127 characters, and
-the group's retry topic has 7 more than the group (``%RETRY%``)."""
+the name of the group's retry topic is 7 characters longer (``%RETRY%``)."""
 _EPOCH_YEAR: Final = 1970
 _DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
 """How far before now a group begins by default (``DefaultMQPushConsumer.consumeTimestamp``)."""
@@ -144,9 +144,9 @@ def _as_member(name: str, value: object) -> object:
 
 
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
-    """Suggest the parameter that was probably meant if a call names an unknown one.
+    """Let a call that names an unknown parameter raise a TypeError, with the one that was probably meant.
 
-    For functions whose parameters are keyword-only.
+    For functions whose parameters are keyword-only. If no parameter has a similar name, all are listed.
     """
     known = [name for name in inspect.signature(function).parameters if name != "self"]
     called = function.__qualname__.removesuffix(".__init__")
@@ -391,7 +391,7 @@ class ConsumerSettings:
         return self.gives_up(orderly=orderly) and not is_dropped
 
     def commit_interval_s(self, *, in_real_time: bool) -> float | None:
-        """Return the shortest time between two commits of a batch, in seconds; None: only at its end."""
+        """Return the shortest time between two commits of a batch, in seconds; None: none before its end."""
         text = self.own.commit_interval
         if text is None:
             return _REAL_TIME_COMMIT_INTERVAL_S if in_real_time else None

@@ -6,8 +6,8 @@ slows the reading:
 
 * Closed ranges (micro-batches): the engine pauses the reading of all ranges. Nothing is lost by this, because
   a range that is read early is not consumed earlier.
-* Open ranges (real time): the engine holds only the queues that have too many messages (``hold``, ``go_on``),
-  since one slow queue must not delay the others.
+* Open ranges (real time): an engine that calls a listener holds only the queues that have too many messages
+  (``hold``, ``go_on``), since one slow queue must not delay the others.
 
 The thread is a daemon: a broker that does not answer must not keep a worker process from ending.
 """
@@ -48,7 +48,7 @@ class Source(Protocol):
         ...
 
     def arrivals(self) -> Generator[Sequence[Arrival]]:
-        """Yield pieces as soon as there are some, until the end of every range has been yielded.
+        """Yield pieces as soon as there are some, until every range has ended or was left (:meth:`leave`).
 
         The pieces of a range come in order. Each open range has its first piece at the very beginning, even
         if there are no messages, so that its queue can be given up. Closing the generator releases all
@@ -180,8 +180,9 @@ class Arrivals:
         """Start a thread that reads.
 
         Args:
-            arrived: Called by the thread with each list of pieces; the thread reads on when it returns.
-            over: Called once by the thread, after the last piece, with the error if there was one.
+            arrived: Called by the thread with each list of pieces; when it returns, the thread reads on or is
+                paused.
+            over: Called once by the thread, at its end, with the error, or None if there was none.
         """
         self._thread = threading.Thread(
             target=self._run, args=(arrived, over), name="rocketmq-arrivals", daemon=True
@@ -191,7 +192,7 @@ class Arrivals:
     def read(self) -> Sequence[Arrival] | None:
         """Read and return the next pieces, without the thread of :meth:`begin`; None after the last ones.
 
-        Only one thread at a time may call this.
+        None also after :meth:`end`. Only one thread at a time may call this.
         """
         with self._reads:
             if self._has_ended:
@@ -201,9 +202,9 @@ class Arrivals:
             return next(self._made, None)
 
     def hold_if_full(self, one: ArrivingRange[Any], most_held: int) -> None:
-        """Hold an open range's queue if too many of its messages wait; otherwise read it again (D13).
+        """Hold an open range's queue if its waiting messages are too many or too large, else read it (D13).
 
-        ``most_held`` is the number of waiting messages at which the queue is held.
+        ``most_held`` is the number of waiting messages that is too many.
         """
         is_full = one.held >= most_held or one.held_bytes >= _HELD_BYTES
         if one.is_held != is_full:
@@ -251,6 +252,8 @@ class Arrivals:
 
 def report_stand(instructions: RangeInstructions, ack: QueueAck, end: RangeEnd | None) -> None:
     """Report to the driver that an open range cannot go on: only another plan can continue its queue.
+
+    Report nothing if the queue is given up, or the reader was stopped.
 
     ``end`` is the reader's reason, if the reader has ended the range; otherwise ``ack`` has the reason.
     """

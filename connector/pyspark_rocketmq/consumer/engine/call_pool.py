@@ -1,9 +1,9 @@
 """The pool of listener calls shared by a task's ranges, and the ranges that are consumed side by side.
 
 :mod:`pyspark_rocketmq.consume.call_slots` decides which range may begin a call; this module adds the lock and
-the threads. Each range has its own thread, which begins its calls and settles them, unless a call's thread
-does this when the call has ended. A call runs on any thread of the pool, or on the event loop. The task's own
-thread begins ranges and yields results; another one reads.
+the threads. Each range with messages has its own thread, which begins its calls and settles them, unless a
+call's thread does this when the call has ended. A call runs on any thread of the pool, or on the event loop.
+The task's own thread begins ranges and yields results; another one reads.
 
 Closed ranges begin one after the other: the next one begins only when each range under way has delivered all
 its messages, or has a slow call. Reading pauses when memory is short. Open ranges all begin with the task,
@@ -69,7 +69,7 @@ class CallPool:
         self.threads = DaemonThreads("rocketmq-listener", most_calls)
         """Threads for the calls that do not run on the event loop."""
         self.is_stopped = False
-        """Whether no further call begins: the task has failed or was cancelled."""
+        """Whether no further call begins: the task is over, has failed or was cancelled."""
         self._slots: CallSlots[PooledRun] = CallSlots(most_calls)
         self.waiting: Sized = self._slots.waiting
         """Ranges that found no slot; always current. An attribute, because every call reads it."""
@@ -237,10 +237,11 @@ class RangesAtOnce:
         pool.last_out = lambda: self._events.put(None)
 
     def consumed(self) -> Iterator[Consumed]:
-        """Yield the result of each range as soon as it has ended.
+        """Yield the result of each range as soon as it has ended, except those that ``give_away`` has sent.
 
         Raises:
             RocketMQError: If a range cannot be read, or its queue had another one in this task.
+            BaseException: Any error of the function that consumes a range.
         """
         if self._is_open:
             self._instructions.notifies(self._instructions_changed)

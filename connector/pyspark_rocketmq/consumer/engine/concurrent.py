@@ -114,7 +114,7 @@ class ConcurrentRun(RangeRun):
     ) -> None:
         """Prepare the run; in broadcasting ``send_back`` is never called.
 
-        ``arrivals`` are as for :class:`~pyspark_rocketmq.consumer.engine.orderly.OrderlyRun`.
+        ``arrivals`` are as for :class:`RangeRun`.
         """
         super().__init__(
             planned, messages, output, instructions, began_s=clock.monotonic_s(), arrivals=arrivals
@@ -161,7 +161,7 @@ class ConcurrentRun(RangeRun):
         self._hanging = 0
         """Number of hanging calls as last reported to the pool."""
         self._above: list[tuple[int, int, list[Emitted]]] = []
-        """Heap of the rows above the offset reached: for each call its first index, bytes and rows."""
+        """Heap of the rows above the offset reached, by call or message: its first index, bytes and rows."""
         self._above_bytes = 0
         if planned.has_open_end:
             # An open range lasts until the driver ends it.
@@ -181,6 +181,7 @@ class ConcurrentRun(RangeRun):
         Raises:
             ListenerError: If the listener raised something that is not an ``Exception``, such as SystemExit.
             SchemaError: If it emitted a row that breaks the output schema.
+            RocketMQError: If there is no space for the rows.
         """
         self._pool.join(self)
         try:
@@ -307,7 +308,7 @@ class ConcurrentRun(RangeRun):
         return not (self._pool.is_stopped or instructions.is_given_up(planned.queue))
 
     def _deliver_some(self) -> bool:
-        """Deliver while there are slots; return whether there is more to deliver."""
+        """Deliver while there are slots; return whether messages wait for a slot."""
         machine, pool = self._machine, self._pool
         is_given_up, queue = self._instructions.is_given_up, self._planned.queue
         while not (is_given_up(queue) or pool.is_stopped):

@@ -114,10 +114,10 @@ class OrderlyTask:
     def consumed(self) -> Iterator[Consumed]:
         """Yield the result of each range as soon as it has ended; suspended ones at the end.
 
-        A result that a cut has taken is not yielded.
+        A result that a cut or ``give_away`` has taken is not yielded.
 
         Raises:
-            RocketMQError: If a range cannot be read, or its queue had another one in this task.
+            RocketMQError: If a range cannot be read or consumed, or its queue had another one in this task.
         """
         self._instructions.cut_with(self._cut)
         # The first worker is the task's own thread.

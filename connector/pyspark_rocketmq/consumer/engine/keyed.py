@@ -76,7 +76,7 @@ class HeldRows:
         self._spill_if_large()
 
     def accumulate(self, key: Key, rows: Iterable[tuple[int, list[Emitted]]]) -> None:
-        """Add rows of a message of ``key`` that waits for a COMMIT."""
+        """Add the rows of messages of ``key`` that wait for a COMMIT, each with its message's index."""
         self._pending.setdefault(key, []).extend(self._measured(rows))
         self._spill_if_large()
 
@@ -240,6 +240,7 @@ class KeyedRun(OrderlyRun):
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
+            RocketMQError: If there is no space for the rows.
         """
         with self._guard:
             self._work(turn, for_s)

@@ -104,8 +104,8 @@ class OrderlyRun(RangeRun):
     """The consumption of one planned range in queue order, by one worker at a time.
 
     As there is only one worker at a time, the run also serves as its :class:`RangeTurn`. Messages that are
-    not committed at the run's end count as never delivered, whatever the listener has answered: their rows
-    are dropped, and the next range begins with them (row D4).
+    not committed at the run's end are delivered again, whatever the listener has answered: their rows are
+    dropped, and the next range begins with them (row D4).
     """
 
     def __init__(
@@ -175,14 +175,16 @@ class OrderlyRun(RangeRun):
         return self._machine.is_dry and not self._arrivals
 
     def consume(self, for_s: float = inf) -> list[Emitted]:
-        """Deliver until the run is over, suspended or waits for more messages, or ``for_s`` seconds are over.
+        """Deliver until the run is over, is suspended, waits for more messages, or its turn ends.
 
-        Call this again to continue; after a suspension it continues with the messages that were put back.
-        Each call makes at least one delivery, if there is one. Returns the rows of all acknowledged messages
-        since the last cut, also those of earlier calls.
+        The turn ends after ``for_s`` seconds, or with ``ends_turn``. Call this again to continue; after a
+        suspension it continues with the messages that were put back. Each call makes at least one delivery,
+        if there is one and ``ends_turn`` is not set. Returns the rows of all acknowledged messages since the
+        last cut, also those of earlier calls.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
+            RocketMQError: If there is no space for the rows.
         """
         with self._guard:
             self._consume(for_s)
@@ -270,7 +272,7 @@ class OrderlyRun(RangeRun):
         return 0.0 if until_s is None else max(0.0, until_s - self._now_s())
 
     def stop(self) -> None:
-        """Deliver nothing more; finish as a run whose time is used up."""
+        """Deliver nothing more; note why, if the run has not finished."""
         with self._guard:
             self._take_in_arrivals(self._started_s)
             if self._machine.is_dry and self._instructions.is_given_up(self._planned.queue):
@@ -289,7 +291,8 @@ class OrderlyRun(RangeRun):
         """Return the progress since the last cut; call after :meth:`consume`.
 
         Raises:
-            UndecodableMessage: If the listener waits for it before it commits.
+            UndecodableMessage: If the range ends at such a message, and the listener waits for more messages
+                before it commits.
         """
         return self._ack_until(self._suspended_until_s())
 
@@ -416,7 +419,7 @@ class OrderlyRun(RangeRun):
 
 
 class RangeConsumer:
-    """Consumes one range after the other; pickled to the executors with the listener."""
+    """Consumes ranges, with the listener and its settings; pickled to the executors."""
 
     pace, open_pace = QUEUE_PACE, OPEN_PACE
     """Paces that decide when one more worker begins, with closed ranges and with open ones."""

@@ -2,13 +2,14 @@
 
 The engine runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor. Spark
 passes a queue's rows in chunks and, once a sort spills, in any order; so the engine gathers the range and
-puts it into queue order before it consumes it. It neither reads nor writes Spark's state: everything that a
-queue's next range needs is in the offset store.
+puts it into queue order before it consumes it. It keeps nothing in Spark's state, and removes what earlier
+releases have left there: everything that a queue's next range needs is in the offset store.
 
 Rows that have crossed Spark are checked before any of them is delivered, because the whole range will be
 acknowledged. A range has exactly one marker row, at its end, with the number of messages that were read. A
-range whose rows were shuffled, lost or doubled is refused. Spark cuts a range into batches of any size, and
-puts several ranges into one task if partitions are coalesced; in both cases it keeps the rows' order.
+range whose rows were lost or doubled is refused. Without ``groupBy``, a range whose rows were shuffled is
+refused, too: there Spark cuts a range into batches of any size, and puts several ranges into one task if
+partitions are coalesced, but keeps the order of the rows.
 """
 
 from __future__ import annotations

@@ -122,6 +122,7 @@ class TaskParts:
 
         Raises:
             RocketMQError: If the driver has not confirmed a part that was handed over.
+            BaseException: The error of the cut thread, if it could not write an earlier part or hand it over.
         """
         if self._own is not None:
             self._own.begin()
@@ -187,7 +188,8 @@ class Engine(Protocol):
     ) -> Iterator[Consumed | CutTogether]:
         """Consume the ranges of ``source`` as they arrive; yield the result of each range at its end.
 
-        ``instructions`` may end a range early. An engine may also yield cuts of its ranges before.
+        ``instructions`` may end a range early, or take its result, which is then not yielded. An engine may
+        also yield cuts of its ranges before.
         """
         ...
 
