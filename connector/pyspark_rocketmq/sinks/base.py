@@ -285,7 +285,8 @@ class CommittingWriting(Writing, Protocol):
         ``finish`` then returns a result that names the refused queues.
 
         Raises:
-            SinkConflict: If the transaction kept failing; it is never a SinkMoved.
+            SinkConflict: If the transaction kept failing, or if the user's function committed by itself; it
+                is never a SinkMoved.
             OffsetError: If there are rows although no watermark grows.
         """
         ...
@@ -338,14 +339,18 @@ class SinkBatch(Protocol):
         ...
 
     def commit(self, written: Sequence[Any], acked: Mapping[MessageQueue, int]) -> int | None:
-        """Make the written rows visible and move the watermarks to ``acked`` (next offsets), all or nothing.
+        """Make the written rows visible and move the watermarks to ``acked`` (next offsets).
+
+        A single sink does all of it or nothing. ``MultiSink`` does so in each of its sinks, one after the
+        other.
 
         Returns:
             The new version of the table; None for a sink without versions, or if there was nothing to do.
 
         Raises:
-            SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was
-                added.
+            SinkMoved: If another consumer moved one of the watermarks since the batch began, or if the table
+                was replaced or altered. Nothing was added to the sink that raises this.
+            SinkConflict: If the commit kept failing.
         """
         ...
 
@@ -378,7 +383,8 @@ class CommitsGroups(Protocol):
         Raises:
             SinkMoved: If another consumer moved one of the watermarks, or if spans do not begin where the
                 last ones ended. Nothing was added. It names the queues; the caller may commit the group
-                without them, with the same id.
+                without them, with the same id. It names none if the table was replaced or altered.
+            SinkConflict: If the commit kept failing.
         """
         ...
 
@@ -561,5 +567,8 @@ class Sink(Protocol):
         """Begin a micro-batch. ``queues`` names all its queues, and the generation of each.
 
         If the sink has no rows of that generation, the watermark is 0, even if it has rows of the one before.
+
+        Raises:
+            SinkMoved: If the sink has rows of a later generation of a queue.
         """
         ...

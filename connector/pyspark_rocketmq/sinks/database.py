@@ -2,7 +2,7 @@
 
 The batch's rows come to the driver, where the user's function writes them in the transaction that also moves
 the watermarks.  This fits micro-batches, not a backfill of millions of rows in one batch.  Any DB-API 2
-driver works.
+driver works whose parameters are ``?`` or ``%s``, if the database has savepoints.
 
 With ``commit_in_task`` each task commits by itself (:mod:`~pyspark_rocketmq.sinks.database_task`). The rules
 of a transaction: :mod:`~pyspark_rocketmq.sinks.database_batch`.
@@ -131,7 +131,7 @@ class DatabaseSink:
         return None if self._access is None else ReachDatabase(self._access, self.table.identity)
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Read the group's watermarks; see ``Sink.begin``.
+        """Read the group's watermarks; see ``Sink.begin``. Errors of the driver are raised as they are.
 
         Raises:
             SinkMoved: If there are rows of a later generation of a queue.

@@ -123,6 +123,8 @@ class WatermarkTable:
     def prepare(self, sleep: Callable[[float], None]) -> None:
         """Create the table, add columns that an older one lacks, and test what commits rely on.
 
+        If no connection can be opened, the driver's own error is raised.
+
         Raises:
             OptionError: If the table cannot be created or has another form, or if connections commit by
                 themselves.

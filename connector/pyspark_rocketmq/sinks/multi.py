@@ -146,7 +146,10 @@ class MultiSink:
         return tuple(standing for sink in self.sinks for standing in sink.standings(consumer_group, queues))
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
-        """Return the smallest watermark of each generation, 0 if a sink has none; see ``Sink.watermarks``."""
+        """Return the smallest watermark of each queue in its newest generation; 0 if a sink has none there.
+
+        See ``Sink.watermarks``.
+        """
         found = [sink.watermarks(consumer_group) for sink in self.sinks]
         generations = {key for watermarks in found for key in watermarks}
         return newest_generations(

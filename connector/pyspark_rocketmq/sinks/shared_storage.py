@@ -31,7 +31,7 @@ _HIDDEN: Final = ("_", ".")
 
 
 def normal_place(path: str) -> str:
-    """Return the same text for all ways to write a path or a storage URI; links are followed."""
+    """Return a path with links followed, or a storage URI in its normal form, with ``s3`` for ``s3a``."""
     folder = local_path(path)
     if folder is not None:
         return os.path.realpath(folder)

@@ -1,8 +1,8 @@
-"""The commits of a change table: each is one MERGE with a batch's changes and the new watermarks.
+"""The commits of a change table: a MERGE with a batch's changes and the new watermarks.
 
-The changes are compacted to one row per key. A large batch is divided by its keys into *shares*, which are
-compacted one after the other. Before the MERGE the batch's deletions are recorded
-(``side_tables.Deletions``).
+A commit that adds new columns may come first. The changes are compacted to one row per key. A large batch is
+divided by its keys into *shares*, which are compacted one after the other. Before the MERGE the batch's
+deletions are recorded (``side_tables.Deletions``), unless deleted rows stay in the table.
 
 The MERGE must be the next commit after the version of the table from which its rows were decided. Two members
 of a group may have changes of one key: the deletion in one queue, an older insert in another. Each reads the

@@ -1,7 +1,7 @@
 """The changes of a batch, which tasks have written into files: they are checked, then read by key.
 
-A large batch is divided by its keys into *shares*; only one of them is in memory at a time. The source of the
-MERGE is never in memory as a whole, either.
+A large batch is divided by its keys into *shares*; only one of them is in memory at a time. The source of its
+MERGE is not in memory as a whole, either.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class BatchChanges:
         """Find truncations, and put changes aside that cannot be applied.
 
         Raises:
-            SinkConflict: If there is such a change, and the rules stop at it; or if all positions are lower
-                than the table's highest one, and of another kind.
+            SinkConflict: If there is such a change, and the rules stop at it or its operation is one of
+                ``FINAL``; or if all positions are lower than the table's highest one, and of another kind.
             DeltaError, OSError: If the storage does not answer.
         """
         bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._storage)
@@ -146,12 +146,12 @@ class BatchChanges:
         self._check_positions()
 
     def _check_positions(self) -> None:
-        """Refuse positions of another kind than the table has, if these are all higher.
+        """Refuse positions that are all lower than the table's highest one, and of another kind.
 
         Merged tables may have positions of several kinds, since each source has a log of its own.
 
         Raises:
-            SinkConflict: If they are.
+            SinkConflict: If the positions are such.
         """
         if SOURCE_TABLE in self.columns.keys:
             return
@@ -227,7 +227,7 @@ class BatchChanges:
     def spooled(
         self, source_of: Callable[[int], pa.Table], spools: ExitStack
     ) -> tuple[pa.RecordBatchReader, str]:
-        """Return the source of the MERGE, and a condition on the keys that are in it.
+        """Return the source of the MERGE, and a condition on the keys in it; an empty text if there is none.
 
         Args:
             source_of: Function that makes the source's rows of a share.

@@ -143,7 +143,7 @@ def whole_number(value: Decimal) -> int:
     """Return a decimal without a fraction as a number, such as MySQL's BIGINT UNSIGNED.
 
     Raises:
-        ValueError: If it has a fraction, or more digits than any column of whole numbers.
+        ValueError: If it has a fraction or more than 20 digits, or is not finite.
     """
     if not value.is_finite() or value.adjusted() > _DIGITS["bigint"] or value % 1:
         raise ValueError(f"{value} is no whole number of 64 bits")

@@ -131,6 +131,8 @@ def merge_source(
 ) -> pa.Table:
     """Return one row per key for a MERGE: values, place in the order, and whether to write or delete it.
 
+    A key is left out if its row in ``stored`` needs no change.
+
     Args:
         changes: Changes of the batch.
         stored: The table's rows that must be read (see :attr:`KeyedChanges.unfinished`), one per key.

@@ -1,9 +1,10 @@
 """Tables beside a change table, in folders that its VACUUM ignores: deletions, past and bad changes.
 
 A deletion is a fact of the source, whoever reads it and how often. So it is recorded before the commit that
-applies it, in a table that only grows. If the batch is killed in between, or repeated, it records the
-deletion again, which changes nothing: a reader takes the highest deletion of each key. Changes that versions
-do not show (``change_data/history.py``) are recorded in the same way; a reader takes all of them.
+applies it, in a table whose rows are removed only when they are old. If the batch is killed in between, or
+repeated, it records the deletion again, which changes nothing: a reader takes the highest deletion of each
+key. Changes that versions do not show (``change_data/history.py``) are recorded in the same way; a reader
+takes all of them.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class RecentRows:
     uri: str
     storage: StorageOptions
     kept_days: int
-    """Days after which a row is forgotten."""
+    """Days for which a row is kept; a later compaction removes it."""
     today: Callable[[], date]
 
     def append(self, rows: pa.Table) -> None:
@@ -159,7 +160,7 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 @dataclass(frozen=True, kw_only=True)
 class Deletions:
-    """The deletions of the last days, one row each; a row without a key is a truncation."""
+    """The deletions of the last days; one may be there twice. A row without a key is a truncation."""
 
     recent: RecentRows
     keys: pa.Schema
@@ -179,6 +180,8 @@ class Deletions:
 
     def of_keys(self, keys: Sequence[Key]) -> tuple[dict[Key, Order], Order]:
         """Return the highest deletion of each of these keys, and the highest truncation.
+
+        A key without a deletion is left out; without a truncation, its place is ``LOWEST``.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.

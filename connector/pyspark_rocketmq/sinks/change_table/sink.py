@@ -114,16 +114,18 @@ class ChangeTable(DeltaSink):
             truncates: ``apply`` removes the rows whose last change is older than a truncation; ``ignore``
                 passes a truncation over; ``stop`` ends the query.
             bad_changes: Treatment of a change that cannot be applied: ``stop`` ends the query, ``keep`` puts
-                the change into the table ``_bad_changes`` in the folder of this one.
+                the change into the table ``_bad_changes`` in the folder of this one. A truncation, or a
+                change of the schema, that cannot be applied ends the query in any case.
             schema_changes: Treatment of changes of the source's schema. ``lenient`` adds columns that the
                 table lacks; a renamed column becomes a new one, and a dropped one stays, without values in
                 new rows. ``evolve`` does the same, but ends the query at a statement that drops or renames a
                 column which the table still has; ``try_evolve`` goes on there. ``ignore`` leaves out columns
                 that the table lacks. ``exception`` ends the query at each of these changes.
-            keep_deletions_days: Days after which a deletion is forgotten. If an older change of the row comes
-                later than that, it creates the row again.
+            keep_deletions_days: Days for which a deletion is remembered at least. If an older change of the
+                row comes later than that, it may create the row again.
             stored_as_scd_type: 1: the table has each row as it is now; 2: all its versions, with the times
-                ``__START_AT`` and ``__END_AT`` (null: the current one).
+                ``__START_AT`` and ``__END_AT`` (null: the current one). With 2, a deletion or a truncation
+                ends a version and keeps it.
             track_history_column_list: Columns whose change opens a new version. A change of only other
                 columns is written into the existing version. None: all columns.
             compaction: See ``DeltaSink``.
@@ -364,6 +366,7 @@ class ChangeTable(DeltaSink):
 
         Raises:
             RocketMQError: See :meth:`prepare`.
+            DeltaError, OSError: If the storage does not answer.
         """
         if not self.exists():
             self._table.properties = properties
@@ -374,7 +377,8 @@ class ChangeTable(DeltaSink):
         """Commit the effect of changes, without watermarks: if they are applied again, nothing changes.
 
         Raises:
-            SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``.
+            SinkConflict: For the reasons of ``ChangeAppender.merge``.
+            SchemaError: If there is no table.
             DeltaError, OSError: If the storage does not answer.
         """
 

@@ -56,7 +56,10 @@ class TargetChanges:
 
 
 def split_by_target(changes: Iterable[pa.Table], path: str) -> dict[str, TargetChanges]:
-    """Write changes into an Arrow file, sorted by table; return where each table's changes are in it."""
+    """Write changes into an Arrow file, each record batch with changes of one table.
+
+    Return where each table's changes are in the file.
+    """
     found: dict[str, TargetChanges] = {}
     written = 0
     parts = iter(changes)

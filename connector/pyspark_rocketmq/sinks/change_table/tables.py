@@ -1,10 +1,10 @@
 """The sink that keeps many Delta tables equal to the tables of a database.
 
-Each task writes the changes of all tables into one file (:func:`~.columns.routed_columns`). The driver splits
-them by table, and commits in this order: the changes of each table, as a :class:`~.sink.ChangeTable` without
-watermarks; the watermarks, once, in a table of their own in the folder; the offsets. If a change is applied
-twice, the second time changes nothing. So after a kill between any two of these commits, the whole batch can
-be repeated.
+Each task writes the changes of all tables into the same files (:func:`~.columns.routed_columns`). The driver
+splits them by table, and commits in this order: the changes of each table, as a :class:`~.sink.ChangeTable`
+without watermarks; the watermarks, once, in a table of their own in the folder; the offsets. If a change is
+applied twice, the second time changes nothing. So after a kill between any two of these commits, the whole
+batch can be repeated.
 """
 
 from __future__ import annotations
@@ -245,8 +245,9 @@ class ChangeTables(DeltaSink):
             watermarks: The table with the watermarks; a property of it has the depth of the tables' folders.
 
         Raises:
-            SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``; or if rows of two
-                tables of the source would replace each other, or a table would lie within another one.
+            SinkConflict: For the reasons of ``ChangeTable.apply``; or if a table's key is unknown or has
+                changed, if rows of two tables of the source would replace each other, or if a table would
+                lie within another one.
             FileExistsError: If another commit to ``watermarks`` came first.
             DeltaError, OSError: If the storage does not answer.
         """
@@ -428,7 +429,7 @@ class TablesAppender:
         """See :meth:`Appender.append`.
 
         Raises:
-            SinkConflict: If a change cannot be applied, and ``bad_changes`` is ``stop``.
+            SinkConflict: For the reasons of :meth:`ChangeTables.apply`.
         """
         if files:
             self.tables.apply(FileChanges(log.files, files), self.table)

@@ -1,4 +1,4 @@
-"""The commits that a sink makes without Spark: all set watermarks, and most add the rows of tasks' files."""
+"""The commits that a sink makes without Spark: rows with watermarks, only watermarks, or new columns."""
 
 from __future__ import annotations
 

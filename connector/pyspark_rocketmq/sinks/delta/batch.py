@@ -134,11 +134,12 @@ class DeltaBatch:
             The table's new version; None if no watermark grows, so that there is nothing to do.
 
         Raises:
-            SinkMoved: If another consumer wrote one of the queues since ``begin``, if rows do not follow
-                those of the batch's earlier commits, or if an earlier try of the group was committed without
-                one of these queues. Nothing was added.
+            SinkMoved: If another consumer wrote one of the queues since ``begin``, if the table was replaced
+                or altered, if rows do not follow those of the batch's earlier commits, or if an earlier try
+                of the group was committed without one of these queues. Nothing was added.
             SinkConflict: If a RESTORE removed rows, or if other changes of the table or errors of the storage
                 prevented the commit. The batch can be repeated.
+            SchemaError, OptionError: If the table was altered so that the rows cannot be added.
             OffsetError: If a queue was not passed to ``begin``, or if there are files although no watermark
                 grows.
             StorageNotShared: If the driver does not see the files as the tasks wrote them. Nothing was added.

@@ -1,9 +1,10 @@
-"""A sink's table by its name in a catalog: only Spark reads and writes it, and commits hold the watermarks.
+"""A sink's table by its name in a catalog: Spark reads and writes it, and commits hold the watermarks.
 
-A catalog may deny access to its tables' folders, and may make their commits itself.  So a sink reads all it
-needs by the table's name: the commits with ``DESCRIBE HISTORY``, the table's id and place with ``DESCRIBE
-DETAIL``.  SQL cannot read transaction ids.  So each commit records the progress of the whole group, and
-transaction ids only keep two writers from committing the same step twice.
+A catalog may deny access to its tables' folders, and may make their commits itself.  So a sink reads by the
+table's name: the commits with ``DESCRIBE HISTORY``, the table's id and place with ``DESCRIBE DETAIL``.  SQL
+cannot read transaction ids.  So each commit records the progress of the whole group, and transaction ids only
+keep two writers from committing the same step twice.  After a commit that named the table by its path, they
+are read from the table's folder.
 
 Tasks put their rows into the table's folder or, if they may not write there, into a folder for staging.
 """
@@ -71,7 +72,7 @@ _COMPUTED_BY: Final = frozenset({"generatedColumns", "identityColumns"})
 _STAGED: Final = "rocketmq-staged"
 """Folder within a staging folder that only this package writes to."""
 _LEFTOVER_AGE_S: Final = 7 * 86_400
-"""Age above which a file counts as left by a killed task; Delta's VACUUM has the same limit."""
+"""Age above which a file counts as left by a killed task; it is also the default of Delta's VACUUM."""
 _ERRORS: Final = (PySparkException, Py4JError)
 _REASONS: Final = ("its name in a catalog",)
 """Reasons for which Spark must write such a table."""
@@ -173,7 +174,7 @@ class CatalogSnapshot:
         """Do nothing: Spark reaches the storage with its own options."""
 
     def is_still_there(self) -> bool:
-        """Return whether the table is the same one, and was not put back to an earlier state."""
+        """Return whether the table is the same one, and its newest version is not below this object's."""
         try:
             newest = self.log.refresh()
             # REPLACE TABLE keeps the history of the previous table.
@@ -293,7 +294,8 @@ class CatalogHome:
         """See ``TableHome.open``.
 
         Raises:
-            OptionError: If it is not a Delta table, or if Spark does not understand the name.
+            OptionError: If it is not a Delta table, if Spark does not understand the name, or if there is no
+                Spark session with Delta.
             DeltaError: If the catalog does not answer.
         """
         self.storage.renew()

@@ -127,7 +127,7 @@ class LogSummary:
         return consumer_group in self.commits and self.first <= self._known_up_to(consumer_group) + 1
 
     def restored_since(self, consumer_group: str) -> int | None:
-        """Return the version of the last RESTORE; None if a writer of the group's commits had seen it."""
+        """Return the last RESTORE's version; None without one, or if a writer of the group had seen it."""
         if self.restored is None or self._known_up_to(consumer_group) >= self.restored:
             return None
         return self.restored

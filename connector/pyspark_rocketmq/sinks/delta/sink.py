@@ -94,7 +94,7 @@ class DeltaSink:
             compaction: Compact small files from time to time, in a background thread of this process.
                 Tables that Spark writes are not compacted.
             storage_options: Options of delta-rs for an object store (``aws_access_key_id``, ``allow_http``
-                …), or a callable that returns them and is called at each batch. Their values are never shown.
+                …), or a callable that returns them and is called at each batch. Secret values are not shown.
             staging: Only for a table by name: folder or storage URI where tasks put rows until Spark has
                 added them, if they may not write to the table's own folder.
             sleep: Function that waits between the tries of a commit.
@@ -150,7 +150,7 @@ class DeltaSink:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Paths and URIs that tasks write to; for a table by name, known once it is prepared."""
+        """Paths and URIs that tasks write to; known once prepared for a table by name without ``staging``."""
         return (self._table.home.rows_uri,) if self._table.home.rows_uri else ()
 
     @property
@@ -166,17 +166,20 @@ class DeltaSink:
         self._table.home.session.use(spark)
 
     def expect_many_commits(self) -> None:
-        """Make ``prepare`` create a table whose log stays short; for an existing table it logs a warning."""
+        """Make ``prepare`` create a table whose log stays short.
+
+        If a table exists and its properties keep the log for longer, ``prepare`` logs a warning.
+        """
         self._table.properties = MANY_COMMITS
 
     def prepare(self, schema: pa.Schema) -> None:
         """Create the table if it is missing, else check that rows of ``schema`` can be added to it.
 
         Raises:
-            SchemaError: If columns, types or partitioning differ, or if the columns lack the message's
-                position.
-            OptionError: If the table has features that forbid adding files, if a column cannot be a partition
-                column, or if a merge key is not a column.
+            SchemaError: If columns, types or partitioning differ, if the columns lack the message's position,
+                or if Delta forbids a name.
+            OptionError: If the table cannot be created, if neither this process nor Spark can write it, or if
+                a column cannot be a partition column or a merge key.
             OffsetError: If the storage does not answer.
         """
         self._read(f"The Delta table {self.path}", lambda: self._table.prepare(schema))
@@ -188,8 +191,8 @@ class DeltaSink:
             SinkConflict: If a RESTORE removed rows since the group's last commit, or if the log no longer has
                 the group's progress.
             SinkMoved: If the table has progress of the group in a later generation of a queue.
-            SchemaError: If ``prepare`` was not called, or the table was altered since.
-            OptionError: If the table has got features since that forbid adding files.
+            SchemaError: If ``prepare`` was not called, or if the table was altered since or is gone.
+            OptionError: If the table has got features since with which it cannot be written.
             OffsetError: If the table cannot be read.
         """
         what = f"The progress of group {consumer_group} in {self.path}"
@@ -295,6 +298,7 @@ class DeltaSink:
 
         Raises:
             SchemaError: If there is no table.
+            SinkConflict: If the log no longer contains the group's progress.
             OffsetError: If its log cannot be read.
         """
         return self._watermarks(consumer_group)
@@ -357,6 +361,8 @@ class DeltaSink:
     def rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         """Set watermarks, after a RESTORE or to have rows written again; return the table's new version.
 
+        Without ``next_offsets``, nothing is committed.
+
         The watermark is set for the last generation of each queue of which the table has rows.
 
         Stop the query before you call this. Delete rows at or above the new watermarks first: otherwise they
@@ -366,7 +372,8 @@ class DeltaSink:
             OffsetError: If a next offset is negative.
             SinkConflict: If there is a :meth:`rewind_problem`.
             OptionError: If only Spark can set watermarks of this table, and no session can.
-            DeltaError, OSError: If the table could not be written.
+            SchemaError: If there is no table.
+            DeltaError, OSError, PySparkException: If the table could not be written.
         """
         what = f"watermarks of group {consumer_group} path={masked(self.path)}"
         return commit_on_top(what, lambda _: partial(self._rewind, consumer_group, next_offsets))

@@ -129,6 +129,8 @@ class TableHome(Protocol):
 
         Raises:
             OptionError: If it cannot be created.
+            SchemaError: If the catalog has a table of that name without a folder.
+            DeltaError, OSError: If the storage or the catalog does not answer.
         """
         ...
 
@@ -414,7 +416,8 @@ class SinkTable:
         """Wait until the running maintenance is done.
 
         Raises:
-            TimeoutError: If that takes longer than ``timeout_s``.
+            TimeoutError: If the checkpoint or the compaction takes longer than ``timeout_s``; they are
+                awaited one after the other.
         """
         for thread in (self._upkeep, self._compactions):
             thread.wait(timeout_s)
@@ -498,6 +501,10 @@ class SinkTable:
         """Refuse a table to which the prepared rows can no longer be added.
 
         Return the reasons why Spark must write it; empty if there are none.
+
+        Raises:
+            SchemaError: If the rows do not fit, or if the table was not prepared.
+            OptionError: If Spark must write it, and cannot.
         """
         if self._wanted is None:
             raise SchemaError(

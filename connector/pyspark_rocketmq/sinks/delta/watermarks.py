@@ -5,7 +5,7 @@ commit.  Each place may lack some of them, so both are read:
 
 * With ``delta.setTransactionRetentionDuration`` a checkpoint drops the ids of queues that have not moved for
   that time, and all ids that older releases wrote. The record has all of them.
-* The log keeps commits, and so records, for only 30 days (``delta.logRetentionDuration``). Ids stay.
+* By default the log keeps commits, and so records, for 30 days (``delta.logRetentionDuration``). Ids stay.
 * Spark's writer stores one id per commit, so the records of its commits are newer than the ids of queues.
 * delta-rs may put a commit of files after one of another member that its writer had not seen; then the ids
   are newer than the record.
