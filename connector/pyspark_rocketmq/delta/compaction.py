@@ -130,7 +130,7 @@ def targets_of(configuration: Mapping[str, str]) -> tuple[int, ...]:
 def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
     """Group the small files of a partition, in their order, into bins of at most ``target`` bytes.
 
-    A bin of a single file is left out.
+    A bin has at most 4,000 files. A bin of a single file is left out.
     """
     bins: list[list[StoredFile]] = []
     room = 0

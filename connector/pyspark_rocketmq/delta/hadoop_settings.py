@@ -46,6 +46,8 @@ _ACCOUNT: Final = re.compile(r"fs\.azure\..*\.([^.]+)(?:\.z\d+)?\.(?:dfs|blob)\.
 def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str, str]:
     """Return the storage options of a table that Spark reaches through Hadoop's settings.
 
+    There are none for storage other than S3, Azure's and Google's.
+
     | Hadoop | delta-rs |
     |---|---|
     | ``fs.s3a.access.key`` | ``aws_access_key_id`` |

@@ -47,8 +47,8 @@ class Maintenance:
     def after_commit(self, before: int, every: int, task: Callable[[int], None]) -> None:
         """Note a commit on top of version ``before``, and start ``task`` if it is due; return immediately.
 
-        It is due every ``every`` versions.  ``task`` gets the number of its run, counted from the table's
-        beginning.
+        It is due every ``every`` versions, and left out while an earlier run goes on.  ``task`` gets the
+        number of its run, counted from the table's beginning.
         """
         with self._guard:
             last, self._seen = self._seen, before + 1

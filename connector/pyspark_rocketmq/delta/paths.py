@@ -45,7 +45,9 @@ class TableName(NamedTuple):
 
     @classmethod
     def of(cls, place: str | Path) -> TableName | None:
-        """Read ``place`` as a table's name; return None for a path or a URI, which has a slash.
+        """Read ``place`` as a table's name; return None for a path or a URI.
+
+        That is a ``Path``, a text that begins with a point, or a text with a slash outside of backquotes.
 
         Raises:
             OptionError: If it could be both a name and a folder, or is not a valid name.

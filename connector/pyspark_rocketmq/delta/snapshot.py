@@ -380,7 +380,8 @@ class TableSnapshot:
         """Commit files on top of this version, and move to the newest version.
 
         Raises:
-            FileExistsError: If another commit came first; the caller must check it before the next try.
+            FileExistsError: If another commit came first, or may have; the caller must check for it before
+                the next try.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         begun_at = self.version
@@ -426,7 +427,7 @@ class TableSnapshot:
         self._note_commit(begun_at, note)
 
     def write_next(self, write: Callable[[DeltaTable, CommitProperties], object], note: CommitNote) -> None:
-        """Let delta-rs write exactly the next version, and move to it.
+        """Let delta-rs write exactly the next version, and move to the newest version.
 
         If no row changes, ``write`` makes no commit; then an empty commit is made to store the note.
 

@@ -109,7 +109,7 @@ class StorageOptions:
     options are first needed and by :meth:`renew`. Options that are not given are taken from the environment
     of this process and passed on, since tasks and planner may have another environment.
 
-    Neither ``repr`` nor an error shows a value.
+    ``repr`` shows no value, and :meth:`describe_error` hides secret ones.
     """
 
     def __init__(self, given: GivenOptions | None = None) -> None:

@@ -186,7 +186,8 @@ def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int |
     function opens the table again.
 
     Raises:
-        DeltaError: If there is no table, or its storage does not answer.
+        DeltaError: If there is no table, or if it cannot be read.
+        OSError: If its storage does not answer.
     """
     options = storage.values_for(uri)
     for _ in range(_OPEN_ATTEMPTS if version is None and local_path(uri) is not None else 0):
@@ -209,7 +210,7 @@ def create_table(
     """Create a table with delta-rs' default protocol (1/2), or open the one that another process created.
 
     Raises:
-        DeltaError: If it could neither be created nor opened.
+        DeltaError, OSError: If it could neither be created nor opened.
         OptionError: See :func:`check_exclusive_create` and :func:`check_decodes_alike`.
     """
     check_decodes_alike(uri)
