@@ -280,7 +280,8 @@ class MachineRoomNearby:
         """Return queues of the member's room, then shares of the rooms without a consumer, in room order.
 
         Raises:
-            ValueError: If a queue or a member has no room, besides what the inner strategy raises.
+            ValueError: If the client id, the queues or the members are empty, or a queue or a member has no
+                room; also whatever the inner strategy raises.
 
         Source: ``AllocateMachineRoomNearby``.
         """

@@ -29,7 +29,7 @@ class Reaction(StrEnum):
     TRIES = "tries"
     """The request is sent again with growing pauses; an error after ``retryTimeoutMs``."""
     FEW_TRIES = "3 tries"
-    """The request is tried three times within a second; an error if the third try fails."""
+    """The request is tried three times within some seconds; an error if the third try fails."""
     ENDS = "error"
     """The query fails immediately."""
     LOSS = "loss"
@@ -117,7 +117,7 @@ def _of_a_task(use: Use, error: BrokerError, *, has_worked: bool) -> Reaction:
 
 
 def _of_a_plan(use: Use, error: BrokerError, *, has_worked: bool) -> Reaction:
-    """Return the reaction of a plan: wait for known brokers, try a few times at first contact."""
+    """Return the reaction of a plan or a look to an error: wait, try a few times, or end."""
     if isinstance(error, TopicNotFound):
         return Reaction.WAITS
     if (has_worked or use is Use.LOOK) and waits(error, has_worked=has_worked):

@@ -12,8 +12,9 @@ The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``Proces
    broadcasting it is dropped (E5). If the failure has nothing to do with the message, the message waits
    instead: the run ends, and the queue is planned again, after 5 s, from the first message not done (K4).
 4. A message that could not be sent back is consumed again after 5 s, together only with other such messages
-   (E4). Java repeats this for ever. Here the second failure in a row ends the run: nothing new is delivered,
-   and the queue is planned again, after 5 s, from the first message that is not done.
+   (E4); if its call still runs, it is to be sent back again instead. Java repeats this for ever. Here the
+   second failure in a row ends the run: nothing new is delivered, and the queue is planned again, after 5 s,
+   from the first message that is not done.
 5. Messages whose call has lasted longer than consumeTimeout are to be sent back with level 3, at most 16 in
    one round, and are then done; the call's later answer no longer counts for them (E7).
 6. ``done`` is the smallest message not done, and never goes back (E6).
@@ -333,9 +334,10 @@ class ConcurrentConsumption:
 
     @property
     def is_all_out(self) -> bool:
-        """Whether there is nothing to deliver, however many threads are free.
+        """Whether ``next_delivery`` certainly returns None now, however many of the pool's threads are free.
 
-        False also while a message waits for the time at which it is consumed again.
+        It may return None although this is False: while messages wait for their time, only the first message
+        is tried (rule 8), or the 60 s are over.
         """
         return (
             len(self._out) >= self._most_calls
@@ -355,11 +357,17 @@ class ConcurrentConsumption:
         return dict(sorted(self._failures.items()))
 
     def failures_of(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return each message's :attr:`failures`, to add to its reconsume times; empty if none failed."""
+        """Return each message's :attr:`failures`, to add to its reconsume times.
+
+        Empty if no message of the run has failures.
+        """
         return [self._failures.get(index, 0) for index in indexes] if self._failures else ()
 
     def next_delivery(self, now_s: float) -> ConcurrentDelivery | None:
-        """Return the next messages for the listener; None if no thread is free or nothing is due."""
+        """Return the next messages for the listener.
+
+        None if no thread is free, nothing is due, or the run is suspended or given up.
+        """
         if len(self._out) >= self._most_calls or self._is_suspended or self._is_given_up:
             return None
         indexes: Sequence[int] = (self._again and self._due_again(now_s)) or self._fresh(now_s)
@@ -412,7 +420,8 @@ class ConcurrentConsumption:
     def expired(self, now_s: float) -> Sequence[int]:
         """Return the messages, of at most one round, to send back with level 3: their call takes too long.
 
-        Report each with ``sent_back``. In broadcasting drop the messages, and report each in the same way.
+        Report each with ``sent_back``; until then further calls return no messages. In broadcasting drop the
+        messages, and report each in the same way.
         """
         if self._expiring:
             return ()

@@ -104,7 +104,7 @@ class Answer:
     dropped: Queues = _NOTHING
     """Queues that the task must give up without sending a part."""
     left_out: Queues = _NOTHING
-    """Queues with which the task must not begin, because the previous attempt has begun them."""
+    """Queues with which the task must not begin, because an earlier attempt has begun or ended them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ class Cuts:
 
         ``interval_s`` is the shortest time between two cuts in seconds; with 0 only the other parts of rule 6
         delay a cut. With None no cut is asked for: parts come only when queues are given up or tasks end.
-        ``may_offsets_wait``: see ``OffsetPace``.
+        ``may_offsets_wait``: see ``OffsetPace``; with ``interval_s=None`` offsets never wait.
         """
         self._interval_s = interval_s
         self._pace = OffsetPace(may_wait=may_offsets_wait and interval_s is not None)
@@ -505,7 +505,10 @@ class Cuts:
         return self._go_on(now_s)
 
     def failed(self, task: str, error: BaseException, now_s: float) -> list[Action]:
-        """Fail the batch: a task has failed with an error that would occur again in another attempt."""
+        """Fail the batch: a task has failed with an error that would occur again in another attempt.
+
+        If nothing more is accepted from the task, this is like :meth:`done`.
+        """
         if self._accepted(task) is None:
             # The batch has failed already, or another attempt has the task's place; this one has ended too.
             return self.done(task, now_s)
@@ -716,7 +719,7 @@ class Cuts:
             self._gathering.missing.discard(task_id)
 
     def _go_on(self, now_s: float, *, at_once: bool = False) -> list[Action]:
-        """Stop gathering if it is time, begin the next group if there is one, and free queues."""
+        """Stop gathering if it is time, commit the next group or offsets that are due, and free queues."""
         gathering = self._gathering
         if gathering is not None and (at_once or not gathering.missing or now_s >= gathering.until_s):
             self._gathering = None
@@ -745,7 +748,7 @@ class Cuts:
         return self._may_commit and (now_s >= due_s or self._pace.is_any_wanted(self._batch.ended))
 
     def _next_group(self, now_s: float) -> list[Action]:
-        """Take the parts that wait; parts of poisoned queues are dropped."""
+        """Begin the next group, of parts that wait; parts that have only poisoned queues are dropped."""
         batch = self._batch
         if not batch.waiting:
             return []

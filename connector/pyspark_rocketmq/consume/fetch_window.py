@@ -62,13 +62,13 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
 
 _BATCH_BYTES: Final = 4 << 20
-"""Stored bytes handed out at the same time for all ranges: enough to decode fast, small beside a worker's
-memory."""
+"""Number of stored bytes, of all ranges together, at which they are handed out: enough to decode fast, and
+small beside a worker's memory."""
 _USUAL_ANSWER_BYTES: Final = 256 << 10
 """``maxTransferBytesOnMessageInMemory``: the expected size of an answer until a larger one has arrived."""
 _AHEAD_BYTES: Final = 16 << 20
 _FILTERED_SEGMENT: Final = 800
-"""Offsets per segment under a filter: a broker scans at least as many in one pull."""
+"""Minimum number of offsets per segment under a filter: a broker scans at least as many in one pull."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 _FLOW_CONTROL_PAUSE_S: Final = 0.02
@@ -131,11 +131,12 @@ class FetchedChunks(NamedTuple):
     range_index: int
     """Index of the range among those that are read."""
     chunks: list[PullChunk]
-    """Chunks in queue order; may be empty at the end of the range."""
+    """Chunks in queue order; may be empty at the end of the range, or if a filter has left no messages."""
     is_last: bool
     """Whether the range is over: read to its end, stopped, or failed."""
     failure: RocketMQError | None
-    """Why the range ends early; all chunks before it in queue order have been handed out."""
+    """Error that ends the range, after all chunks before it in queue order; None if the range has not failed.
+    """
     reached: int
     """Offset below which all messages have been handed out; it grows also while a filter leaves none."""
 
@@ -160,8 +161,8 @@ class RangeWindow:
 
         Args:
             index: Index of the range among those that are read.
-            of: The range; it is over immediately if its end is not past its start. Only a consumer group has
-                ranges with an open end.
+            of: The range; it is over immediately if its end is not past ``pulled_from``. Only a consumer
+                group has ranges with an open end.
             segment: Offsets per segment, at least 1.
             depth: Maximum number of pulls in flight, at least 1.
             max_ahead_bytes: While this many bytes wait for ``take()``, only the first open segment goes on
@@ -241,7 +242,7 @@ class RangeWindow:
         return segments.takeable_bytes > 0 or (self._has_open_end and segments.reached > self._handed_out)
 
     def pause_left_s(self, now_s: float) -> float:
-        """Return the seconds to wait before the next pull; 0 if there is no pause."""
+        """Return the seconds to wait before the next pull; 0 without a pause, or while ``is_on_hold``."""
         return 0.0 if self.is_on_hold else max(0.0, self._resumes_at_s - now_s)
 
     def stop(self) -> None:
@@ -349,7 +350,10 @@ class RangeWindow:
             self._troubles.append(error)
 
     def settle(self, now_s: float) -> None:
-        """Act on the errors since the last call: pause if they may pass and patience lasts, else fail."""
+        """Act on the errors since the last call: pause if they may pass and patience lasts, else fail.
+
+        For retryable errors of a range with an open end, patience never ends (rule 9).
+        """
         if not self._troubles:
             return
         trouble = min(self._troubles, key=self._rank)
@@ -428,7 +432,7 @@ class RangeWindow:
         A broker that keeps resets itself (``useServerSideResetOffset``) answers so to the group's next pull
         of the queue, once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here,
         to be planned again from the target. A reader without a group ignores the first such answer; a second
-        one counts as an error.
+        one before any success counts as an error.
         """
         queue = self._of.planned.queue
         if self._settings.is_group_read:
@@ -469,7 +473,7 @@ class RangeWindow:
         return SystemBusy(int(status), text, request=request, address=self._of.address)
 
     def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
-        """Return the loss that a refusal means for a reader without a group; a group plans again."""
+        """Return the loss that a refusal means; None for other errors, and in a group, which plans again."""
         if self._settings.is_group_read or not isinstance(error, BrokerError) or error.code not in _GONE:
             return None
         return _GONE[error.code](str(self._of.planned.queue), asked, str(error))
@@ -615,7 +619,7 @@ class FetchWindow:
         )
 
     def stand_still(self) -> None:
-        """Fail all ranges that could go on and have no pull to send; see :meth:`RangeWindow.stand_still`."""
+        """Fail all ranges not handed out completely that are not on hold; see ``RangeWindow.stand_still``."""
         for window in self._open:
             if not window.is_on_hold:
                 window.stand_still()
@@ -623,8 +627,9 @@ class FetchWindow:
     def is_ready(self) -> bool:
         """Return whether to call ``take`` now.
 
-        True if a range is over, if a range at its queue's end has messages, if enough has arrived to be
-        decoded fast, or if nothing more can arrive before something is taken.
+        True if a range is over, or if a range at its queue's end has messages. Otherwise true if some wait
+        for ``take`` and one of these holds: they are enough to decode fast, no pull is in flight, or little
+        memory is left for other pulls.
         """
         takeable = 0
         for window in self._open:

@@ -20,7 +20,8 @@ message that it skipped. The sink also keeps the newest message, since the sink 
 
 **Where the group goes on** (:func:`next_generation`) depends on its position, too. If the position is below
 the change, the old generation goes on up to the change. If it is at or above the change, the next generation
-begins: at the change, or where an operator or another member has put the group since.
+begins: at the change, or where an operator or another client has put the group since. It also begins at the
+change if another client has put the group below the change.
 
 A planner checks a queue after a claim or a reset, and when its bounds look suspicious. A log may also change
 unnoticed: between two plans, or between a plan and its pulls. So a task pulls the last consumed message
@@ -310,7 +311,7 @@ class NextGeneration(NamedTuple):
 def next_generation(
     standing: Standing, bounds: QueueBounds, change: LogChange | None
 ) -> NextGeneration | None:
-    """Return where the queue's next generation begins; None while this one goes on.
+    """Return where the queue's next generation begins; None if this one goes on and no next one is known.
 
     Args:
         standing: Position according to the stored row.

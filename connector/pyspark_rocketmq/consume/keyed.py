@@ -304,7 +304,10 @@ class KeyedConsumption:
         return None
 
     def due_s(self, now_s: float) -> float:
-        """Return when one more worker has work; infinite if there is none without new answers or messages."""
+        """Return when one more worker has work; infinite if no work comes with time.
+
+        Also infinite if the run is suspended, over or given up.
+        """
         if self.finished is not None or self._is_given_up:
             return inf
         first = self._first_lane()

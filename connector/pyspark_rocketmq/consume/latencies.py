@@ -47,7 +47,7 @@ def bounds_of(bucket: int) -> tuple[int, int]:
 
 
 class Percentiles(NamedTuple):
-    """The usual percentiles of latencies, in milliseconds: each is at most an eighth above the exact one."""
+    """The usual percentiles of latencies, in milliseconds, rounded up by ``LatencyHistogram.percentile``."""
 
     messages: int
     p50: int
@@ -116,7 +116,7 @@ class LatencyHistogram:
     def percentile(self, percent: float) -> int:
         """Return the latency that ``percent`` of the messages do not exceed; 0 without messages.
 
-        It is the largest one of its bucket.
+        It is the largest one of its bucket, at most ``longest_ms``; in the last bucket it is ``longest_ms``.
         """
         rank = max(1, ceil(self.messages * percent / 100))
         seen = 0

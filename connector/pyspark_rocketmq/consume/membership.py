@@ -256,7 +256,10 @@ class Membership:
     # --- for the planner ------------------------------------------------------------------------------------
 
     def plannable(self, now_s: float) -> dict[MessageQueue, int]:
-        """Return the queues that may be planned, with their grants; none has a stale lock (C1, C2)."""
+        """Return the queues that may be planned, with their grants; none has a stale lock (C1, C2).
+
+        Empty once the member stops.
+        """
         if self._leave_at_s is not None:
             return {}
         return {
@@ -346,7 +349,10 @@ class Membership:
     # --- for the driver -------------------------------------------------------------------------------------
 
     def due(self, now_s: float) -> list[GroupAction]:
-        """Drop expired locks; return the actions to do now, each once until its result is reported."""
+        """Drop expired locks, unless the member stops; return the actions to do now.
+
+        Calls for locks and for the members are not repeated before their results are reported.
+        """
         if self._leave_at_s is not None:
             is_time = now_s >= self._leave_at_s or not self._planned or self._is_broadcast
             return self._last_actions() if is_time else self._actions_before_last(now_s)
@@ -369,7 +375,10 @@ class Membership:
         return actions
 
     def next_due_s(self) -> float:
-        """Return when to call :meth:`due` again if nothing happens before; infinite without a route."""
+        """Return when to call :meth:`due` again if nothing happens before.
+
+        Infinite without a route, except while the member stops.
+        """
         if self._leave_at_s is not None:
             kept_until_s = self._renew_at_s if self._needs_locks else self._heartbeat_at_s
             return min(self._leave_at_s, kept_until_s)

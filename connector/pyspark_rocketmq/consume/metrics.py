@@ -43,7 +43,10 @@ class QueueLag(NamedTuple):
 
     @property
     def messages(self) -> int | None:
-        """Messages stored and not yet consumed; offsets without one, as after a filter, count too."""
+        """Number of messages stored and not yet consumed; None if the queue's end is not known.
+
+        Offsets without a message, as after a filter, count too.
+        """
         return None if self.max_offset is None else max(0, self.max_offset - self.next_offset)
 
     @property

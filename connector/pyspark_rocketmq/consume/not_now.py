@@ -2,7 +2,7 @@
 
 A Java consumer pulls again after 3 s whatever its broker answered (``PullCallback.onException``). Here a
 query that the cluster has served before does the same, but only for the queue or the broker in question; at
-first contact it ends with the error. ``RocketMQError.may_pass`` decides which errors are final.
+first contact most refusals end it. ``RocketMQError.may_pass`` decides which errors are final.
 
 Source: ``DefaultMQPushConsumerImpl.pullMessage``, ``pullTimeDelayMillsWhenException``.
 """
@@ -48,7 +48,7 @@ def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bo
     Args:
         error: The pull's error.
         is_group_read: Whether a consumer group reads; any other reader needs the whole range.
-        has_worked: Whether the query, or this task, has read a message before.
+        has_worked: Whether the query has read a message before, or the task one of this range.
     """
     if error.retryable:
         return True

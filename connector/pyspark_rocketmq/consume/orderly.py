@@ -21,8 +21,8 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
    had messages without a commit: the next run would begin before these messages, and might never get further.
    A run that is given up (its queue was taken away or reset, or the query stops) ends immediately, between
    two deliveries.
-6. A range may arrive piece by piece. A run is *dry* when it has delivered all that has arrived and more is to
-   arrive; the next messages begin its 60 s again, as they begin a new ``ConsumeRequest`` in Java.
+6. A range may arrive piece by piece. A run is *dry* when too few messages for a delivery are left and more is
+   to arrive; the next messages begin its 60 s again, as they begin a new ``ConsumeRequest`` in Java.
 
 A message is named by its index in the range, ``0 … count-1``, in queue order; the caller has the offsets.
 Only messages that were put back have a counter, so the machine needs no memory for the others.
@@ -63,7 +63,7 @@ class Effect(Enum):
     COMMIT = "COMMIT"
     """The batch and all accumulated ones are done; rows they emitted may leave."""
     ACCUMULATE = "ACCUMULATE"
-    """The batch and its rows wait for a COMMIT; it is delivered again only if it is rolled back."""
+    """The batch and its rows wait for a COMMIT; it is delivered again if rolled back, or if the run ends."""
     PUT_BACK = "PUT_BACK"
     """The batch is delivered again after a pause and counted; its rows are void, accumulated rows still wait.
     """
@@ -188,7 +188,7 @@ class OrderlySettings:
     consume_timeout_s: float = CONSUMER_DEFAULTS.consume_timeout_s
     """Duration at which a listener call counts as TIME_OUT (D8), in seconds."""
     max_reconsume_times: int = CONSUMER_DEFAULTS.max_reconsume_times
-    """A message put back as often as this becomes a dead letter when it fails again (D6)."""
+    """A message put back as often as this becomes a dead letter when it fails again (D6); -1: never."""
     consume_thread_max: int = CONSUMER_DEFAULTS.consume_thread_max
     """Maximum number of listener calls at the same time in one task, each for another queue or key."""
 
@@ -200,7 +200,9 @@ class OrderlySettings:
             )
 
     def pause_s(self, suspend_millis: float) -> float:
-        """Return the pause for a context's suspend time; -1 stands for the consumer's setting.
+        """Return the pause for a context's suspend time, in seconds; -1 stands for the consumer's setting.
+
+        The pause is at least ``SHORTEST_SUSPEND_MILLIS`` and at most ``LONGEST_SUSPEND_MILLIS``.
 
         Source: ``ConsumeMessageOrderlyService.submitConsumeRequestLater``.
         """
@@ -249,6 +251,9 @@ class OrderlyConsumption:
             is_whole: Whether these are all messages of the range; if not, ``extend`` adds the others.
             least: Minimum number of messages of a delivery while more are to arrive. If it equals the
                 maximum, the deliveries do not depend on the pieces in which the range arrives.
+
+        Raises:
+            ValueError: If ``count`` or a retry count is negative.
         """
         if count < 0 or any(times < 0 for times in retry_counts.values()):
             raise ValueError(f"count={count} and retry_counts={dict(retry_counts)} must not be negative.")
@@ -362,7 +367,11 @@ class OrderlyConsumption:
             self._begin_slice(now_s)
 
     def give_up(self) -> None:
-        """Make no further delivery; nothing changes for a run that is over or suspended."""
+        """Make no further delivery; nothing changes for a run that is over or suspended.
+
+        Raises:
+            RuntimeError: If messages are with the listener.
+        """
         self._end(OrderlyFinish.GIVEN_UP)
 
     def stop(self) -> None:

@@ -31,8 +31,8 @@ class QueueAck:
     start: int
     """First queue offset of the range."""
     state: QueueState
-    """State for the next range; suspended until now if nothing was committed, for another reason than a
-    suspension or a listener that waits for more messages."""
+    """State for the next range. It is suspended until now if nothing of the range was committed, there is no
+    suspension, and the listener does not wait for more messages."""
     consumed: int
     """Messages passed in this batch, dead letters included."""
     failed: int
@@ -63,7 +63,7 @@ class QueueAck:
 
     @property
     def counts(self) -> bool:
-        """Whether there is anything to commit: progress, an attempt, a message, a reset, another log."""
+        """Whether there is anything to commit: progress, failed calls, sent messages, a reset, a new log."""
         return bool(
             self.consumed or self.failed or self.dead_letters or self.sent_back
             or self.state.next_offset != self.start or self.reset_to is not None or self.is_another_log
@@ -153,7 +153,7 @@ class Group:
 
     @cached_property
     def acks(self) -> tuple[QueueAck, ...]:
-        """One ack for each queue, from the first part's start to the last one's state; by queue."""
+        """One ack for each committed queue, from its first part's start to its last one's state; by queue."""
         acks: dict[MessageQueue, QueueAck] = {}
         for part in self.parts:
             for ack in part.acks:

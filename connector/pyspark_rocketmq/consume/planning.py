@@ -19,9 +19,9 @@
 
 In real time a plan has *open* ranges, which have no end, and no limits (:func:`plan_open_ranges`). It has a
 range for every queue: also for a queue with nothing to read, and for a suspended queue, whose range begins
-when the suspension is over. Only rule 3 applies. There are as many tasks as task slots, and each gets several
-ranges (:func:`deal`). A task that had to wait for a slot would wait for ever, since no other task ends by
-itself.
+when the suspension is over. Only rule 3 applies. There are at most as many tasks as task slots, so a task may
+get several ranges (:func:`deal`). A task that had to wait for a slot would wait for ever, since no other task
+ends by itself.
 
 **Which ranges share a task** (:func:`shared_tasks`). Every task costs some tens of milliseconds of a core:
 Spark schedules it, and two Python processes handle it. A queue with a few messages takes less. So:
@@ -29,7 +29,7 @@ Spark schedules it, and two Python processes handle it. A queue with a few messa
 1. A task gets further ranges while its expected duration stays within 1.25 times that of the longest range,
    or 25 ms if that is more. So even with a core for every range the micro-batch takes at most that much
    longer; with few cores it takes less time.
-2. A range of unknown duration has its own task.
+2. A range of unknown duration has its own task, except by rule 3.
 3. If it is known how many tasks can run at the same time, there are at most so many tasks, each with its
    share of the work. With more tasks, some would wait for a core and do nothing for their queues. And a
    running task with only suspended queues left would have to end, to free its core, instead of delivering
@@ -107,7 +107,10 @@ class StuckQueueDetector:
         )
 
     def planned(self, queues: Collection[MessageQueue], now_s: float) -> list[MessageQueue]:
-        """Note the plan's queues; return those left out for too long, each once. ``now_s`` is monotonic."""
+        """Note the plan's queues; return those left out for ``LONGEST_LEFT_OUT_S`` since they were ready.
+
+        A queue that stays out is returned again after the same time. ``now_s`` is monotonic.
+        """
         waiting = self._ready.difference(queues)
         self._since_s = {queue: self._since_s.get(queue, now_s) for queue in waiting}
         overdue = [queue for queue, since_s in self._since_s.items() if now_s - since_s >= LONGEST_LEFT_OUT_S]
@@ -126,8 +129,8 @@ def split_ranges(
     Args:
         ranges: One for each queue.
         min_partitions: Approximate number of parts in all, shared in proportion to length; ranges shorter
-            than a fair part stay whole, and no part is empty, so there may be fewer.
-        max_records: Maximum number of offsets of one part.
+            than a fair part stay whole, and no part is empty, so there may be fewer. None: no such number.
+        max_records: Maximum number of offsets of one part; None: no limit.
 
     Raises:
         OptionError: If ``max_records`` requires more than ``MAX_PARTS`` parts; none is created then.
@@ -257,8 +260,8 @@ class OpenBatchLength:
     """Decides how long the next batch in real time may last.
 
     A plan lacks a queue that this member holds if, for example, the queue's broker is away; the queue then
-    waits for the next plan. So a batch whose plan lacks queues is short. Each further such batch lasts twice
-    as long.
+    waits for the next plan. So a batch whose plan lacks queues is short: 5 s. Each further such batch lasts
+    twice as long, up to 30 s.
     """
 
     def __init__(self, most_s: float) -> None:
@@ -329,10 +332,10 @@ def plan_ranges(
 ) -> Plan:
     """Plan every queue of ``bounds`` that has something to read and is not suspended.
 
-    The sum of the ranges is at most ``max_offsets_per_trigger`` and uses it up if there is enough to read.
-    There are two exceptions: if there are more non-empty queues than the limit, each still gets one offset
-    (as in Spark's Kafka source, so that no queue starves); and a queue with uncommitted deliveries gets more
-    than its share.
+    The sum of the ranges is at most ``max_offsets_per_trigger`` and uses it up if there is enough to read
+    within the other limits. There are two exceptions: if there are more non-empty queues than the limit, each
+    still gets one offset (as in Spark's Kafka source, so that no queue starves); and a queue with uncommitted
+    deliveries gets more than its share.
 
     Args:
         bounds: The queues to plan (owned and locked), with their brokers' bounds.
@@ -365,7 +368,7 @@ def plan_open_ranges(
         bounds: Bounds of these queues.
         progress: Stored progress of the queues to plan (owned and locked).
         now_s: Seconds since the epoch.
-        skip_gaps: As for :func:`plan_ranges`.
+        skip_gaps: Whether to plan a queue with a gap from the corrected offset; otherwise it gets no range.
     """
     ranges: list[QueueRange] = []
     gaps: list[OffsetGap] = []
@@ -533,7 +536,7 @@ class StallCounter:
     def uncommitted(
         self, progress: Mapping[MessageQueue, QueueState], now_s: float
     ) -> Mapping[MessageQueue, UncommittedDelivery]:
-        """Return the uncommitted deliveries of each queue, from its next offset on."""
+        """Return the uncommitted delivery of each queue that has one, from the queue's next offset on."""
         # If a queue was claimed or reset meanwhile, the whole batch is dropped, whatever listeners answered.
         is_dropped = any(
             queue not in progress or progress[queue].epoch != planned.state.epoch

@@ -65,7 +65,10 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
         return offset in self.offsets
 
     def followed_by(self, *offsets: int | None) -> ShownOffsets:
-        """Add the ``offsets`` that the broker has or is about to get; leave out None."""
+        """Add the ``offsets`` that the broker has or is about to get; leave out None.
+
+        If there are more than ``MOST_SHOWN``, the oldest one and the newest ones remain.
+        """
         known = list(self.offsets)
         for offset in offsets:
             if offset is not None:
@@ -77,7 +80,8 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
     def since(self, arrived: int | None) -> ShownOffsets:
         """Remove offsets older than ``arrived``: the broker has received that one, so it has no older one.
 
-        The broker then counts as asked, even if no offset is known.
+        If ``arrived`` is None or is not among the offsets, all stay. The broker then counts as asked, even if
+        no offset is known.
         """
         known = self.offsets
         if arrived in known:
@@ -291,7 +295,8 @@ def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None
 
     Args:
         stored: The offset store's offset.
-        shown: Offsets that Spark queries have sent to the broker, or found at it.
+        shown: Offsets that Spark queries have sent to the broker, or found at it. If the broker was never
+            asked, the larger one of the two offsets counts.
         at_broker: The broker's offset; None if it has none. Do not pass None for an error.
         was_reset: Whether the last change of the row was an operator's.
     """

@@ -85,7 +85,7 @@ class ReadRange:
     """The queue's last message when a batch was planned: it shows at the end whether the log is still the
     same. None if it is not known, and in a stream, whose next plan looks at its queues."""
     replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
-    """Addresses of the master's replicas, by broker id: pulls go there if the master suggests it."""
+    """Addresses of the master's replicas, by broker id; ``slave_reads`` decides when pulls go there."""
     is_slave: bool = False
     """Whether the master was down when the range was given out, and ``address`` is its slave's."""
 

@@ -1,7 +1,8 @@
 """The segments of one range: which part of it each pull reads, and its chunks in queue order. No I/O.
 
-A range ``[start, end)`` is cut into segments, each with one pull in flight; an answer moves its segment on to
-``nextBeginOffset`` until it has reached its end. Answers arrive in any order; chunks leave in queue order.
+A range ``[start, end)`` is cut into segments, each with at most one pull in flight; an answer moves its
+segment on to ``nextBeginOffset`` until it has reached its end. Answers arrive in any order; chunks leave in
+queue order.
 
 In real time a range's end is open: ``end`` is then the newest known end of its queue, and moves. When a range
 has reached it, only one pull, of the first open segment, is made, and waits at the broker for more messages.
