@@ -14,6 +14,8 @@ from pyspark_rocketmq.offsets.store import QueueCommit
 from tests.helpers.fake_clock import FakeClock
 from tests.source.test_planner import A0, A1, B0, Planning
 
+NOW_S = FakeClock().now_s()
+
 
 def test_a_queue_that_is_not_held_is_in_no_plan() -> None:
     """C1, B5."""
@@ -77,7 +79,9 @@ def test_a_logged_plan_is_run_again_only_where_the_queue_is_held() -> None:
 @pytest.mark.parametrize(
     ("committed", "again"),
     [(QueueState(0, 1), [(0, 5)]), (QueueState(2, 1, 3), [(2, 5)]), (QueueState(5, 1), []),
-     (QueueState(2, 1, 1, suspended_until_s=9_000.0), [])],
+     (QueueState(2, 1, 1, suspended_until_s=9_000.0), []),
+     (QueueState(0, 1, 1, suspended_until_s=NOW_S + 7.0), []),
+     (QueueState(0, 1, 1, suspended_until_s=NOW_S - 7.0), [(0, 5)])],
 )  # fmt: skip
 def test_a_logged_plan_is_run_again_without_what_its_batch_has_committed(
     committed: QueueState, again: list[tuple[int, int]]

@@ -381,13 +381,13 @@ def plan_open_ranges(
             if not skip_gaps:
                 continue
             state = _after_gap(gap, state)
-        begun = state._replace(suspended_until_s=_due_s(state, now_s), last_message=NO_MESSAGES)
+        begun = state._replace(suspended_until_s=suspended_until(state, now_s), last_message=NO_MESSAGES)
         ranges.append(QueueRange(queue, begun, OPEN_END))
         readable += bounds[queue].max_offset - state.next_offset
     return Plan(ranges=tuple(ranges), gaps=tuple(gaps), readable=readable, next_due_s=None)
 
 
-def _due_s(state: QueueState, now_s: float) -> float | None:
+def suspended_until(state: QueueState, now_s: float) -> float | None:
     """Return the end of the queue's suspension; None if it is not suspended now (rule 2)."""
     due_s = state.suspended_until_s
     is_waiting = due_s is not None and now_s < due_s <= now_s + LONGEST_SUSPEND_MILLIS / 1000
@@ -420,7 +420,7 @@ class _Planner:
         if progress is None:
             progress = QueueState(bounds.min_offset)
         end = bounds.max_offset if cap is None else min(bounds.max_offset, cap)
-        if (due_s := _due_s(progress, self.now_s)) is not None:
+        if (due_s := suspended_until(progress, self.now_s)) is not None:
             if progress.next_offset < end and (self.next_due_s is None or due_s < self.next_due_s):
                 self.next_due_s = due_s
             return

@@ -17,6 +17,7 @@ from pyspark_rocketmq.consume.planning import (
     StallCounter,
     StuckQueueDetector,
     UncommittedDelivery,
+    suspended_until,
 )
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RocketMQError
@@ -522,7 +523,7 @@ class GroupProgress:
             row = rows.get(old.queue)
             if row is not None and row.epoch == old.state.epoch:
                 if self._ownership.holds(old.queue):
-                    kept += _uncommitted(old, row)
+                    kept += _uncommitted(old, row, self._clock.now_s())
                 else:
                     logger.info(
                         "logged range not run again, its queue is not locked yet and is planned again later "
@@ -630,15 +631,18 @@ def _moves_on(consumer_group: str, queue: MessageQueue) -> BrokerOffsetUnavailab
     )
 
 
-def _uncommitted(old: QueueRange, row: OffsetRow) -> list[QueueRange]:
+def _uncommitted(old: QueueRange, row: OffsetRow, now_s: float) -> list[QueueRange]:
     """Return the uncommitted rest of a logged range; nothing if the queue is suspended there."""
-    if row.next_offset <= old.start:
+    is_begun = row.next_offset > old.start
+    if row.next_offset < old.start or (old.has_open_end and not is_begun):
         return [old]
-    is_waiting = row.state.suspended_until_s is not None and not old.has_open_end
+    # At the first message the row may have a suspension from before the plan, which is over.
+    until_s = row.state.suspended_until_s if is_begun else suspended_until(row.state, now_s)
+    is_waiting = until_s is not None and not old.has_open_end
     if row.next_offset >= old.end or is_waiting:
         # The next plan has the rest when it is due.
         return []
-    return [replace(old, state=row.state._replace(last_message=NO_MESSAGES))]
+    return [replace(old, state=row.state._replace(suspended_until_s=until_s, last_message=NO_MESSAGES))]
 
 
 def _is_sink_noted(before: OffsetRow, row: OffsetRow) -> bool:
