@@ -52,10 +52,12 @@ class BrokerClient:
     """Calls to brokers through a pool. Shared by any number of threads.
 
     Every blocking call raises ``TransportError`` (retryable) if no answer comes, ``BrokerError`` or a
-    subclass if the broker refuses, and ``RemoteProtocolError`` if the answer is invalid. It waits at most
-    ``request_timeout_s`` for connection and answer together, unless it takes its own deadline. Asynchronous
-    calls wait for nothing, not even for a connection. They call back exactly once, normally on the channel's
-    reader thread. The callback must not block: while it runs, no other answer of this broker is processed.
+    subclass if the broker refuses, ``RemoteProtocolError`` if the answer is invalid, and
+    ``LocalProtocolError`` if the request cannot be written. It waits at most ``request_timeout_s`` for
+    connection and answer together, unless it takes its own deadline; a pull also waits while the broker may
+    hold it. Asynchronous calls wait for nothing, not even for a connection. They call back exactly once,
+    normally on the channel's reader thread. The callback must not block: while it runs, no other answer of
+    this broker is processed.
 
     A call that names a broker, by a queue, a message or ``broker_name``, is only made to that broker. If
     another broker has the address, it sends nothing, and raises ``WrongBroker`` (retryable) or calls back
@@ -147,7 +149,7 @@ class BrokerClient:
         self._send_async(address, command, batch.queue, (), on_result)
 
     def end_transaction(self, address: str, header: headers.EndTransactionRequestHeader) -> None:
-        """Commit or roll back a half message (one-way); ``address`` must be the broker that stores it.
+        """Report the outcome of a half message (one-way); ``address`` must be the broker that stores it.
 
         If the request is lost, the broker asks for the message's state later.
         """
@@ -166,7 +168,8 @@ class BrokerClient:
         """Ask the broker that stores a message to deliver it again through the group's retry topic.
 
         ``delay_level``: 0: the broker decides by the number of attempts; -1: immediately to the dead-letter
-        topic; otherwise the level itself.
+        topic; otherwise the level itself. After more attempts than ``max_reconsume_times`` the message goes
+        to the dead-letter topic, too.
         """
         header = headers.ConsumerSendMsgBackRequestHeader(
             offset=message.commit_log_offset,

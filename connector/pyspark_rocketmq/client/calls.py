@@ -68,7 +68,8 @@ class BrokerCalls:
         """Return the answer to a request.
 
         Raises:
-            TransportError: If none arrived by ``deadline``, or by the time-out.
+            TransportError: If none arrived by ``deadline`` (by default the time-out), or if the server is
+                another broker.
             BrokerError: If the broker refuses.
         """
         deadline = deadline or self.deadline()

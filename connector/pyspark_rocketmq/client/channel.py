@@ -89,7 +89,7 @@ class RequestDispatcher:
         self._slow.stop()
 
     def join(self) -> None:
-        """Wait for the threads to end, except the calling one; call ``stop`` first."""
+        """Wait some seconds at most for the threads to end, except the calling one; call ``stop`` first."""
         self._quick.join()
         self._slow.join()
 
@@ -206,8 +206,9 @@ class Channel:
     """A connection to one server, shared by any number of threads.
 
     Requests leave in the order in which one thread calls ``submit``. An answer to a request that was given up
-    is ignored. A server's request never delays an answer. A server that answers GO_AWAY gets no new request
-    from the pool, and the channel ends after the last awaited answer.
+    is ignored. A server's requests are handled on other threads, so that answers do not wait for them. A
+    server that answers GO_AWAY gets no new request from the pool, and the channel ends after the last awaited
+    answer.
 
     If a peer, proxy or tunnel vanishes silently, its connection stays open for ever, while new ones work.
     Therefore a request that is given up ends the channel if nothing has arrived since it was sent (see
@@ -276,6 +277,7 @@ class Channel:
             ChannelClosed: If the connection ended first.
             TlsFailed: If the server refused this client's certificate.
             RemoteProtocolError: If the server sent something that is not an answer.
+            LocalProtocolError: If the request cannot be written.
         """
         outcomes: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
         opaque = self.submit(request, outcomes.put, deadline)
@@ -294,8 +296,8 @@ class Channel:
     def submit(self, request: Outgoing, on_response: OnResponse, deadline: Deadline | None = None) -> int:
         """Send a request without waiting; ``on_response`` is called exactly once. Return its opaque.
 
-        ``on_response`` gets the answer, ``RequestTimeout`` (within a second after ``deadline``), or the error
-        with which the channel ended. It runs on the reader thread, or on the thread that noticed the end of
+        ``on_response`` gets the answer, ``RequestTimeout`` (at most two seconds late), or the error with
+        which the channel ended. It runs on the reader thread, or on the thread that noticed the end of
         the channel or of the time, which may be the calling one.
         """
         outgoing = self._signed(request)
@@ -323,7 +325,9 @@ class Channel:
         """Send a request that the server does not answer, not even with an error.
 
         Raises:
-            ChannelClosed: If it could not be sent.
+            ChannelClosed, TlsFailed, RemoteProtocolError: If it could not be sent, because the channel has
+                ended for this reason.
+            LocalProtocolError: If it cannot be written.
         """
         outgoing = self._signed(replace(command, flag=command.flag | ONEWAY_FLAG))
         self._send(outgoing.encode(next(self._opaques) & _OPAQUE_MASK))
@@ -331,7 +335,7 @@ class Channel:
             raise _reason_for(self.address, self._ended, outgoing)
 
     def expire_overdue(self) -> None:
-        """Give up the submitted requests whose deadline has passed; the reader does this every second."""
+        """Give up the submitted requests whose deadline has passed; the reader does this regularly."""
         now_s = self._clock.monotonic_s()
         with self._lock:
             overdue = [
@@ -447,7 +451,7 @@ class Channel:
         return RequestTimeout(self.address, describe_request(waiting.request.command()), waited_s)
 
     def _end_if_silent(self, given_up: Iterable[_Waiting]) -> None:
-        """End the channel if nothing has arrived since one of these requests was sent."""
+        """End the channel if nothing has arrived for long enough since one of these requests was sent."""
         now_s = self._clock.monotonic_s()
         if not self._silence.is_suspicious([each.sent for each in given_up], now_s) or self._has_unread():
             return

@@ -89,7 +89,7 @@ class Cluster:
         )
 
     def brokers(self, at_most_s: float = math.inf) -> BrokerClient:
-        """Return a client of the brokers; each call ends within the time-out and ``at_most_s``."""
+        """Return a client of the brokers; the time-out of its calls is at most ``at_most_s``."""
         timeout_s = min(self.timeout_s, at_most_s)
         return BrokerClient(self.pool, self.clock, timeout_s, namespace=self.namespace)
 
@@ -149,7 +149,8 @@ def stored_at_s(
 ) -> float | None:
     """Return the wall-clock second at which the first message from ``queue_offset`` on was stored.
 
-    None if there is no such message. This pulls one message, and changes no group's offsets.
+    None if the broker returns no message, also if it no longer has that offset. This pulls one message, and
+    changes no group's offsets.
 
     Raises:
         RocketMQError: If the broker does not answer in time, or refuses.
@@ -192,7 +193,7 @@ def outcomes_at_queues(
 ) -> dict[MessageQueue, T | RocketMQError]:
     """Return the answers of ``ask``, or its errors; brokers at the same time, queues of a broker one by one.
 
-    A broker that does not answer is not asked again: its other queues get the same error.
+    A broker that does not answer is not asked again: its remaining queues get the same error.
     """
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
@@ -317,11 +318,14 @@ class TopicRoutes:
         self._retry_pause_s = _SOON_S
 
     def look(self, deadline: Deadline) -> Routes:
-        """Return the name server client's routes; the same object as before if nothing has changed.
+        """Return the name server client's routes.
+
+        It is the same object as before if no route has changed and no topic is absent.
 
         Raises:
             TransportError: If no name server answered before ``deadline`` and a route was not known.
             NameServerNotReady: If one answered with an error that may pass and a route was not known.
+            BrokerError: If one refused for another reason and a route was not known.
         """
         found: dict[str, TopicRoute] = {}
         absent: dict[str, TopicNotFound] = {}

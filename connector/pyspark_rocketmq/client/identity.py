@@ -1,13 +1,13 @@
 """Ask each server for its broker name, because an address does not identify a broker.
 
 A broker that restarts may get an address that another broker had. Routes are up to 30 s old then, and name
-servers' data up to two minutes. So each new connection begins with a request for the broker's name, and
-requests for another broker are not sent.
+servers' data up to two minutes. So a connection asks for the server's name before the first request for a
+broker that the caller names, and requests for another broker are not sent.
 
 Some servers do not give their name: a RocketMQ 5 Proxy, which finds the broker by itself, a managed cluster's
 gateway, and a broker that refuses the request. Such a server is assumed to be the broker that the route
-names, and a warning is logged. A name that a server has given stays valid for the connection, whatever the
-server answers later. Two threads may ask at the same time: both get the same name.
+names, and a warning is logged. A name that a server has given stays valid for the connection if it gives none
+later. Two threads may ask at the same time: both get the same name.
 
 Source: ``AdminBrokerProcessor.getBrokerConfig``, which every user may call.
 """
@@ -95,7 +95,9 @@ def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:
 
 
 def confirm(channel: Channel, broker_name: str, deadline: Deadline) -> None:
-    """Ask a server for its name once for each connection; ask again if the name is not the wanted one.
+    """Ask a server for its name once for each connection, and again if the name is not the wanted one.
+
+    A server that refused is asked again after a minute.
 
     Raises:
         WrongBroker: If the server is another broker.

@@ -61,7 +61,7 @@ class KnownRoute(NamedTuple):
 
 
 class NameServerClient:
-    """Asks one name server as long as it answers, then the next one. Shared by any number of threads.
+    """Asks one name server for routes as long as it answers, then the next one; any thread may use it.
 
     A name server that denies a topic, or answers with an error, may just have restarted, or brokers may no
     longer register with it. So the others are asked, and a topic's last known route stays in use. Only a
@@ -185,7 +185,8 @@ class NameServerClient:
     def topics(self, deadline: Deadline) -> tuple[str, ...]:
         """Return every topic that a living broker has, sorted, including RocketMQ's own.
 
-        With a namespace, return only its topics, named without it. All name servers are asked.
+        With a namespace, return only its topics, named without it. All name servers are asked, but one that
+        was silent lately only if no other one answers.
 
         Raises:
             RocketMQError: If no name server answered before ``deadline``, or each one with an error.

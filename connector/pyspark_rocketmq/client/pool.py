@@ -81,7 +81,7 @@ class Elsewhere:
         """Connect to the address to use instead of ``address``.
 
         Raises:
-            ConnectFailed: If no connection could be opened; it names both addresses.
+            ConnectFailed: If no connection could be opened; it names both addresses if they differ.
         """
         instead = self.addresses.get(address)
         if instead is None:
@@ -97,6 +97,7 @@ class ChannelPool(Closing):
     """One channel per address, opened when first needed or after it died. Shared by any number of threads.
 
     As in the Java client, one connection per server carries everything: pulls, commits, heartbeats, sends.
+    Only the pulls of tasks have connections of their own (``pull_connection``).
     The pool decides under its lock; it connects, waits and closes outside it.
     """
 
@@ -151,9 +152,9 @@ class ChannelPool(Closing):
     def get_soon(self, address: str, deadline: Deadline, on_channel: OnChannel) -> None:
         """Like :meth:`get`, without waiting: ``on_channel`` gets channel or error, exactly once.
 
-        It is called immediately if there is an open channel, otherwise on a thread that connects. If no
-        thread can be started, because the process is about to end (Python 3.12 and later), the calling thread
-        connects.
+        It is called immediately if there is an open channel or the pool is closed, otherwise on a thread that
+        connects. If no thread can be started, because the process is about to end (Python 3.12 and later),
+        the calling thread connects.
         """
         try:
             found, is_ours = self._place(address)
@@ -291,7 +292,7 @@ class ConnectionSettings:
         return Elsewhere(dict(self.broker_addresses), connect).connect
 
     def signer(self) -> Signer | None:
-        """Return a signer that adds the instance's name and credentials to requests; None without both."""
+        """Return a signer that adds the instance's name and credentials; None if there is neither."""
         signer: Signer | None = None
         if self.access_key is not None and self.secret_key is not None:
             signer = AclSigner(self.access_key, self.secret_key, self.security_token).sign

@@ -173,7 +173,7 @@ class PullConnection(Generic[PullT]):
     def __init__(
         self, transport: Transport, clock: Clock, *, signer: Signer | None = None, broker_name: str = ""
     ) -> None:
-        """Take over a connection, and confirm its broker's name unless ``broker_name`` is empty."""
+        """Take over a connection; its server's name is checked first, unless ``broker_name`` is empty."""
         self.broker_name = broker_name
         self._is_confirmed = not broker_name
         self._who: int | None = None
@@ -214,10 +214,10 @@ class PullConnection(Generic[PullT]):
         return self._transport.fileno()
 
     def send(self, pulls: Iterable[PullT]) -> None:
-        """Send pulls, all in one piece.
+        """Send pulls, all in one piece, or keep them until the server's name is checked.
 
         Raises:
-            ChannelClosed: If the connection is gone; the pulls count as in flight nevertheless.
+            ChannelClosed, TlsFailed: If the connection is gone; the pulls count as in flight nevertheless.
         """
         frames = []
         waiting, opaques, now_s = self._waiting, self._opaques, self._listened_s
@@ -236,13 +236,15 @@ class PullConnection(Generic[PullT]):
     ) -> list[tuple[PullT, PullResult | RocketMQError]]:
         """Wait for bytes; return each pull that is complete, with its answer or its error; perhaps none.
 
-        A pull without an answer after ``silence_s`` seconds of waiting gets ``RequestTimeout``. ``waited_s``
-        are the seconds that the caller has waited already.
+        A pull without an answer after about ``silence_s`` seconds of waiting gets ``RequestTimeout``. If the
+        broker may hold the pull, these seconds begin when it must have answered. ``waited_s`` are the seconds
+        that the caller has waited already.
 
         Raises:
             RequestTimeout: If no byte came for about ``silence_s`` seconds (to within one second), and a pull
                 has waited as long or none is in flight.
             ChannelClosed: If the connection ended.
+            TlsFailed: If the server refused this client's certificate.
             RemoteProtocolError: If the received bytes violate the protocol.
             WrongBroker: If the server is another broker.
             BrokerError: If the server is too busy to give its name, or is shutting down.
@@ -398,7 +400,7 @@ def acquire_connection(
 def release_connection(
     connection: PullConnection[Any], clock: Clock, settings: ConnectionSettings = _PLAIN
 ) -> None:
-    """Keep a connection for the next caller with the same settings, or close it if it has pulls in flight."""
+    """Keep a connection for the next caller that can use it, or close it if it has pulls in flight."""
     if connection.in_flight:
         connection.close()
         return

@@ -27,8 +27,9 @@ class Silence:
     """The silence of one connection.
 
     A request that is given up ends its connection if nothing at all has arrived since it was sent, for at
-    least 0.1 s and at least as long as this server has needed for an answer. While other requests are under
-    way, the silence must last 3 s: the broker may be too slow only for requests with little time.
+    least 0.1 s and at least as long as this server has needed for an answer (at most 2.5 s). While other
+    requests are under way, the silence must last 3 s: the broker may be too slow only for requests with
+    little time.
     """
 
     def __init__(self) -> None:

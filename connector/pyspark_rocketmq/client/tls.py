@@ -63,8 +63,9 @@ class TlsConnector:
         """Connect and shake hands, each within ``timeout_s``.
 
         Raises:
-            ConnectFailed: If nobody accepts, or the server ends the handshake without a reason.
-            TlsFailed: If one side does not trust the other, or the server does not speak TLS.
+            ConnectFailed: If the address is malformed, nobody accepts, or the handshake takes too long or
+                fails in another way.
+            TlsFailed: If one side does not trust the other, or the server does not speak TLS, at least 1.2.
         """
         connected = open_socket(address, timeout_s)
         try:

@@ -1,9 +1,9 @@
 """Asynchronous sends with a future each, bounded in number and bytes.
 
-A future is done within a second after the producer's send time-out. If a repeated attempt had to wait for
+A future is done within two seconds after the producer's send time-out. If a repeated attempt had to wait for
 those of other sends, it may take twice that time. Callbacks (``add_done_callback``) must not block: they run
-on the thread that completes the future. This is the thread that reads the broker's answers and gives up
-overdue requests, or the one that repeats the producer's attempts.
+on the thread that completes the future. This is usually the thread that reads the broker's answers and gives
+up overdue requests, or the one that repeats the producer's attempts.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class AsyncSends:
 
         Raises:
             TooManySends: If too much was under way for ``wait_s``; nothing was sent.
-            RocketMQError: If no queue could be chosen; nothing was sent.
+            RocketMQError: If the message is too large, or has no queue or master to go to; nothing was sent.
         """
         size = len(message.body)
         self._enter(size)

@@ -2,7 +2,7 @@
 
 Order. A message with a sharding key or a given queue is sent only to that queue. Another queue would break
 the key's order, so an error is raised and the caller decides. Messages are stored in the order of sends only
-if each send is answered before the next one for that queue begins, as in all blocking methods here.
+if each send is answered before the next one for that queue begins, as in the methods that await answers.
 
 A key's queue depends on the number of queues. So create a topic before its first ordered message. Otherwise
 each broker creates the topic by itself, when it gets its first message. A producer that found no topic sends
@@ -161,6 +161,9 @@ class Producer(Closing):
             namespace: Namespace of the topics and of the producer group, which are named without it
                 everywhere. By default it is that of a host ``MQ_INST_…`` among ``name_servers``.
             batch_send: Whether :meth:`send_ordered` forms batches; False for clusters that accept none.
+
+        Raises:
+            OptionError: If an address or a file for TLS cannot be used.
         """
         self._clock = clock or SystemClock()
         self._own_pool = None if pool else (settings or ConnectionSettings()).open_pool(self._clock)
@@ -211,6 +214,7 @@ class Producer(Closing):
         Raises:
             TopicNotFound: If the topic was never seen, and brokers do not create topics or must not here.
             NoWritableQueue: If no living master has a queue to write to.
+            RocketMQError: If the topic was never seen, and no name server returns its route.
         """
         if afresh:
             self._name_servers.invalidate(topic)
@@ -232,7 +236,7 @@ class Producer(Closing):
         """Return the address of the master of the queue's broker, which takes messages.
 
         Raises:
-            RocketMQError: If no route names a master.
+            RocketMQError: If no route names a master, or for the same reasons as :meth:`queues`.
         """
         return self._master(self._publication(queue.topic, self._deadline())[0], queue)
 
@@ -241,10 +245,11 @@ class Producer(Closing):
     ) -> SendResult:
         """Send one message and wait until it is stored.
 
-        With ``queue`` or ``sharding_key`` there is one attempt, on that queue. Otherwise queues take turns,
-        and a failed attempt is repeated on another broker if there is one; a repeated message may be stored
-        twice, both times with the same UNIQ_KEY. A number as ``sharding_key`` counts as a Java Long, a
-        ``JavaInteger`` as an Integer; negative numbers have different hashes in these two types.
+        With ``queue`` or ``sharding_key`` there is one attempt, on that queue. Otherwise queues take turns.
+        An attempt that gets no answer, or is refused for a reason that may pass, is repeated, on another
+        broker if there is one. A repeated message may be stored twice, both times with the same UNIQ_KEY. A
+        number as ``sharding_key`` counts as a Java Long, a ``JavaInteger`` as an Integer; negative numbers
+        have different hashes in these two types.
 
         Raises:
             RocketMQError: If the message could not be sent; after ``TransportError`` it may still be stored.
@@ -275,7 +280,8 @@ class Producer(Closing):
         way may be stored in either order.
 
         Raises:
-            RocketMQError: If no queue could be chosen; then ``on_result`` is not called.
+            RocketMQError: If the message is too large, or has no queue or master to go to; then ``on_result``
+                is not called.
 
         Source: ``MQClientAPIImpl.onExceptionImpl``. Java's repeated request keeps the number of the first
         queue, which another broker may not have; here it has the number of its own queue.
@@ -309,7 +315,11 @@ class Producer(Closing):
     def send_oneway(
         self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
     ) -> None:
-        """Send one message without asking for an answer; nothing reports whether it was stored."""
+        """Send one message without asking for an answer; nothing reports whether it was stored.
+
+        Raises:
+            RocketMQError: If it could not be sent.
+        """
         prepared, settings = self._prepare(message)
         route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
         self._brokers.send_oneway(self._master(route, chosen), prepared, chosen, settings)

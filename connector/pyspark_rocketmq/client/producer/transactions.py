@@ -5,8 +5,9 @@ one-way. If the outcome is lost or unknown, or the sender has died, the broker a
 group. So a transaction producer is a member, with heartbeats, and any member must be able to answer.
 
 Heartbeats go to every broker of the topics that the producer was given or has sent to, immediately and every
-30 s, on a separate thread. So a restarted producer answers for the one before it, and a broker that is down
-does not hold up transactions at other brokers.
+30 s, on a separate thread. Only the broker that takes a message gets its first one from the sender's thread.
+So a restarted producer answers for the one before it, and a broker that is down does not hold up transactions
+at other brokers.
 
 Rule 1: a half message that is not stored as durably as it should be is rolled back, and the transaction is
 not run.
@@ -158,11 +159,13 @@ class TransactionProducer(Closing):
 
         ``execute`` gets the message with its ``msg_id``. If it raises, the exception is passed on and the
         broker will ask. A delay of the message is dropped, as in Java. Only the broker that takes the message
-        has to be up.
+        has to be up. A half message that it has not stored as it should is rolled back; ``execute`` is then
+        not called.
 
         Raises:
             RocketMQError: If the half message could not be sent, or its broker does not return where it is
                 stored; then ``execute`` was not called.
+            ValueError: If ``execute`` returns no state; the broker will ask.
         """
         own = {TRAN_MSG: "true", PGROUP: with_namespace(self._namespace, self._producer_group)}
         properties = {name: text for name, text in message.properties.items() if name != DELAY}
