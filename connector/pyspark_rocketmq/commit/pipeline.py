@@ -11,8 +11,8 @@ A *group* of parts gets one commit of data and one of offsets. Its offsets may w
 group of the batch are stored (``consume.offset_pace``); the epochs are checked with the offsets, and until
 then only the sink can refuse its rows. All groups are committed in the same way, whether at the end of a
 batch, or while its job runs, when tasks hand parts over. Only one group is committed at a time. If its commit
-fails, the group may be committed in spite of the error, so it is tried again, unchanged, before any other
-group. This module does not use Spark.
+fails, the group may be committed in spite of the error, so it is tried again, perhaps without some queues,
+before any other group. This module does not use Spark.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SHOWN_WITHIN_S: Final = 2.0
 class BatchReport:
     """Results of one commit of a micro-batch, given to batch listeners after the commit.
 
-    A commit that adds no rows is reported only if the store refused offsets; it has no acks.
+    A commit without acks only stores offsets that waited. It is reported only if the store refused some.
     """
 
     query_id: str
@@ -72,7 +72,10 @@ class BatchReport:
     """Offsets that the store refused, because their queues now belong to another consumer or were reset while
     the batch ran. Offsets may be stored later than their rows: refused ones are then in a later report."""
     offsets: tuple[OffsetRow, ...] = ()
-    """Positions of all queues of this consumer after the commit, sorted by queue, with or without a part."""
+    """Positions of all queues of this consumer after the commit, with or without a part, sorted by queue.
+
+    Refused queues are left out.
+    """
     is_ahead: bool = False
     """Whether the commit was made while the batch's job was running."""
     store_to_listener: LatencyHistogram = NONE_COUNTED
@@ -165,7 +168,7 @@ class OpenBatch:
 
     @property
     def sinks(self) -> RecordedSinks:
-        """How far the batch's sinks are, as the offset rows record it."""
+        """The batch's sinks, as offset rows record them."""
         return NO_SINKS if self.sink is None else recorded_sinks(self.sink.batch.standings)
 
 
@@ -175,7 +178,9 @@ class GroupResult(NamedTuple):
     stored: tuple[QueueCommit, ...] = ()
     """The offsets that were stored."""
     refused: frozenset[MessageQueue] = frozenset()
-    """Queues that were claimed or reset, or share a part with such a queue, so that not all was committed.
+    """Queues of which not all was committed.
+
+    They were claimed, reset or refused by the sink, or share a part with such a queue.
 
     They are consumed again from the offset in the offset store; this batch commits nothing more of them.
     """
@@ -231,7 +236,10 @@ class PartCommitter:
         return OpenBatch(query_id, batch_id, sink)
 
     def await_shown(self, accepted: Sequence[QueueCommit]) -> None:
-        """Wait until the brokers have the offsets, since the next owner may be a Java member and use them."""
+        """Wait until the brokers have the offsets, for at most 2 s; the next owner may be a Java member.
+
+        If they do not have them by then, a warning is logged.
+        """
         shown = [commit for commit in accepted if commit.is_shown]
         if self._mirror is not None and shown and not self._mirror.await_shown(shown, _SHOWN_WITHIN_S):
             logger.warning(
@@ -244,7 +252,7 @@ class PartCommitter:
     def commit_group(
         self, group: Group, batch: OpenBatch, *, stores_offsets: bool = True, is_ahead: bool = False
     ) -> GroupResult:
-        """Commit the parts of a group, except those of queues that were claimed or reset meanwhile.
+        """Commit the parts of a group, except those of queues that were claimed, reset or refused meanwhile.
 
         A group that failed may be committed again, also without some of its queues. If its data is already
         committed, only its offsets are stored.
@@ -253,8 +261,9 @@ class PartCommitter:
             group: The parts.
             batch: Their batch.
             stores_offsets: Whether to store the group's offsets, and those that wait, after the data. If not,
-                they wait, and no epoch is read: only if a queue's next owner has already added rows, the sink
-                refuses the group's rows of that queue. Without a sink this must be True.
+                they wait, and no epoch is read unless the sink is ahead of an offset: only if a queue's next
+                owner has already added rows, the sink refuses the group's rows of that queue. Without a sink
+                this must be True.
             is_ahead: Whether the batch's job is still running; for the report.
 
         Raises:

@@ -33,8 +33,8 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
     """Let a group whose offsets were lost start at the watermarks of its sink; do nothing for a new group.
 
     If it started at the position in the options, it would skip messages or consume all of them again. The
-    watermarks are the offsets that the store had, or one batch further. If the brokers' offsets are still
-    further, a group of Java and Spark members continues there.
+    watermarks are the offsets that the store had, or a batch or some seconds further. If the brokers' offsets
+    are still further, a group of Java and Spark members continues there.
 
     Raises:
         OffsetError: If the sink's log cannot be read.

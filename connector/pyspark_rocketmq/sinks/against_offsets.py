@@ -47,7 +47,7 @@ class SinkStanding(NamedTuple):
     """
     later: frozenset[MessageQueue] = frozenset()
     """Queues of which the sink has rows of a later generation than the caller named. It then lacks no row of
-    the named one, and ``watermarks`` may have the watermark of the later one."""
+    the named one."""
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
