@@ -7,7 +7,7 @@ Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writ
   been stored since: messages may come twice.
 * *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
   once.
-* A broker that crashes loses the offsets of its last five seconds.
+* A broker that crashes loses, by default, the offsets of its last five seconds.
 * Every read costs one request per queue.
 """
 

@@ -149,7 +149,7 @@ class DeltaOffsetStore(RowOffsetStore):
         """See ``OffsetStore.groups``.
 
         Raises:
-            SchemaError: If the table is not an offset table.
+            SchemaError, OptionError: If the table is not an offset table, or has other features.
             OffsetStoreUnavailable: If the storage does not answer.
         """
         with self._raising_unavailable("The names of groups"):
@@ -166,6 +166,7 @@ class DeltaOffsetStore(RowOffsetStore):
 
         Raises:
             OffsetError: If the table is gone, or another table has its place since it was opened.
+            SchemaError, OptionError: If the table is not an offset table, or has other features.
             OffsetStoreUnavailable: If the storage does not answer.
         """
         what = f"The offsets of group {consumer_group}"

@@ -9,7 +9,7 @@ The upkeep runs every hundred versions on a background thread. It copies the ver
 history table, writes a checkpoint of the log, and deletes old log entries. Each tenth upkeep also removes
 files that are no longer used.
 
-Rule 1: a version that is worth keeping is removed only after the history contains it.
+Rule 1: a version that is worth keeping, and can be read, is removed only after the history contains it.
 Rule 2: the upkeep may be interrupted after any step; the next one continues from there, in any process.
 Rule 3: an upkeep that fails is harmless: the failure is logged, and the next upkeep does the work.
 """
@@ -40,7 +40,7 @@ from pyspark_rocketmq.offsets.store import OffsetRow
 logger = logging.getLogger(__name__)
 
 HISTORY_DAYS: Final = 7
-"""Days for which a group's offsets are kept, to reset the group to them or to draw them."""
+"""Days for which a group's offsets are kept at least, to reset the group to them or to draw them."""
 _FOLDER: Final = "_history"
 _TRANSACTION: Final = "offsets"
 _CHANGE_COLUMNS = pa.schema(
@@ -90,7 +90,7 @@ class HistoryTable:
         """Add ``moments`` and record that the history is complete up to version ``up_to``.
 
         Raises:
-            DeltaError: If another process has appended since ``recorded_up_to``, or storage fails.
+            DeltaError, OSError: If another process has appended since ``recorded_up_to``, or storage fails.
         """
         table = self._recorded or self._created()
         write_deltalake(
@@ -202,7 +202,7 @@ class Upkeep:
         """Run all steps once, on this thread.
 
         Raises:
-            DeltaError: If a step failed; the steps before it are done.
+            DeltaError, OSError: If a step failed; the steps before it are done.
         """
         self._storage.renew()
         table = open_table(self._table_uri, self._storage)

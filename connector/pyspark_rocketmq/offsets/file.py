@@ -165,6 +165,7 @@ class FileOffsetStore(RowOffsetStore):
 
         Raises:
             OffsetError: If neither the file nor the one before it can be understood.
+            SchemaError: If a newer release wrote the file.
             OffsetStoreUnavailable: If the storage does not answer.
         """
         main = self._file_of(consumer_group)

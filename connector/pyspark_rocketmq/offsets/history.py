@@ -1,7 +1,7 @@
 """History of an offset store, and the choice of what to keep of it. Pure.
 
-All recent versions are kept. Of the older ones, the last one of each minute is kept. An operator's reset is
-also kept, with the version before it, so that a mistake can be undone.
+All recent versions are kept. Of the older ones, each group's last one in a minute is kept, and its newest
+one. A reset is also kept, with the group's version before it, so that a mistake can be undone.
 """
 
 from __future__ import annotations

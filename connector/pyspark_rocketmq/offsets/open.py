@@ -111,11 +111,12 @@ def checked_rows(
 ) -> dict[MessageQueue, OffsetRow]:
     """Return ``rows``, unless the store was restored to an older state since ``seen`` was read.
 
-    With an older state a group could look new, and members that lost a queue could commit again. A store at
-    the brokers is not checked: it has no epochs, and it returns no rows while all brokers are away.
+    If ``rows`` look older, they are read again, and the newer ones are returned. With an older state a group
+    could look new, and members that lost a queue could commit again. A store at the brokers is not checked:
+    it has no epochs, and it returns no rows while all brokers are away.
 
     Raises:
-        OffsetError: If it was restored.
+        OffsetError: If it was restored, replaced or deleted.
     """
     if is_at_brokers(store) or not describe_setbacks(seen, rows):
         return rows

@@ -67,6 +67,9 @@ def apply_claim(
     """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner.
 
     A queue that somebody else has moved at its broker starts at that offset; see ``OffsetStore.claim``.
+
+    Raises:
+        OffsetError: If a start is negative.
     """
     _check_not_negative(consumer_group, starts)
     claimed = {}
@@ -118,7 +121,11 @@ def apply_reset(
     now_s: float,
     under: Mapping[MessageQueue, int] | None = None,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Move queues to their targets, forgetting suspension and attempts; see ``OffsetStore.reset``."""
+    """Move queues to their targets, forgetting suspension and attempts; see ``OffsetStore.reset``.
+
+    Raises:
+        OffsetError: If a target is negative.
+    """
     _check_not_negative(consumer_group, targets)
     if under is not None:
         targets = {
@@ -137,7 +144,11 @@ def apply_reset(
 def apply_begin_generations(
     before: Rows, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration], now_s: float
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Begin the next generation of every queue in ``generations`` whose epoch is still the stored one."""
+    """Begin the next generation of every queue in ``generations`` whose epoch is still the stored one.
+
+    Raises:
+        OffsetError: If an offset is negative.
+    """
     _check_not_negative(consumer_group, {queue: new.next_offset for queue, new in generations.items()})
     begun = {
         queue: _begun(before[queue], new, now_s)

@@ -41,11 +41,12 @@ FOLLOWED = -3
 """``batch_id`` of a row whose offset was taken from the queue's broker, where another member of the group or
 an operator had stored it. No batch has moved the row since."""
 SKIPPED = -4
-"""``batch_id`` of a row that a member moved beyond messages that were gone, or to the queue's next
-generation, or that a command moved to a recorded offset. No batch has moved the row since."""
+"""``batch_id`` of a row that a member moved, such as beyond messages that were gone or to the queue's next
+generation, or that a command moved to a recorded offset or back to a sink's. No batch has moved the row
+since."""
 NOTED = -5
-"""``batch_id`` of a row that was claimed and then got a message from a sink's position. No batch has moved
-the row since."""
+"""``batch_id`` of a row that was claimed and then got a message from a sink's position, or that was moved to
+a sink's later generation. No batch has moved the row since."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 """Generations of queues whose offsets have never started again."""
 NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
@@ -81,11 +82,13 @@ class OffsetRow(NamedTuple):
     consumer_group: str
     queue: MessageQueue
     state: QueueState
-    """State of the queue. Its epoch is 1 at the first claim; every claim and every reset adds 1."""
+    """State of the queue. Its epoch is 1 at the first claim; every claim, reset, new generation and sink's
+    record adds 1."""
     owner: str
-    """Client id that made the last claim; empty if an operator's reset created the row."""
+    """Client id that made the last claim; empty before the first one, if a reset or a sink's watermark
+    created the row."""
     query_id: str
-    """Query whose batch last moved the row; empty after a reset or before the first commit."""
+    """Query whose batch last moved the row; empty before the first commit, or if something else moved it."""
     batch_id: int
     """Batch that last moved the row; ``RESET`` after a reset, ``CLAIMED`` if only a claim has set it,
     ``FOLLOWED`` if somebody else moved it at its broker, ``SKIPPED`` if a member skipped messages, ``NOTED``
