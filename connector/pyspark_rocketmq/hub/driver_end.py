@@ -201,8 +201,8 @@ class DriverControl:
     def begin(self, batch_id: int, make: MakeCommit) -> ControlEndpoint | None:
         """Begin a batch before its job; return how its tasks connect, or None once the hub is closed.
 
-        Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`. ``make`` is called on another
-        thread, for one commit at a time.
+        Call :meth:`end` or :meth:`cut_short` after the job, then :meth:`over` or :meth:`failed`. ``make`` is
+        called on another thread, for one commit at a time.
         """
         self._has_no_batch.clear()
         if self._is_closed:
@@ -217,11 +217,12 @@ class DriverControl:
     def end(self, parts: Sequence[Part], *, could_ask: bool | None) -> BatchEnd:
         """End the job: accept no further part, and wait until the accepted ones are committed.
 
-        ``parts`` come with the job's result.
+        ``parts`` come with the job's result. ``could_ask``: see ``HubState.batch_ends``.
 
         Raises:
-            RocketMQError: If tasks had to connect and could not, if an accepted part cannot be committed, or
-                if a task has failed with an error that would occur in each attempt.
+            RocketMQError: If tasks had to connect and could not, or if a task has failed with an error that
+                would occur in each attempt.
+            BaseException: The error of a commit that was given up.
         """
         failure = self._end_job(could_ask=could_ask, is_whole=True)
         if could_ask is False and self._ends_tasks:
@@ -254,7 +255,10 @@ class DriverControl:
         return failure
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
-        """Notify the planner that a batch is committed or dropped, once ``is_shown`` has returned."""
+        """Notify the planner that a batch is committed or dropped, once ``is_shown`` has returned or failed.
+
+        Another thread calls ``is_shown``. If a newer batch is over by then, only that one is reported.
+        """
         self._newest_over = plan
         self._is_under_way = False
         # Do this first: the thread that takes it may end as soon as no batch is under way.

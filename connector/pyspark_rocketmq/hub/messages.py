@@ -231,7 +231,7 @@ class QueryDrained:
 class TaskBegins:
     """A task's report of its queues, before it delivers anything; answered by :class:`TaskMayBegin`.
 
-    A task sends it again if the connection breaks before the answer.
+    A task with open ranges sends it again if the connection breaks before the answer.
     """
 
     kind: ClassVar[str] = "begin"

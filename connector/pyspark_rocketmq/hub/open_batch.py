@@ -32,7 +32,7 @@ class Ending(NamedTuple):
     why: str
     """The cause in words, for the log."""
     slots: int | None = None
-    """Number of tasks that have begun, if some have not; otherwise None."""
+    """Number of tasks that have begun, if the batch ends because others have not; otherwise None."""
 
 
 class OpenBatch:

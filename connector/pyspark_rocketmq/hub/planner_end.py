@@ -110,7 +110,7 @@ class PlannerControl:
         self._send(PlannerLeaving(plan))
 
     def calls_end_s(self) -> float:
-        """See ``PlanWatcher``; from the last report of the driver, which has Spark's settings."""
+        """See ``PlanWatcher``; from the driver's last report, and ``CALLS_END_S`` before the first one."""
         return self._calls_end_s
 
     def was_reset(self) -> None:
@@ -144,7 +144,7 @@ class PlannerControl:
     def slots(self) -> int:
         """Return the maximum number of tasks of the next batch, as the driver reported; 0 if not limited.
 
-        Waits up to two seconds for the first report; 0 until it comes.
+        The first call waits up to two seconds for the first report; 0 until the report comes.
         """
         self._are_slots_known.wait(_FIRST_SLOTS_S)
         self._are_slots_known.set()

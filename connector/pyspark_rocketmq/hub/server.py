@@ -136,7 +136,11 @@ class HubServer(ConnectionLoop):
         self._call(lambda: self._act(event(self._state)))
 
     def query(self, question: Callable[[HubState], T]) -> T:
-        """Return the state's answer to a question; waits for it."""
+        """Return the state's answer to a question; waits for it, and raises what ``question`` raises.
+
+        Raises:
+            TimeoutError: If the hub's thread does not answer within ten seconds.
+        """
         answer: Future[T] = Future()
 
         def ask() -> None:

@@ -3,9 +3,9 @@
 The key itself is never sent. The hub, which is the driver's server, greets with a random number. The
 connecting side answers with its own random number and with a proof that it has the key, computed from both
 numbers; then the hub proves itself in the same way. From then on every line begins with a code, computed from
-the line's number and from a key for this connection and direction. So nobody can add, repeat or reorder
-lines. This module encrypts nothing: if Spark encrypts its network, :mod:`~pyspark_rocketmq.hub.encryption`
-encrypts the bytes of these lines.
+the line, its number, and a key for this connection and direction. So nobody can add, change, repeat or
+reorder lines. This module encrypts nothing: if Spark encrypts its network,
+:mod:`~pyspark_rocketmq.hub.encryption` encrypts the bytes of these lines.
 
 No I/O: it takes bytes and returns JSON objects, which :mod:`~pyspark_rocketmq.hub.messages` reads.
 """
@@ -79,7 +79,10 @@ class HubAddress:
 
 
 class Session:
-    """One end of a connection. Every method may raise ``RemoteProtocolError``, which ends the connection."""
+    """One end of a connection.
+
+    ``lines`` and ``receive`` raise ``RemoteProtocolError`` if the connection must be ended.
+    """
 
     def __init__(self, peer: str, key: bytes, *, is_hub: bool) -> None:
         self._peer = peer

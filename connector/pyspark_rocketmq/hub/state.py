@@ -254,7 +254,7 @@ class HubState:
             self._settled.clear()
 
     def must_leave(self, number: int, queues: Queues, now_s: float) -> list[Action]:
-        """Take all queues of a plan that are to be given up, as of now."""
+        """Take all queues of the newest plan that are to be given up so far; ignored for another plan."""
         if number != self._plan:
             return []
         self._leaving = queues

@@ -7,8 +7,8 @@ while messages are recorded and passed on.
 If the connection breaks, a task with closed ranges (a micro-batch) ends after the running call. A task with
 open ranges (real time) *pauses*: it begins no delivery. If the process connects again within ten seconds, the
 task resumes; otherwise the task fails. Such a task keeps each part until the driver has confirmed it. After
-it is connected again, it sends nothing before the driver's answer. Then it sends, in this order: the parts
-that have not arrived, the queues that cannot go on, the queues that it has released, and whether it has new
+it is connected again, it sends no progress before the driver's answer, and then in this order: the parts that
+have not arrived, the queues that cannot go on, the queues that it has released, and whether it has new
 results.
 """
 
@@ -411,7 +411,7 @@ class TaskControl(RangeInstructions):
             self._connection.send(self._begin)
 
     def await_answer(self) -> bool:
-        """Wait for the driver's answer; return whether it has come."""
+        """Wait for the driver's answer; return whether it came in time, and the driver is not lost."""
         # With open ranges, leave time to notice that the connection is dead and to make another one.
         more_s = SILENT_FOR_S + RECONNECT_S if self.is_open else 0.0
         is_answered = self._answered.wait(_ANSWER_S + more_s)
@@ -673,7 +673,7 @@ def ask_driver(
     tasks: int = 1,
     open_for_s: float | None = None,
 ) -> TaskControl | None:
-    """Ask the driver which of a task's ranges to leave out; return None if the driver cannot be reached.
+    """Ask the driver which of a task's ranges to leave out; return None if no answer comes in time.
 
     Args:
         terms: Address and rules of the batch.
