@@ -1,9 +1,9 @@
 """Reads and writes a group's offsets at its brokers, also for ``offsetStore=broker``, and finds resets.
 
 A broker keeps an operator's reset until the group's next pull of the queue, and returns it with the answer
-(F5).  A Java consumer always has a pull waiting at the broker. Here, a queue without new messages is in no
-plan, so no task pulls it. Therefore the planner pulls such queues every 15 s. It does not wait for the
-answers; the next plan uses them.
+(F5).  A Java consumer always has a pull waiting at the broker. Here, the plan of a micro-batch lacks queues
+without new messages, so no task pulls them. Therefore the planner pulls such queues every 15 s. It does not
+wait for the answers; the next plan uses them.
 """
 
 from __future__ import annotations
@@ -130,13 +130,15 @@ class BrokerOffsets(Protocol):
         """Return the offsets of ``queues``; leave out queues without one.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker did not answer; no offset is returned then.
+            BrokerOffsetUnavailable: If a broker did not answer or refused; no offset is returned then.
             NoPermission: If the group's offsets may not be read.
         """
         ...
 
     def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
         """Store offsets, even lower ones.
+
+        A broker that does not know the group stores nothing, which is no error.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not store one; others may be stored.

@@ -1,8 +1,8 @@
 """Creates a member from options, and makes it leave the group when the process ends.
 
 Spark ends the planner process with SIGTERM, without calling our code before. If the driver dies, the planner
-process exits by itself. In both cases the member leaves. Only if this process is killed by ``kill -9`` do
-brokers keep the member until their time-outs.
+process exits by itself. In both cases the member leaves. If this process is killed by ``kill -9``, or its
+machine fails, brokers keep the member until their time-outs.
 
 Spark ends the Python workers up to four seconds after the planner. So the planner keeps the locks until the
 driver reports that no listener call is running, or until Spark must have ended the workers.
@@ -44,7 +44,10 @@ _members: list[RunningMember] = []
 
 
 def unregister_at_exit(member: RunningMember) -> None:
-    """Stop ``member`` when this process exits or gets SIGTERM."""
+    """Stop ``member`` when this process exits or gets SIGTERM.
+
+    SIGTERM is handled only if the main thread makes the first call.
+    """
     if not _members:
         atexit.register(_leave)
         if threading.current_thread() is threading.main_thread():
@@ -108,7 +111,7 @@ def join_group(
         clock: The system's clock, except in tests.
         timing: Intervals of heartbeats, rebalances and locks; RocketMQ's by default. Other values must fit
             the brokers' time-outs.
-        driver: The driver connection of a ``PushConsumer``.
+        driver: The driver connection of a ``PushConsumer``; None for another query.
         open_listener: See :class:`ClientRemotingProcessor`.
 
     Raises:

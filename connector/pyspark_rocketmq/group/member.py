@@ -9,6 +9,7 @@ That is soon enough: a queue's lock counts for 10 s more after its renewal is du
 
 When a connection breaks, its broker removes the member. The other members would then take its queues. So the
 next heartbeat is sent immediately and not after half a minute; if it fails, it is tried again every second.
+After two time-outs at a broker only the regular heartbeats go on.
 
 A broker keeps one table of subscriptions for each group, that of the last heartbeat. If members have
 different subscriptions, some of them silently miss messages (rocketmq-client-go#592, apache/rocketmq#7885).
@@ -104,7 +105,7 @@ class QueueOwnership(Protocol):
 
 
 class SubscriptionConsistency:
-    """Compares a broker's report of the group with this member, and warns once about each difference."""
+    """Compares a broker's reports of the group with this member, and warns about each new difference."""
 
     def __init__(self, own: ConsumerData, client_id: str) -> None:
         self._own = own
@@ -530,7 +531,7 @@ class RunningMember:
             self._channels[address] = channel
 
     def _ask_members(self) -> None:
-        """Query the first broker that answers. All members use the same order, so they see the same list.
+        """Query the first broker that answers. Members for which the same brokers answer see the same list.
 
         Each silent broker costs its time-out, and no lock is renewed meanwhile. So a round does not query the
         next broker after ``CALL_TIMEOUT_S``; the following round does. Brokers that have not answered the

@@ -128,7 +128,8 @@ class OffsetMirror:
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
         """Wait until none of these offsets is left to send; return False after ``timeout_s``.
 
-        Each of them has then arrived, was replaced by a newer one, or was dropped (rule 2).
+        Each of them has then arrived, was replaced by a newer one, was dropped (rule 2), or was given up
+        (rule 5).
         """
         self._urgent.set()
         with self._sent:

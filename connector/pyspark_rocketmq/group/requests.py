@@ -113,6 +113,7 @@ class ClientRemotingProcessor:
 
         Raises:
             RemoteProtocolError: If the request is malformed.
+            RocketMQError: If the offset store cannot be read or written.
         """
         handler = self._handlers.get(request.code)
         return None if handler is None else handler(request)
@@ -177,7 +178,10 @@ class ClientRemotingProcessor:
     def reset_offsets(
         self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
     ) -> None:
-        """Store the new positions: the next plan starts there, and the running batch cannot commit (F5)."""
+        """Store the new positions: the next plan starts there, and the running batch cannot commit (F5).
+
+        Negative offsets, queues that this member does not hold, other groups and other topics are ignored.
+        """
         if consumer_group != self._options.consumer_group or topic not in self._options.all_subscribed():
             return
         held = self._held()
@@ -189,7 +193,7 @@ class ClientRemotingProcessor:
                 self._was_reset()
 
     def next_offsets(self, consumer_group: str, topic: str) -> Mapping[MessageQueue, int]:
-        """Return the next offsets of the queues this member holds, from the offset store."""
+        """Return the stored next offsets of the topic's queues held here; empty for another group."""
         if consumer_group != self._options.consumer_group:
             return {}
         return {
