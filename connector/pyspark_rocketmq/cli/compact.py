@@ -23,7 +23,7 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
     """Compact all files smaller than the table's target file size, 128 MiB by default.
 
     Raises:
-        OptionError: If there is no such table, or only Spark may compact it.
+        OptionError: If there is no such table, or this command must not write it.
         JobFailed: If the storage does not answer, or a file is damaged.
     """
     where = masked(settings.table)

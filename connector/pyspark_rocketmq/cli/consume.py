@@ -80,13 +80,16 @@ def _unusable(name: str, why: str) -> OptionError:
 def consume(settings: ConsumeSettings, console: Console) -> None:
     """Run until the query ends; without ``trigger=availableNow``, until it is stopped or fails.
 
-    SIGINT and SIGTERM stop it in good order: it waits for running calls of the listener and commits what was
-    consumed.
+    SIGINT and SIGTERM stop it in good order: it waits, for 20 s at most, for running calls of the listener,
+    and commits what was consumed.
 
     Raises:
         SystemExit: After such a signal, with a shell's exit code for it, 130 or 143.
         OptionError: If the listener or the configuration cannot be used.
         JobFailed: If the query failed, or metrics cannot be served.
+        KeyboardInterrupt: After a second signal.
+        ModuleNotFoundError: If metrics are to be served, and the extra for them is not installed.
+        RocketMQError: If the query cannot start.
     """
     # Before Spark starts: a wrong name should not cost ten seconds.
     if settings.listener is not None:

@@ -2,7 +2,8 @@
 
 Exit codes: 0 done; 1 the command failed; 2 bad input, reported without a traceback; 130 interrupted; 143
 ended by SIGTERM.
-Each command imports the heavy modules that it needs: ``--help`` and ``offsets …`` must not load Spark.
+Each command imports the heavy modules that it needs: ``--help`` must not load Spark, and ``offsets …`` only
+loads it to change a sink.
 """
 
 from __future__ import annotations

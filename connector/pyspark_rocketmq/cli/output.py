@@ -72,7 +72,7 @@ def _fitted_table(
     records: Sequence[Mapping[str, Any]],
     spare: Sequence[str],
 ) -> Table:
-    """Create a table that fits the console and 120 characters; leave out ``spare`` columns if needed."""
+    """Create a table; leave out ``spare`` columns until it fits the console and 120 characters."""
     options = console.options.update(max_width=sys.maxsize)
     shown, left_out = list(columns), []
     table = records_table(title, shown, records)
@@ -89,7 +89,7 @@ def _fitted_table(
 
 
 def offset_table(group: str, topic: str, views: Sequence[OffsetView], console: Console) -> Table:
-    """Create a table of one group's progress in one topic; brokers' columns only if a broker was queried."""
+    """Create a table of one group's progress in one topic; brokers' columns only if a broker has answered."""
     records = [view.columns() for view in views]
     has_bounds = any(view.bounds is not None for view in views)
     optional = [
@@ -113,7 +113,10 @@ def _to_seconds(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def lag_table(total: LagTotal, console: Console) -> Table:
-    """Create a table of one group's lag in one topic; show who claimed a queue only if another holds it."""
+    """Create a table of one group's lag in one topic.
+
+    It shows who claimed the queues only if one of them is held by another member, or by none.
+    """
     records = [view.columns() for view in total.views]
     optional = [name for name in _LAG_WHERE_ANY if any(record[name] for record in records)]
     is_elsewhere = any(record["claimedBy"] != record["heldBy"] for record in records)
@@ -124,7 +127,7 @@ def lag_table(total: LagTotal, console: Console) -> Table:
 
 
 def totals_table(sums: Sequence[LagTotal], console: Console) -> Table:
-    """Create a table with a row per group and topic; some columns are left out if they are 0 everywhere."""
+    """Create a table with a row per group and topic; leave out some columns that are 0 or empty."""
     records = [total.columns() for total in sums]
     names = tuple(records[0]) if records else ("consumerGroup",)
     columns = [

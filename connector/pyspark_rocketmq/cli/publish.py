@@ -30,7 +30,7 @@ _VIEW: Final = "rocketmq_publish_input"
 
 
 def publish(settings: PublishSettings, console: Console) -> None:
-    """Send every row once and show the progress.
+    """Send the rows and show the progress.
 
     Raises:
         OptionError: If the settings or the session cannot be used.

@@ -161,7 +161,7 @@ def storage_secrets(spark: SparkSession, given: str | None, *places: str | None)
 
 
 def delta_place(offset_store: str | None) -> str | None:
-    """Return the place of the offsets if they are in a Delta table."""
+    """Return the place of the offsets if they are in a Delta table, otherwise None."""
     spec = None if offset_store is None else StoreSpec.parse(offset_store)
     return None if spec is None or spec.kind is not StoreKind.DELTA else spec.place
 
@@ -228,7 +228,7 @@ class _PassesOn:
 
 
 class RowCounter:
-    """Counts committed rows. The query's thread updates it, and the command's thread reads it."""
+    """Counts committed rows. Threads of the query update it, and the command's thread reads it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -257,7 +257,7 @@ class RowCounter:
 
     @property
     def batch_id(self) -> int:
-        """Id of the micro-batch with the newest rows; -1 before the first."""
+        """Id of the micro-batch that was committed last; -1 before the first commit."""
         with self._lock:
             return self._batch_id
 

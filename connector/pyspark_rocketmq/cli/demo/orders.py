@@ -22,7 +22,7 @@ STEPS = ("created", "paid", "packed", "shipped", "delivered")
 _OPEN_AT_ONCE = 500
 
 MESSAGES_PER_REQUEST = 128
-"""Messages per request: about 30 KiB of the 4 MiB that brokers accept."""
+"""Messages per request: about 30 KiB of the 4 MiB that brokers accept by default."""
 OUTPUT_SCHEMA = "order_id string, step string, sequence int, reconsume_times int, delivered_ns bigint"
 _ONE_IN = 5_000
 _PAUSE_MS = 200

@@ -76,7 +76,7 @@ _STOP_QUERY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNames:
-    """Names of one run, which differ from those of earlier runs."""
+    """Names of one run; those that the settings do not give differ from those of earlier runs."""
 
     topic: str
     consumer_group: str
@@ -185,7 +185,7 @@ class DemoTopic:
 
         Raises:
             JobFailed: If it holds messages already, cannot be created, or does not appear in the route.
-            TransportError: If the cluster cannot be reached.
+            RocketMQError: If the cluster cannot be reached, or refuses.
         """
         try:
             route = self._route(self._topic)
@@ -250,6 +250,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
 
     Raises:
         JobFailed: If a message was lost, duplicated or out of order, or the demo could not run.
+        RocketMQError: If the cluster cannot be used.
     """
     names = RunNames.for_run(settings, datetime.now(UTC))
     console.print(f"Work directory: {names.work_dir}", markup=False, soft_wrap=True)

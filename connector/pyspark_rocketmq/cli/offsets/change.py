@@ -87,7 +87,7 @@ class SinkWatermarks:
         """Return each queue's watermark in the given generation; leave out queues without one.
 
         Raises:
-            JobFailed: If there is no such table.
+            JobFailed: If there is no such table, or its storage does not answer.
             SinkConflict: If the table no longer shows how far the group is.
         """
         with self._answering():
@@ -98,8 +98,8 @@ class SinkWatermarks:
         """Return the table's position in each queue whose rows it has lost, compared with the group's rows.
 
         Raises:
-            JobFailed: If there is no such table, it lacks no rows, it is one of several sinks, or it still
-                has rows that would be written a second time.
+            JobFailed: If the table is missing or does not answer, lacks no rows, is one of several sinks, or
+                still has rows that would be written a second time.
         """
         self._table()
         queues = {queue: row.generation for queue, row in rows.items()}
@@ -124,7 +124,7 @@ class SinkWatermarks:
         return found[0].targets
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
-        """Return why the watermarks must not follow ``moves``: rows would be duplicated or lost."""
+        """Return why the watermarks must not follow ``moves``; None if no row is duplicated or lost."""
         back = [move for move in moves if move.is_below_watermark]
         if not back:
             return None
@@ -216,7 +216,8 @@ def reset(
     """Move the chosen queues to ``target``: a position, or where the group was at a time or version.
 
     Raises:
-        JobFailed: If the move cannot or must not be made; nothing was changed then.
+        JobFailed: If the move cannot or must not be made, or is incomplete; the error reports what changed.
+        RocketMQError: If the store does not answer, or its history does not go back so far.
     """
     is_position = not isinstance(target, AtTime | AtVersion | ToSink)
     change = _OffsetChange(settings, may_be_new=is_position and options.is_new_group)
@@ -323,7 +324,10 @@ class _OffsetChange:
         return {queue: row for queue, row in rows.items() if options.choice.takes_retries_too(queue)}
 
     def lost_by_sink(self, options: ChangeOptions) -> dict[MessageQueue, int]:
-        """Return the sink's position in each chosen queue whose rows the sink has lost."""
+        """Return the sink's position in each chosen queue whose rows the sink has lost.
+
+        If the sink has no rows of a queue, that is the first offset at the broker.
+        """
         if options.sink is None:
             raise JobFailed("--to sink needs --sink, the table to which the group goes back.")
         lost = SinkWatermarks(options.sink, self._storage).lost(

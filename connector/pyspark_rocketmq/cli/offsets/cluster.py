@@ -96,7 +96,7 @@ class ClusterInspector:
         return self._silent.get(group, frozenset())
 
     def knows_members_of(self, group: str, topics: Iterable[str]) -> bool:
-        """Return whether a broker listed the members; otherwise there may be unknown ones."""
+        """Return whether brokers reported the members, or that there are none; else some may be unknown."""
         self.members_of(group, topics)
         return group in self._listed
 

@@ -48,7 +48,7 @@ def show_diff(
     """Print the queues whose offsets differ between two moments of a group, or between two groups.
 
     Raises:
-        JobFailed: If there is no such store or group, or the store keeps no history.
+        JobFailed: If there is no such store, group or version, or the store keeps no history.
         OffsetError: If the store does not go back so far.
     """
     group = open_group(settings, settings.consumer_group, must_exist=True)

@@ -47,7 +47,7 @@ class LagHistory:
     """Wall-clock seconds at which an operator moved the group."""
 
     def queue_records(self) -> list[dict[str, Any]]:
-        """Return one record per queue and sample, times in ms; unknown ``backlog`` and ``rate`` are None."""
+        """Return one record per queue and sample that has it; times in ms, None for unknown values."""
         queues = sorted({queue for moment in self.moments if moment is not None for queue in moment.rows})
         return [
             record
@@ -113,7 +113,7 @@ def sample_times(since_s: float, until_s: float, count: int) -> tuple[float, ...
 
 
 def moments_at(times_s: Sequence[float], moments: Sequence[Moment]) -> tuple[Moment | None, ...]:
-    """Return the last of ``moments`` (oldest first) at each time."""
+    """Return the last of ``moments`` (oldest first) at each time; None before the first."""
     found: list[Moment | None] = []
     index = -1
     for at_s in times_s:

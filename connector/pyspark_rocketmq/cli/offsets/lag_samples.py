@@ -35,7 +35,7 @@ def draw_lag(settings: OffsetsLagSettings, hours: float, page: Path | None, png:
 
 
 def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None = None) -> LagHistory:
-    """Sample the group's last ``hours``, or the time since its first change if that is shorter.
+    """Sample the group's last ``hours``, or the time since its first change (at least a minute) if shorter.
 
     Raises:
         JobFailed: If no group is named, or no history of it is kept.

@@ -125,7 +125,7 @@ class LagView:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the listener gave the queue's next message back and the pause is not over yet."""
+        """Whether the queue is paused now, usually because the listener gave its next message back."""
         return self.row.state.suspended_until_s is not None and self.row.state.suspended_until_s > self.now_s
 
     def columns(self) -> dict[str, Any]:
