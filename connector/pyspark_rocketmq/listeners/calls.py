@@ -59,7 +59,10 @@ class ListenerCall:
         return answer is not None and answer.acknowledged == len(self.messages) and answer.problem is None
 
     def run(self, listener: MessageListenerConcurrently, hooks: ConsumeHooks, clock: Clock) -> None:
-        """Call a listener that returns its answer; raise only errors that are not an ``Exception``."""
+        """Call a listener that returns its answer; raise only errors that end the process.
+
+        These are errors that are neither an ``Exception`` nor a cancellation.
+        """
         seen, began_s = self._begin(hooks, clock)
         answer: object = None
         try:

@@ -222,6 +222,7 @@ class DeliveryContext:
 
         Raises:
             SchemaError: If they are not rows of the listener's output schema; see :meth:`emit`.
+            RocketMQError: If there is no space for the rows.
         """
         try:
             self._emitted.append(self._output.fitted(rows))

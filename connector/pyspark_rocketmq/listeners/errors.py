@@ -68,7 +68,10 @@ own limiter would let it log the error in full again."""
 
 
 def report_failure(what: str, where: str, error: BaseException) -> str:
-    """Log that ``what`` happened at ``where``, with the traceback if it is new; return the error's line."""
+    """Log that ``what`` happened at ``where``, and return the error's line.
+
+    A new error is logged with its traceback; of further ones only the number is logged, now and then.
+    """
     line = one_line(error)
     count = _count((type(error), _VARIABLE.sub("…", line), _place(error)))
     if count == 0:
@@ -79,7 +82,10 @@ def report_failure(what: str, where: str, error: BaseException) -> str:
 
 
 def report_problem(problem: str, where: str) -> str:
-    """Log the sentence ``problem``, in full if it is new in this process; return it shortened to one line."""
+    """Log the sentence ``problem``, and return it shortened to one line.
+
+    It is logged in full if it is new in this process; later only the number is logged, now and then.
+    """
     line = _shortened(problem)
     count = _count(_VARIABLE.sub("…", line))
     if count == 0:

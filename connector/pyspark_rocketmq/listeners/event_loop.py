@@ -112,7 +112,7 @@ def _selector() -> selectors.BaseSelector:
 
 
 class _ExactEpoll(selectors.EpollSelector):
-    """Waits exactly, where ``epoll_wait`` would round up to whole milliseconds.
+    """Waits exactly for less than 0.1 s, where ``epoll_wait`` would round up to whole milliseconds.
 
     A millisecond is a fifth of a call that takes 5 ms. Also, rounded waits end at the same time, so that
     calls wait for each other.

@@ -210,7 +210,8 @@ def form_of(listener: object, consumer_group: str = "", *, orderly: bool = True)
     """Return the form of a user's listener; a form is returned unchanged.
 
     Raises:
-        OptionError: If it is not a listener, or an ``async def`` for consumption in order.
+        OptionError: If it is not a listener, does not take messages and a context, or is an ``async def`` for
+            consumption in order.
     """
     return _form(listener, _Origin(consumer_group, orderly, uuid4().hex))
 
