@@ -40,13 +40,16 @@ def order_of(
     """Return a change's place in the order of its table.
 
     Of changes with equal positions, rows that a snapshot read are lower than all others; then the order of
-    the queue decides.
+    the queue decides. Without positions, only the order of the queue decides.
 
     Args:
         position: Position in the log of the source; None if only the queue has an order.
         queue_offset: Offset of the change's message.
         number: Number of the change in its message.
         is_snapshot: Whether a snapshot read the row, perhaps while others changed it.
+
+    Raises:
+        OffsetError: If a number is negative or has more than 26 digits.
     """
     place = [int(not is_snapshot or position is None), queue_offset, number]
     return f"{_text_of(position or ())}{_RANKS}{_text_of(place)}"

@@ -85,7 +85,7 @@ def time_text(micros: int) -> str:
 
 
 def parse_date(text: str) -> date:
-    """Parse ``YYYY-MM-DD``, with or without a ``Z`` after it.
+    """Parse ``YYYY-MM-DD``; ignore a time of day or a zone after it.
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
@@ -95,7 +95,7 @@ def parse_date(text: str) -> date:
 
 
 def parse_clock(text: str) -> datetime:
-    """Parse the time that a clock without a zone showed. Ignore a ``Z``, which Debezium writes there too.
+    """Parse the time that a clock without a zone showed; ignore a zone, such as Debezium's ``Z``.
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
