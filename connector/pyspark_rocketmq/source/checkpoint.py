@@ -76,7 +76,8 @@ def foreign_offset(entry: str) -> str | None:
     """Return an offset of another source from an entry of Spark's offset log; None if there is none.
 
     The first line of an entry is ``v1``, the second has the query's settings. Each further line is the offset
-    of one source, or ``-`` if the source has none yet.
+    of one source, or ``-`` if the source has none yet. An entry of another version, and a line that is not
+    JSON, count as having none.
     """
     version, _, *offsets = (*entry.splitlines(), "", "")
     if version != "v1":

@@ -1,7 +1,7 @@
 """Reads the queues of all topics and their bounds, for the planner.
 
-A look costs one statistics request per broker and topic, not one per queue.  The bounds of slaves that are
-read instead of their masters are kept separately: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
+A look normally costs one statistics request per broker and topic, not one per queue.  The bounds of slaves
+that are read instead of their masters are kept separately: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class ClusterView:
             TopicNotFound: If a topic that never had a route has none now, or if no topic has one. With a
                 pattern neither is an error.
             TopicAway: If brokers that may have such a topic are not registered yet.
-            StaticTopic: If a topic is static: its logical queues are mapped to brokers.
+            StaticTopic: If a topic is static: its logical queues are mapped to brokers. With a pattern only
+                if the topic was read before; others are left out.
             TransportError: If no name server answered.
         """
         deadline = Deadline.after(self._clock, self._timeout_s)

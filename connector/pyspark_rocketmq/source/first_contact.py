@@ -30,9 +30,10 @@ def at_first_contact(
     *,
     has_worked: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Return the result of ``action``; try it three times, or longer if its error is likely to pass.
+    """Return the result of ``action``; try it three times if its error may pass, or longer if that is likely.
 
-    Three times are enough for a wrong address. ``action`` is tried until ``patience`` is over
+    Any other error is raised immediately; so is that of a topic that does not exist. Three times are enough
+    for a wrong address. ``action`` is tried until ``patience`` is over
 
     * if a name server is not ready, or brokers have yet to register at it;
     * if name servers or brokers are away or do not work now, and the query ``has_worked`` before.
@@ -73,7 +74,7 @@ def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]])
 
     Raises:
         TopicNotFound: If there is a topic that no living broker has.
-        RocketMQError: If no name server or no broker at all answers.
+        RocketMQError: If no name server or no broker at all answers, or if a server refuses for good.
     """
     clock = SystemClock()
     view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock, had_it=had_it)

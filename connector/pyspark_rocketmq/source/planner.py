@@ -239,6 +239,7 @@ class MicroBatchPlanner:
 
         Raises:
             DataLoss: If wanted messages are gone and ``failOnDataLoss`` is true.
+            OffsetError: If a group with AvailableNow makes no progress for ``drainTimeoutMs``.
             RocketMQError: If a server refuses for good, or if the cluster cannot be reached at first contact
                 or, with AvailableNow, within ``retryTimeoutMs``.
         """

@@ -85,7 +85,8 @@ class QueueClaims:
         group's offset. The other queues do not wait for them.
 
         Raises:
-            NoPermission: If the group's offsets may not be read.
+            NoPermission: If the group's offsets may not be read or written.
+            RocketMQError: If a broker refuses for good, or the offset store does not take the claims.
         """
         known: Mapping[MessageQueue, int] | None = None
         waiting: Waiting = {}
@@ -353,7 +354,8 @@ def second_owner(name: str, member: str) -> OffsetError:
 def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) -> frozenset[str]:
     """Return the client ids under which the progress may be in use: this member's, and those in its rows.
 
-    Members with the same instance name on the same machine have the same client id.
+    Members with the same instance name on the same machine have the same client id. If the store cannot be
+    read, only this member's is returned.
     """
     try:
         rows = store.read(offset_key(options)).values()

@@ -98,7 +98,8 @@ class RangeArrivals:
         a filter passes. The first list has an arrival without messages for each open range.
 
         Raises:
-            DataLoss: If offsets of a range are gone and ``failOnDataLoss`` is true.
+            DataLoss: If ``failOnDataLoss`` is true and offsets of a range are gone, or its queue has another
+                log than when a batch read was planned.
             UndecodableMessage: If a message cannot be decoded, and is not to be kept; with a group, only if
                 it is the range's first message.
             RocketMQError: If a broker refuses in a way that does not pass, or, without a group, cannot be

@@ -1,8 +1,8 @@
 """Decode what was fetched of ranges, return each offset of a range once, report every gap.
 
 The messages of a range come in ascending queue offset, each once; a message that is missing causes an error
-or a log entry.  :mod:`~pyspark_rocketmq.source.fetcher` sends the pulls, and
-:mod:`~pyspark_rocketmq.source.range_arrivals` drives both.
+or a log entry, except with a filter and in a compacted topic.  :mod:`~pyspark_rocketmq.source.fetcher` sends
+the pulls, and :mod:`~pyspark_rocketmq.source.range_arrivals` drives both.
 
 Messages are decoded into Arrow columns, which takes about a millisecond for each call, even for one message.
 So few messages are decoded one by one, into objects, if the caller accepts objects. All unusual cases are
@@ -121,7 +121,8 @@ def decode_chunks(
 ) -> list[DecodedChunks]:
     """Decode all bodies with the same broker and subscription together; if that fails, one after the other.
 
-    ``few_as_objects``: decode the messages of a range into objects if fewer than ``FEW`` have arrived.
+    ``few_as_objects``: decode the messages of a range into objects if fewer than ``FEW`` have arrived, and
+    none is unusual.
     """
     messages: dict[int, Iterable[Messages | Undecodable]] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}

@@ -27,9 +27,9 @@ With option ``handOverRanges`` the source passes ranges on, not messages, and th
 consumer's engine, reads them. Otherwise every message would be decoded in one Python process, converted to
 Spark's rows, and converted to Arrow again for the other process. Of the rows for ranges that are read
 together, the first is a *ticket*: the pickled partitions of these ranges. The other rows are null, one for
-each further offset of the ranges: Spark counts a stream's rows as its input (``numInputRows``), and users
-watch that number. The null rows are dropped after Spark has counted them. A ticket of open ranges has no null
-rows, because the number of their messages is not known.
+each further offset of the ranges, up to ``MOST_COUNTED`` rows in all: Spark counts a stream's rows as its
+input (``numInputRows``), and users watch that number. The null rows are dropped after Spark has counted them.
+A ticket of open ranges has no null rows, because the number of their messages is not known.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ _OPEN_VERSION = 3
 _MOST_IN_JSON: Final = 256
 _MOST_QUEUES: Final = 1_000_000
 _MOST_BYTES_A_QUEUE: Final = 4096
-"""Maximum number of unpacked bytes per queue, for names and retry counts; longer data is neither written nor
-read."""
+"""Maximum number of unpacked bytes per queue on average, with names and retry counts; longer data counts as
+damaged when it is read."""
 _COLUMNS: Final = 5
 _INT64_BYTES: Final = 8
 _SHOWN = 200

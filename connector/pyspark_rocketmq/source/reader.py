@@ -36,7 +36,8 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     be decoded. The rest is planned again; after a reset, from the reset's target.
 
     Raises:
-        DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
+        DataLoss: If ``failOnDataLoss`` is true and offsets of the range are gone, or if a batch read finds at
+            its end that the queue has another log than planned.
         UndecodableMessage: If a message cannot be decoded and ``undecodableMessages`` is not ``keep``; with a
             group, only if it is the range's first message.
         RocketMQError: If the broker refuses for good, or, without a group, cannot be reached for

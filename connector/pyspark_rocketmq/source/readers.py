@@ -79,7 +79,9 @@ class RocketMQBatchReader(DataSourceReader):
         """Return one partition per queue with messages, or more if options ask for them.
 
         Raises:
-            RocketMQError: If a broker of the topic does not answer: a batch must have all queues.
+            OptionError: If positions in options cannot be used, or options ask for too many partitions.
+            RocketMQError: If a broker of the topic does not answer: a batch must have all queues. A slave may
+                answer for its master.
         """
         clock = SystemClock()
         pool = process_pool(ConnectionSettings.of(self._options))

@@ -65,6 +65,7 @@ class OptionPositions:
                 exist, or if a queue has no message at or after its time and
                 ``startingOffsetsByTimestampStrategy`` is ``error``.
             TransportError: If only a master that is down can answer.
+            RocketMQError: If a broker or the offset store that must be asked does not answer or refuses.
         """
         times = self._options.starting_times()
         if times is not None:
@@ -86,6 +87,7 @@ class OptionPositions:
             OptionError: If ``failOnDataLoss`` is true and an option names offsets or queues that do not
                 exist.
             TransportError: If only a master that is down can answer.
+            RocketMQError: If a broker or the offset store that must be asked does not answer or refuses.
         """
         times = self._options.ending_times()
         if times is not None:
