@@ -173,7 +173,11 @@ def _around(error: UnicodeEncodeError) -> str:
 
 
 def decode_frame(frame: bytes | memoryview) -> RemotingCommand:
-    """Decode one frame, without its 4-byte length prefix; the body is copied once."""
+    """Decode one frame, without its 4-byte length prefix; the body is copied once.
+
+    Raises:
+        RemoteProtocolError: If the frame is malformed.
+    """
     view = memoryview(frame)
     if len(view) < 4:
         raise RemoteProtocolError(f"A frame of {len(view)} bytes has no room for its header length.")
@@ -187,7 +191,11 @@ def decode_frame(frame: bytes | memoryview) -> RemotingCommand:
 
 
 def decode_parts(mark: int, header: bytes, body: bytes) -> RemotingCommand:
-    """Decode a frame that was already cut into its second word, its header and its body."""
+    """Decode a frame that was already cut into its second word, its header and its body.
+
+    Raises:
+        RemoteProtocolError: If the header is malformed.
+    """
     serialize_type = mark >> 24
     if serialize_type == SerializeType.JSON:
         return _decode_json(header, body)

@@ -1,9 +1,9 @@
 """Body compression: zlib, LZ4 frames and Zstandard, named by bits 8 to 10 of the message's sysFlag.
 
-Every body that Java's consumer can read is decoded: several frames one after another, skippable frames, and
-sizes far beyond a frame of the wire. However, a few hundred bytes can expand to gigabytes, and any producer
-of a topic may send them. So each body has a bound, and :class:`ExpansionBudget` bounds the messages of an
-answer together.
+Within bounds, every body that Java's consumer can read is decoded: several frames one after another,
+skippable frames, and sizes far beyond a frame of the wire. The bounds are needed because a few hundred bytes
+can expand to gigabytes, and any producer of a topic may send them. Each body has a bound, and
+:class:`ExpansionBudget` bounds the messages of an answer together.
 
 Source: lz4-java 1.8.0 ``LZ4FrameInputStream``, zstd-jni 1.5.2 ``ZstdInputStreamNoFinalizer``; LZ4 frame
 format 1.6, RFC 8878.

@@ -63,6 +63,9 @@ def encode_host(host: str) -> bytes:
 def offset_message_id(store_host: str, commit_log_offset: int) -> str:
     """Build the id that a broker gives a stored message: host (8 or 20 bytes) and commit log offset in hex.
 
+    Raises:
+        LocalProtocolError: If the host is not an IP address and a port.
+
     Source: RocketMQ 5.3.3 ``MessageDecoder.createMessageId``.
     """
     place = encode_host(store_host) + commit_log_offset.to_bytes(_OFFSET_BYTES, "big", signed=True)
@@ -73,7 +76,8 @@ def decode_offset_message_id(message_id: str) -> tuple[str, int]:
     """Split an offset message id into the store host and the commit log offset.
 
     Raises:
-        RemoteProtocolError: If it is not 32 or 56 hex digits; Java misreads some of these.
+        RemoteProtocolError: If it is not 32 or 56 hex digits (Java misreads some of these), or has an
+            impossible port.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decodeMessageId``.
     """

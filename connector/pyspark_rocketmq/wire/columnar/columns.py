@@ -70,6 +70,7 @@ def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
         IrregularLayout: If a member is malformed, cut or left over, their number is not the announced one, or
             a queue offset would exceed 64 bits.
         RemoteProtocolError: If a body cannot be decompressed, or exceeds the budget.
+        LocalProtocolError: If the data and the decompressed batches take 2 GiB.
     """
     if rows.sys_flag_bits() & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
         return rows

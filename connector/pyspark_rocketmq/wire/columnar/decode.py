@@ -9,8 +9,8 @@ decoders never differ, and errors are worded in one place.
 
 Each call has a fixed cost: decode the bodies of many pulls in one call.
 
-A message that cannot be decoded is returned with its stored bytes. Java's consumer silently drops such a
-message and all messages after it in the same answer (``MessageDecoder.decodesBatch``).
+:func:`decode_in_turn` yields a message that cannot be decoded with its stored bytes. Java's consumer silently
+drops such a message and all messages after it in the same answer (``MessageDecoder.decodesBatch``).
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ class Undecodable(NamedTuple):
     def shown(self, queue: MessageQueue, queue_offset: int) -> MessageExt:
         """Return the message for a consumer, with its stored body and the reason in ``UNDECODABLE``.
 
-        With a broken layout the body is the whole message, and all fields except the position are empty or 0.
-        The commit log offset is then -1, because no broker can copy such a message to a retry topic.
+        With a broken layout the body is the rest of the answer from the message on, and all other fields
+        except the position are empty, None or 0. The commit log offset is then -1, because no broker can copy
+        such a message to a retry topic.
         """
         reason = self.reason[:_MAX_REASON]
         if self.stored is not None:
@@ -196,6 +197,9 @@ def decode_in_turn(
     Each batch is decoded when the caller asks for it, so that it can be freed before the next one. A single
     message always fits the budget for decompressed bytes. A message that cannot be decoded is yielded in its
     place. Nothing follows a message with a broken layout, because its end is unknown.
+
+    Raises:
+        LocalProtocolError: If a column name is wrong, or a body's rows take 2 GiB.
     """
     decoder = _decoder(broker_name, tags, columns, properties)
     for body in bodies:

@@ -63,8 +63,8 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
     ResponseCode.GO_AWAY: GoAway,
     ResponseCode.MESSAGE_ILLEGAL: MessageRefused,
 }
-"""Error of each response code. Every other code is a plain ``BrokerError``, after which a client that was
-served before tries again."""
+"""Error of a response code, unless request or remark show a more exact one. Every other code is a plain
+``BrokerError``, after which a client that was served before tries again."""
 _ACL_1: Final = "AclException"
 """Text in the remark of a SYSTEM_ERROR by which access control 1.0 refuses (``PlainAccessValidator``)."""
 _NO_FILTER: Final = "does not support consumer to filter message by"

@@ -86,8 +86,8 @@ class SendResult:
     status: SendStatus
     """Any status except SEND_OK: stored, but not yet as durably as configured at the broker."""
     msg_id: str
-    """UNIQ_KEY of the message; for a batch, those of its messages, joined by commas. Consumers see another
-    key in messages of a batch: the broker gives each of them the batch's key."""
+    """UNIQ_KEY of the message; for a batch, those of its messages, joined by commas; empty for an encoded
+    batch. Consumers see another key in messages of a batch: the broker gives each of them the batch's key."""
     offset_msg_id: str
     """Offset message id; for a batch, one per message, joined by commas."""
     queue: MessageQueue
@@ -137,7 +137,7 @@ def send_command(
     """Create a SEND_MESSAGE_V2 of one message, which the caller has compressed and given ids.
 
     Raises:
-        LocalProtocolError: If the body is empty or too large, or the properties cannot be written.
+        LocalProtocolError: If the body is empty or too large, or the properties or a number do not fit.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``, ``Validators.checkMessage``.
     """
@@ -313,6 +313,9 @@ def split_batch(
 
     ``reserve_bytes`` per message is room for the properties that a producer adds. A message that is too large
     by itself becomes a single batch, which the producer then refuses.
+
+    Raises:
+        LocalProtocolError: If the properties of a message cannot be written.
     """
     first, size = 0, 0
     for index, message in enumerate(messages):

@@ -59,6 +59,9 @@ def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
 
     A topic may have a thousand queues, so one regular expression reads the form that Java writes. The JSON
     reader reads every other form; both give the same results.
+
+    Raises:
+        RemoteProtocolError: If the body is malformed, or would take too much memory.
     """
     check_json_size(body)
     stats = _decode_as_java_writes(body)
