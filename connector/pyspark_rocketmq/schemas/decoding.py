@@ -134,8 +134,8 @@ class BodyDecoder:
         """Return the decoded bodies of an ``ArrowListener``'s messages as rows for it to return.
 
         Each message becomes a row of these columns: ``queueOffset``; the fields of ``schema``, null where a
-        body lacks one; ``badRecord`` and ``badReason``, which are null unless the body cannot be decoded or a
-        value does not fit its column: then they have the whole body and the reason.
+        body lacks one; ``badRecord`` and ``badReason``, which are null unless the body cannot be decoded to a
+        record or a value does not fit its column: then they have the whole body and the reason.
 
         Raises:
             SchemaError: If ``schema`` has one of the added columns.

@@ -113,7 +113,7 @@ class SchemaLookup:
         """Set the registry and the time limits; no request is sent yet.
 
         Args:
-            urls: Base URLs of one registry; the one that answered last is asked first.
+            urls: Base URLs of one registry; the one that last returned a schema is asked first.
             get: Sends a request.
             clock: Clock of deadlines.
             sleep: Waits before another try.
