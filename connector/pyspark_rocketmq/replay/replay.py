@@ -123,7 +123,7 @@ class Replay:
 
         Raises:
             SchemaError: If the table has other columns than the messages.
-            OptionError: If a column of the position is not read.
+            OptionError: If a column of the position is not read, or if ``path`` is no valid path or name.
             StorageNotShared: If the path is another folder on an executor.
             RocketMQError: If messages cannot be read, or the session lacks Delta Lake.
         """
@@ -164,7 +164,7 @@ class Replay:
         """Send the messages to ``topic``, each queue's to one queue in order, with body, properties and flag.
 
         Properties that brokers wrote about the first delivery (delays, transactions …) are left out;
-        ``REPLAYED_FROM`` is added.
+        ``REPLAYED_FROM`` and ``REPLAYED_BY`` are added.
 
         Args:
             topic: Must exist, unless its brokers create topics; must not be one of those that are read.
