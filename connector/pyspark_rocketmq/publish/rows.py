@@ -1,6 +1,6 @@
 """Converts rows to messages as they are stored: bytes and destination.
 
-Every problem of a row is found before the row is sent; errors identify the row by its keys.
+A row that cannot be a message is found before it is sent; errors identify the row by its keys.
 """
 
 from __future__ import annotations

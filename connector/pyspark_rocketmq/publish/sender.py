@@ -1,4 +1,4 @@
-"""Sends the batches of one task: one at a time for each queue, in order, and again until they are stored.
+"""Sends the batches of one task: one at a time for each queue, in order, again for up to ``retryTimeoutMs``.
 
 The thread that puts batches in does all the work; the callbacks of sends only leave outcomes in
 ``_outcomes``. A batch stays at the head of its queue's buffer until it is acknowledged, so no other batch
