@@ -401,7 +401,7 @@ def ask_executors(
         description: Description of the job in Spark's UI.
 
     Returns:
-        All rows that the calls yielded; None if no executor was running in time.
+        All rows that the calls yielded; None if the job did not end within 60 s.
     """
     context = spark.sparkContext
     group = f"rocketmq-executors-{uuid.uuid4()}"
