@@ -64,7 +64,7 @@ class BatchMetrics:
     duration_s: float
     """Duration of the batch; of a commit within it, the time since the metrics before."""
     rows: int | None
-    """Rows added to the consumer's sink; None without a consumer."""
+    """Rows added to the consumer's sink; None without a consumer, or if the batch was dropped."""
     queues: tuple[QueueMetrics, ...]
     """Metrics by queue: the queues of the batch, and the consumer's other queues."""
     input_rows: int | None = None
