@@ -315,7 +315,7 @@ class ReadOptions(PositionOptions):
         return retry_topic(self.consumer_group)
 
     def needs_locks(self) -> bool:
-        """Whether queues are locked at their brokers: orderly members of a shared group (C1, B3)."""
+        """Whether a group's queues are locked at their brokers: if orderly members share them (C1, B3)."""
         return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
 
     def goes_on_at_slaves(self) -> bool:
