@@ -52,7 +52,8 @@ def counted(number: int, what: str) -> str:
 def masked(text: str) -> str:
     """Replace the user information and the query of every URI in ``text`` by ``***``.
 
-    A ``user:password@`` without a scheme is replaced, too: users may write it in a list of servers.
+    A ``user:password@`` without a scheme is replaced, too: users may write it in a list of servers. The
+    container in ``abfss://CONTAINER@ACCOUNT`` stays.
     """
     if "@" not in text and "?" not in text:
         return text

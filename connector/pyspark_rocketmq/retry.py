@@ -47,7 +47,7 @@ def call_with_retry(
     *,
     is_tried_again: Callable[[RocketMQError], bool] = attrgetter("retryable"),
 ) -> T:
-    """Call ``operation`` until it succeeds, by ``policy`` and never beyond ``deadline``.
+    """Call ``operation`` until it succeeds, as far as ``policy`` and ``deadline`` allow.
 
     It is called again after errors that ``is_tried_again`` allows, by default the retryable ones.  Any other
     error, and the last one, reaches the caller unchanged.  A pause is begun only if it ends before the

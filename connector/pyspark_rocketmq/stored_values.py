@@ -206,7 +206,7 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
         return RememberedMessages(_thinned((newest, *known)))
 
     def with_passed(self, passed: RememberedMessages) -> RememberedMessages:
-        """Return the newest message, all of ``passed``, and as many others as there is room for.
+        """Return the newest message, those of ``passed``, and others, as far as there is room for three.
 
         The messages ``passed`` are of the same generation: the one before a position, or the last one before
         the generation's end.
