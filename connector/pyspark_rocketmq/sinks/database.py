@@ -66,9 +66,9 @@ class DatabaseSink:
             watermark_table: Name of the table of watermarks, with a schema if wanted; each sink needs its
                 own.
             commit_in_task: Whether each task commits its rows by itself, through a connection that it keeps
-                open. It commits when it has nothing to deliver, at the latest 5 ms after the first row.
-                Each executor must reach the database, and ``connect``, ``write`` and ``sleep`` are pickled.
-                Only for a query without another sink.
+                open. It commits when it has nothing to deliver or 5 ms after the first row, but not while an
+                earlier commit runs. Each executor must reach the database, and ``connect``, ``write`` and
+                ``sleep`` are pickled. Only for a query without another sink.
             sleep: Function that waits between the tries of a transaction.
 
         Raises:
