@@ -98,10 +98,15 @@ class Task:
     ) -> None:
         self.connection = Connection()
         places = dict.fromkeys((A, B, C), Place(1, 0))
-        self.control = TaskControl(self.connection, places, is_cut=is_cut)  # type: ignore[arg-type]
+        self.control = TaskControl(
+            self.connection,  # type: ignore[arg-type]
+            places,
+            is_cut=is_cut,
+            open_for_s=open_for_s,
+        )
         self.connection.task = self.control
         if open_for_s is not None:
-            self.control.ask(7, 0, attempt=0, tasks=1, open_for_s=open_for_s)
+            self.control.ask(7, 0, attempt=0, tasks=1)
             self.control.receive(TaskMayBegin(self.control.id, frozenset(), is_stopped=False))
         self.parts = TaskParts(writer or Lines(), self.control)
         self.ranges = RangeCuts()

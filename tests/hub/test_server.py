@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -516,3 +517,33 @@ def test_the_only_task_of_a_batch_does_not_ask_which_task_to_wait_for(driver: Dr
     instructions.idles(lambda: None)
 
     assert not instructions.is_batch_at_work()
+
+
+def test_a_task_whose_connection_ends_as_it_begins_gets_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D1: it was open when the task took it; nothing would ever answer on it."""
+    before, driver = Driver(), Driver()
+    with closing(driver.hub):
+        ended = task_end._connected(before.terms)
+        assert ended is not None
+        before.hub.close()
+        wait_until(lambda: ended._is_over, reason="The end of the connection")
+        found = [ended, task_end._connected(driver.terms)]
+        monkeypatch.setattr(task_end, "_connected", lambda *_, **__: found.pop(0))
+
+        instructions = ask_driver(driver.terms, 0, {A: Place(1, 0)}, open_for_s=300.0)
+        assert instructions is not None
+        assert instructions.begins(A)
+
+
+def test_a_connection_goes_on_after_a_break_for_an_open_task_that_has_not_asked_yet() -> None:
+    """D1"""
+    driver = Driver()
+    with closing(driver.hub):
+        connection = task_end._connected(driver.terms)
+        assert connection is not None
+        instructions = connection.begin({A: Place(1, 0)}, is_cut=False, open_for_s=300.0)
+        assert instructions is not None
+
+        assert connection._broken()
+        instructions.ask(BATCH, 0, attempt=0, tasks=1)
+        assert instructions.await_answer()

@@ -62,14 +62,28 @@ class Connection:
 class Task:
     """A task that has begun with two queues."""
 
-    def __init__(self, *, open_for_s: float | None = 300.0, tasks: int = 2, begins: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        open_for_s: float | None = 300.0,
+        tasks: int = 2,
+        begins: bool = True,
+        breaks_first: bool = False,
+    ) -> None:
         self.connection = Connection()
         places = dict.fromkeys((A, B), Place(1, 0))
-        self.control = TaskControl(self.connection, places, is_cut=True)  # type: ignore[arg-type]
+        self.control = TaskControl(
+            self.connection,  # type: ignore[arg-type]
+            places,
+            is_cut=True,
+            open_for_s=open_for_s,
+        )
         self.id = self.control.id = "t"
         self.pauses: list[bool] = []
         self.control.notifies(self._look)
-        self.control.ask(BATCH, 0, attempt=0, tasks=tasks, open_for_s=open_for_s)
+        if breaks_first:
+            self.breaks()
+        self.control.ask(BATCH, 0, attempt=0, tasks=tasks)
         if begins:
             self.control.receive(TaskMayBegin("t", frozenset(), is_stopped=False))
             assert self.control.await_answer()
@@ -354,6 +368,19 @@ def test_a_task_reports_its_end_also_before_the_answer() -> None:
     done.opens_again()
     done.control.done(None)
     assert done.connection.taken() == [TaskDone("t", None)]
+
+
+def test_a_task_that_has_not_asked_at_the_break_asks_on_the_next_connection() -> None:
+    """D1: it is registered with the connection just before it breaks."""
+    task = Task(begins=False, breaks_first=True)
+    assert task.connection.taken() == []
+
+    [asked] = task.opens_again()
+    assert isinstance(asked, TaskBegins)
+    assert (asked.open_for_s, asked.connection) == (300.0, 2)
+    task.control.receive(TaskMayBegin("t", frozenset(), is_stopped=False))
+    assert task.control.await_answer()
+    assert task.control.begins(A)
 
 
 def test_a_queue_given_up_before_the_break_is_not_released_after_it() -> None:

@@ -78,6 +78,8 @@ _AGAIN_AFTER_S: Final = 60.0
 """Pause before a driver that could not be reached is tried again by a task that can do without."""
 _PAUSE_S: Final = 0.5
 """Pause between the tries of a task with open ranges, which cannot do without the driver."""
+_CONNECTIONS: Final = 3
+"""Maximum number of connections, each lost in the moment in which the task begins, that a task tries."""
 _CALLS_END_S: Final = 2.0
 """How long the running call may continue after the driver's end; like ``spark.python.task.killTimeout``."""
 _LARGEST_COPY: Final = 256 << 10
@@ -114,12 +116,20 @@ class TaskControl(RangeInstructions):
     """The driver's instructions to one attempt of a task, and the attempt's reports to the driver."""
 
     def __init__(
-        self, connection: _DriverConnection, places: Mapping[MessageQueue, Place], *, is_cut: bool
+        self,
+        connection: _DriverConnection,
+        places: Mapping[MessageQueue, Place],
+        *,
+        is_cut: bool,
+        open_for_s: float | None = None,
     ) -> None:
         self.id = os.urandom(16).hex()
         """Unique id of the attempt."""
         self.is_cut: Final = is_cut
         """Whether the driver asks for parts while the batch runs."""
+        self.is_open: Final = open_for_s is not None
+        """Whether the task's ranges are open, so that it consumes them until the driver ends the task."""
+        self._open_for_s = open_for_s
         self._connection = connection
         self._places = places
         self._given_up: set[MessageQueue] = set()
@@ -161,11 +171,6 @@ class TaskControl(RangeInstructions):
         self._released: set[MessageQueue] = set()
         self._stands: dict[MessageQueue, QueueStands] = {}
         """Reports of queues that cannot go on; sent again after a new connection, as is ``_released``."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the task's ranges are open, so that it consumes them until the driver ends the task."""
-        return self._begin is not None and self._begin.open_for_s is not None
 
     # --- the task's threads ---------------------------------------------------------------------------------
 
@@ -385,15 +390,7 @@ class TaskControl(RangeInstructions):
         # Send this even before the driver has answered on a new connection: no other message follows it.
         self._connection.send(TaskFailed(self.id, fatal))
 
-    def ask(
-        self,
-        batch_id: int,
-        partition: int,
-        *,
-        attempt: int,
-        tasks: int,
-        open_for_s: float | None = None,
-    ) -> None:
+    def ask(self, batch_id: int, partition: int, *, attempt: int, tasks: int) -> None:
         """Ask the driver with which of its queues the task may begin; then call :meth:`await_answer`."""
         with self._guard:
             self._begin = TaskBegins(
@@ -403,7 +400,7 @@ class TaskControl(RangeInstructions):
                 attempt=attempt,
                 places=self._places,
                 tasks=tasks,
-                open_for_s=open_for_s,
+                open_for_s=self._open_for_s,
                 connection=self._connection.number,
             )
             self._is_last = tasks == 1 and not self.is_open
@@ -510,6 +507,7 @@ class TaskControl(RangeInstructions):
         """Ask the driver, on a new connection, whether to go on."""
         with self._guard:
             if not self.is_open or self._begin is None:
+                # A task that has not asked yet does so on this connection.
                 return
             number = self._connection.number
             if not self._answered.is_set():
@@ -588,7 +586,11 @@ class _DriverConnection:
         self._ends_tasks = ends_tasks
         self.place = f"{address.host}:{address.port}"
         self.is_lost = False
+        self._guard = threading.Lock()
+        """Guards the next two: a task is registered before the connection's end, or on another connection."""
         self._tasks: dict[str, TaskControl] = {}
+        self._is_over = False
+        """Whether the connection is lost for good."""
         self._client = HubClient[ToTask](
             address,
             decode=decode_to_task,
@@ -606,9 +608,18 @@ class _DriverConnection:
         """Number of the process's newest connection to this driver, from 1."""
         return self._client.number
 
-    def begin(self, places: Mapping[MessageQueue, Place], *, is_cut: bool) -> TaskControl:
-        instructions = TaskControl(self, places, is_cut=is_cut)
-        self._tasks[instructions.id] = instructions
+    def begin(
+        self, places: Mapping[MessageQueue, Place], *, is_cut: bool, open_for_s: float | None = None
+    ) -> TaskControl | None:
+        """Register a task; return None if it needs another connection, because this one is lost.
+
+        Only a task with open ranges can wait until the process has connected again.
+        """
+        instructions = TaskControl(self, places, is_cut=is_cut, open_for_s=open_for_s)
+        with self._guard:
+            if self._is_over or (self.is_lost and not instructions.is_open):
+                return None
+            self._tasks[instructions.id] = instructions
         return instructions
 
     def forget(self, instructions: TaskControl) -> None:
@@ -619,11 +630,15 @@ class _DriverConnection:
             task.receive(message)
 
     def _broken(self) -> bool:
-        # A task that begins from now on must not use this connection, and makes another one.
-        self.is_lost = True
-        for instructions in list(self._tasks.values()):
+        with self._guard:
+            # A task that begins from now on must not use this connection, and makes another one.
+            self.is_lost = True
+            tasks = list(self._tasks.values())
+            connects_again = any(each.is_open for each in tasks)
+            self._is_over = not connects_again
+        for instructions in tasks:
             instructions.broke()
-        return any(each.is_open for each in list(self._tasks.values()))
+        return connects_again
 
     def _opened_again(self) -> None:
         self.is_lost = False
@@ -631,8 +646,10 @@ class _DriverConnection:
             instructions.opened_again()
 
     def _lost(self) -> None:
-        self.is_lost = True
-        for instructions in list(self._tasks.values()):
+        with self._guard:
+            self.is_lost = self._is_over = True
+            tasks = list(self._tasks.values())
+        for instructions in tasks:
             instructions.lost()
         if self._ends_tasks and self._tasks:
             timer = threading.Timer(_CALLS_END_S, self._end_calls)
@@ -683,14 +700,30 @@ def ask_driver(
         tasks: Number of tasks of the batch.
         open_for_s: Length of the batch in seconds if its ranges are open; None for closed ranges.
     """
-    connection = _connected(terms) if open_for_s is None else _surely_connected(terms)
-    if connection is None:
+    instructions = _registered(terms, places, open_for_s)
+    if instructions is None:
         return None
-    instructions = connection.begin(places, is_cut=terms.wants_cuts)
-    instructions.ask(terms.batch_id, partition, attempt=attempt, tasks=tasks, open_for_s=open_for_s)
+    instructions.ask(terms.batch_id, partition, attempt=attempt, tasks=tasks)
     if instructions.await_answer():
         return instructions
     instructions.forget()
+    return None
+
+
+def _registered(
+    terms: ControlEndpoint, places: Mapping[MessageQueue, Place], open_for_s: float | None
+) -> TaskControl | None:
+    """Register a task on a connection; return None if there is none.
+
+    A connection may be lost between the look at it and the task's registration. Then there is another try.
+    """
+    for _ in range(_CONNECTIONS):
+        connection = _connected(terms) if open_for_s is None else _surely_connected(terms)
+        if connection is None:
+            return None
+        instructions = connection.begin(places, is_cut=terms.wants_cuts, open_for_s=open_for_s)
+        if instructions is not None:
+            return instructions
     return None
 
 
