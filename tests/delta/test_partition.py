@@ -79,6 +79,42 @@ def test_a_partition_is_followed_over_commits_of_it_and_of_others(
     assert DeltaTable(path).to_pyarrow_table().num_rows == 5
 
 
+def at_newest(path: Path, partition: Partition) -> Files | None:
+    log = LogFiles(str(path))
+    return partition.files_at(log, DeltaTable(path).version(), mark=MARK)
+
+
+def replace_marked(path: Path, partition: Partition, *values: int) -> None:
+    snapshot = TableSnapshot(DeltaTable(path), needs_delta_rs=False)
+    note = CommitNote(metadata={MARK: partition.value})
+    partition.replace(snapshot, rows(partition, *values), partition.files_in(snapshot.table), note)
+
+
+def test_the_newest_commit_that_replaced_a_partition_shows_its_files(path: Path) -> None:
+    """No earlier state is needed, and the log may begin with that commit."""
+    assert at_newest(path, A) is None
+    replace_marked(path, A, 7)
+    replace_marked(path, A, 10, 11)
+    replace_marked(path, B, 8)
+    for version in (0, 1):
+        (path / "_delta_log" / f"{version:020d}.json").unlink()
+
+    files = A.files_at(LogFiles(str(path)), 3, mark=MARK)
+
+    assert files is not None
+    assert numbers(path, files) == [10, 11]
+    assert B.files_at(LogFiles(str(path)), 2, mark=MARK) is None
+
+
+def test_files_are_left_to_delta_rs_after_a_commit_without_the_mark(path: Path) -> None:
+    replace_marked(path, A, 7)
+    assert at_newest(path, A) == files_of(path, A)
+
+    without_the_mark(path)
+
+    assert at_newest(path, A) is None
+
+
 def test_a_partition_without_rows_has_no_file(path: Path) -> None:
     before = files_of(path, A)
     replace_by_link(path, A)

@@ -191,6 +191,25 @@ def test_a_handle_whose_log_files_were_cleaned_up_opens_the_table_again(path: Pa
     assert idle.read(GROUP)[Q0].next_offset == 3
 
 
+def test_rows_are_read_without_a_query_after_the_log_was_cleaned_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F1: each query of delta-rs keeps memory, and in real time a planner reads only after many commits."""
+    busy, idle = DeltaOffsetStore(path), DeltaOffsetStore(path)
+    busy.claim(GROUP, "client-1", {Q0: 0})
+    assert idle.read(GROUP)[Q0].next_offset == 0
+    monkeypatch.setattr("pyspark_rocketmq.delta.partition.query_rows", lambda *_: 1 / 0)
+    for batch_id in range(3):
+        busy.commit(GROUP, [committed(Q0, batch_id + 1)], query_id="q", batch_id=batch_id)
+    DeltaTable(path).create_checkpoint()
+    for log_file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
+        log_file.unlink()
+
+    assert idle.read(GROUP)[Q0].next_offset == 3
+    assert idle.commit(GROUP, [committed(Q0, 4)], query_id="q", batch_id=3).accepted
+    assert DeltaTable(path).to_pyarrow_table().column("next_offset").to_pylist() == [4]
+
+
 @pytest.mark.parametrize(
     "left_over", ["a data file", "a commit not yet named", "a checkpoint nobody points to"]
 )

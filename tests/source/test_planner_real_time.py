@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -13,7 +14,7 @@ from pyspark_rocketmq.errors import ConnectFailed, OptionError
 from pyspark_rocketmq.hub.planner_end import PlannerControl
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.ranges import SharedTask, offset_to_plan, open_for_s_of
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
@@ -70,6 +71,23 @@ def test_a_plan_begins_where_the_offset_store_stands() -> None:
         suspended,
         QueueState(2, 2),
     ]
+
+
+def test_one_thread_reads_the_offset_store_for_a_plan_and_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store on Delta keeps the opened table, and its memory, for each thread that reads."""
+    planning = in_real_time({A0: (0, 5)})
+    read, threads = planning.store.read, list[str]()
+
+    def noted(consumer_group: str) -> dict[MessageQueue, OffsetRow]:
+        threads.append(threading.current_thread().name)
+        return read(consumer_group)
+
+    monkeypatch.setattr(planning.store, "read", noted)
+    opened(planning)
+    planning.planner.runnable(planning.offset)
+
+    assert len(threads) >= 2
+    assert len(set(threads)) == 1
 
 
 def test_a_plan_waits_for_the_first_queue() -> None:

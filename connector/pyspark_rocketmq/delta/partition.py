@@ -64,6 +64,39 @@ class Partition(NamedTuple):
         files = tuple(file for file in stored_files(table) if file.partition == self._key)
         return files if all(is_below(file.path) for file in files) else None
 
+    def files_at(self, log: LogFiles, version: int, *, mark: str) -> Files | None:
+        """Return the partition's files in a version, from the newest commit that replaced all its rows.
+
+        Args:
+            log: The table's log.
+            version: A version whose commits are still in the log.
+            mark: Name of a field of ``commitInfo``; a commit that has this field replaces all rows of the
+                partition whose value is the field's.
+
+        Returns:
+            The files; None if they cannot be known in this way, so that delta-rs has to be asked.
+        """
+        for replaced in range(version, max(-1, version - _MOST_FOLLOWED), -1) if log.is_local else ():
+            try:
+                actions = log.actions(replaced)
+            except (OSError, ValueError):
+                return None
+            marks = {action["commitInfo"].get(mark) for action in actions if "commitInfo" in action}
+            if self.value in marks:
+                return self._files_from(log, replaced, version, actions, mark=mark)
+            if marks <= {None}:
+                return None
+        return None
+
+    def _files_from(
+        self, log: LogFiles, replaced: int, version: int, actions: Sequence[dict[str, Any]], *, mark: str
+    ) -> Files | None:
+        """Return the files in ``version``; the ``actions`` of commit ``replaced`` replaced all rows."""
+        found: dict[str, StoredFile] = {}
+        if not all(self._follow(action, found) for action in actions if "remove" not in action):
+            return None
+        return self.files_after(log, tuple(found.values()), range(replaced + 1, version + 1), mark=mark)
+
     def files_after(self, log: LogFiles, files: Files, versions: range, *, mark: str) -> Files | None:
         """Return the partition's files after further commits.
 

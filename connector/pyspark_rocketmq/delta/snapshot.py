@@ -478,8 +478,10 @@ class HandlePerThread(Generic[HandleT]):
                     if table.may_have_newer():
                         table.refresh()
                     return handle
-                logger.warning(
-                    "table was replaced or restored, opening it again: %s", masked(table.log.table_uri)
+                # Not worth a warning: if many commits follow the last look, it was cleaned up.
+                logger.info(
+                    "the commit of the last look is no longer in the log, opening the table again: %s",
+                    masked(table.log.table_uri),
                 )
             except STORAGE_ERRORS as error:
                 # An idle handle may need log files that were cleaned up since: open again from a checkpoint.

@@ -380,12 +380,23 @@ def _followed(newest: TableSnapshot, consumer_group: str, known: _CachedRows | N
         return None
     if files == known.files:
         return known._replace(version=newest.version)
-    return _CachedRows(
-        newest.version, rows_from_table(consumer_group, rows_of_files(newest.log, files)), files
-    )
+    return _read_files(newest, consumer_group, files)
+
+
+def _read_files(newest: TableSnapshot, consumer_group: str, files: Files) -> _CachedRows:
+    rows = rows_from_table(consumer_group, rows_of_files(newest.log, files))
+    return _CachedRows(newest.version, rows, files)
 
 
 def _read(newest: TableSnapshot, consumer_group: str) -> _CachedRows:
+    """Return the group's newest rows, from its newest commit if possible.
+
+    A query of delta-rs keeps some memory for each file that a checkpoint lists as removed.
+    """
+    if newest.commits_itself:
+        files = _partition(consumer_group).files_at(newest.log, newest.version, mark=GROUP_KEY)
+        if files:
+            return _read_files(newest, consumer_group, files)
     table = newest.table
     files = _partition(consumer_group).files_in(table) if newest.commits_itself else None
     return _CachedRows(newest.version, _read_rows(table, consumer_group), files)

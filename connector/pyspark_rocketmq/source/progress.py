@@ -303,7 +303,7 @@ class GroupProgress:
     def stored(self) -> Collection[MessageQueue]:
         """Return the queues that have a row."""
         try:
-            return self._store.read(self._group).keys()
+            return self._read_store().keys()
         except RocketMQError as error:
             logger.warning("could not read known queues in the offset store group=%s: %s", self._group, error)
             return ()
@@ -329,6 +329,10 @@ class GroupProgress:
         """Read the store's rows on another thread, to wait for storage and brokers at the same time."""
         self._reading = self._reader.submit(self._store.read, self._group)
 
+    def _read_store(self) -> dict[MessageQueue, OffsetRow]:
+        """Return the store's rows, read on the one thread that reads: a store keeps memory for each."""
+        return self._reader.submit(self._store.read, self._group).result()
+
     def read(
         self,
         previous: Sequence[QueueRange],  # noqa: ARG002
@@ -342,7 +346,7 @@ class GroupProgress:
             for queue, grant in held.items()
             if queue in snapshot.bounds or queue in snapshot.slave_bounds
         }
-        rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
+        rows = self._reading.result() if self._reading is not None else self._read_store()
         self._reading = None
         rows = checked_rows(self._store, self._group, rows, seen=self._rows)
         self._check_sole_owner(rows)
@@ -517,7 +521,7 @@ class GroupProgress:
         must not reach the sink either: the watermark would pass messages that are read again from the new
         position. The committed part of a range is not run again.
         """
-        rows = self._run_by = self._store.read(self._group)
+        rows = self._run_by = self._read_store()
         kept = []
         for old in planned:
             row = rows.get(old.queue)
