@@ -178,16 +178,12 @@ class Task:
         self._is_writing = False
         self._pauses = world.has("pause")
         self.parts = 0
-        self.control = world.new_control(self._connection, places, is_cut=driver.is_cut)
+        self.control = world.new_control(
+            self._connection, places, is_cut=driver.is_cut, open_for_s=driver.open_for_s
+        )
         self.control.id = self.name
         self.control.when_cut(self._cut_wanted)
-        self.control.ask(
-            driver.plan,
-            partition,
-            attempt=attempt,
-            tasks=driver.tasks_planned,
-            open_for_s=driver.open_for_s,
-        )
+        self.control.ask(driver.plan, partition, attempt=attempt, tasks=driver.tasks_planned)
 
     # --- the listener ---------------------------------------------------------------------------------------
 

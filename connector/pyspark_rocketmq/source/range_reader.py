@@ -98,7 +98,7 @@ def _memory_of(messages: Messages) -> int:
         return sum([len(message.body) + _OBJECT_BYTES for message in messages])
     names = messages.schema.names
     large = sum([messages.column(name).nbytes for name in _LARGE_COLUMNS if name in names])
-    return large + messages.num_rows * _ROW_BYTES
+    return int(large + messages.num_rows * _ROW_BYTES)
 
 
 def _body_bytes(messages: Sequence[MessageExt]) -> int:
