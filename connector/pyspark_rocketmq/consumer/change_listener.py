@@ -2,8 +2,8 @@
 
 Rule 1: a message never stops its queue. A change that cannot be applied becomes a row with a reason, and the
 sink decides what to do with it.
-Rule 2: values are exact. A value that does not fit its column makes a bad change; it is not rounded, cut or
-moved to another zone. But a decimal for a column of floating-point numbers becomes the nearest such number.
+Rule 2: values are exact. A value that does not fit its column makes a bad change; it is never rounded, cut or
+moved to another zone.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class ChangeListener:
 
 
 def _converted(value: Any, type_: st.DataType) -> Any:
-    """Convert a value to the Python class of its column, if a text or number holds such a value.
+    """Convert a value to the Python class of its column, if a text or number holds exactly such a value.
 
     If messages lack the source's types, decimals and times are texts, and numbers with a fraction decimals.
     """
