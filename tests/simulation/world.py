@@ -245,9 +245,19 @@ class World:
         return hub
 
     def new_control(
-        self, connection: Connection, places: Mapping[MessageQueue, Place], *, is_cut: bool
+        self,
+        connection: Connection,
+        places: Mapping[MessageQueue, Place],
+        *,
+        is_cut: bool,
+        open_for_s: float | None,
     ) -> TaskControl:
-        control = self._left.control(connection, places, is_cut=is_cut)  # type: ignore[arg-type]
+        control = self._left.control(
+            connection,  # type: ignore[arg-type]
+            places,
+            is_cut=is_cut,
+            open_for_s=open_for_s,
+        )
         self._made.append(control)
         return control
 
