@@ -18,8 +18,8 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
 from pyspark_rocketmq.change_data.change import Change, Operation
+from pyspark_rocketmq.delta.file_choice import rows_of_files
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS
-from pyspark_rocketmq.delta.table import rows_of_files
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.change_table import side_tables
 from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys

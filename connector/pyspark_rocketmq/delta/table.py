@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder
@@ -24,9 +24,6 @@ from pyspark_rocketmq.delta.paths import check_decodes_alike, check_exclusive_cr
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.retry import commit_with_retry
-
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
 
 logger = logging.getLogger(__name__)
 
@@ -240,25 +237,6 @@ def sql_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: ds.Expression) -> Iterator[pa.Table]:
-    """Yield all rows of those files that, by their statistics, may have rows which meet ``may_have``.
-
-    Arrow cannot filter the rows themselves: in files that delta-rs wrote in a MERGE, texts have another type
-    (views), which Arrow does not compare with texts.
-
-    Raises:
-        DeltaError, OSError: If the storage does not answer.
-    """
-    from pyarrow.dataset import ParquetReadOptions
-
-    # In nanoseconds, which is Arrow's unit for Spark's INT96, there are no years after 2262.
-    options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
-    dataset = table.to_pyarrow_dataset(parquet_read_options=options)
-    for fragment in dataset.get_fragments(filter=may_have):
-        for batch in fragment.to_batches(schema=dataset.schema, columns=list(columns)):
-            yield pa.Table.from_batches([batch])
-
-
 def highest_text(table: DeltaTable, column: str) -> str | None:
     """Return the highest text of a column by the statistics of the files; None if they have none.
 
@@ -289,7 +267,7 @@ def query_rows(table: DeltaTable, sql: str) -> pa.Table:
 
 
 def unread_features(table: DeltaTable) -> tuple[str, ...]:
-    """Return the names of the features with which :func:`rows_of_files` cannot read a table."""
+    """Return the names of the features with which delta-rs' data set cannot read a table."""
     return tuple(sorted({*(table.protocol().reader_features or ())} - SUPPORTED_READER_FEATURES))
 
 

@@ -21,15 +21,15 @@ from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable
 
 from pyspark_rocketmq.change_data.effects import LOWEST
 from pyspark_rocketmq.delta.commit import CommitNote
+from pyspark_rocketmq.delta.file_choice import has_counted, has_value, rows_of_files
 from pyspark_rocketmq.delta.files import WrittenFile
 from pyspark_rocketmq.delta.merge import SOURCE, TARGET, begin_merge, predicate, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
-from pyspark_rocketmq.delta.table import rows_of_files, sql_literal
+from pyspark_rocketmq.delta.table import sql_literal
 from pyspark_rocketmq.sinks.change_table.batch_changes import (
     BatchChanges,
     ChangeRules,
@@ -167,7 +167,7 @@ class RowMerge:
         first, keys = self._columns.keys[0], self._batch.keys
         is_truncated = bool(self._batch.truncated_at)
         changed_values, unfinished_values = map(self._batch.first_values, (changes.facts, unfinished))
-        is_older = ds.field(OLDER).is_valid()
+        is_older = has_counted(OLDER) & has_value(OLDER)
         if not is_truncated:
             is_older = is_older & may_have_keys(changes.facts, keys)
         may_have = may_have_keys(unfinished, keys) | is_older if unfinished else is_older

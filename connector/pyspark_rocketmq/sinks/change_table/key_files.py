@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
+from pyspark_rocketmq.delta.file_choice import ANY_ROW, MayHave, is_one_of
 from pyspark_rocketmq.sinks.change_table.compaction import Key
 
 
-def may_have_keys(
-    keys: Collection[Key], columns: pa.Schema, stored: pa.Schema | None = None
-) -> ds.Expression:
+def may_have_keys(keys: Collection[Key], columns: pa.Schema, stored: pa.Schema | None = None) -> MayHave:
     """Return a condition for ``rows_of_files`` that holds for each file with one of these keys.
 
     The condition tests the first column of the key for which files have exact bounds. If there is none, it
@@ -25,8 +23,8 @@ def may_have_keys(
     """
     for place, field in enumerate(columns):
         if _has_exact_bounds(field.type) and (stored is None or stored.field(field.name).type == field.type):
-            return ds.field(field.name).isin(pa.array([key[place] for key in keys], field.type))
-    return ds.scalar(True)
+            return is_one_of(field.name, pa.array([key[place] for key in keys], field.type))
+    return ANY_ROW
 
 
 def _has_exact_bounds(type_: pa.DataType) -> bool:

@@ -20,12 +20,19 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import LOWEST, Order
+from pyspark_rocketmq.delta.file_choice import (
+    ANY_ROW,
+    MayHave,
+    has_null,
+    has_value,
+    is_at_least,
+    rows_of_files,
+)
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.delta.table import (
     arrow_columns,
@@ -33,7 +40,6 @@ from pyspark_rocketmq.delta.table import (
     open_table,
     parse_columns,
     read_form,
-    rows_of_files,
 )
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.sinks.change_table.columns import BODY, DAY, PROBLEM
@@ -104,7 +110,7 @@ class RecentRows:
         # delta-rs cannot read a file while it writes one.
         with tempfile.TemporaryFile() as spool:
             with pa.ipc.new_stream(spool, schema) as stream:
-                for some in rows_of_files(table, stored.names, ds.scalar(True)):
+                for some in rows_of_files(table, stored.names, ANY_ROW):
                     stream.write_table(some.cast(schema))
             spool.seek(0)
             _overwrite(table, pa.ipc.open_stream(spool))
@@ -189,11 +195,10 @@ class Deletions:
         table = self.recent.opened()
         if table is None:
             return {}, LOWEST
-        first = ds.field(self.keys.names[0])
         values = pa.array([key[0] for key in keys], self.keys.field(0).type)
         asked, found, truncated_at = set(keys), dict[Key, Order](), LOWEST
         names = [*self.keys.names, POSITION]
-        may_have = may_have_keys(keys, self.keys, arrow_columns(table)) | first.is_null()
+        may_have = may_have_keys(keys, self.keys, arrow_columns(table)) | has_null(self.keys.names[0])
         for some in rows_of_files(table, names, may_have):
             whole = some.cast(pa.schema([*_nullable(self.keys), some.schema.field(POSITION)]))
             column = whole[self.keys.names[0]]
@@ -257,7 +262,7 @@ class PastChanges:
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
-        found = self._read(at, ds.field(self.keys[0]).is_valid())
+        found = self._read(at, has_value(self.keys[0]))
         return found.filter(pc.is_valid(found[self.keys[0]]))
 
     def truncations(self, since: Order) -> dict[Order, datetime | None]:
@@ -266,7 +271,7 @@ class PastChanges:
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
-        found = self._read(since, ds.field(self.keys[0]).is_null())
+        found = self._read(since, has_null(self.keys[0]))
         found = found.filter(pc.is_null(found[self.keys[0]]))
         return dict(zip(found[POSITION].to_pylist(), found[TIME].to_pylist(), strict=True))
 
@@ -275,13 +280,13 @@ class PastChanges:
         """The table as of the first read. Members that record something later also commit later."""
         return self.recent.opened()
 
-    def _read(self, since: Order, may_have: ds.Expression, first_values: pa.Array | None = None) -> pa.Table:
+    def _read(self, since: Order, may_have: MayHave, first_values: pa.Array | None = None) -> pa.Table:
         found = [self.schema.empty_table()]
         if self._begun is None:
             return found[0]
         stored = arrow_columns(self._begun).names
         names = [name for name in self.schema.names if name in stored]
-        for some in rows_of_files(self._begun, names, may_have & (ds.field(POSITION) >= since)):
+        for some in rows_of_files(self._begun, names, may_have & is_at_least(POSITION, since)):
             rows = some.filter(pc.greater_equal(some[POSITION], since))
             if first_values is not None:
                 rows = rows.filter(

@@ -15,13 +15,19 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable
 
 from pyspark_rocketmq.change_data.effects import Order
+from pyspark_rocketmq.delta.file_choice import (
+    MayHave,
+    has_counted,
+    has_value,
+    is_at_least,
+    rows_of_files,
+)
 from pyspark_rocketmq.delta.merge import SOURCE, TARGET, begin_merge, predicate, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
-from pyspark_rocketmq.delta.table import rows_of_files, sql_literal
+from pyspark_rocketmq.delta.table import sql_literal
 from pyspark_rocketmq.sinks.change_table.batch_changes import (
     BatchChanges,
 )
@@ -150,7 +156,9 @@ class _FactsOfShare:
     def keys_after(self, at: Order) -> set[Key]:
         """See ``Facts.keys_after``."""
         found = set[Key]()
-        may_be = (ds.field(POSITION) >= at) | (ds.field(END_POSITION) >= at) | ds.field(PLACES).is_valid()
+        may_be = has_counted(PLACES) & has_value(PLACES)
+        for name in (POSITION, END_POSITION):
+            may_be |= has_counted(name) & is_at_least(name, at)
         for some in self._stored(may_be):
             is_later = [
                 pc.fill_null(pc.greater_equal(some[name], at), False) for name in (POSITION, END_POSITION)
@@ -163,7 +171,7 @@ class _FactsOfShare:
     def _key_names(self) -> tuple[str, ...]:
         return self.batch.columns.keys
 
-    def _stored(self, may_have: ds.Expression) -> Iterator[pa.Table]:
+    def _stored(self, may_have: MayHave) -> Iterator[pa.Table]:
         for rows in rows_of_files(self.table.table, self.schema.names, may_have):
             yield rows.cast(self.schema)
 
