@@ -41,12 +41,16 @@ from pyspark_rocketmq.sinks.change_table.compaction import (
     EFFECT,
     OLDER,
     POSITION,
+    DividedChanges,
     Effect,
+    Key,
     KeyedChanges,
+    has_keys_of,
     keys_of,
     merge_source,
+    whole_source,
 )
-from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys
+from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys, may_have_keys_of
 from pyspark_rocketmq.sinks.change_table.side_tables import DELETIONS, Deletions
 from pyspark_rocketmq.sinks.delta.appenders import FileAppender
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
@@ -147,42 +151,57 @@ class RowMerge:
 
     def of_share(self, number: int) -> pa.Table:
         """Record the deletions of a share of the keys, and return the source's rows for it."""
-        changes = KeyedChanges(self._columns, self._batch.share(number))
+        columns, rows = self._columns, self._batch.share(number)
         truncated_at = self._batch.truncated_at
-        if not self._columns.keeps_deleted:
+        keys = rows.select(columns.keys).cast(pa.schema(map(self._nullable.field, columns.keys)))
+        # For keys with only whole changes, nothing but older values and deletions is looked up.
+        partly = DividedChanges.of(columns, rows, keys.slice(0, 0), truncated_at)
+        changes = KeyedChanges(columns, partly.rows)
+        if not columns.keeps_deleted:
             self._deletions.record(changes.deletions, LOWEST if number else truncated_at)
-        stored = self._stored(changes, number)
-        keys = [*changes.facts, *keys_of(stored, self._columns.keys)]
-        deletions, truncated_before = self._deletions.of_keys(keys)
-        source = merge_source(changes, stored, deletions, max(truncated_before, truncated_at))
+        stored = self._stored(keys, changes.unfinished, number)
+        asked = pa.concat_tables([keys, stored.select(columns.keys)])
+        deletions, truncated_before = self._deletions.of_keys(asked)
+        floor = max(truncated_before, truncated_at)
+        others = pa.concat_tables([stored.select(columns.keys), self._deletions.keys_in(deletions)])
+        divided = DividedChanges.of(columns, rows, others, floor)
+        parts = [
+            merge_source(KeyedChanges(columns, divided.rows), stored, deletions, floor),
+            whole_source(columns, divided.whole),
+        ]
+        source = pa.concat_tables(parts)
         wanted = pa.schema([*(self._nullable.field(name) for name in source.column_names if name != EFFECT)])
         return source.select([*wanted.names, EFFECT]).cast(wanted.append(pa.field(EFFECT, pa.string())))
 
-    def _stored(self, changes: KeyedChanges, number: int) -> pa.Table:
-        """Return the rows of the table that are needed to decide the effects of the changes."""
+    def _stored(self, changed: pa.Table, unfinished: Sequence[Key], number: int) -> pa.Table:
+        """Return the rows of the table that are needed to decide the effects of the changes.
+
+        Args:
+            changed: Keys of all changes.
+            unfinished: See ``KeyedChanges.unfinished``.
+            number: Number of the share.
+        """
         # The rows are joined with changes, which may lack the value of a column that cannot be null.
         plain = [field for field in self._nullable if field.name not in HIDDEN]
         schema = pa.schema([*plain, *(self._nullable.field(each.name) for each in self._columns.hidden)])
-        unfinished = set(changes.unfinished)
         first, keys = self._columns.keys[0], self._batch.keys
-        is_truncated = bool(self._batch.truncated_at)
-        changed_values, unfinished_values = map(self._batch.first_values, (changes.facts, unfinished))
+        is_truncated, unfinished_keys = bool(self._batch.truncated_at), set(unfinished)
+        unfinished_values = self._batch.first_values(unfinished)
         is_older = has_counted(OLDER) & has_value(OLDER)
         if not is_truncated:
-            is_older = is_older & may_have_keys(changes.facts, keys)
+            is_older = is_older & may_have_keys_of(changed, keys)
         may_have = may_have_keys(unfinished, keys) | is_older if unfinished else is_older
         found = [schema.empty_table()]
         for some in rows_of_files(self._table.table, schema.names, may_have):
             rows = some.cast(schema)
-            # Few rows of a file are wanted: Arrow selects by the key's first column, then whole keys decide.
+            # Few rows of a file are wanted: Arrow selects by single columns, then whole keys decide.
             has_older = pc.is_valid(rows[OLDER])
             if not is_truncated:
-                has_older = pc.and_(has_older, pc.is_in(rows[first], changed_values))
+                has_older = pc.and_(has_older, has_keys_of(rows, changed))
             rows = rows.filter(pc.or_(has_older, pc.is_in(rows[first], unfinished_values)))
-            found_keys = keys_of(rows, self._columns.keys)
             is_wanted = [
-                key in unfinished or (older is not None and (is_truncated or key in changes.facts))
-                for key, older in zip(found_keys, rows[OLDER].to_pylist(), strict=True)
+                older is not None or key in unfinished_keys
+                for key, older in zip(keys_of(rows, self._columns.keys), rows[OLDER].to_pylist(), strict=True)
             ]
             rows = rows.filter(pa.array(is_wanted, pa.bool_()))
             found.append(rows.filter(self._batch.in_share(rows, number)))

@@ -1,7 +1,9 @@
 """A batch's changes, compacted to one row per key, as the source of a MERGE.
 
 Values stay in Arrow: :mod:`pyspark_rocketmq.change_data.effects` decides which row has the value of a column,
-and the values are taken from there.
+and the values are taken from there. Most changes have all values, and nothing else is known of their keys
+(:class:`DividedChanges`): then the newest change of a key is its row, which Arrow finds for all keys at the
+same time.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import (
     LOWEST,
+    NONE_OLDER,
     Fact,
     Order,
     RowState,
@@ -41,6 +46,7 @@ ABSENT: Final = "__absent"
 EFFECT: Final = "__effect"
 """Column of the source of a MERGE with an :class:`Effect`."""
 
+_RANK: Final = "__rank"
 UNPLACED: Final[Order] = " "
 """Place of a row that the table had before it was a change table: below every change's."""
 
@@ -97,7 +103,8 @@ class KeyedChanges:
                 fact = Fact(number, LOWEST, at)
                 self.deletions[key] = max(at, self.deletions.get(key, LOWEST))
             else:
-                fact = Fact(number, at, LOWEST, dict.fromkeys(absent[number] or (), LOWEST))
+                older = dict.fromkeys(absent[number], LOWEST) if absent[number] else NONE_OLDER
+                fact = Fact(number, at, LOWEST, older)
             self.facts.setdefault(key, []).append(fact)
 
     @property
@@ -113,9 +120,73 @@ class KeyedChanges:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class DividedChanges:
+    """Changes with a key, divided into those that :func:`merge_source` and :func:`whole_source` take."""
+
+    rows: pa.Table
+    """All changes of each key that has a change without all values, a deletion, or one not above the floor.
+
+    There may be changes of other keys among them: see :func:`has_keys_of`.
+    """
+    whole: pa.Table
+    """All changes of all other keys."""
+
+    @classmethod
+    def of(cls, columns: TableColumns, rows: pa.Table, others: pa.Table, floor: Order) -> DividedChanges:
+        """Divide changes.
+
+        Args:
+            columns: Columns of the table.
+            rows: Changes with a key.
+            others: Keys of which something else is known, a row of the table or a deletion: their changes are
+                among ``rows``.
+            floor: See :func:`~pyspark_rocketmq.change_data.effects.combine`.
+        """
+        is_whole = pc.equal(pc.fill_null(pc.list_value_length(rows[ABSENT]), 0), 0)
+        is_placed = pc.and_(
+            pc.not_equal(rows[OPERATION], Operation.DELETE.value), pc.greater(rows[POSITION], floor)
+        )
+        partly = rows.filter(pc.invert(pc.fill_null(pc.and_(is_whole, is_placed), False)))
+        keys = partly.select(columns.keys)
+        is_other = has_keys_of(rows, pa.concat_tables([keys, others.cast(keys.schema)]))
+        return cls(rows.filter(is_other), rows.filter(pc.invert(is_other)))
+
+
+def whole_source(columns: TableColumns, whole: pa.Table) -> pa.Table:
+    """Return one row per key, as :func:`merge_source`, from the changes of ``DividedChanges.whole``."""
+    newest = _newest(columns.keys, whole)
+    count = len(newest)
+    hidden = {POSITION: newest[POSITION], OLDER: pa.nulls(count, pa.string())}
+    if columns.keeps_deleted:
+        hidden[DELETED] = pa.repeat(pa.scalar(False), count)
+    values = {name: newest[name] for name in (*columns.keys, *columns.others)}
+    return pa.table({**values, **hidden, EFFECT: pa.repeat(pa.scalar(str(Effect.ROW)), count)})
+
+
+def _newest(keys: Sequence[str], rows: pa.Table) -> pa.Table:
+    """Return the change of each key with the highest place: of several with the same place, the first one."""
+    ranked = rows.select(list(keys)).append_column(_RANK, pa.array(np.arange(len(rows))))
+    if len(ranked.group_by(list(keys)).aggregate([])) == len(rows):
+        return rows
+    numbered = rows.select([POSITION]).append_column(_RANK, ranked[_RANK])
+    order = pc.sort_indices(numbered, sort_keys=[(POSITION, "descending"), (_RANK, "ascending")])
+    ranked = ranked.select(list(keys)).take(order).append_column(_RANK, ranked[_RANK])
+    highest = ranked.group_by(list(keys)).aggregate([(_RANK, "min")])[f"{_RANK}_min"]
+    return rows.take(order.take(highest.combine_chunks()))
+
+
 def keys_of(rows: pa.Table, names: Sequence[str]) -> Iterator[Key]:
     """Yield the key of each row."""
     return zip(*(rows[name].to_pylist() for name in names), strict=True)
+
+
+def has_keys_of(rows: pa.Table, keys: pa.Table) -> pa.Array:
+    """Return for each row whether each column of its key has a value that one of the keys has there."""
+    found = pa.repeat(pa.scalar(True), len(rows))
+    for name in keys.column_names:
+        found = pc.and_(found, pc.is_in(rows[name], value_set=keys[name].combine_chunks()))
+    return found
 
 
 def share_of(key: Key, shares: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pyarrow as pa
 
@@ -21,9 +21,22 @@ def may_have_keys(keys: Collection[Key], columns: pa.Schema, stored: pa.Schema |
         columns: The key's columns.
         stored: Columns of the files, if some may be of another type.
     """
+    return _may_have(lambda place, type_: pa.array([key[place] for key in keys], type_), columns, stored)
+
+
+def may_have_keys_of(rows: pa.Table, columns: pa.Schema, stored: pa.Schema | None = None) -> MayHave:
+    """Return the condition of :func:`may_have_keys` for the keys of rows."""
+    return _may_have(
+        lambda place, type_: rows[columns.names[place]].cast(type_).combine_chunks(), columns, stored
+    )
+
+
+def _may_have(
+    values: Callable[[int, pa.DataType], pa.Array], columns: pa.Schema, stored: pa.Schema | None
+) -> MayHave:
     for place, field in enumerate(columns):
         if _has_exact_bounds(field.type) and (stored is None or stored.field(field.name).type == field.type):
-            return is_one_of(field.name, pa.array([key[place] for key in keys], field.type))
+            return is_one_of(field.name, values(place, field.type))
     return ANY_ROW
 
 

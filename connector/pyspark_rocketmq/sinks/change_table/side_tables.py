@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import cached_property
@@ -43,8 +43,8 @@ from pyspark_rocketmq.delta.table import (
 )
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.sinks.change_table.columns import BODY, DAY, PROBLEM
-from pyspark_rocketmq.sinks.change_table.compaction import OPERATION, POSITION, Key, keys_of
-from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys
+from pyspark_rocketmq.sinks.change_table.compaction import OPERATION, POSITION, Key, has_keys_of, keys_of
+from pyspark_rocketmq.sinks.change_table.key_files import may_have_keys, may_have_keys_of
 from pyspark_rocketmq.sinks.change_table.versions import TIME, Truncations
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
 
@@ -184,37 +184,41 @@ class Deletions:
         if rows:
             self.recent.append(self._rows(rows))
 
-    def of_keys(self, keys: Sequence[Key]) -> tuple[dict[Key, Order], Order]:
+    def of_keys(self, keys: pa.Table) -> tuple[dict[Key, Order], Order]:
         """Return the highest deletion of each of these keys, and the highest truncation.
 
-        A key without a deletion is left out; without a truncation, its place is ``LOWEST``.
+        A key without a deletion is left out; without a truncation, its place is ``LOWEST``. There may be
+        deletions of other keys whose single columns all have values of these keys.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
         """
         table = self.recent.opened()
+        found, truncated_at = dict[Key, Order](), LOWEST
         if table is None:
-            return {}, LOWEST
-        values = pa.array([key[0] for key in keys], self.keys.field(0).type)
-        asked, found, truncated_at = set(keys), dict[Key, Order](), LOWEST
-        names = [*self.keys.names, POSITION]
-        may_have = may_have_keys(keys, self.keys, arrow_columns(table)) | has_null(self.keys.names[0])
-        for some in rows_of_files(table, names, may_have):
-            whole = some.cast(pa.schema([*_nullable(self.keys), some.schema.field(POSITION)]))
-            column = whole[self.keys.names[0]]
-            rows = whole.filter(pc.or_(pc.is_in(column, values), pc.is_null(column)))
+            return found, truncated_at
+        first = self.keys.names[0]
+        schema = pa.schema([*_nullable(self.keys), pa.field(POSITION, pa.string())])
+        keys = keys.cast(_nullable(self.keys))
+        may_have = may_have_keys_of(keys, self.keys, arrow_columns(table)) | has_null(first)
+        for some in rows_of_files(table, schema.names, may_have):
+            whole = some.cast(schema)
+            rows = whole.filter(pc.or_(has_keys_of(whole, keys), pc.is_null(whole[first])))
             places = rows[POSITION].to_pylist()
             for key, at in zip(keys_of(rows, self.keys.names), places, strict=True):
-                if key in asked:
-                    found[key] = max(at, found.get(key, LOWEST))
-                elif key[0] is None:
+                if key[0] is None:
                     truncated_at = max(at, truncated_at)
+                else:
+                    found[key] = max(at, found.get(key, LOWEST))
         return found, truncated_at
+
+    def keys_in(self, deletions: Mapping[Key, Order]) -> pa.Table:
+        """Return the keys of deletions."""
+        return self._rows(deletions).select(self.keys.names)
 
     def _rows(self, deletions: Mapping[Key, Order]) -> pa.Table:
         columns = [
-            pa.array(values, field.type)
-            for values, field in zip(zip(*deletions, strict=True), self.keys, strict=True)
+            pa.array([key[place] for key in deletions], field.type) for place, field in enumerate(self.keys)
         ]
         places = pa.array(deletions.values(), pa.string())
         schema = pa.schema([*_nullable(self.keys), pa.field(POSITION, pa.string())])
