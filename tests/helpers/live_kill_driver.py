@@ -17,13 +17,12 @@ import signal
 import sys
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from deltalake import DeltaTable
@@ -54,6 +53,7 @@ from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.task_files import TaskWriter
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
+from tests.helpers import passes
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.killing_database import count_rows, killing_sink
 from tests.helpers.orders import OUTPUT_SCHEMA
@@ -93,16 +93,13 @@ class Killer:
     driver: int
     """Id of the driver's process."""
 
-    passes: ClassVar[Counter[tuple[int, str]]] = Counter()
-    """How often this process has passed a point since the last death."""
-
     def passed(self, point: str) -> None:
         """Kill the victim if this is the point where it is to die."""
         turn = len(list(Path(self.folder).glob("killed-*")))
         if turn >= len(self.deaths) or self.deaths[turn][0] != point or self._is_dying(turn - 1):
             return
-        self.passes[turn, point] += 1
-        if self.passes[turn, point] < (1 if point in _OF_BATCHES else _FIRST_DEADLY):
+        passes.PASSES[turn, point] += 1
+        if passes.PASSES[turn, point] < (1 if point in _OF_BATCHES else _FIRST_DEADLY):
             return
         try:
             with Path(self.folder, f"killed-{turn}").open("x") as file:
