@@ -20,7 +20,7 @@ from pyspark_rocketmq.offsets.delta_rows import VERSION_PROPERTY
 
 
 def compact_table(settings: TablesCompactSettings, console: Console) -> None:
-    """Compact all files smaller than the table's target file size, 128 MiB by default.
+    """Merge files smaller than half of the table's target file size (128 MiB by default) into larger ones.
 
     Raises:
         OptionError: If there is no such table, or this command must not write it.

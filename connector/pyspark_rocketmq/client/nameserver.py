@@ -201,7 +201,11 @@ class NameServerClient:
         return KnownRoute(route, since_s=now_s, seen_s=now_s)
 
     def _look_up(self, topic: str, known: KnownRoute | None, deadline: Deadline) -> TopicRoute:
-        """Ask one name server after the other until the route has all brokers that were known before."""
+        """Ask one name server after the other for the route, and return their answers merged into one.
+
+        No further one is asked once the answers have all brokers of the ``known`` route; without a known
+        route, one answer is enough.
+        """
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
         had = set() if known is None else set(_broker_names(known.route))
         routes: list[TopicRoute] = []

@@ -163,9 +163,10 @@ class Boundaries(StoredValue[Meetings]):
         return Boundaries(self._read()._replace(behind=())) if self.behind else self
 
     def back_to(self, position: int) -> tuple[int, Boundaries, RememberedMessages | None]:
-        """Return how many generations back a position belongs, with boundaries and messages for the row.
+        """Return how many generations back a position belongs, with the boundaries and messages to store.
 
-        The messages, which are to be remembered there, are None if the generation stays the same.
+        The messages are for the queue's row in the offset store to remember; they are None if the generation
+        stays the same.
         """
         behind = self.behind
         passed = [at for at, _ in behind]

@@ -119,7 +119,9 @@ class DecodedChunks(NamedTuple):
 def decode_chunks(
     partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks], *, few_as_objects: bool = False
 ) -> list[DecodedChunks]:
-    """Decode all bodies with the same broker and subscription together; if that fails, one after the other.
+    """Decode all bodies of the same broker and subscription together; if that fails, range by range.
+
+    A range that still fails is decoded body by body.
 
     ``few_as_objects``: decode the messages of a range into objects if fewer than ``FEW`` have arrived, and
     none is unusual.

@@ -174,12 +174,14 @@ class RowMerge:
         return source.select([*wanted.names, EFFECT]).cast(wanted.append(pa.field(EFFECT, pa.string())))
 
     def _stored(self, changed: pa.Table, unfinished: Sequence[Key], number: int) -> pa.Table:
-        """Return the rows of the table that are needed to decide the effects of the changes.
+        """Return the rows of the table that are needed to decide the effects of a share's changes.
+
+        A large batch is divided by its keys into shares; a small one is a single share.
 
         Args:
-            changed: Keys of all changes.
+            changed: Keys of the share's changes.
             unfinished: See ``KeyedChanges.unfinished``.
-            number: Number of the share.
+            number: Number of the share, from 0.
         """
         # The rows are joined with changes, which may lack the value of a column that cannot be null.
         plain = [field for field in self._nullable if field.name not in HIDDEN]
