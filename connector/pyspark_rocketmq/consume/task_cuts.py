@@ -62,7 +62,7 @@ class TaskCuts:
         return self._row_bytes >= self._most_row_bytes
 
     def limit_rows(self, nbytes: int) -> None:
-        """Set the size of uncut rows, in bytes, at which the task begins a cut by itself (rule 4)."""
+        """Set the size of gathered rows, in bytes, at which a task sends or commits them unasked (rule 4)."""
         self._most_row_bytes = nbytes
 
     def rows_grew(self, nbytes: int) -> None:

@@ -71,7 +71,7 @@ def build_subscription(
     An expression type other than ``TAG`` (or None) is left to the broker to parse.
 
     Raises:
-        OptionError: If a tag expression has only separators, or another expression is empty.
+        OptionError: If a tag expression has nothing but ``||``, or another expression is empty.
 
     Source: ``FilterAPI.buildSubscriptionData``, ``FilterAPI.build``.
     """

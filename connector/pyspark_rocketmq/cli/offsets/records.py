@@ -24,7 +24,7 @@ LAG_COLUMNS = (
 
 
 def _stored_columns(row: OffsetRow) -> dict[str, Any]:
-    """Return group, queue and position by column name; each table begins with them."""
+    """Return group, queue and next offset by column name: a queue's first columns in ``show`` and ``lag``."""
     return {
         "consumerGroup": row.consumer_group,
         **queue_columns(row.queue),
