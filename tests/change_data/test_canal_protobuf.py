@@ -60,7 +60,9 @@ def test_servers_are_ordered_by_the_reader() -> None:
     line = canal_entries("orders", "DELETE")[0]
 
     assert one(protobuf(line, Rules(servers=(7, 11)))).position[:2] == (0, 2)  # type: ignore[index]
-    assert "the server 11, which servers does not name" in reason(protobuf(line, Rules(servers=(7,))))
+    assert "the server 11, which the option servers does not name" in reason(
+        protobuf(line, Rules(servers=(7,)))
+    )
 
 
 def test_row_before_an_update_is_whole() -> None:

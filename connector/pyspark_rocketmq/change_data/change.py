@@ -136,9 +136,15 @@ class Change:
 
     def __post_init__(self) -> None:
         if self.operation is Operation.TRUNCATE and (self.key or self.row):
-            raise ValueError(f"a truncation of {self.table} has no key and no row")
+            raise ValueError(
+                f"this Change for a truncation of {self.table} was created with a key or a row, but "
+                "a truncation has no key and no row: leave both out"
+            )
         if self.operation is Operation.DELETE and self.row:
-            raise ValueError(f"a delete in {self.table} has no row after it; use before")
+            raise ValueError(
+                f"this Change for a delete in {self.table} was created with a row, but there is no row "
+                "after it: pass the old row as before"
+            )
         both = self.absent & self.row.keys()
         if both:
             raise ValueError(f"column(s) {', '.join(sorted(both))} of {self.table} are in the row and absent")

@@ -79,8 +79,8 @@ class Rules:
             return 0
         if server not in self.servers:
             raise Unreadable(
-                f"it comes from the server {server}, which servers does not name. Add it there, after those "
-                "that were the primary before it."
+                f"it comes from the server {server}, which the option servers does not name. Add it there, "
+                "after those that were the primary before it."
             )
         return self.servers.index(server) + 1
 

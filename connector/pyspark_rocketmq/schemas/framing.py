@@ -214,7 +214,10 @@ def _split_apicurio_headers(body: bytes, properties: Mapping[str, str], _: BodyF
 
 def _split_rocketmq_avro(body: bytes, _: Mapping[str, str], _format: BodyFormat) -> Frame:
     if body[:1] != b"\x10":
-        raise _Reason(f"the body should begin with 10, the length of an id, but is {_shown(body)}")
+        raise _Reason(
+            "the body should begin with 10 (hexadecimal: Avro's encoding of 8, the length of an id), but is "
+            f"{_shown(body)}"
+        )
     return Frame(_large_id(body, 1), body[9:])
 
 
