@@ -216,7 +216,8 @@ def suspended_for_s(until_s: float, now_s: float) -> float:
 
     The clock may have been set back meanwhile, and the other reading may be another computer's.
     """
-    return min(until_s - now_s, LONGEST_SUSPEND_MILLIS / 1000)
+    longest_s = LONGEST_SUSPEND_MILLIS / 1000
+    return min(until_s - now_s, longest_s)
 
 
 class OrderlyConsumption:
