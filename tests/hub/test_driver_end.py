@@ -258,8 +258,8 @@ def test_tasks_report_progress_only_if_somebody_asks_for_cuts(
         query.hub.close()
 
 
-def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Query) -> None:
-    """B5: and the next batch does not wait for that."""
+def over_until_shown(query: Query) -> threading.Event:
+    """Run a batch; return the event at which the brokers have its offsets."""
     query.begin([])
     end = query.hub.end([], could_ask=True)
     is_shown = threading.Event()
@@ -268,6 +268,12 @@ def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Q
         is_shown.wait(PATIENCE_S)
 
     query.hub.over(end.plan, wait)
+    return is_shown
+
+
+def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Query) -> None:
+    """B5: and the next batch does not wait for that."""
+    is_shown = over_until_shown(query)
 
     query.begin([])
     query.hub.end([], could_ask=True)
@@ -278,14 +284,7 @@ def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Q
 
 def test_a_batch_that_could_not_begin_ends_no_wait_for_the_offsets_of_the_one_before(query: Query) -> None:
     """B5, H11: whoever has the queues next, a Java member perhaps, begins at the brokers' offsets."""
-    query.begin([])
-    end = query.hub.end([], could_ask=True)
-    is_shown = threading.Event()
-
-    def wait() -> None:
-        is_shown.wait(PATIENCE_S)
-
-    query.hub.over(end.plan, wait)
+    is_shown = over_until_shown(query)
 
     query.hub.failed()
     query.planner.send(PlannerLeaving(1))

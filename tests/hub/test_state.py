@@ -463,16 +463,27 @@ def test_the_plan_of_a_planner_that_ends_is_over_once_the_batch_is_settled_too(f
     assert first == "the planner" or plans_over(state.planner_leaves(1, 0.0)) == [1]
 
 
-def test_a_late_report_of_the_batch_before_settles_nothing_of_the_one_under_way() -> None:
-    """H11: a slow broker gets the offsets of a batch while the next one is delivered, and the query is stopped."""
+def before_the_second_batch() -> Driver:
+    """A batch has ended, its offsets are still on their way to the brokers, and the next one is planned."""
     driver = Driver()
     driver.begins("one", A)
     driver.is_done("one", A)
-    state = driver.state
-    state.batch_ends(0.0, could_ask=True)
-    state.plan_made(2, ALL)
-    state.batch_begins(8)
+    driver.state.batch_ends(0.0, could_ask=True)
+    driver.state.plan_made(2, ALL)
+    return driver
+
+
+def in_the_second_batch() -> HubState:
+    """The same, and the next batch has begun."""
+    driver = before_the_second_batch()
+    driver.state.batch_begins(8)
     driver.begins("two", A, batch_id=8)
+    return driver.state
+
+
+def test_a_late_report_of_the_batch_before_settles_nothing_of_the_one_under_way() -> None:
+    """H11: a slow broker gets the offsets of a batch while the next one is delivered, and the query is stopped."""
+    state = in_the_second_batch()
 
     assert plans_over(state.batch_committed(1, 1)) == [1]
     assert plans_over(state.planner_leaves(2, 0.0)) == []
@@ -482,12 +493,7 @@ def test_a_late_report_of_the_batch_before_settles_nothing_of_the_one_under_way(
 
 def test_a_plan_that_never_ran_is_over_once_the_batch_before_it_is_settled() -> None:
     """H11: a slow broker gets the offsets of a batch while the next one is planned, and the query is stopped."""
-    driver = Driver()
-    driver.begins("one", A)
-    driver.is_done("one", A)
-    state = driver.state
-    state.batch_ends(0.0, could_ask=True)
-    state.plan_made(2, ALL)
+    state = before_the_second_batch().state
 
     assert plans_over(state.planner_leaves(2, 0.0)) == []
     assert plans_over(state.batch_committed(1, 1)) == [1, 2]
@@ -495,14 +501,7 @@ def test_a_plan_that_never_ran_is_over_once_the_batch_before_it_is_settled() -> 
 
 def test_a_plan_whose_batch_has_begun_is_not_over_with_the_batch_before_it() -> None:
     """H11: also where its planner ends first."""
-    driver = Driver()
-    driver.begins("one", A)
-    driver.is_done("one", A)
-    state = driver.state
-    state.batch_ends(0.0, could_ask=True)
-    state.plan_made(2, ALL)
-    state.batch_begins(8)
-    driver.begins("two", A, batch_id=8)
+    state = in_the_second_batch()
     state.planner_leaves(2, 0.0)
 
     assert plans_over(state.batch_committed(1, 1)) == [1]

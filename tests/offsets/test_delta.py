@@ -179,14 +179,19 @@ def test_checkpoints_keep_the_log_short_to_read(path: Path) -> None:
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 110
 
 
-def test_a_handle_whose_log_files_were_cleaned_up_opens_the_table_again(path: Path) -> None:
-    idle, busy = DeltaOffsetStore(path), DeltaOffsetStore(path)
-    idle.claim(GROUP, "client-1", {Q0: 0})
+def commit_and_clean_up(path: Path, store: DeltaOffsetStore) -> None:
+    """Commit offsets 1 to 3; leave a checkpoint, and of the log only the last commit."""
     for batch_id in range(3):
-        busy.commit(GROUP, [committed(Q0, batch_id + 1)], query_id="q", batch_id=batch_id)
+        store.commit(GROUP, [committed(Q0, batch_id + 1)], query_id="q", batch_id=batch_id)
     DeltaTable(path).create_checkpoint()
     for log_file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
         log_file.unlink()
+
+
+def test_a_handle_whose_log_files_were_cleaned_up_opens_the_table_again(path: Path) -> None:
+    idle, busy = DeltaOffsetStore(path), DeltaOffsetStore(path)
+    idle.claim(GROUP, "client-1", {Q0: 0})
+    commit_and_clean_up(path, busy)
 
     assert idle.read(GROUP)[Q0].next_offset == 3
 
@@ -199,11 +204,7 @@ def test_rows_are_read_without_a_query_after_the_log_was_cleaned_up(
     busy.claim(GROUP, "client-1", {Q0: 0})
     assert idle.read(GROUP)[Q0].next_offset == 0
     monkeypatch.setattr("pyspark_rocketmq.delta.partition.query_rows", lambda *_: 1 / 0)
-    for batch_id in range(3):
-        busy.commit(GROUP, [committed(Q0, batch_id + 1)], query_id="q", batch_id=batch_id)
-    DeltaTable(path).create_checkpoint()
-    for log_file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
-        log_file.unlink()
+    commit_and_clean_up(path, busy)
 
     assert idle.read(GROUP)[Q0].next_offset == 3
     assert idle.commit(GROUP, [committed(Q0, 4)], query_id="q", batch_id=3).accepted
