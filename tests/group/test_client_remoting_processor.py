@@ -288,13 +288,13 @@ def test_a_concurrent_listener_consumes_one_message_directly(
 
 @PandasListener
 def answering_with_a_frame(messages: pd.DataFrame, context: ConsumeOrderlyContext) -> object:
-    """Answers what the message's key says, with a row."""
+    """Return the answer that the message's key names, with a row."""
     return messages["keys"][0], pd.DataFrame({"prices": [[Decimal("1.5"), None]], "at": [date(2026, 1, 2)]})
 
 
 @ArrowListener
 def answering_with_a_batch(messages: pa.RecordBatch, context: ConsumeOrderlyContext) -> object:
-    """Answers what the message's key says, with a row."""
+    """Return the answer that the message's key names, with a row."""
     return messages.column("keys")[0].as_py(), pa.RecordBatch.from_pydict({"prices": [[1.5, None]]})
 
 
@@ -303,10 +303,10 @@ def test_rows_that_a_listener_returns_are_dropped_in_a_direct_call(listener: str
     """D12: of whatever types their columns are."""
     at = Desk(clock, listener=f"{__name__}:{listener}")
 
-    told = at.desk.consume_directly("g", message_at(3, keys="SUCCESS"))
+    result = at.desk.consume_directly("g", message_at(3, keys="SUCCESS"))
 
-    assert told is not None
-    assert (told.consume_result, told.remark) == (ConsumeResult.CR_SUCCESS, None)
+    assert result is not None
+    assert (result.consume_result, result.remark) == (ConsumeResult.CR_SUCCESS, None)
 
 
 def test_a_listener_that_this_process_cannot_import_is_reported(clock: FakeClock) -> None:

@@ -861,19 +861,19 @@ def test_the_trouble_that_an_available_now_query_waits_for_is_logged_once(
     planning.planner.prepare_available_now()
     planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
     assert planning.next() == [(A0, 0, 10)]
-    told = []
+    logged = []
 
     def see() -> None:
-        told.append(caplog.text.count("some queues cannot be planned"))
-        if len(told) == 3:
+        logged.append(caplog.text.count("some queues cannot be planned"))
+        if len(logged) == 3:
             planning.view.down = {"broker-b": ConnectFailed("b:1", "no answer within 3 s")}
-        if len(told) == 6:
+        if len(logged) == 6:
             planning.view.down = {}
 
     planning.on_pause.append(see)
 
     assert planning.next() == [(B0, 0, 10)]
-    assert told == [1, 1, 1, 2, 2, 2]
+    assert logged == [1, 1, 1, 2, 2, 2]
 
 
 def test_available_now_does_not_mistake_a_broker_that_left_the_route_for_a_drained_one() -> None:
