@@ -104,7 +104,7 @@ def test_a_broker_checks_transactions_that_were_neither_committed_nor_rolled_bac
     checks: SimpleQueue[MessageExt],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """G2 ★: a check that fails counts as not known, so it asks again; then the message is delivered."""
+    """G2, L6 ★: a check that fails counts as not known, so it asks again; then the message is delivered."""
 
     def dies(message: Message) -> LocalTransactionState:
         raise KeyError("the sender dies half way")

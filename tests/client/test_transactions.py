@@ -51,7 +51,7 @@ def is_member_at(cluster: SimCluster, name: str) -> bool:
 def test_a_broker_that_does_not_say_its_name_is_answered(
     cluster: SimCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G2: those before 5.2.0 do not; the answer goes where the question came from."""
+    """G2, L6: those before 5.2.0 do not; the answer goes where the question came from."""
     named = to_client
 
     def unnamed(
@@ -77,7 +77,7 @@ def test_a_broker_that_does_not_say_its_name_is_answered(
 
 
 def test_the_local_transaction_is_given_the_id_that_a_check_asks_for(cluster: SimCluster) -> None:
-    """G2: what it records under the id is found by whoever is asked."""
+    """G2, L6: what it records under the id is found by whoever is asked."""
     states: dict[str | None, LocalTransactionState] = {}
 
     def execute(message: Message) -> LocalTransactionState:
@@ -116,7 +116,7 @@ def test_a_transaction_whose_end_could_not_be_reported_is_not_run(
 
 
 def test_a_producer_that_begins_again_answers_before_its_first_send(cluster: SimCluster) -> None:
-    """G2: it may never send again, and consumers wait for the message of the one before."""
+    """G2, L6: it may never send again, and consumers wait for the message of the one before."""
     with member(cluster, lambda _: UNKNOWN) as died:
         died.send(ORDER, lambda _: UNKNOWN)
     assert cluster.bounds(A0).max_offset == 0
