@@ -165,11 +165,10 @@ class RowMerge:
         floor = max(truncated_before, truncated_at)
         others = pa.concat_tables([stored.select(columns.keys), self._deletions.keys_in(deletions)])
         divided = DividedChanges.of(columns, rows, others, floor)
-        parts = [
-            merge_source(KeyedChanges(columns, divided.rows), stored, deletions, floor),
-            whole_source(columns, divided.whole),
-        ]
-        source = pa.concat_tables(parts)
+        if len(divided.rows) > len(partly.rows):
+            changes = KeyedChanges(columns, divided.rows)
+        one_by_one = merge_source(changes, stored, deletions, floor)
+        source = pa.concat_tables([one_by_one, whole_source(columns, divided.whole)])
         wanted = pa.schema([*(self._nullable.field(name) for name in source.column_names if name != EFFECT)])
         return source.select([*wanted.names, EFFECT]).cast(wanted.append(pa.field(EFFECT, pa.string())))
 
