@@ -50,7 +50,8 @@ def _clauses(tokens: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _removed_by(clause: Sequence[str]) -> str | None:
-    [kind, first], names = [word.upper() for word in (*clause[:2], "", "")[:2]], clause[1:]
+    kind, first = (*map(str.upper, clause), "", "")[:2]
+    names = clause[1:]
     while names and names[0].upper() in _OPTIONAL:
         names = names[1:]
     if not names:
