@@ -327,11 +327,14 @@ class GroupProgress:
 
     def begin_reading(self) -> None:
         """Read the store's rows on another thread, to wait for storage and brokers at the same time."""
-        self._reading = self._reader.submit(self._store.read, self._group)
+        self._reading = self._submit_read()
+
+    def _submit_read(self) -> Future[dict[MessageQueue, OffsetRow]]:
+        return self._reader.submit(self._store.read, self._group)
 
     def _read_store(self) -> dict[MessageQueue, OffsetRow]:
         """Return the store's rows, read on the one thread that reads: a store keeps memory for each."""
-        return self._reader.submit(self._store.read, self._group).result()
+        return self._submit_read().result()
 
     def read(
         self,
