@@ -79,6 +79,7 @@ def _read(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition
         for arrival in together:
             for messages in arrival.messages:
                 yield by_queue[arrival.queue], cast("pa.RecordBatch", messages)
+                # Nothing here keeps messages while the next ones are decoded: their memory is used again.
                 del messages
             if arrival.end is not None:
                 yield by_queue[arrival.queue], arrival.end
