@@ -384,7 +384,11 @@ class ReadOptions(PositionOptions):
         return problems + self._room_problems()
 
     def _room_problems(self) -> list[str]:
-        """Return problems of a machine room: it is part of a member's name, and only one strategy uses it."""
+        """Return the problem if ``instanceName`` lacks the machine room it needs, or must not have one.
+
+        The room is the text before "/", as in ``east/worker-1``. Strategy ``machineRoomNearby`` needs one,
+        ``messageModel=BROADCASTING`` forbids one, and other strategies accept it.
+        """
         strategy = self.allocate_message_queue_strategy.strip().partition(":")[0]
         is_shared = self.message_model is MessageModel.CLUSTERING
         wants_room = strategy == "machineRoomNearby" and is_shared and self.consumer_group is not None
