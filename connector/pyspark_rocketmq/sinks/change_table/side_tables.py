@@ -3,8 +3,8 @@
 A deletion is a fact of the source, whoever reads it and how often. So it is recorded before the commit that
 applies it, in a table whose rows are removed only when they are old. If the batch is killed in between, or
 repeated, it records the deletion again, which changes nothing: a reader takes the highest deletion of each
-key. Changes that versions do not show (``change_data/history.py``) are recorded in the same way; a reader
-takes all of them.
+key. A change that no version of its row shows (``change_data/history.py``) is recorded in the same way; a
+reader takes all such changes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PROPERTIES: Final = {"delta.logRetentionDuration": "interval 1 day"}
 DELETIONS: Final = "_deletions"
 """Folder of the deletions, below the table's."""
 PAST_CHANGES: Final = "_past_changes"
-"""Folder of the changes that the versions of a table do not show."""
+"""Folder of the changes that no version of a row shows; only for a table with all versions of its rows."""
 BAD_CHANGES: Final = "_bad_changes"
 """Folder of the changes that could not be applied."""
 
@@ -227,7 +227,11 @@ class Deletions:
 
 @dataclass(frozen=True, kw_only=True)
 class PastChanges:
-    """Changes of the last days that a table's versions do not show; those without a key are truncations."""
+    """Changes of the last days that no version of a row shows; those without a key are truncations.
+
+    Only for a table with all versions of its rows (``stored_as_scd_type=2``). A change that comes late may
+    need those that opened no version, for example.
+    """
 
     recent: RecentRows
     schema: pa.Schema
