@@ -76,9 +76,10 @@ class KeyedDelivery(NamedTuple):
 
 
 class DueLetters(NamedTuple):
-    """Messages to send as dead letters now, because their lane has become the first one.
+    """Messages to send as dead letters now.
 
-    Report the result with ``sent_back``.
+    They have waited until the lowest unfinished message of the range was one with their key (rule 4). Report
+    the result with ``sent_back``.
     """
 
     key: Key

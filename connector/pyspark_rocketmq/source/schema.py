@@ -164,7 +164,7 @@ class Arrival(NamedTuple):
 
     @property
     def described_by_messages(self) -> dict[str, str]:
-        """The properties that a consumer adds to each message made from rows; see ``RangeEnd``."""
+        """The properties that a consumer adds to each message made from rows: the bounds of its queue."""
         return self.end.described_by_messages if self.end is not None else described_by(self.bounds)
 
 

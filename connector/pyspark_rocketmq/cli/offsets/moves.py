@@ -149,7 +149,7 @@ class QueueChoice:
         return not self.topics or queue.topic in self.topics
 
     def takes_retries_too(self, queue: MessageQueue) -> bool:
-        """Return whether ``queue`` is chosen, if queues of the retry topic need not be named."""
+        """Return whether ``queue`` is chosen; a choice without topics has all, including the retry topic."""
         return self.takes_topic(queue) and (
             not self.queues or (queue.broker_name, queue.queue_id) in self.queues
         )

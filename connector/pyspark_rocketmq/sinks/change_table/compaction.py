@@ -111,7 +111,8 @@ class KeyedChanges:
     def unfinished(self) -> list[Key]:
         """The keys whose rows in the table must be read before a MERGE, to decide their state.
 
-        If the table's row of another key has older values, it must be read too.
+        A row of another key must be read, too, if some of its values are older than its newest change
+        (:data:`OLDER`), and if its key is among the changes or the batch has a truncation.
         """
         return [
             key

@@ -194,9 +194,10 @@ class SinkCommit(NamedTuple):
         return {"consumerGroup": self.consumer_group, "rocketmqCommit": self.commit_id, **more}
 
     def newest_after(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the newest message of each queue after this commit, as numbers, by application id.
+        """Return the newest message of each queue after this commit, by application id.
 
-        ``known`` has those before the commit. Only the last generation of a queue is kept.
+        A message is a list: the numbers in its text of ``RememberedMessages``. ``known`` has the messages
+        before the commit. Only the last generation of a queue is kept.
         """
         newest = dict(known)
         if not known.keys() <= self.newest.keys():
