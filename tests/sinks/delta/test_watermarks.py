@@ -54,6 +54,14 @@ class StoredTable:
         if self.ids is not None:
             self.ids |= ids or {}
 
+    def commit_of_another_group(self) -> None:
+        """Make a commit that summarizes the log before it, and remove the commits before that one."""
+        version = self.version + 1
+        commit, log = SinkCommit.of("another", {}), log_of(self)
+        assert log.newest_commit("another") is None
+        metadata = commit.metadata(**log.record_for(commit))
+        self.commits = {version: {"version": version, "operation": "WRITE", **metadata}}
+
     def clean_up(self) -> None:
         """Remove the commits before a commit of somebody else."""
         version = self.version + 1
@@ -171,6 +179,27 @@ def test_a_count_without_its_record_is_an_error(in_catalog: bool) -> None:
 
     with pytest.raises(SinkConflict, match="has been cleaned up"):
         read_progress(log_of(table), GROUP)
+
+
+@pytest.mark.parametrize("ids", [{}, None])
+@pytest.mark.parametrize(("in_catalog", "retention"), [(False, "1 days"), (True, "1 days"), (True, "")])
+def test_a_group_that_another_one_s_commit_names_is_not_taken_for_a_new_one(
+    in_catalog: bool, retention: str, ids: dict[str, int] | None
+) -> None:
+    """H1, H10, J7: that commit summarizes the log from its beginning; the group's own commits are gone."""
+    table = StoredTable(in_catalog=in_catalog)
+    table.configuration = {TRANSACTION_RETENTION: f"interval {retention}"} if retention else {}
+    table.commit({COUNTER: 1}, **{WATERMARKS: {ID0: 7}, NUMBER: 1, WHOLE: True})
+    table.commit_of_another_group()
+    table.ids = ids
+
+    with pytest.raises((SinkConflict, OSError)):
+        read_progress(log_of(table), GROUP)
+    assert has_rows_of(log_of(table), GROUP)
+    assert not has_rows_of(log_of(table), "a third one")
+    if ids is not None:
+        assert read_progress(log_of(table), "a third one").watermarks == {}
+        assert last_known_progress(log_of(table), GROUP).watermarks == {}
 
 
 def test_an_operator_goes_on_where_the_record_is_lost() -> None:

@@ -57,10 +57,17 @@ class SinkLog:
         """The version of the table that this object is at."""
         return self.table.version
 
-    @property
-    def begins_at_first_commit(self) -> bool:
-        """Whether a search that found no commit has reached the table's first one, so that there is none."""
-        return self._seen.first == 0
+    def has_commit_of(self, consumer_group: str) -> bool:
+        """Return whether the log shows that the group has committed.
+
+        A summary in another group's commit shows it, too. The commit that it names may no longer be in the
+        log: then :meth:`newest_commit` returns None.
+        """
+        return consumer_group in self._summary(lambda seen: consumer_group in seen.commits).commits
+
+    def shows_no_commit_of(self, consumer_group: str) -> bool:
+        """Return whether the log goes back to the first commit, and no commit is by the group."""
+        return not self.has_commit_of(consumer_group) and self._seen.first == 0
 
     def shows_restores_since(self, consumer_group: str) -> bool:
         """Return whether the log reaches back to the group's newest commit, or to the table's first one."""

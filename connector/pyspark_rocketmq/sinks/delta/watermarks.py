@@ -246,7 +246,7 @@ def read_progress(
         raise _lost_progress_error(log, consumer_group)
     whole = log.whole_record_of(newest)
     if expires and (
-        not log.begins_at_first_commit if newest is None else not records_progress(newest, whole)
+        not log.shows_no_commit_of(consumer_group) if newest is None else not records_progress(newest, whole)
     ):
         raise _unknown_progress_error(log, consumer_group)
     return GroupCommit.combined(stored, newest, whole, number=number)
@@ -275,7 +275,7 @@ def _stored_ids(
 def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
     """Return the progress in a table named by a catalog; earlier commits may have named it by its path."""
     newest = log.newest_commit(consumer_group)
-    if newest is None and log.begins_at_first_commit:
+    if log.shows_no_commit_of(consumer_group):
         return GroupCommit()
     if newest is not None and own_metadata(newest).get(WHOLE):
         return GroupCommit.combined({}, newest)
@@ -284,6 +284,8 @@ def _from_commits(log: SinkLog, consumer_group: str) -> GroupCommit:
     whole = log.whole_record_of(newest)
     if expires and (newest is None or not records_progress(newest, whole)):
         raise _unknown_progress_error(log, consumer_group)
+    if newest is None and not stored and log.has_commit_of(consumer_group):
+        raise _lost_progress_error(log, consumer_group)
     if stored is None:
         if newest is None:
             return GroupCommit()
@@ -324,7 +326,7 @@ def last_known_progress(log: SinkLog, consumer_group: str) -> GroupCommit:
         known = read_progress(log, consumer_group)
     except SinkConflict:
         known = _remaining_progress(log, consumer_group)
-    if log.table.shows_transactions or known.number or log.begins_at_first_commit:
+    if log.table.shows_transactions or known.number or log.shows_no_commit_of(consumer_group):
         return known
     # The count of commits is unknown: the time in seconds is above any count.
     return replace(known, number=int(time.time()))
@@ -347,13 +349,13 @@ def has_rows_of(log: SinkLog, consumer_group: str) -> bool:
         try:
             known = log.table.all_transactions()
         except (OSError, ValueError, KeyError):
-            return log.newest_commit(consumer_group) is not None
+            return log.has_commit_of(consumer_group)
         group = group_app_id(consumer_group)
         if any(name == group or name.startswith(f"{group}:") for name in known):
             return True
         if not expires_transactions(log.table.form()):
             return False
-    return log.newest_commit(consumer_group) is not None
+    return log.has_commit_of(consumer_group)
 
 
 class QueueProgress(NamedTuple):
