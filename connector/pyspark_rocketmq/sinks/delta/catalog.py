@@ -174,13 +174,14 @@ class CatalogSnapshot:
         """Do nothing: Spark reaches the storage with its own options."""
 
     def is_still_there(self) -> bool:
-        """Return whether the table is the same one, and its newest version is not below this object's."""
+        """See ``TableView.is_still_there``; this is also False if the table was replaced."""
         try:
             newest = self.log.refresh()
+            # A folder that was put back keeps the table's id, and others may have committed to it since.
+            if self.log.commit_file(self.version) != self._tip:
+                return False
             # REPLACE TABLE keeps the history of the previous table.
-            if self.log.commit_file(self.version) == self._tip and self._keep_form_up_to(newest):
-                return True
-            return newest >= self.version and self._read_detail()["id"] == self.table_id
+            return self._keep_form_up_to(newest) or self._read_detail()["id"] == self.table_id
         except TableNotFoundError:
             return False
 
