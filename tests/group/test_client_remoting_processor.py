@@ -23,7 +23,11 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData
-from pyspark_rocketmq.wire.requests.client_info import ConsumeResult, ConsumeStatus
+from pyspark_rocketmq.wire.requests.client_info import (
+    ConsumeMessageDirectlyResult,
+    ConsumeResult,
+    ConsumeStatus,
+)
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at
@@ -316,6 +320,32 @@ def test_a_listener_that_this_process_cannot_import_is_reported(clock: FakeClock
     assert told is not None
     assert told.consume_result is ConsumeResult.CR_THROW_EXCEPTION
     assert "'no_such_module:on_order' cannot be imported" in (told.remark or "")
+
+
+def test_messages_that_two_brokers_pass_on_at_the_same_time_have_one_listener(clock: FakeClock) -> None:
+    """D12: as another one would open the listener's class a second time."""
+    at = Desk(clock)
+    used: list[int] = []
+    opened: list[int] = []
+
+    def open_listener() -> ConsumeOne:
+        opened.append(number := len(opened))
+        if not number:
+            # The second message comes on another broker's thread, while the first one's opens the listener.
+            at.desk.consume_directly("g", message_at(4))
+
+        def consume(message: MessageExt) -> ConsumeMessageDirectlyResult:
+            used.append(number)
+            return ConsumeMessageDirectlyResult(consume_result=ConsumeResult.CR_SUCCESS, order=True)
+
+        return consume
+
+    at.desk._open_listener = open_listener
+    at.desk.consume_directly("g", message_at(3))
+    at.desk.consume_directly("g", message_at(5))
+
+    assert len(used) == 3
+    assert len(set(used)) == 1
 
 
 def test_before_there_is_a_member_nothing_is_held(clock: FakeClock, at: Desk) -> None:

@@ -90,6 +90,8 @@ class ClientRemotingProcessor:
         self._started_ms = int(clock.now_s() * 1000)
         self._member: RunningMember | None = None
         self._heartbeat: HeartbeatData | None = None
+        self._guard = threading.Lock()
+        """Guards the next one, which the threads of several channels set."""
         self._consume_one: ConsumeOne | None = None
         self._was_reset: Callable[[], None] | None = None
         self._handlers: Final[Mapping[int, Callable[[RemotingCommand], RemotingCommand]]] = {
@@ -239,9 +241,7 @@ class ClientRemotingProcessor:
         if consumer_group != self._options.consumer_group:
             return None
         if self._open_listener is not None:
-            if self._consume_one is None:
-                self._consume_one = self._open_listener()
-            return self._consume_one(message)
+            return self._opened(self._open_listener)(message)
         return ConsumeMessageDirectlyResult(
             consume_result=ConsumeResult.CR_THROW_EXCEPTION,
             order=self._options.consume_orderly,
@@ -249,6 +249,14 @@ class ClientRemotingProcessor:
             "runs on executors only. Register the listener by name ('module:name') to have single messages "
             "consumed, or reset the group's offset to have the message consumed again.",
         )
+
+    def _opened(self, open_listener: Callable[[], ConsumeOne]) -> ConsumeOne:
+        if self._consume_one is None:
+            opened = open_listener()
+            with self._guard:
+                if self._consume_one is None:
+                    self._consume_one = opened
+        return self._consume_one
 
     def _statuses(self, rows: Iterable[OffsetRow]) -> dict[str, ConsumeStatus]:
         """Return statistics by topic, of the batches that this member's query has committed (D11)."""
