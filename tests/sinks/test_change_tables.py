@@ -316,6 +316,33 @@ def test_sources_of_merged_tables_have_positions_of_their_own_kinds(tmp_path: Pa
     assert {row["__source_database"]: row["a"] for row in rows} == {"shop_1": 2, "shop_2": 3}
 
 
+@pytest.mark.parametrize(
+    ("later", "operation"),
+    [(None, Operation.UPDATE), ((1,), Operation.DELETE), ((0, 0, 1), Operation.UPDATE)],
+)
+def test_a_source_of_a_merged_table_keeps_the_kind_of_its_positions(
+    tmp_path: Path, later: tuple[int, ...] | None, operation: Operation
+) -> None:
+    """K2: all its changes would be taken for older ones; those of a new source would not."""
+    routes = [rmq.TableRoute(target="all/orders", merges=True)]
+
+    def apply(operation: Operation, shard: str, position: tuple[int, ...] | None, offset: int) -> None:
+        order = {"order": "queue", "truncates": "stop"} if position is None else {}
+        query = Query(tmp_path, routes=routes, **order)
+        given = change(operation, 0, SourceTable(shard, None, "orders"), id=1, a=offset)
+        query.apply([Sent(replace(given, position=position), offset)])
+
+    apply(Operation.INSERT, "shop_1", (5, 9), 0)
+    apply(Operation.INSERT, "shop_2", (5, 9), 1)
+    apply(Operation.INSERT, "shop_3", later, 2)
+    with pytest.raises(SinkConflict, match=r"of shop_2\.orders .*would all be taken for older"):
+        apply(operation, "shop_2", later, 3)
+    apply(Operation.UPDATE, "shop_2", (5, 10), 3)
+    apply(Operation.UPDATE, "shop_3", later, 4)
+    rows = DeltaTable(tmp_path / "all" / "orders").to_pyarrow_table().to_pylist()
+    assert {row["__source_database"]: row["a"] for row in rows} == {"shop_1": 0, "shop_2": 3, "shop_3": 4}
+
+
 def test_tables_without_a_route_are_passed_over(tmp_path: Path) -> None:
     """K2: among them those of gh-ost, and messages without a change."""
     query = Query(tmp_path)

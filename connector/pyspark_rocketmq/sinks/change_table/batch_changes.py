@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import reduce
+from operator import and_
 from typing import Final
 
 import pyarrow as pa
@@ -22,9 +24,10 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.change_data.change import Operation
 from pyspark_rocketmq.change_data.effects import LOWEST, Order, parts_in
-from pyspark_rocketmq.change_data.routes import SOURCE_TABLE
+from pyspark_rocketmq.change_data.routes import SOURCE_DATABASE, SOURCE_TABLE
 from pyspark_rocketmq.delta.commit import NO_POST_COMMIT_HOOKS, CommitNote
 from pyspark_rocketmq.delta.ddl import type_ddl
+from pyspark_rocketmq.delta.file_choice import is_one_of, rows_of_files
 from pyspark_rocketmq.delta.merge import TARGET, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import highest_text, sql_literal
@@ -63,6 +66,7 @@ _TRUNCATE: Final = Operation.TRUNCATE.value
 _SNAPSHOT: Final = Operation.SNAPSHOT.value
 _ROWS: Final = frozenset({Operation.INSERT.value, Operation.UPDATE.value, _SNAPSHOT})
 """Operations whose changes have the columns of a row."""
+_SOURCES: Final = (SOURCE_DATABASE, SOURCE_TABLE)
 FINAL: Final = frozenset({_TRUNCATE, SCHEMA})
 """Operations that end the query if they cannot be applied, even if other such changes are put aside."""
 _COLUMNS, _FROM_FIRST_ROW = "rocketmq.columns", "first row"
@@ -109,8 +113,10 @@ class BatchChanges:
         self.columns: Final = rules.columns_of(self.schema)
         self.shares: Final = 1 + changes.count // rules.rows_of_a_share
         """Number of shares into which the keys are divided."""
-        self._highest: Order = LOWEST
-        """The highest place of a change that no snapshot has read; known after :meth:`check`."""
+        self._sources: Final = [name for name in _SOURCES if name in rules.keys]
+        """Columns of the source's table; none unless several are merged."""
+        self._highest: dict[Key, Order] = {}
+        """The highest place, by source, of a change that no snapshot has read; known after :meth:`check`."""
         self.truncations: dict[Order, datetime | None] = {}
         """The batch's truncations, with their times; known after :meth:`check`."""
 
@@ -138,7 +144,7 @@ class BatchChanges:
 
         Raises:
             SinkConflict: If there is such a change, and the rules stop at it or its operation is one of
-                ``FINAL``; or if all positions are lower than the table's highest one, and of another kind.
+                ``FINAL``; or for the reason of :meth:`_check_positions`.
             DeltaError, OSError: If the storage does not answer.
         """
         bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._storage)
@@ -148,24 +154,51 @@ class BatchChanges:
     def _check_positions(self) -> None:
         """Refuse positions that are all lower than the table's highest one, and of another kind.
 
-        Merged tables may have positions of several kinds, since each source has a log of its own.
+        Merged tables may have positions of several kinds, since each source has a log of its own: there the
+        rows of each source count.
 
         Raises:
             SinkConflict: If the positions are such.
         """
-        if SOURCE_TABLE in self.columns.keys:
-            return
         stored = highest_text(self._table.table, POSITION) if self._highest else None
-        if stored is None or self._highest >= stored:
+        if stored is None or parts_in(stored) is None:
             return
-        has, had = parts_in(self._highest), parts_in(stored)
-        if had is not None and has != had:
+        lower = {source: at for source, at in self._highest.items() if _is_refuted(at, stored)}
+        refuting: Iterable[tuple[Key, Order]] = dict.fromkeys(lower, stored).items()
+        if self._sources:
+            refuting = self._refuting_rows(lower)
+        for source, had in refuting:
+            of = f" of {'.'.join(source)}" if source else ""
             raise SinkConflict(
-                f"The changes have positions of {has} numbers, but those that {masked(self.folder)} has are "
-                f"of {had} and higher, so the changes would all be taken for older ones. The order, the "
-                "envelope or its source is another one now. Set it as it was, or load the source's table "
-                "into a new folder and start the query with that. Nothing of this batch was added."
+                f"The changes{of} have positions of {parts_in(lower[source])} numbers, but those that "
+                f"{masked(self.folder)} has{of} are of {parts_in(had)} and higher, so the changes would all "
+                "be taken for older ones. The order, the envelope or its source is another one now. Set it "
+                "as it was, or load the source's table into a new folder and start the query with that. "
+                "Nothing of this batch was added."
             )
+
+    def _refuting_rows(self, lower: Mapping[Key, Order]) -> Iterator[tuple[Key, Order]]:
+        """Yield sources with the place of a stored row that refutes theirs.
+
+        Read files until each source has a row with a position of its kind.
+        """
+        undecided = dict(lower)
+        names = [*self._sources, POSITION]
+        schema = pa.schema([pa.field(name, pa.string()) for name in names])
+        may_have = [
+            is_one_of(name, pa.array([source[place] for source in undecided], pa.string()))
+            for place, name in enumerate(self._sources)
+        ]
+        for rows in rows_of_files(self._table.table, names, reduce(and_, may_have)) if undecided else ():
+            for source, at in _highest_of(rows.cast(schema), self._sources).items():
+                if source not in undecided:
+                    continue
+                if _is_refuted(undecided[source], at):
+                    yield source, at
+                if parts_in(undecided[source]) == parts_in(at):
+                    del undecided[source]
+            if not undecided:
+                return
 
     def _tables(self) -> Iterator[pa.Table]:
         """Yield the changes in parts, with all columns of the table."""
@@ -183,8 +216,9 @@ class BatchChanges:
             times = truncations[TIME].to_pylist()
             self.truncations |= dict(zip(truncations[POSITION].to_pylist(), times, strict=True))
             is_placed = pc.and_not(pc.not_equal(rows[OPERATION], _SNAPSHOT), is_bad)
-            places = rows.filter(is_placed)[POSITION]
-            self._highest = max(self._highest, pc.max(places).as_py() or LOWEST)
+            placed = keyed_rows(rows.filter(is_placed), self._sources)
+            for source, at in _highest_of(placed, self._sources).items():
+                self._highest[source] = max(at, self._highest.get(source, LOWEST))
             bad = self._counting(rows.filter(is_bad))
             # After one of these operations only the table's owner can decide how to go on.
             is_final = self._rules.stops_at_bad_changes or not FINAL.isdisjoint(bad[OPERATION].to_pylist())
@@ -282,6 +316,19 @@ class BatchChanges:
             )
             conditions.append(f" AND {TARGET}.{quoted(name)} BETWEEN {low} AND {high}")
         return "".join(conditions)
+
+
+def _highest_of(rows: pa.Table, sources: Sequence[str]) -> dict[Key, Order]:
+    """Return the highest place of each source that has one."""
+    highest = rows.group_by(list(sources)).aggregate([(POSITION, "max")])
+    places = highest[f"{POSITION}_max"].to_pylist()
+    keys = keys_of(highest, sources) if sources else iter([()])
+    return {source: at for source, at in zip(keys, places, strict=True) if at is not None}
+
+
+def _is_refuted(at: Order, stored: Order) -> bool:
+    """Return whether a place is lower than one that is stored, and its position is of another kind."""
+    return at < stored and parts_in(at) != parts_in(stored)
 
 
 def bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
