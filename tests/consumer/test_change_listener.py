@@ -243,7 +243,14 @@ def test_a_decimal_without_a_fraction_fits_a_column_of_whole_numbers(value: Deci
     assert rows_of(change(key={"id": value}, row={"id": value}))[0]["of_id"] == 7
 
 
-_NUMBERS = pa.schema([("id", pa.int64()), ("double", pa.float64()), ("float", pa.float32())])
+_NUMBERS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("double", pa.float64()),
+        ("float", pa.float32()),
+        ("floats", pa.list_(pa.list_(pa.float32()))),
+    ]
+)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +261,10 @@ _NUMBERS = pa.schema([("id", pa.int64()), ("double", pa.float64()), ("float", pa
         ("double", "1E+400"),
         ("double", "1E-400"),
         ("double", "-1E+99999999"),
+        ("double", "12345678901234567"),
         ("float", "1234567890.12"),
         ("float", "0.1000000001"),
+        ("float", "16777217"),
         ("float", "1E+39"),
         ("float", "1E-60"),
     ],
@@ -276,6 +285,7 @@ def test_a_decimal_that_a_floating_point_number_would_change(name: str, text: st
         ("double", "123456789012345680000000", 1.2345678901234568e23),
         ("float", "1.1", 1.100000023841858),
         ("float", "1.100000023841858", 1.100000023841858),
+        ("float", "1.23456792E+8", 123456792.0),
         ("float", "3.4028235E+38", 3.4028234663852886e38),
     ],
 )
@@ -283,6 +293,24 @@ def test_a_decimal_that_is_the_text_of_a_floating_point_number(name: str, text: 
     """K5: MySQL, Java and Python write it with up to 17 digits."""
     [row] = rows_of(change(row={"id": 1, name: Decimal(text)}), columns=_NUMBERS)
     assert row[f"of_{name}"] == value
+
+
+@pytest.mark.parametrize("value", [0.1000000001, 16777217.0, 1e39, -1e-60])
+def test_a_double_that_a_float_would_change(value: float) -> None:
+    """K5: it is neither rounded to other digits, nor to infinity or zero; nor is an element of an array."""
+    for row in ({"id": 1, "float": value}, {"id": 1, "floats": ((1.5, None), None, (value,))}):
+        assert "float" in problem_of(change(row=row), columns=_NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "text", ["1.1", "0.1", "16777216", "3.4028235E38", "1.4E-45", "-0.0", "1.100000023841858", "inf", "nan"]
+)
+def test_a_double_that_is_the_text_of_a_float(text: str) -> None:
+    """K5: programs write a FLOAT as the text or the double of its 32 bits; DOUBLE has the same class."""
+    value = float(text)
+    row = {"id": 1, "float": value, "floats": ((value, None), None)}
+    [found] = rows_of(change(row=row), columns=_NUMBERS)
+    assert [found["of_float"], found["of_floats"][0][0]] == [pytest.approx(value, rel=1e-7, nan_ok=True)] * 2
 
 
 _ORDERS = pa.schema(

@@ -80,6 +80,7 @@ def test_the_type_for_values_of_several_types(types: list[str], common: str) -> 
         (5, "double", 5),
         (Decimal("0.10"), "double", 0.1),
         (Decimal("0.5"), "float", 0.5),
+        (0.1, "float", 0.10000000149011612),
         (5, "string", "5"),
         (True, "string", "true"),
         (date(2026, 1, 1), "string", "2026-01-01"),
@@ -97,7 +98,7 @@ def test_a_value_that_a_wider_column_holds(value: Any, type_: str, wanted: Any) 
     [
         (2**31, "int"),
         (1.5, "int"),
-        (0.1, "float"),
+        (0.1000000001, "float"),
         (2**53 + 1, "double"),
         (True, "int"),
         ("5", "int"),

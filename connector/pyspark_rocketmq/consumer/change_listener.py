@@ -240,10 +240,12 @@ class ChangeListener:
 
     def _fitted(self, name: str, value: Any, change: Change) -> Any:
         column = value_column(name)
-        if self._output.is_plainly[column](value):
+        type_ = self.schema[column].dataType
+        # Python's float may have more digits than the column.
+        if self._output.is_plainly[column](value) and not isinstance(type_, st.FloatType):
             return value
         try:
-            converted = _converted(value, self.schema[column].dataType)
+            converted = _converted(value, type_)
             self._output.check(column, converted)
         except (SchemaError, ValueError, ArithmeticError) as error:
             raise self._unfit(name, value, change) from error
@@ -265,19 +267,30 @@ def _converted(value: Any, type_: st.DataType) -> Any:
     If messages lack the source's types, decimals and times are texts, and numbers with a fraction decimals.
     """
     match type_, value:
-        case st.DecimalType(), str():
-            return Decimal(value)
-        case st.DateType(), str():
-            return date.fromisoformat(value.removesuffix("Z"))
-        case ((st.TimestampType() | st.TimestampNTZType()), str()) if not _TOO_EXACT.search(value):
-            return datetime.fromisoformat(value)
-        case ((st.DoubleType() | st.FloatType() | st.IntegralType()), Decimal()):
-            is_whole = isinstance(type_, st.IntegralType)
-            return whole_number(value) if is_whole else real_number(value, type_.simpleString())
+        case _, str():
+            return _from_text(value, type_)
         case st.StringType(), _:
             return text_of(value)
+        case ((st.DoubleType() | st.FloatType()), (Decimal() | float())):
+            return real_number(value, type_.simpleString())
+        case st.IntegralType(), Decimal():
+            return whole_number(value)
+        case st.ArrayType(elementType=st.FloatType() | st.ArrayType() as element), (list() | tuple()):
+            return [None if item is None else _converted(item, element) for item in value]
         case _:
             return value
+
+
+def _from_text(text: str, type_: st.DataType) -> Any:
+    match type_:
+        case st.DecimalType():
+            return Decimal(text)
+        case st.DateType():
+            return date.fromisoformat(text.removesuffix("Z"))
+        case st.TimestampType() | st.TimestampNTZType() if not _TOO_EXACT.search(text):
+            return datetime.fromisoformat(text)
+        case _:
+            return text
 
 
 def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:

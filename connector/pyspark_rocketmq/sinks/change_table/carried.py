@@ -41,8 +41,6 @@ _DIGITS: Final[Mapping[str, int]] = {"tinyint": 3, "smallint": 5, "int": 10, "bi
 """Digits of the whole numbers, from the narrowest type on."""
 FLOAT, DOUBLE = "float", "double"
 _FLOATS: Final = (FLOAT, DOUBLE)
-_DIGITS_OF_FLOAT, _DIGITS_OF_DOUBLE = 9, 17
-"""Maximum number of digits with which programs write a floating point number of 32 or 64 bits."""
 _MOST_DIGITS: Final = 38
 _EXACT_IN_DOUBLE: Final = 2**53
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
@@ -150,23 +148,37 @@ def whole_number(value: Decimal) -> int:
     return int(value)
 
 
-def real_number(value: Decimal, type_: str) -> float:
-    """Return a decimal as a floating point number of the type :data:`FLOAT` or :data:`DOUBLE`.
+def real_number(value: Decimal | float, type_: str) -> float:
+    """Return a number as a floating point number of the type :data:`FLOAT` or :data:`DOUBLE`.
 
-    The decimal may be the number's text, which has rounded digits.
+    The value may be the number's text, which has rounded digits; that of a float is its ``repr``.
 
     Raises:
         ValueError: If it is another number: with more digits, or with an exponent that the type lacks.
         OverflowError: If it is too large for a ``FLOAT``.
     """
+    if isinstance(value, float):
+        if type_ == DOUBLE or not isfinite(value):
+            return value
+        value = Decimal(repr(value))
     double = float(value)
     number: float = struct.unpack("f", struct.pack("f", double))[0] if type_ == FLOAT else double
-    digits = "".join(map(str, value.as_tuple().digits)).strip("0")
-    is_text = len(digits) <= (_DIGITS_OF_DOUBLE if number == double else _DIGITS_OF_FLOAT)
-    is_in_range = isfinite(number) and bool(number) == bool(value)
-    if (is_text and is_in_range) or Decimal(number) == value:
+    if Decimal(number) == value or _is_text_of(value, number):
         return number
     raise ValueError(f"{value} is no {type_}")
+
+
+def _is_text_of(value: Decimal, number: float) -> bool:
+    """Return whether a program may write a number with the digits of ``value``.
+
+    Before Java 19 the last digit is not always the nearest one, but its error is less than 1.
+    """
+    if not number or not isfinite(number):
+        return False
+    _, digits, exponent = value.as_tuple()
+    zeros = len(digits) - len("".join(map(str, digits)).rstrip("0"))
+    last_digit = Decimal((0, (1,), int(exponent) + zeros))
+    return abs(Decimal(number) - value) < last_digit
 
 
 def _of_class(value: Any, type_: str) -> Any:
@@ -175,7 +187,7 @@ def _of_class(value: Any, type_: str) -> Any:
         return Decimal(value)
     if kind is Decimal and type_ in _DIGITS:
         return whole_number(value)
-    if kind is Decimal and type_ in _FLOATS:
+    if kind in (float, Decimal) and type_ in _FLOATS:
         return real_number(value, type_)
     if kind is int and type_ == DOUBLE and abs(value) <= _EXACT_IN_DOUBLE:
         return float(value)
@@ -220,7 +232,6 @@ def _base64(value: bytes) -> str:
 _TYPES_OF: Final[Mapping[type, set[str]]] = {
     bool: {"boolean"},
     int: {*_DIGITS},
-    float: {"double"},
     date: {"date"},
     bytes: {"binary"},
 }
