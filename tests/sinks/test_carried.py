@@ -106,6 +106,7 @@ def test_a_value_that_a_wider_column_holds(value: Any, type_: str, wanted: Any) 
         (Decimal(2**63), "bigint"),
         (Decimal("1E+99999999"), "bigint"),
         (Decimal("0.00000001"), "bigint"),
+        (Decimal("1E-2000000"), "bigint"),
         (Decimal("NaN"), "bigint"),
         (Decimal("NaN"), "double"),
         (Decimal("1E+400"), "double"),

@@ -143,9 +143,10 @@ def whole_number(value: Decimal) -> int:
     Raises:
         ValueError: If it has a fraction or more than 20 digits, or is not finite.
     """
-    if not value.is_finite() or value.adjusted() > _DIGITS["bigint"] or value % 1:
-        raise ValueError(f"{value} is no whole number of 64 bits")
-    return int(value)
+    # The remainder of 1E-2000000 would be 0.
+    if value.is_finite() and value.adjusted() <= _DIGITS["bigint"] and int(value) == value:
+        return int(value)
+    raise ValueError(f"{value} is no whole number of 64 bits")
 
 
 def real_number(value: Decimal | float, type_: str) -> float:
