@@ -224,6 +224,17 @@ def test_a_value_that_does_not_fit_exactly_is_a_bad_change(name: str, value: obj
     assert f"Column {name} is " in problem_of(change(key={}, row=row))
 
 
+@pytest.mark.parametrize("zone", ["UTC", None])
+def test_times_in_arrays_are_not_moved_to_a_zone(zone: str | None) -> None:
+    """K5: an array of times with a zone has no place in one of times without, nor the other way round."""
+    columns = pa.schema([("id", pa.int64()), ("times", pa.list_(pa.timestamp("us", zone)))])
+    times = {None: datetime(2026, 1, 1), "UTC": datetime(2026, 1, 1, tzinfo=UTC)}  # noqa: DTZ001 - no zone
+    other = next(time for key, time in times.items() if key != zone)
+    assert "Column times is " in problem_of(change(row={"id": 1, "times": (None, other)}), columns=columns)
+    [row] = rows_of(change(row={"id": 1, "times": (None, times[zone])}), columns=columns)
+    assert row["of_times"] == (None, times[zone])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [

@@ -89,11 +89,6 @@ class ChangeListener:
         self._keys = sink.keys
         self._columns: tuple[str, ...] = tuple(table.names)
         self._output = OutputColumns.of(self.schema)
-        self._is_moment = {
-            name: isinstance(self.schema[value_column(name)].dataType, st.TimestampType)
-            for name in table.names
-            if isinstance(self.schema[value_column(name)].dataType, st.TimestampType | st.TimestampNTZType)
-        }
         self._by_queue = sink.setting("order") == "queue"
         self._schema_changes = sink.setting("schema_changes")
         self._known = frozenset(table.names)
@@ -249,8 +244,7 @@ class ChangeListener:
             self._output.check(column, converted)
         except (SchemaError, ValueError, ArithmeticError) as error:
             raise self._unfit(name, value, change) from error
-        wants_zone = self._is_moment.get(name)
-        if wants_zone is not None and (converted.tzinfo is not None) != wants_zone:
+        if not _has_zones_of(type_, converted):
             raise self._unfit(name, value, change)
         return converted
 
@@ -291,6 +285,17 @@ def _from_text(text: str, type_: st.DataType) -> Any:
             return datetime.fromisoformat(text)
         case _:
             return text
+
+
+def _has_zones_of(type_: st.DataType, value: Any) -> bool:
+    """Return whether times in ``value`` have a zone exactly if those of the type have one."""
+    match type_, value:
+        case ((st.TimestampType() | st.TimestampNTZType()), datetime()):
+            return (value.tzinfo is not None) == isinstance(type_, st.TimestampType)
+        case st.ArrayType(elementType=element), (list() | tuple()):
+            return all(_has_zones_of(element, item) for item in value)
+        case _:
+            return True
 
 
 def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:
