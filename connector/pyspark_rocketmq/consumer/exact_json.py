@@ -52,7 +52,8 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
     """Decode a binary ``body`` into a struct of ``schema``, with the ``options`` of ``from_json``.
 
     The result is null unless each column has exactly the value that the body has. Only floating-point
-    numbers, and decimals of 38 digits, are rounded to their column.
+    numbers are rounded to their column, and all decimals to the scale of their wider type, which is their
+    own for decimals of 38 digits: as a string, a number has only a double's digits.
     """
     schema = StructType(_nullable_fields(schema))
     text = body.cast("string")
