@@ -15,6 +15,7 @@ from pyspark_rocketmq.errors import (
     LogTailLost,
     MessagesExpired,
     QueueRemoved,
+    RocketMQError,
     TopicDeleted,
 )
 from pyspark_rocketmq.model import MessageQueue
@@ -150,6 +151,24 @@ def test_a_batch_whose_queue_grows_meanwhile_reads_what_was_planned(
     topics.put(topic, 0, 2)
 
     assert sum(batch.num_rows for batch in read_queue(task)) == (2 if options else 3)
+
+
+@pytest.mark.parametrize("by_pattern", [False, True])
+def test_a_batch_of_queues_whose_reading_is_switched_off_fails(
+    topics: Topics, caplog: pytest.LogCaptureFixture, by_pattern: bool
+) -> None:
+    """failOnDataLoss, L4: a stream waits for them, and a batch would lack their messages."""
+    topic = topics.make(2)
+    options = {"topicPattern": topic} if by_pattern else {}
+    topics.sim.create_topic(topic, queues=1, brokers=["broker-a"], perm=2)
+
+    with pytest.raises(
+        RocketMQError,
+        match=f"switched off topic={topic} broker=broker-a: .* updateTopicPerm.*failOnDataLoss=",
+    ):
+        topics.planned(topic, **options)
+    assert topics.planned(topic, failOnDataLoss="false", **options) == []
+    assert f"reading is switched off, its queues wait topic={topic}" in caplog.text
 
 
 def test_a_batch_whose_broker_leaves_after_it_was_read_is_whole(

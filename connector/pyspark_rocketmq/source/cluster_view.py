@@ -82,6 +82,8 @@ class Snapshot:
     """Slaves to read while masters are down, by broker name; these names are also in ``unreachable``."""
     slave_bounds: Mapping[MessageQueue, QueueBounds] = field(default_factory=dict)
     """Bounds of queues at the brokers in ``slaves``; a slave may have fewer messages than its master."""
+    switched_off: Collection[tuple[str, str]] = ()
+    """Pairs of a topic and a broker name at which reading is switched off; ``bounds`` lacks their queues."""
 
     def bounds_of(self, queue: MessageQueue) -> QueueBounds:
         """Return the bounds of a queue at its master, or at the slave that is read instead."""
@@ -277,6 +279,7 @@ class ClusterView:
             replicas=_replicas(routes, addresses),
             slaves=slaves,
             slave_bounds=slave_bounds,
+            switched_off=self._switched_off,
         )
 
     def _at_slaves(

@@ -25,7 +25,7 @@ from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import OptionError, without_frames
+from pyspark_rocketmq.errors import OptionError, RocketMQError, without_frames
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key, unregister_at_exit
 from pyspark_rocketmq.group.requests import ConsumeOne
@@ -81,7 +81,7 @@ class RocketMQBatchReader(DataSourceReader):
         Raises:
             OptionError: If positions in options cannot be used, or options ask for too many partitions.
             RocketMQError: If a broker of the topic does not answer: a batch must have all queues. A slave may
-                answer for its master.
+                answer for its master. Also if reading is switched off and ``failOnDataLoss`` is true.
         """
         clock = SystemClock()
         pool = process_pool(ConnectionSettings.of(self._options))
@@ -109,6 +109,8 @@ class RocketMQBatchReader(DataSourceReader):
         snapshot = view.snapshot().with_slaves()
         if snapshot.out_of_sight:
             raise next(iter(snapshot.out_of_sight.values()))
+        if self._options.fail_on_data_loss:
+            _check_switched_on(snapshot)
         starts = positions.starts(snapshot, snapshot.bounds.keys())
         ends = positions.ends(snapshot)
         ends_are_written = self._options.ending_offsets is not None and not self._options.ends_at_group()
@@ -124,6 +126,16 @@ class RocketMQBatchReader(DataSourceReader):
             # For an empty list (a topic without messages) Spark creates a partition by itself.
             return iter(())
         return freeze_gc_after(read_queue(partition))
+
+
+def _check_switched_on(snapshot: Snapshot) -> None:
+    """Raise RocketMQError if reading is switched off for some queues."""
+    for topic, broker_name in sorted(snapshot.switched_off):
+        raise RocketMQError(
+            f"Reading is switched off topic={peer_text(topic)} broker={peer_text(broker_name)}: the batch "
+            "would lack its messages. Give the permission back (mqadmin updateTopicPerm, or the broker's "
+            "brokerPermission), or set failOnDataLoss=false to read without these queues."
+        )
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
