@@ -765,14 +765,31 @@ def test_a_relative_path_of_offsets_is_the_driver_s(given: str, spec: str) -> No
     assert consumer.source_options()["offsetStore"] == spec.format(Path.cwd())
 
 
+def jvm_context(*, is_stopped: bool) -> object:
+    return SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
+
+
+def forbidden() -> object:
+    raise PermissionError("not allowed")
+
+
 @pytest.mark.parametrize(
     ("is_active", "java_context", "expected"),
-    [(True, object(), True), (False, object(), False), (True, None, False)],
+    [
+        (True, jvm_context(is_stopped=False), True),
+        (False, jvm_context(is_stopped=False), False),
+        (True, None, False),
+        (True, jvm_context(is_stopped=True), False),
+        (True, SimpleNamespace(sc=forbidden), True),
+    ],
+    ids=["running", "ended", "session stopped", "stopped by the JVM", "a platform forbids to ask"],
 )
 def test_a_query_does_not_outlive_its_session(
     *, is_active: bool, java_context: object, expected: bool
 ) -> None:
-    """Spark counts an idle query as active after ``spark.stop()``, which leaves no Java context."""
+    """H11: Spark counts an idle query as active after ``spark.stop()``, which leaves no Java context, and
+    after the JVM stopped the context, which Python does not notice.
+    """
     query: Any = SimpleNamespace(isActive=is_active)
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java_context))
 

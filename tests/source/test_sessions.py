@@ -24,6 +24,7 @@ from pyspark_rocketmq.spark.session import (
     check_delta,
     encrypts_network,
     is_speculative,
+    living_session,
     task_slots,
 )
 
@@ -146,6 +147,19 @@ def test_any_number_of_tasks_is_planned_where_a_platform_does_not_report_how_man
     classic.sparkContext._jsc.sc.side_effect = PermissionError("not allowed")
 
     assert task_slots(classic) == Slots(4, 0)
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_session_whose_context_the_jvm_stopped_is_used_no_more(
+    is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J5: Python does not notice that by itself."""
+    given, other = classic_session(), classic_session()
+    given.sparkContext._jsc.sc().isStopped.return_value = is_stopped
+    other.sparkContext._jsc.sc().isStopped.return_value = False
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: other)
+
+    assert living_session(given) is (other if is_stopped else given)
 
 
 def test_a_missing_session_is_reported_as_such() -> None:

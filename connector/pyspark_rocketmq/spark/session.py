@@ -176,8 +176,19 @@ def living_session(given: SparkSession | None) -> SparkSession | None:
 
 def _is_stopped(spark: SparkSession) -> bool:
     if is_classic(spark):
-        return spark.sparkContext._jsc is None  # noqa: SLF001 - what SparkContext.stop leaves behind
+        return _has_stopped_context(spark)
     return bool(getattr(spark, "is_stopped", False))
+
+
+def _has_stopped_context(spark: SparkSession) -> bool:
+    """Whether the context of a classic session was stopped, by Python or by the JVM, which Python misses."""
+    context: Any = spark.sparkContext._jsc  # noqa: SLF001 - SparkContext.stop leaves None
+    if context is None:
+        return True
+    try:
+        return bool(context.sc().isStopped())
+    except Exception:  # noqa: BLE001 - a platform may forbid it, or the JVM is gone
+        return False
 
 
 def _settings(spark: SparkSession) -> Any:
@@ -434,4 +445,4 @@ def lives(query: StreamingQuery, spark: SparkSession) -> bool:
 
     Spark counts an idle query as running after its session was stopped.
     """
-    return spark.sparkContext._jsc is not None and is_active(query)  # noqa: SLF001 - no other sign of it
+    return not _has_stopped_context(spark) and is_active(query)
