@@ -7,10 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from broker_sim.bodies import encode_route
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.errors import NameServerNotReady, TopicDeleted, TopicNotFound
-from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.model import BrokerAddress, BrokerData, Message, MessageQueue, QueueData, TopicRoute
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.first_contact import check_topics
 from pyspark_rocketmq.wire.codes import RequestCode
@@ -18,6 +19,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S
 from tests.both.test_restarts import running
+from tests.helpers.batch_read import read_batch
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.relayed_cluster import FrontNameServer, knowing_nothing, not_ready
 from tests.helpers.scripted_server import Peer, Script
@@ -52,6 +54,34 @@ def test_reads_and_sends_begin_where_only_the_second_name_server_is_of_use(
             assert stream.next_offsets() == {queue: [0]}
         with Producer(name_servers, "tests", send_timeout_s=ANSWER_S) as producer:
             assert producer.send(Message(topic=queue.topic, body=b"two"), queue=queue).queue_offset == 1
+
+
+def knowing_only_b(cluster: ClusterUnderTest) -> Script:
+    """A name server at which only ``broker-b`` has registered."""
+    address = BrokerAddress(cluster.broker_addresses["broker-b"])
+    broker = BrokerData(broker_name="broker-b", cluster="C", addresses={0: address})
+    data = QueueData(broker_name="broker-b", read_queue_nums=1, write_queue_nums=1, perm=6)
+    route = TopicRoute(brokers=(broker,), queues=(data,))
+
+    def script(peer: Peer, request: RemotingCommand) -> None:
+        peer.answer(request, body=encode_route(route, standard_json=True))
+
+    return script
+
+
+def test_a_read_begins_with_the_brokers_that_any_name_server_knows(
+    cluster: ClusterUnderTest, queue: MessageQueue, put: Put
+) -> None:
+    """A2 ★: brokers register one after the other at one that has just restarted; a batch would lack theirs,
+    and a stream would read theirs from the beginning later.
+    """
+    cluster.create_topic(queue.topic, queues=1)
+    put(b"one")
+    with FrontNameServer(cluster, instead=knowing_only_b(cluster)) as front:
+        name_servers = f"{front.address};{cluster.name_servers}"
+        assert read_batch(nameServers=name_servers, topic=queue.topic).num_rows == 1
+        with stream_of(name_servers, topic=queue.topic) as stream:
+            assert stream.next_offsets() == {queue: [0]}
 
 
 def test_a_running_stream_goes_on_when_the_name_server_it_asks_is_of_no_use_any_more(

@@ -8,11 +8,13 @@ import pytest
 
 from broker_sim.bodies import encode_cluster_info, encode_route, encode_topic_list
 from pyspark_rocketmq.client import transport
+from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import (
     BrokerError,
+    ConnectFailed,
     NameServerNotReady,
     NoPermission,
     NotANameServer,
@@ -329,6 +331,45 @@ def test_a_broker_that_leaves_a_route_is_looked_up_at_the_other_name_servers(
         other_script.route = only_a
         clock.advance(31)
         assert client.route("orders", soon) == only_a
+
+
+def test_a_first_route_has_the_brokers_of_all_name_servers_if_it_is_to_be_whole(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2: brokers register one after the other at one that has just restarted, and nobody misses the rest."""
+    clock = FakeClock()
+    whole = RouteScript(route_of("broker-a", "broker-b"))
+    server.script = whole
+    with ScriptedServer(RouteScript(route_of("broker-a"))) as filling:
+        addresses = filling.address, server.address
+        client = NameServerClient(addresses, pool, clock, PATIENCE_S, is_first_whole=True)
+
+        assert client.route("orders", soon) == whole.route
+        filling.script = RouteScript(whole.route)
+        clock.advance(31)
+        assert client.route("orders", soon) == whole.route
+        assert whole.count == 1, "later only if a broker is missing"
+
+
+def test_a_name_server_that_hangs_leaves_time_for_other_topics(server: ScriptedServer) -> None:
+    """A2: a second opinion gets half of the time at most."""
+    clock = FakeClock()
+    server.script = RouteScript(route_with(2))
+
+    class Pool(ChannelPool):
+        def get(self, address: str, deadline: Deadline) -> Channel:
+            if address != "hangs:1":
+                return super().get(address, deadline)
+            clock.advance(deadline.remaining_s())
+            raise ConnectFailed(address, "no answer")
+
+    with Pool(clock) as pool:
+        addresses = server.address, "hangs:1"
+        client = NameServerClient(addresses, pool, clock, PATIENCE_S, is_first_whole=True)
+        both = Deadline.after(clock, PATIENCE_S)
+
+        assert client.route("orders", both) == client.route("payments", both) == route_with(2)
+        assert both.remaining_s() == PATIENCE_S / 2
 
 
 def test_topics_and_brokers_are_those_of_all_name_servers_that_answer(

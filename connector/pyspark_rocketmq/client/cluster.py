@@ -77,7 +77,7 @@ class Cluster:
             options.namespace or "",
         )
 
-    def name_server(self, route_max_age_s: float = 30.0) -> NameServerClient:
+    def name_server(self, route_max_age_s: float = 30.0, *, is_first_whole: bool = False) -> NameServerClient:
         """Return a client of the name servers; routes are remembered for ``route_max_age_s``."""
         return NameServerClient(
             self.name_servers,
@@ -86,6 +86,7 @@ class Cluster:
             self.timeout_s,
             route_max_age_s,
             namespace=self.namespace,
+            is_first_whole=is_first_whole,
         )
 
     def brokers(self, at_most_s: float = math.inf) -> BrokerClient:

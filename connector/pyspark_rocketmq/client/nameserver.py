@@ -81,7 +81,13 @@ class NameServerClient:
         route_max_age_s: float = 30.0,
         *,
         namespace: str = "",
+        is_first_whole: bool = False,
     ) -> None:
+        """Ask the name servers at ``addresses``.
+
+        With ``is_first_whole`` the first route of a topic has the brokers that any name server knows: one
+        that has just restarted may lack some, and nobody would miss them.
+        """
         if not addresses:
             raise ValueError("A name server client needs at least one address.")
         self._addresses = addresses
@@ -90,6 +96,7 @@ class NameServerClient:
         self._request_timeout_s = request_timeout_s
         self._route_max_age_s = route_max_age_s
         self._namespace = namespace
+        self._is_first_whole = is_first_whole
         self._lock = threading.Lock()
         self._current = 0
         self._known: dict[str, KnownRoute] = {}
@@ -203,11 +210,12 @@ class NameServerClient:
     def _look_up(self, topic: str, known: KnownRoute | None, deadline: Deadline) -> TopicRoute:
         """Ask one name server after the other for the route, and return their answers merged into one.
 
-        No further one is asked once the answers have all brokers of the ``known`` route; without a known
-        route, one answer is enough.
+        No further one is asked once the answers have all brokers of the ``known`` route. Without a known
+        route, one answer is enough, unless the first route is to be whole.
         """
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
         had = set() if known is None else set(_broker_names(known.route))
+        asks_all = known is None and self._is_first_whole
         routes: list[TopicRoute] = []
         failures: list[RocketMQError] = []
         for outcome in self._outcomes(command_of(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), deadline):
@@ -216,7 +224,7 @@ class NameServerClient:
                 continue
             routes.append(decode_route(outcome.body, topic))
             had.difference_update(_broker_names(routes[-1]))
-            if not had:
+            if not had and not asks_all:
                 break
         if not routes:
             raise _verdict(failures)
@@ -275,8 +283,8 @@ class NameServerClient:
             address = self._addresses[index]
             if has_answer and self._clock.monotonic_s() < self._silent_until_s.get(address, -math.inf):
                 continue
-            # Share the time: a name server that hangs must leave some for the others.
-            share_s = deadline.remaining_s() / (count - turn)
+            # Share the time: a name server that hangs must leave some for the others and for the next call.
+            share_s = deadline.remaining_s() / (count - turn + has_success)
             own_deadline = Deadline.after(self._clock, min(self._request_timeout_s, share_s))
             outcome = self._ask(address, request, own_deadline)
             if isinstance(outcome, RemotingCommand) and not has_success:
