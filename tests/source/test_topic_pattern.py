@@ -8,11 +8,15 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.errors import ConnectFailed
+from pyspark_rocketmq.errors import BrokerError, ConnectFailed, NameServerNotReady
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import ClusterView
 from pyspark_rocketmq.source.topic_changes import MatchingTopics
+from tests.helpers.batch_read import planned_batch
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.stream_read import offsets_by_queue
 from tests.helpers.wait import wait_until
@@ -54,6 +58,34 @@ def test_rocketmq_s_own_topics_match_no_pattern() -> None:
         close_idle_connections()
 
     assert found == [wanted]
+
+
+@pytest.mark.parametrize(("option", "queues"), [("topic", 2), ("topicPattern", 3)])
+def test_a_batch_waits_for_brokers_that_register_at_a_name_server_that_was_restarted(
+    topics: Topics, clock: FakeClock, option: str, queues: int
+) -> None:
+    """A2: they do so within 30 s, one after the other, and a batch would lack those that come later."""
+    topic = topics.make(1)
+    given = {"nameServers": topics.sim.name_servers}
+    given[option] = topic if option == "topic" else f"{topic}(-late)?"
+    topics.sim.restart_name_server()
+    try:
+        with pytest.raises(BrokerError, match="brokers register again within 30 s"):
+            planned_batch(**given, retryTimeoutMs="0")
+        with ChannelPool(clock) as pool:
+            view = ClusterView(ReadOptions.parse(given), pool, clock)
+            with pytest.raises(BrokerError, match="brokers register again within 30 s"):
+                view.whole_snapshot()
+            clock.advance(20)
+            topics.sim.register_brokers()
+            with pytest.raises(NameServerNotReady, match="no broker 20 s ago, and brokers register again"):
+                view.whole_snapshot()
+            topics.make(1, 1, topic=topic)
+            topics.make(1, topic=f"{topic}-late")
+            clock.advance(11)
+            assert len(view.whole_snapshot().bounds) == queues
+    finally:
+        topics.sim.register_brokers()
 
 
 def test_a_topic_that_appears_is_read_from_its_start(topics: Topics) -> None:

@@ -21,6 +21,7 @@ from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
+    NameServerNotReady,
     NoPermission,
     RocketMQError,
     StaticTopic,
@@ -203,10 +204,8 @@ class ClusterView:
     def _away(self, topic: str, error: TopicNotFound, deadline: Deadline) -> TopicNotFound:
         """Return ``error``, or TopicAway if the topic's brokers may still register at the name server."""
         try:
-            registered = {broker.broker_name for broker in self._name_server.brokers(deadline)}
+            registered = self._registered(deadline)
             missing = sorted(set(self.had_it(topic)) - registered)
-            if not registered:
-                self._knew_none_s = self._clock.monotonic_s()
             # Brokers register one after the other.
             may_come = self._clock.monotonic_s() - self._knew_none_s < _REGISTERED_WITHIN_S
             if not missing and not may_come and not self._is_there_now(topic, deadline):
@@ -221,6 +220,13 @@ class ClusterView:
         )
         return TopicAway(error.code, remark, request=error.request, address=error.address)
 
+    def _registered(self, deadline: Deadline) -> set[str]:
+        """Return the names of all brokers that name servers know, and note if there are none."""
+        registered = {broker.broker_name for broker in self._name_server.brokers(deadline)}
+        if not registered:
+            self._knew_none_s = self._clock.monotonic_s()
+        return registered
+
     def _is_there_now(self, topic: str, deadline: Deadline) -> bool:
         """Return whether the topic has a route by now; brokers register one after the other."""
         try:
@@ -228,6 +234,30 @@ class ClusterView:
         except TopicNotFound:
             return False
         return True
+
+    def whole_snapshot(self) -> Snapshot:
+        """Return :meth:`snapshot` for a batch, which does not look again for brokers that come later.
+
+        Raises:
+            NameServerNotReady: If the name server knew no broker a moment ago: others may still register.
+            RocketMQError: For the same reasons as :meth:`snapshot`.
+        """
+        began_s = self._clock.monotonic_s()
+        found = self.snapshot()
+        if self._matching is not None and not found.bounds:
+            self._registered(Deadline.after(self._clock, self._timeout_s))
+        since_s = max(began_s - self._knew_none_s, 0.0)
+        if since_s >= _REGISTERED_WITHIN_S:
+            return found
+        self._routes.invalidate()
+        if self._matching is not None:
+            self._matching.invalidate()
+        raise NameServerNotReady(
+            ResponseCode.SUCCESS,
+            f"it knew no broker {since_s:.0f} s ago, and brokers register again within "
+            f"{_REGISTERED_WITHIN_S:g} s of its restart",
+            request="GET_BROKER_CLUSTER_INFO",
+        )
 
     def snapshot(self) -> Snapshot:
         """Return the bounds of every readable queue, and the errors of topics and brokers that do not answer.

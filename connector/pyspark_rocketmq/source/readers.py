@@ -106,7 +106,7 @@ class RocketMQBatchReader(DataSourceReader):
         return partitions_of(parts, self._options, masters, snapshot.replicas, snapshot.slaves, newest=newest)
 
     def _ranges(self, view: ClusterView, positions: OptionPositions) -> tuple[Snapshot, list[QueueRange]]:
-        snapshot = view.snapshot().with_slaves()
+        snapshot = view.whole_snapshot().with_slaves()
         if snapshot.out_of_sight:
             raise next(iter(snapshot.out_of_sight.values()))
         if self._options.fail_on_data_loss:

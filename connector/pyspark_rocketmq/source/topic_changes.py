@@ -78,6 +78,10 @@ class MatchingTopics:
         self._known = found
         return found
 
+    def invalidate(self) -> None:
+        """Ask for the names again next time."""
+        self._query_at_s = float("-inf")
+
     def _matching(self, deadline: Deadline) -> frozenset[str]:
         names = [name for name in self._name_server.topics(deadline) if self._pattern.fullmatch(name)]
         if not names:
