@@ -6,6 +6,7 @@ import pytest
 
 from pyspark_rocketmq.client.pool import AclSigner, ChannelPool, ConnectionSettings
 from pyspark_rocketmq.clock import Deadline, SystemClock
+from pyspark_rocketmq.errors import LocalProtocolError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.pull import PullRequest
@@ -39,6 +40,14 @@ def test_every_kind_of_request_is_signed(server: ScriptedServer, soon: Deadline)
         assert command.ext_fields["SecurityToken"] == "token123"
         assert command.ext_fields["Signature"]
     assert sent[1].ext_fields["queueOffset"] == "0"
+
+
+def test_a_text_that_utf8_cannot_carry_is_refused_like_without_credentials(
+    server: ScriptedServer, soon: Deadline
+) -> None:
+    """A5: with the error that names the text."""
+    with SETTINGS.open_pool(SystemClock()) as pool, pytest.raises(LocalProtocolError, match="surrogate"):
+        pool.get(server.address, soon).request(RemotingCommand(code=34, ext_fields={"a": "\ud800"}), soon)
 
 
 def test_without_credentials_nothing_is_added(

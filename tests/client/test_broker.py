@@ -22,7 +22,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import Message, MessageExt, MessageModel, MessageQueue, QueueBounds, SendStatus
 from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
-from pyspark_rocketmq.wire.command import RemotingCommand, decode_frame
+from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, decode_frame
 from pyspark_rocketmq.wire.fastjson import decode_body, loads
 from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
@@ -319,6 +319,25 @@ def test_a_pull_without_connection_is_handed_over_as_an_error(brokers: BrokerCli
 
     assert isinstance(outcomes.get(timeout=PATIENCE_S), ConnectFailed)
     assert isinstance(outcomes.get(timeout=PATIENCE_S), ConnectFailed)
+
+
+def test_a_send_that_does_not_fit_into_a_frame_is_handed_over_as_an_error(
+    server: ScriptedServer, brokers: BrokerClient
+) -> None:
+    """F3: one callback, always; a producer may allow larger messages than a frame holds."""
+    answer_well(server)
+    large = replace(MESSAGE, body=bytes(MAX_FRAME_LENGTH))
+    settings = replace(SETTINGS, max_message_bytes=2 * MAX_FRAME_LENGTH)
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    # The first has no connection yet, and the second has an open one.
+    for _ in range(2):
+        brokers.send_async(server.address, large, QUEUE, settings, outcomes.put)
+        assert isinstance(outcomes.get(timeout=PATIENCE_S), LocalProtocolError)
+    with pytest.raises(LocalProtocolError, match="at most 16777216 are accepted"):
+        brokers.send(server.address, large, QUEUE, settings)
+
+    assert brokers.send(server.address, MESSAGE, QUEUE, SETTINGS).queue_offset == 41
+    assert outcomes.empty()
 
 
 def test_a_held_pull_may_take_longer_than_a_request(server: ScriptedServer, pool: ChannelPool) -> None:

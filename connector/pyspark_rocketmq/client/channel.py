@@ -296,15 +296,20 @@ class Channel:
     def submit(self, request: Outgoing, on_response: OnResponse, deadline: Deadline | None = None) -> int:
         """Send a request without waiting; ``on_response`` is called exactly once. Return its opaque.
 
-        ``on_response`` gets the answer, ``RequestTimeout`` (at most two seconds late), or the error with
-        which the channel ended. It runs on the reader thread, or on the thread that noticed the end of
-        the channel or of the time, which may be the calling one.
+        ``on_response`` gets the answer, ``RequestTimeout`` (at most two seconds late), the error with which
+        the channel ended, or ``LocalProtocolError`` if the request cannot be written. It runs on the reader
+        thread, or on the thread that noticed the error, which may be the calling one.
         """
-        outgoing = self._signed(request)
         opaque = next(self._opaques) & _OPAQUE_MASK
-        frame = outgoing.encode(opaque)
         sent = Sent(self._clock.monotonic_s(), self._silence.received)
-        waiting = _Waiting(outgoing, on_response, sent, deadline)
+        waiting = _Waiting(request, on_response, sent, deadline)
+        try:
+            outgoing = self._signed(request)
+            frame = outgoing.encode(opaque)
+        except LocalProtocolError as error:
+            self._call_back(waiting, error)
+            return opaque
+        waiting = waiting._replace(request=outgoing)
         with self._lock:
             refused = self._ended
             if refused is None:
