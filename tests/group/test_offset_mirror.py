@@ -324,10 +324,17 @@ def test_a_cluster_that_is_away_costs_a_batch_nothing(
     assert {brokers.next(), brokers.next()} == {(A0, 7), (B0, 9)}
 
 
+class _Panic(BaseException):
+    """Like a panic of delta-rs, which is not an Exception."""
+
+
+@pytest.mark.parametrize("failure", [MemoryError("none left"), _Panic("none left")], ids=["error", "panic"])
 def test_an_unexpected_failure_is_logged_and_the_next_batch_begins_again(
     brokers: Brokers,
     store: MemoryOffsetStore,
     mirror: OffsetMirror,
+    *,
+    failure: BaseException,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -335,7 +342,7 @@ def test_an_unexpected_failure_is_logged_and_the_next_batch_begins_again(
     brokers.codes["broker-a"] = ResponseCode.SYSTEM_BUSY
 
     def fail(_: str) -> None:
-        raise MemoryError("none left")
+        raise failure
 
     monkeypatch.setattr(store, "read", fail)
     with caplog.at_level(logging.ERROR):
@@ -348,6 +355,35 @@ def test_an_unexpected_failure_is_logged_and_the_next_batch_begins_again(
     mirror.show([commit(A0, 8)])
     assert brokers.next() == (A0, 8)
     assert mirror.flush(PATIENCE_S)
+
+
+def test_an_unexpected_failure_wakes_those_who_wait_for_offsets(
+    brokers: Brokers, store: MemoryOffsetStore, mirror: OffsetMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F1: the offsets are given up, and the end of a batch waits for them."""
+    is_waiting = threading.Event()
+
+    class Watched(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            is_waiting.set()
+            return super().wait(timeout)
+
+    def fail(_: str) -> None:
+        assert is_waiting.wait(PATIENCE_S)
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(mirror, "_sent", Watched(mirror._guard))
+    monkeypatch.setattr(store, "read", fail)
+    brokers.codes["broker-a"] = ResponseCode.SYSTEM_BUSY
+    mirror.show([commit(A0, 7)])
+    brokers.next()
+    waits = threading.Thread(target=mirror.await_shown, args=([commit(A0, 7)], threading.TIMEOUT_MAX))
+    waits.daemon = True
+    waits.start()
+    mirror.flush(PATIENCE_S)
+
+    waits.join(PATIENCE_S)
+    assert not waits.is_alive()
 
 
 _PROGRAM = """

@@ -185,11 +185,13 @@ class OffsetMirror:
                     self._news.wait(self._sent_s + self._again_after_s - self._clock.monotonic_s())
                 else:
                     self._is_in_trouble = False
-        except Exception:
-            # Nobody watches this thread; the next batch starts another one.
+        except BaseException:
+            # Nobody watches this thread; the next batch starts another one. A panic of delta-rs is not an
+            # Exception.
             logger.exception("offsets could not be sent to the brokers group=%s", self._group)
             with self._guard:
                 self._waiting.clear()
+                self._sent.notify_all()
                 self._end()
 
     def _next(self) -> Commits:
