@@ -363,6 +363,26 @@ def test_its_end_is_noticed_although_the_offset_store_does_not_answer(query: Que
         is_answered.set()
 
 
+def test_its_end_is_noticed_although_delta_rs_panicked(query: Query) -> None:
+    """H11: a panic is not an Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    has_read = threading.Event()
+
+    def read() -> dict[MessageQueue, int]:
+        has_read.set()
+        raise Panic
+
+    query.begin([])
+    query.hub._read_epochs = read
+    assert has_read.wait(PATIENCE_S)
+    query.hub.lives_with(lambda: False)
+
+    wait_until(lambda: query.hub._is_closed, PATIENCE_S, reason="An end of the query noticed")
+
+
 def test_a_query_that_outlives_its_session_is_stopped_without_a_traceback(
     query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -343,8 +343,8 @@ class DriverControl:
                 self._hub.report(partial(HubState.slots_are, slots=slots))
                 if self._is_drained and self._stop is not None and self._has_no_batch.is_set():
                     self._is_closed = True
-            except Exception:
-                # With its session stopped, nothing can be read any more.
+            except BaseException:
+                # A panic of delta-rs is not an Exception. With its session stopped, nothing can be read.
                 if not self._has_ended():
                     logger.info(
                         "epochs could not be compared with the running batch's, trying again", exc_info=True
