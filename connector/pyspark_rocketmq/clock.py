@@ -81,5 +81,5 @@ class SleepWatch:
         return self._slept_s
 
     def _lead(self) -> float:
-        """Return how far the wall clock is ahead of the monotonic one; only changes mean something."""
+        """Return wall clock minus monotonic clock, in seconds; only changes of this number mean something."""
         return self._clock.now_s() - self._clock.monotonic_s()

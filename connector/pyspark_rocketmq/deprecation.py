@@ -42,7 +42,7 @@ class Deprecation:
 def deprecated(instead: str, *, since: str, until: str, name: str | None = None) -> Callable[[C], C]:
     """Decorator of a function, method or class that warns when it is called and then does the same as before.
 
-    A subclass of a deprecated class warns, too.  The text is also in the attribute ``__deprecated__``, where
+    A subclass of a deprecated class warns, too.  The warning is also in attribute ``__deprecated__``, where
     PEP 702 puts it for tools.
     """
 

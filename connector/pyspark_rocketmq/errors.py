@@ -520,9 +520,9 @@ class DeadLetterRefused(RocketMQError):
         self.queue = queue
         self.queue_offset = queue_offset
         self.sent = sent
-        """Reason why it could not be sent."""
+        """Error of the first attempt: to send the message to the group's retry topic."""
         self.copied = copied
-        """Reason why its broker did not copy it."""
+        """Error of the second attempt: to let the broker that stores the message copy it."""
 
     def __str__(self) -> str:
         return masked(
@@ -832,7 +832,8 @@ class SinkMoved(SinkConflict):
     def __init__(self, text: str, queues: Iterable[tuple[str, str, int]] = ()) -> None:
         super().__init__(text)
         self.queues = frozenset(queues)
-        """Queues of which the sink can take nothing more in this batch; empty if it is all of them."""
+        """Queues (topic, broker name, queue id) of which the sink can take nothing more in this batch; empty
+        means all queues."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (*self.args, tuple(self.queues))
@@ -915,7 +916,10 @@ def _bare(error: RocketMQError) -> RocketMQError:
 
 
 def error_of_worker(text: str) -> RocketMQError | None:
-    """Return the error of this package that ends a worker's traceback, by name and text; None without one."""
+    """Return the error of this package that ends a worker's traceback, by name and text.
+
+    None if the traceback ends with another error or with a LocalProtocolError.
+    """
     found = _AT_THE_END_OF_A_TRACEBACK.search(text)
     if found is None or found[1] == LocalProtocolError.__name__:
         return None

@@ -48,7 +48,7 @@ class DefaultSource(DataSource):
 
     @without_frames
     def schema(self) -> StructType:
-        """Return the columns of a message, in consumer mode with those of a marker row.
+        """Return a message's columns; with ``consumerGroup`` also those of the row that ends a range.
 
         With ``handOverRanges`` return the columns of a ticket, which carries ranges in the place of messages.
 
@@ -150,7 +150,10 @@ class DefaultSource(DataSource):
 
 
 def _open_listener(options: ReadOptions) -> Callable[[], ConsumeOne] | None:
-    """Return a function that opens the listener in the planner; None if it was not registered by name."""
+    """Return a function that opens the listener in the planner, the process that plans batches.
+
+    None without a group, or if the listener was not registered by name.
+    """
     if options.listener is None or options.consumer_group is None:
         return None
     return partial(_consume_one, options.listener, options.consumer_group, is_orderly=options.consume_orderly)

@@ -38,7 +38,7 @@ RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
 
 ORIGIN_TOPIC: Final = "originTopic"
-"""Column of the topic to which a message given back was first sent; null if it is still there."""
+"""Column of the topic to which a message was first sent, if it was read from a retry topic; else null."""
 
 
 def retry_topic(consumer_group: str) -> str:
@@ -191,7 +191,8 @@ class MessageExt(NamedTuple):
 
     # All fields but the last declare the columns of a message: names, order and types.
     topic: str
-    """The topic to which it was first sent, even if it comes from a retry queue."""
+    """The topic to which it was first sent, even if it comes from a retry queue; before :meth:`restored`, the
+    topic of that queue."""
     broker_name: str
     queue_id: Int32
     queue_offset: Int64
@@ -311,7 +312,7 @@ class BrokerData:
 
 
 def ordered_queues(order_topic_conf: str) -> list[tuple[str, int]]:
-    """Return the brokers and numbers of queues of an order configuration (``a:4;b:4``), in its order."""
+    """Return each broker's name and how many queues it has: ``a:4;b:2`` gives ``[("a", 4), ("b", 2)]``."""
     shares = (part.split(":") for part in order_topic_conf.split(";") if part)
     return [(name, int(count)) for name, count in shares]
 
@@ -382,16 +383,16 @@ class QueueState(NamedTuple):
     reconsume_times: int = 0
     """Number of times the listener gave back the message at ``next_offset``."""
     suspended_until_s: float | None = None
-    """Wall-clock second before which the queue is not planned, at most 30 s ahead (``plan_ranges``). The time
-    of the ack itself means that the queue has not moved and may go on immediately. None at an unchanged
-    offset means that the listener waits for more messages (``StallCounter``)."""
+    """Wall-clock second before which the queue is not planned, at most 30 s ahead (``plan_ranges``). In an
+    ack, the moment of the ack itself means that the queue has not moved and may go on immediately. None at an
+    unchanged offset means that the listener waits for more messages (``StallCounter``)."""
     retry_counts: RetryCounts = NO_RETRIES
     """Numbers of times the listener gave back messages from ``next_offset`` on; empty if ``reconsume_times``
     is sufficient. The next owner continues counting from them; a reset clears them."""
     last_message: RememberedMessages = NO_MESSAGES
-    """The newest message consumed: in a row the newest of this generation and some before it, in an ack or a
-    commit the newest of the batch. Before any was consumed, the last one that the start of the generation
-    skipped. Empty if there was none."""
+    """The newest message consumed: in a row the newest since the queue's offsets last started again (of this
+    *generation*) and some before it, in an ack or a commit the newest of the batch. Before any was consumed,
+    the last one that the start of the generation skipped. Empty if there was none."""
 
     @property
     def facts(self) -> tuple[int, int, int, float | None, str, str]:
@@ -434,9 +435,9 @@ class QueueRange:
 
     queue: MessageQueue
     state: QueueState
-    """Start of the range, and the state for a group's next delivery, without the last message.
+    """Start of the range, and the state for a group's next delivery, without ``last_message``.
 
-    Only an open range may have a suspension; it begins when the suspension is over."""
+    Only an open range may be suspended; its reading begins when the suspension is over."""
     end: int
     """Exclusive queue offset; ``OPEN_END`` if the range is open."""
 

@@ -1,5 +1,7 @@
 """Values that stores keep as strings: the messages that a queue's progress remembers, and retry counts.
 
+A *generation* of a queue is a period in which each offset stands for only one message.
+
 Each value has one codec. Only the code that stores a value, or sends it to another process, calls the codec;
 all other code uses the value.
 """
@@ -38,7 +40,7 @@ class StoredValue(ABC, Generic[FactsT]):
     __slots__ = ("_facts", "_text")
 
     def __init__(self, facts: FactsT | None = None, text: str | None = None) -> None:
-        """Create the value of ``facts``, or of ``text``; without arguments, the empty value."""
+        """Create the value of ``facts`` (its content) or of ``text`` (its stored form); by default empty."""
         self._facts = facts
         self._text = "" if facts is None and text is None else text
 
@@ -114,7 +116,7 @@ def integers_text(numbers: Iterable[int]) -> str:
 
 
 class LastMessage(NamedTuple):
-    """A message consumed in a generation, or the one that is in its place now."""
+    """A message consumed or skipped in a generation, or the one that a broker has at its offset now."""
 
     queue_offset: int
     store_timestamp: int
@@ -189,7 +191,7 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
     def with_newest_of(self, other: RememberedMessages) -> RememberedMessages:
         """Return these messages and the newest of ``other``, which is of the same generation.
 
-        If it is older than the newest of these messages, that one stays the newest.
+        If the newest of ``other`` is older than the newest of these messages, the latter stays the newest.
         """
         known, newest = self.messages, other.newest
         if newest is None or (known and newest == known[0]):
@@ -206,10 +208,10 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
         return RememberedMessages(_thinned((newest, *known)))
 
     def with_passed(self, passed: RememberedMessages) -> RememberedMessages:
-        """Return the newest message, those of ``passed``, and others, as far as there is room for three.
+        """Return three messages at most: the newest, then those of ``passed``, then others of these.
 
-        The messages ``passed`` are of the same generation: the one before a position, or the last one before
-        the generation's end.
+        The messages ``passed`` are of the same generation: the one right before the group's position, or
+        the last one before the generation's end.
         """
         known, found = self.messages, passed.messages
         if not known or not found or found[0].queue_offset >= known[0].queue_offset:

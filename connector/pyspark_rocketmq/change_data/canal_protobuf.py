@@ -1,7 +1,8 @@
 """Canal's protobuf messages (``canal.mq.flatMessage=false``): a ``Packet`` of ``Entry`` values.
 
-Position: transactions that the source has executed (0 without ``gtidon``), epoch of the server, number of the
-binary log's file, offset in it. Rows of one event share it: they are in the order of the queue.
+Position: number of transactions that the source has executed (0 without ``gtidon``), epoch of the server
+(``Rules.epoch_of``), number of the binary log's file, offset in it. Rows of one event share a position: they
+are in the order of the queue.
 
 Only a few fields are needed, so they are read without generated code: those of ``CanalProtocol.proto`` and
 ``EntryProtocol.proto``.

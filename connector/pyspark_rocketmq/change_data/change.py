@@ -120,9 +120,12 @@ class Change:
     row: Mapping[str, Any] = field(default_factory=dict)
     """The row after the change, with the columns that are known; empty for a delete and a truncation."""
     before: Mapping[str, Any] | None = None
-    """The row before it, with the columns that the source logs; None if it logs none."""
+    """The row before the change, with the columns that the source logs; None if there is none."""
     position: Position | None = None
-    """None if the envelope has none: then the order is that of the queue."""
+    """None if the message has none: then only the queue gives an order (``ChangeTable(order="queue")``).
+
+    A row of a snapshot without a position comes before all changes with one.
+    """
     absent: frozenset[str] = frozenset()
     """Columns of the table that the source has left out of ``row``: they keep their stored values.
 
@@ -132,7 +135,10 @@ class Change:
     types: Mapping[str, SourceType] = field(default_factory=dict)
     """Types of the columns, where the envelope has them."""
     source_time: datetime | None = None
-    """Time of the change in the source in UTC, for people; None if unknown. It may be in whole seconds."""
+    """Time of the change in the source in UTC; None if unknown.
+
+    It may be in whole seconds, so it gives no order.
+    """
 
     def __post_init__(self) -> None:
         if self.operation is Operation.TRUNCATE and (self.key or self.row):

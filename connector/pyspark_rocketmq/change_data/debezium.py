@@ -4,7 +4,8 @@ Positions, which have the same number of parts in all messages of a connector:
 
 * PostgreSQL: last commit before the transaction, LSN, order in the transaction (0 without
   ``provide.transaction.metadata``). LSNs of interleaved transactions are not in the order of their commits.
-* MySQL and MariaDB: epoch of the server, number of the binary log's file, offset in it, row of the event.
+* MySQL and MariaDB: epoch of the server (``Rules.epoch_of``), number of the binary log's file, offset in it,
+  row of the event.
 * SQL Server: commit LSN and change LSN, three parts each, and the number of the event.
 * Other connectors: none.
 
@@ -58,7 +59,7 @@ class DebeziumJson:
     rules: Rules
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the contents of a message: one value, or two changes if an update changes a named key."""
+        """Return the contents of a message: one value; two if an update changes a key that ``keys`` names."""
         if message.body.strip() in (b"", b"null", b"default"):
             return [PassedOver("tombstone")]
         try:
@@ -80,10 +81,10 @@ class DebeziumJson:
             return [BadChange(str(fault), table)]
 
     def _with_key_change(self, change: Change) -> Sequence[Change]:
-        """Return a delete and an insert if an update changes a key that the reader names.
+        """Return a delete and an insert if an update changes a key that the option ``keys`` names.
 
-        For its own key, Debezium sends both itself. If the source logs no old values, a change of a named key
-        cannot be noticed, so such a key must not change.
+        For the table's own key, Debezium sends both itself. If the source logs no old values, a change of a
+        named key cannot be noticed, so such a key must not change.
         """
         named, before, row = self.rules.keys_of(change.table), change.before or {}, change.row
         if named is None or change.operation is not Operation.UPDATE:

@@ -27,14 +27,17 @@ Differ = Callable[[str, int | None, int | None], bool]
 
 
 class Event(NamedTuple):
-    """A change of a key, or its deletion."""
+    """A change of a key, its deletion, or a truncation of the table."""
 
     at: Order
     """Place in the order of the table's changes."""
     time: datetime | None
     """Time in the source; None if it is unknown."""
     values: Mapping[str, int] | None
-    """Numbers of the rows with the values that the change gives, by column; None for a deletion."""
+    """Numbers of the rows with the values that the change gives, by column.
+
+    None for a deletion and a truncation.
+    """
     is_remembered: bool = False
     """Whether the event is recorded elsewhere, with all its values."""
 

@@ -1,7 +1,8 @@
 """Maxwell's JSON.
 
-Position (``output_binlog_position=true``): epoch of the server (``output_server_id=true``), number of the
-binary log's file, offset in it, row of the transaction. Rows of a bootstrap have none.
+Position (``output_binlog_position=true``): epoch of the server (``Rules.epoch_of``, with
+``output_server_id=true``), number of the binary log's file, offset in it, row of the transaction. Rows of a
+bootstrap have none.
 
 A message has no types: values are as JSON has them, decimals exact, and bytes are text in base64.
 """

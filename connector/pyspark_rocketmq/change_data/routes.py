@@ -158,7 +158,7 @@ class Routed:
         return found
 
     def kept(self, columns: Iterable[str]) -> list[str]:
-        """Return those columns of the source that the route does not leave out; the key is not considered."""
+        """Return the columns of the source that the route keeps; a column of the key counts as any other."""
         return [name for name in columns if self._keeps(name)]
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def key_columns(named: Sequence[str] | None, own: Sequence[str], row: Mapping[str, Any]) -> Sequence[str]:
-    """Return the columns of the key: those that the reader names, the message's own, or a hidden one."""
+    """Return the columns of the key: those that ``keys`` names, else the message's own, else a hidden one."""
     if named is not None:
         return named
     return own or [name for name in row if name in HIDDEN_KEYS]

@@ -63,12 +63,12 @@ class Rules:
     """Debezium's ``unavailable.value.placeholder``."""
 
     def keys_of(self, table: SourceTable) -> tuple[str, ...] | None:
-        """Return the key columns that the reader has named for a table; None if it has named none."""
+        """Return the key columns that the option ``keys`` names for a table; None if it names none."""
         named = dict(self.keys)
         return named.get(str(table), named.get("*"))
 
     def epoch_of(self, server: int) -> int:
-        """Return the epoch of a server, which is a part of the positions in its binary log.
+        """Return a server's epoch, which is a part of positions: its number in ``servers``, from 1 on.
 
         It is 0 if no servers are named, or if the server is unknown (0).
 

@@ -20,7 +20,7 @@ from pyspark_rocketmq.offsets.delta_rows import VERSION_PROPERTY
 
 
 def compact_table(settings: TablesCompactSettings, console: Console) -> None:
-    """Merge files smaller than half of the table's target file size (128 MiB by default) into larger ones.
+    """Merge files below half of the table's target file size (half of 128 MiB by default) into larger ones.
 
     Raises:
         OptionError: If there is no such table, or this command must not write it.

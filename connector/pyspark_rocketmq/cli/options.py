@@ -68,7 +68,7 @@ class ReplaySettings(ReadOptions):
     )
 
     def cross_field_problems(self) -> list[str]:
-        """Require one target, and a record for a topic, which keeps none; refuse options of streams."""
+        """Return problems: not exactly one target, ``toTopic`` without ``record``, options of streams."""
         problems = ReadOptions.cross_field_problems(self) + self.problems_of_batch()
         if (self.to_table is None) == (self.to_topic is None):
             problems.append("give one of the options 'toTable' and 'toTopic'")

@@ -74,7 +74,10 @@ def _write(rows: DataFrame, settings: PublishSettings) -> None:
 
 
 def _stored(settings: PublishSettings) -> Callable[[], int | None]:
-    """Return a function that counts the messages stored in the topic since now; None if no broker answers."""
+    """Return a function that counts the messages stored in the topic since this call.
+
+    The function returns None if the cluster does not answer it, or did not answer this call.
+    """
 
     def messages() -> int | None:
         access = settings.access_options()

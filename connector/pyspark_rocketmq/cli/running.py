@@ -359,7 +359,7 @@ def behind_text(metrics: BatchMetrics, counter: RowCounter) -> str:
 
 
 def _latency_text(metrics: BatchMetrics) -> str:
-    """Describe how soon messages reached the listener, within a batch that commits as it goes."""
+    """Describe how soon messages of a running batch reached the listener; empty if the batch has ended."""
     if metrics.has_ended or not metrics.store_to_listener.messages:
         return ""
     return f", 99 % at the listener within {metrics.store_to_listener.percentile(99):,} ms"

@@ -227,7 +227,7 @@ class ClusterAccess(OptionSet):
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the namespace that an instance's host name implies, as for the data source."""
+        """Return the field ``namespace`` if an instance's host name implies it, as for the data source."""
         return implied_namespace(values)
 
     def cross_field_problems(self) -> list[str]:

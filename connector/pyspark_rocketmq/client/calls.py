@@ -88,7 +88,10 @@ class BrokerCalls:
         deadline: Deadline,
         on_outcome: Callable[[RemotingCommand | RocketMQError], object],
     ) -> None:
-        """Send a request without waiting for a connection, the server's name or the answer."""
+        """Send a request without waiting for a connection, the server's name or the answer.
+
+        ``on_outcome`` is called exactly once, with the answer or the error.
+        """
 
         def send(channel: Channel, refusal: RocketMQError | None) -> None:
             if refusal is None:

@@ -354,7 +354,7 @@ class Channel:
         self._end_if_silent(given_up)
 
     def answered_after(self, took_s: float) -> None:
-        """Note the time of an answer that costs the server nothing: a slow server may be silent longer."""
+        """Note how long an answer took that costs the server nothing: a slow server may be silent longer."""
         with self._lock:
             self._silence.answered_after(took_s)
 

@@ -246,7 +246,10 @@ class PatientLookup:
     """Whether the messages have sharding keys or given queues."""
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return :meth:`Producer.queues`, trying again as long as its error may pass."""
+        """Return :meth:`Producer.queues`; try again for ``timeout_s`` while the topic seems to be missing.
+
+        A name server that is not ready is asked for ``timeout_s``; one that does not answer, three times.
+        """
         deadline = Deadline.after(self.clock, self.timeout_s)
         try:
             return call_with_retry(

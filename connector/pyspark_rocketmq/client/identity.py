@@ -58,7 +58,7 @@ def name_in(answer: RemotingCommand, address: str) -> str:
 
 
 def check_name(address: str, is_named: str, wanted: str) -> None:
-    """Compare a server's name with the name in its route.
+    """Compare a server's name with the name in its route; :data:`UNKNOWN` is accepted for every broker.
 
     Raises:
         WrongBroker: If the server is another broker.

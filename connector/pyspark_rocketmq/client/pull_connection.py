@@ -179,7 +179,7 @@ class PullConnection(Generic[PullT]):
         self._who: int | None = None
         """Opaque of the request for the broker's name."""
         self._held: list[bytes] = []
-        """Pulls to send when the name is confirmed."""
+        """Frames of pulls, to be sent when the name is confirmed."""
         self._transport = transport
         self._clock = clock
         self._signer = signer

@@ -49,11 +49,11 @@ class Silence:
             self._first = request
 
     def answered_after(self, took_s: float) -> None:
-        """Note the time of an answer that costs the server nothing: a slow server may be silent longer."""
+        """Note how long an answer took that costs the server nothing: a slow server may be silent longer."""
         self._least_s = max(self._least_s, min(took_s, _SLOWEST_S))
 
     def is_suspicious(self, given_up: Iterable[Sent], now_s: float) -> bool:
-        """Return whether the silence since one of these requests was sent has been long enough."""
+        """Return whether silence since one of these requests suggests that the connection has ended."""
         silent_s = (now_s - each.at_s for each in given_up if each.received_before == self.received)
         return max(silent_s, default=0.0) >= self._least_s
 

@@ -72,7 +72,8 @@ class BatchReport:
     """Offsets that the store refused, because their queues now belong to another consumer or were reset while
     the batch ran. Offsets may be stored later than their rows: refused ones are then in a later report."""
     offsets: tuple[OffsetRow, ...] = ()
-    """Positions of all queues of this consumer after the commit, with or without a part, sorted by queue.
+    """Positions of all queues of this consumer after the commit, sorted by queue; also of queues of which the
+    commit has nothing.
 
     Refused queues are left out.
     """
@@ -81,7 +82,8 @@ class BatchReport:
     store_to_listener: LatencyHistogram = NONE_COUNTED
     """Times from a message's storage at its broker until its delivery began, for the committed messages."""
     store_to_commit: LatencyHistogram = NONE_COUNTED
-    """Times from a message's storage at its broker until this commit, for the committed messages."""
+    """Times from a message's storage at its broker until this commit or, if its task commits by itself, until
+    the task's commit; for the committed messages."""
 
     def without_counts(self) -> BatchReport:
         """Return the report with all counts 0, for a caller that has already added the counts to a total."""
@@ -129,11 +131,14 @@ class Mirror(Protocol):
         ...
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
-        """Wait until the brokers have these offsets, or newer ones; return whether they do."""
+        """Wait until none of these offsets is left to send; return whether that is so within ``timeout_s``.
+
+        A broker then has the offset or a newer one, or the offset was given up.
+        """
         ...
 
     def arrived(self, queue: MessageQueue) -> int | None:
-        """Return the last offset that the queue's broker has accepted from here; None if there is none."""
+        """Return the last offset that the queue's broker has stored from this process; None without one."""
         ...
 
 
@@ -189,7 +194,10 @@ class GroupResult(NamedTuple):
 
 
 class PartCommitter:
-    """Commits the parts of one query's batches into its sink and its offset store."""
+    """Commits the parts of one query's batches into its sink and its offset store.
+
+    A *part* has written rows and acks of some of a task's queues; a *group* of parts is committed together.
+    """
 
     def __init__(
         self,
@@ -404,7 +412,7 @@ class PartCommitter:
                 )
 
     def _own_rows(self, queues: Iterable[MessageQueue], result: CommitResult) -> tuple[OffsetRow, ...]:
-        """Return the rows, without refused queues, of the member that owned these when the batch began."""
+        """Return the rows of all queues of the members that owned ``queues``, without refused queues."""
         owners = {self._rows[queue].owner for queue in queues if queue in self._rows}
         gone = {refused.queue for refused in result.refused}
         return tuple(

@@ -89,10 +89,10 @@ def is_member(client_id: str, queues: Sequence[MessageQueue], members: Sequence[
 
 
 def _entries(client_id: str, members: Sequence[str]) -> dict[int, None]:
-    """Return the places of a member in the list, in their order; the member gets the shares of all of them.
+    """Return the indexes of a member in the list, ascending, as keys; the member gets the shares of all.
 
-    A broker lists a member once for each connection, so it lists it twice until it notices that one of the
-    connections fell silent. The other members leave both shares to it. A Java client takes only the first
+    A broker lists a member once for each connection, so twice until the broker notices that one connection
+    fell silent. The other members leave both shares to that member. A Java client takes only the first
     share, and nobody has the second until the broker closes the connection, after two minutes.
     """
     return {index: None for index, member in enumerate(members) if member == client_id}

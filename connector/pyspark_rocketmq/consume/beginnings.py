@@ -42,8 +42,8 @@ def begin_new_queues(
     Args:
         without_offset: Queues for which neither store nor broker has an offset.
         begun: Topics for which the store or a broker has an offset.
-        begun_in_part: Queues of a topic whose beginnings by the options could be written to some of its
-            brokers only; they still begin by the options.
+        begun_in_part: Queues whose beginnings by the options may have been written only to some of their
+            topic's brokers; such queues still begin by the options.
         not_reported: Queues whose brokers did not report the group's offset, and why.
         unreachable: Brokers that are away, and why.
     """

@@ -23,7 +23,10 @@ RunT = TypeVar("RunT", bound=Hashable)
 
 
 class CallSlots(Generic[RunT]):
-    """The slots of one task's pool."""
+    """The slots of one task's pool.
+
+    A call *hangs* if its messages were sent back, because it takes too long, and it still runs.
+    """
 
     def __init__(self, most: int) -> None:
         """Begin with ``most`` free slots, at least one."""

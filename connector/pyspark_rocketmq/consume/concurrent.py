@@ -66,7 +66,8 @@ SEND_BACK_PAUSE_S: Final = 5.0
 EXPIRED_DELAY_LEVEL: Final = 3
 """Delay level of messages whose call takes too long (``ProcessQueue.cleanExpiredMsg``)."""
 EXPIRED_PER_ROUND: Final = 16
-"""Maximum number of such messages sent back in one round (``ProcessQueue.cleanExpiredMsg``)."""
+"""Maximum number of messages sent back in one round because their call takes too long
+(``ProcessQueue.cleanExpiredMsg``)."""
 _NONE: Final[frozenset[int]] = frozenset()
 
 
@@ -219,8 +220,9 @@ class _Out:
 class ConcurrentConsumption:
     """One run over the messages of one planned range.
 
-    Guarantee: a message is out at most once at a time, and ``done`` never passes one that is not
-    acknowledged, stored by a broker, or dropped in broadcasting. Not thread-safe; no method blocks.
+    Guarantee: a message is *out* (with the listener, or on its way back to a broker) at most once at a time,
+    and ``done`` never passes one that is not acknowledged, stored by a broker, or dropped in broadcasting.
+    Not thread-safe; no method blocks.
     """
 
     def __init__(
@@ -460,7 +462,7 @@ class ConcurrentConsumption:
             del self._out[number]
 
     def put_off(self, indexes: Sequence[int]) -> None:
-        """Let messages that were to be sent back wait instead (rule 3), and end the run before them.
+        """Let messages that were to be sent back wait for the next run (rule 3); this run delivers no more.
 
         Raises:
             KeyError: If one is not on its way back.

@@ -285,7 +285,11 @@ class _Batch:
 
 
 class Cuts:
-    """The cuts and commits of one query's batches. Not thread-safe."""
+    """The cuts and commits of one query's batches. Not thread-safe.
+
+    A *cut* asks tasks for what is *settled* (done, with its rows) since the last cut. A task sends it as a
+    *part*; parts are committed together as a *group*.
+    """
 
     def __init__(self, interval_s: float | None, *, may_offsets_wait: bool = False) -> None:
         """Begin without a batch.
@@ -577,7 +581,7 @@ class Cuts:
         return [EndTasks(reason, running), *self._go_on(now_s)]
 
     def job_is_whole(self) -> None:
-        """Note that the newest attempt of each task has begun here, and has ended well."""
+        """Note that the newest attempt of each task has called :meth:`begin`, and has ended well."""
         for task in self._batch.newest.values():
             task.is_done = True
 
@@ -614,7 +618,7 @@ class Cuts:
     # --- rules ----------------------------------------------------------------------------------------------
 
     def _follows(self, ack: QueueAck) -> bool:
-        """Rule 1."""
+        """Return whether an ack begins at the position that the queue has reached (rule 1)."""
         return self._batch.reached.get(ack.queue) == (ack.state.epoch, ack.start)
 
     def _is_known(self, task: _Task, part_id: str) -> bool:
@@ -630,13 +634,13 @@ class Cuts:
         return queue in self._batch.poisoned
 
     def _try_again(self) -> list[Action]:
-        """Rule 5."""
+        """Repeat the commit that has failed, with the same content (rule 5)."""
         assert self._in_hand is not None
         return [self._in_hand]
 
     @property
     def _is_held_back(self) -> bool:
-        """Rule 6."""
+        """Whether no cut is asked for now, because a commit is under way and a part waits (rule 6)."""
         return self._in_hand is not None and bool(self._batch.waiting)
 
     def _is_free(self, queue: MessageQueue) -> bool:

@@ -190,7 +190,7 @@ class RangeWindow:
         self.answers = 0
         """Number of pulls that brought messages."""
         self.answered_after_s = 0.0
-        """Seconds from request to answer, summed over those pulls."""
+        """Seconds from request to answer, summed over the pulls that brought messages."""
         self.index = index
         self._of = of
         self._settings = of.settings
@@ -627,9 +627,9 @@ class FetchWindow:
     def is_ready(self) -> bool:
         """Return whether to call ``take`` now.
 
-        True if a range is over, or if a range at its queue's end has messages. Otherwise true if some wait
-        for ``take`` and one of these holds: they are enough to decode fast, no pull is in flight, or little
-        memory is left for other pulls.
+        True if a range is over, or if a range at its queue's end has messages. Otherwise true if messages
+        wait for ``take`` and one of these holds: they are enough to decode fast, no pull is in flight, or
+        little memory is left for other pulls.
         """
         takeable = 0
         for window in self._open:

@@ -63,13 +63,13 @@ NO_WITNESSES: Final = Witnesses()
 def shows_another_log(ahead: LastMessage, found: LastMessage | None, bounds: QueueBounds) -> bool:
     """Return whether the consumed message ``ahead`` is gone: replaced by ``found``, or beyond the end.
 
-    ``found`` is None if no message could be read there, which shows nothing.
+    ``found`` is the message now at its offset; None if no message could be read there, which shows nothing.
     """
     return ahead.queue_offset >= bounds.max_offset or found not in {None, ahead}
 
 
 class NewestStored(NamedTuple):
-    """The last message of a queue when a batch was planned."""
+    """The last message of a queue when a batch read was planned."""
 
     queue_offset: int
     stored_at_ms: int
@@ -85,8 +85,8 @@ class NewestStored(NamedTuple):
 def shows_later_log(newest: NewestStored, found: LastMessage | None, bounds: QueueBounds) -> bool:
     """Return whether the queue has another log than when ``newest`` was its last message.
 
-    ``found`` is the message in its place; None if no message could be read there, which shows nothing unless
-    the log ends before.
+    ``found`` is the message now at the offset of ``newest``. None if no message could be read there, which
+    shows nothing unless the log ends before that offset.
     """
     is_later = found is not None and found.store_timestamp > newest.stored_at_ms
     return is_later or newest.queue_offset >= bounds.max_offset
@@ -101,7 +101,7 @@ def witnesses(
         messages: The messages that the queue's row remembers.
         start: Where the range begins.
         first: The queue's smallest offset.
-        end: Where the generation ends, if that is known: other messages have the places from this offset on.
+        end: Where the generation ends, if that is known: offsets from there on now have other messages.
     """
     lowest = max(first, start - _MOST_PULLED_AGAIN)
     known = [
@@ -127,8 +127,8 @@ class Meetings(NamedTuple):
 class Boundaries(StoredValue[Meetings]):
     """Offsets where generations of a queue meet, while nothing is consumed in the newest one.
 
-    A position that is set back below them belongs to an earlier generation: its messages were consumed in
-    that one, and sinks have their rows under that number.
+    A position that is set back below them belongs to an earlier generation: messages from there on were
+    consumed in that generation, and sinks have their rows under its number.
 
     Text: JSON ``[[[offset, text of the messages], …], ahead]``.
 
@@ -239,7 +239,7 @@ def _first_new(
 ) -> Generator[int, LastMessage | None, int]:
     """Return the first offset from ``low`` on with a message that came after ``lost``.
 
-    ``there`` is the message now in the place of ``lost``; None if the queue ends before it.
+    ``there`` is the message now at the offset of ``lost``; None if the queue ends before that offset.
     """
     high = min(lost.queue_offset, bounds.max_offset)
     if low >= high:

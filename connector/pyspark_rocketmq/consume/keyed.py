@@ -155,6 +155,9 @@ class _Lane(OrderlyConsumption):
 class KeyedConsumption:
     """One run over the messages of one planned queue range, with deliveries of several keys at the same time.
 
+    The messages of one key are a *lane*; the *first lane* is that of the lowest unfinished message. A message
+    that may be delivered is *admitted*.
+
     Guarantee: deliveries of one key ascend and do not overlap. Every message below ``committed`` is finished,
     and each message is finished only once. Not thread-safe; no method blocks.
     """
@@ -355,7 +358,8 @@ class KeyedConsumption:
     ) -> Outcome:
         """Apply the listener's answer to the delivery of ``key``; see ``OrderlyConsumption.answered``.
 
-        If the outcome is SEND_BACK without dead letters, ``next_work`` returns these letters later (rule 4).
+        An outcome SEND_BACK without dead letters means that they must wait: ``next_work`` returns them later,
+        as :class:`DueLetters` (rule 4).
         """
         lane = self._lanes[key]
         before = lane.committed

@@ -34,9 +34,9 @@ def bucket_of(latency_ms: int) -> int:
 
 
 def bounds_of(bucket: int) -> tuple[int, int]:
-    """Return the smallest and the largest latency of a bucket, in milliseconds; the last one has an end too.
+    """Return the smallest and the largest latency of a bucket, in milliseconds; the last one ends at an hour.
 
-    A bucket below 8 ms that no whole number belongs to has an end before its beginning.
+    Some buckets below 8 ms contain no whole number; their largest latency is less than their smallest.
     """
     if bucket <= 0:
         return 0, 0

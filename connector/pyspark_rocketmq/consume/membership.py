@@ -235,7 +235,7 @@ class Membership:
         """Number of that micro-batch's plan."""
         self._unlocks: set[MessageQueue] = set()
         self._doubtful: set[MessageQueue] = set()
-        """Queues not held that the broker may have locked for this member (8)."""
+        """Queues not held that the broker may have locked for this member (rule 8)."""
         self._asked: dict[MessageQueue, float] = {}
         """Queues in a lock call without an answer yet, and when it was sent."""
         self._heartbeat_at_s = 0.0

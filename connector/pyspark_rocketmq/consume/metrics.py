@@ -75,7 +75,7 @@ class ConsumeMetrics(NamedTuple):
     ok: int = 0
     """Messages the listener acknowledged."""
     failed: int = 0
-    """Messages it gave back, counted each time."""
+    """Messages the listener gave back, counted each time."""
     calls: int = 0
     call_ms: float = 0.0
     pulled: int = 0

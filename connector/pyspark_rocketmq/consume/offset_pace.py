@@ -87,12 +87,12 @@ class OffsetPace:
 
     @property
     def _next_s(self) -> float:
-        """Rule 2."""
+        """When offsets are to be stored next (rule 2)."""
         return self._stored_s + min(LONGEST_S, max(_SHORTEST_S, _SHARE * self._took_s))
 
 
 def _is_for_store(ack: QueueAck) -> bool:
-    """Rule 3."""
+    """Return whether an ack has progress that is stored immediately (rule 3)."""
     state = ack.state
     is_tried = bool(state.reconsume_times or state.retry_counts) or state.suspended_until_s is not None
     return is_tried or ack.reset_to is not None or ack.is_another_log

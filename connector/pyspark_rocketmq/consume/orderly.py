@@ -73,7 +73,7 @@ class Effect(Enum):
     """The batch and all accumulated ones are delivered again after a pause, uncounted; their rows are void.
     """
     SEND_BACK = "SEND_BACK"
-    """``dead_letters`` are to be sent first; the outcome of ``sent_back`` then decides. Their rows are void.
+    """``dead_letters`` are to be sent first; ``sent_back`` then decides. All rows of the batch are void.
     """
 
 
@@ -420,7 +420,7 @@ class OrderlyConsumption:
         return outcome
 
     def sent_back(self, stored: Collection[int], now_s: float) -> Outcome:
-        """Note that the last outcome's dead letters were sent, and that a broker has ``stored`` these (D6).
+        """Note which of the last outcome's dead letters a broker has ``stored``; the others failed (D6).
 
         Returns:
             An outcome with the effect COMMIT or ACCUMULATE if the whole batch has passed, else PUT_BACK.

@@ -31,10 +31,10 @@ class QueueAck:
     start: int
     """First queue offset of the range."""
     state: QueueState
-    """State for the next range. It is suspended until now if nothing of the range was committed, there is no
-    suspension, and the listener does not wait for more messages."""
+    """State for the next range. If nothing of the range was committed, it is suspended at least until the
+    time of the ack, except while the listener waits for more messages."""
     consumed: int
-    """Messages passed in this batch, dead letters included."""
+    """Messages done in this batch, dead letters included; ``state.next_offset`` is past them."""
     failed: int
     """Deliveries that the listener gave back."""
     finished: str
@@ -46,7 +46,7 @@ class QueueAck:
     reset_to: int | None = None
     """Offset to which an operator has reset the queue; the broker reported it while the range was read."""
     is_another_log: bool = False
-    """Whether another message has the place of a consumed one, so that the queue must be checked."""
+    """Whether another message now has the offset of a consumed one, so that the queue must be checked."""
     dead_letters: int = 0
     """Messages sent as dead letters in this batch; a batch that runs again sends them again."""
     sent_back: int = 0
@@ -55,11 +55,12 @@ class QueueAck:
     last_error: str = ""
     """The last error, in one short line; empty if there was none."""
     refused_letter: str = ""
-    """Error with which no broker took a message to send back, so that its queue waits; empty without one."""
+    """Error because of which a message could not be sent back, or as a dead letter, so that its queue waits;
+    empty without one."""
     metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
     """Metrics of reading and consuming the range (row D11)."""
     latencies: StoreLatencies = field(default=NO_LATENCIES, compare=False)
-    """How long ago the messages passed in this batch were stored, when they were delivered and now."""
+    """How long the messages done in this batch had been stored: at their delivery, and now."""
 
     @property
     def counts(self) -> bool:
@@ -153,7 +154,7 @@ class Group:
 
     @cached_property
     def acks(self) -> tuple[QueueAck, ...]:
-        """One ack for each committed queue, from its first part's start to its last one's state; by queue."""
+        """One ack for each committed queue, sorted: from its first part's start to its last part's state."""
         acks: dict[MessageQueue, QueueAck] = {}
         for part in self.parts:
             for ack in part.acks:
@@ -206,7 +207,8 @@ def parts_without(
 ) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """Divide parts into those that have none of these queues, and the others.
 
-    If a part is among the others, so are all later parts with one of its queues: they would not follow.
+    If a part is among the others, so are all later parts with one of its queues: their ranges would begin
+    where a part that is not kept has ended.
     """
     gone = set(queues)
     kept: list[Part] = []

@@ -283,7 +283,7 @@ class UncommittedDelivery(NamedTuple):
 
     offsets: int
     rests: bool
-    """True while the listener must not get the same messages again."""
+    """True while the listener must not get these messages again without new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,7 @@ class OffsetGap:
     """A queue whose next offset lies outside its broker's range (PULL_OFFSET_MOVED, found before pulling).
 
     To continue at ``corrected``, store it as the queue's progress immediately. An offset beyond the end is
-    compared with the end of *that* moment; a later plan would correct it past newer messages.
+    corrected to the end at this moment; a later plan would correct it to a later end, past newer messages.
     """
 
     queue: MessageQueue
@@ -141,7 +141,7 @@ def stored_by(
 ) -> StoredBy:
     """Return, by broker, the latest store time of the messages up to the ends in ``bounds``.
 
-    The next plan compares messages with this time. A message that was stored later, but has the place of a
+    The next plan compares messages with this time. A message that was stored later, but has the offset of a
     passed message, belongs to another log: the topic was deleted and created again, or a slave without the
     log's end has become master.
 
@@ -296,7 +296,7 @@ def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None
     Args:
         stored: The offset store's offset.
         shown: Offsets that Spark queries have sent to the broker, or found at it. If the broker was never
-            asked, the larger one of the two offsets counts.
+            asked, the larger one of ``stored`` and ``at_broker`` counts.
         at_broker: The broker's offset; None if it has none. Do not pass None for an error.
         was_reset: Whether the last change of the row was an operator's.
     """

@@ -80,10 +80,10 @@ class ReadRange:
     is_sql92: bool = False
     settings: ReadSettings
     witnesses: Witnesses = NO_WITNESSES
-    """Consumed messages: if another message has the place of one of them, the range ends where it begins."""
+    """Consumed messages: if another message now has the offset of one, the range ends at its own start."""
     newest: NewestStored | None = None
-    """The queue's last message when a batch was planned: it shows at the end whether the log is still the
-    same. None if it is not known, and in a stream, whose next plan looks at its queues."""
+    """The queue's last message when a batch read was planned: it shows at the end whether the log is still
+    the same. None if it is not known, and in a stream, whose next plan looks at its queues."""
     replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
     """Addresses of the master's replicas, by broker id; ``slave_reads`` decides when pulls go there."""
     is_slave: bool = False

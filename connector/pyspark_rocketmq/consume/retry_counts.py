@@ -13,7 +13,10 @@ from pyspark_rocketmq.stored_values import RetrySpan
 
 
 def times_by_index(spans: Iterable[RetrySpan], first_at: Callable[[int], int]) -> dict[int, int]:
-    """Return how often each message was given back, by index; ``first_at`` finds the index of an offset."""
+    """Return how often each message of a range was given back, by its index in the range.
+
+    ``first_at`` returns the index of the first message at or after a queue offset.
+    """
     return {index: span.times for span in spans for index in range(first_at(span.start), first_at(span.end))}
 
 

@@ -73,10 +73,10 @@ def starts_in_doubt(
 def ends_in_doubt(
     times: QueuePositions, found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Return queues that end at a time (``found``) after the slave's last message: its master may have more.
+    """Return queues whose end by time (``found``) is after all messages of a slave: its master may have more.
 
-    A slave copies its master's log in order, so one message as late, in any queue, shows that nothing earlier
-    is missing.
+    A slave copies its master's log in order. So a message of any queue of the broker, stored at that time or
+    later, shows that nothing earlier is missing.
     """
     newest: dict[str, int] = {}
     for queue, each in bounds.items():

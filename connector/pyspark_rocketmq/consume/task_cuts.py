@@ -35,7 +35,11 @@ _MOST_OPEN: Final = 2
 
 
 class TaskCuts:
-    """The cuts and parts of one task."""
+    """The cuts and parts of one task.
+
+    A *cut* sends what is *settled* (done, with its rows) as a *part*. A task that has settled something since
+    its last cut is *dirty*.
+    """
 
     def __init__(self) -> None:
         self._is_dirty = False

@@ -133,7 +133,10 @@ class RangeInstructions:
         """
 
     def take(self, brought: object) -> bool:  # noqa: ARG002 - a subclass's
-        """Send the result of a range that was given up, on any of the task's threads; return if sent."""
+        """Send the result of a range that was given up; any thread of the task may call this.
+
+        Return whether the result is sent; otherwise the caller keeps it.
+        """
         return False
 
 
@@ -174,7 +177,10 @@ class _Waiting(NamedTuple, Generic[QueueT]):
 
 
 class TaskTurns(Generic[QueueT]):
-    """The queues of one task, from their first messages to the end of the last queue."""
+    """The queues of one task, from their first messages to the end of the last queue.
+
+    A *worker* is a thread of the task; a *turn* is the time for which it delivers messages of one queue.
+    """
 
     def __init__(self, now_s: float, *, reads: bool = True, pace: Pace = QUEUE_PACE) -> None:
         """Begin without queues; ``arrived`` reports each.

@@ -1,8 +1,8 @@
 """Makes a consumer's ``foreachBatch`` function (``batch.BatchRunner``) in the process where Spark calls it.
 
 A classic session calls the function in the process that has started the query. Spark Connect pickles the
-function into a process of the server, a new one for each run of the query. There the first batch makes the
-committer and, except for a table that Spark decodes, the hub: the server to which the tasks connect.
+function into a process of the server, a new one for each run of the query. There the first batch makes its
+``BatchRunner`` and, except for a table that Spark decodes, the hub: the server to which the tasks connect.
 
 Spark Connect lets the job of a batch run on even if the query is stopped, or the function's process dies. If
 the query was then started again, two jobs would call its listener at the same time. So tasks connect to that
@@ -60,7 +60,7 @@ def read_epochs(store: OffsetStore, consumer_group: str) -> dict[MessageQueue, i
 
 @dataclass(frozen=True, kw_only=True)
 class CommitterParts:
-    """Settings and objects from which a query's committer is made; picklable if each of them is."""
+    """Settings and objects from which a query's ``BatchRunner`` is made; picklable if each of them is."""
 
     options: ReadOptions
     store: OffsetStore | None
@@ -152,10 +152,10 @@ class ServerFunction:
     """The ``foreachBatch`` function of a query of Spark Connect."""
 
     def __init__(self, parts: CommitterParts, columns: pa.Schema, query_name: str) -> None:
-        """Keep the arguments; the first batch makes the committer from them.
+        """Keep the arguments; the first batch makes a ``BatchRunner`` from them.
 
         Args:
-            parts: Settings and objects of the committer.
+            parts: Settings and objects of the ``BatchRunner``.
             columns: Columns of the sink's rows.
             query_name: Name of the query, unique in its session.
         """

@@ -2,8 +2,8 @@
 
 Rule 1: a bad record must not stop a queue. If no column of a body could be decoded, there is still a row,
 with nulls and with the body in a separate column.
-Rule 2: decoding is an expression on one row and does not change ack rows, so it can neither lose nor
-duplicate a row.
+Rule 2: decoding is an expression on one row and does not change ack rows, which have the progress of a queue.
+So decoding can neither lose nor duplicate a row.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class MessageTable:
     """Name of the column with the bodies whose decoded fields are all null; null in all other rows."""
 
     def rows(self, ranges: DataFrame) -> DataFrame:
-        """Return data rows and an ack row per queue from a stream of planned ranges.
+        """Return data rows, and for each queue an *ack row* with its progress, from a stream of ranges.
 
         Raises:
             SchemaError: If a column is unknown, named twice or needed by the engine, if the schema for JSON

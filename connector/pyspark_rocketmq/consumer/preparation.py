@@ -67,7 +67,7 @@ def check_and_prepare(
         sink: The query's sinks, as one; None without a sink.
         schema: Columns of the sink's rows.
         is_orderly: Whether the listener is orderly; messages of a concurrent one go back to retry queues.
-        states: Further places where tasks write, by their names in errors.
+        states: Paths of further folders where tasks write, by their names in errors.
 
     Raises:
         RocketMQError: If the query cannot run; see ``PushConsumer.start``.

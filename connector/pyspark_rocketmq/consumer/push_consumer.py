@@ -203,7 +203,7 @@ class PushConsumer:
         self._batch_listeners: list[BatchListener] = []
         self._hooks: list[ConsumeMessageHook] = []
         self._hubs: dict[str, DriverControl] = {}
-        """Hubs of the queries started, by run id."""
+        """For each query started, by run id: the server to which its planner and tasks connect (hub)."""
 
     def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
         """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``.
@@ -484,9 +484,9 @@ class PushConsumer:
         return self._has_listener and not self._settings.reads_in_engine(orderly=self._is_orderly)
 
     def _rows(self, messages: DataFrame, options: ReadOptions) -> tuple[DataFrame, Engine | None, StructType]:
-        """Return the committer's input, the engine that makes rows from it, and the columns of the sink.
+        """Return the stream for ``foreachBatch``, the engine that makes rows from it, and the sink's columns.
 
-        The engine is None if the input has rows already.
+        The engine is None if the stream has the sink's rows already.
         """
         if options.hand_over_ranges:
             messages = tickets_alone(messages)
@@ -503,7 +503,7 @@ class PushConsumer:
     def _engine(
         self, messages: DataFrame, schema: StructType, options: ReadOptions
     ) -> tuple[DataFrame, Engine | None]:
-        """Return the committer's input, and the engine to consume it if it has the source's ranges."""
+        """Return the stream for ``foreachBatch``, and the engine; None if the stream already has rows."""
         listener = form_of(self._listener, self._settings.consumer_group, orderly=self._is_orderly)
         hooks = ConsumeHooks(
             self._hooks, consumer_group=self._settings.consumer_group, namespace=options.namespace

@@ -96,7 +96,7 @@ class FileCommit:
     note: CommitNote
 
     def actions(self, now_ms: int) -> Iterator[dict[str, Any] | str]:
-        """Yield the actions of the commit, first its ``commitInfo``.
+        """Yield the actions of the commit, first its ``commitInfo``; a string is a finished line of JSON.
 
         The ``commitInfo`` has the fields that delta-rs and Spark write, so ``DESCRIBE HISTORY`` shows them.
         """

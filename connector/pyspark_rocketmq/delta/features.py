@@ -157,9 +157,9 @@ def expires_transactions(form: TableForm) -> bool:
 def uncompacted_features(form: TableForm) -> tuple[str, ...]:
     """Return the names of the features that forbid compacting the table's files; empty if none does.
 
-    Deletion vectors forbid it because delta-rs does not show which files have one.  So do timestamps as
-    partition values: delta-rs does not show the time zone that the log uses for them, and Spark may have used
-    another one than UTC.
+    Deletion vectors forbid it because delta-rs does not show which files have one.  So do partition columns
+    of other types than :data:`PARTITION_TYPES`, such as timestamps: delta-rs does not show the time zone that
+    the log uses for these, and Spark may have used another one than UTC.
     """
     types = form.column_types
     many_texts = [name for name in form.partition_by if types[name] not in PARTITION_TYPES]

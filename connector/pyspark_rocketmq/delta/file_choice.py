@@ -62,9 +62,10 @@ def has_value(name: str) -> MayHave:
 
 
 def has_counted(name: str) -> MayHave:
-    """Return the condition that a row's file has a column of which all files that have it count the nulls.
+    """Return the condition that a row's file has the column ``name``.
 
-    Files without the number are older than such a column, unless they have no statistics at all.
+    Each file with the column and with statistics must count the column's nulls. So a file that has other
+    statistics, but not this count, was written before the column was added.
     """
 
     def test(files: ListedFiles) -> pa.Array:
@@ -156,7 +157,7 @@ class ListedFiles:
         return {} if values is None else dict(values[number].items())
 
     def chosen(self, may_have: MayHave) -> Iterator[int]:
-        """Yield the numbers of the files that may have rows which meet a condition."""
+        """Yield the indexes in ``paths`` of the files that may have rows which meet a condition."""
         for number, is_chosen in enumerate(may_have.test(self).to_pylist()):
             if is_chosen is not False:
                 yield number

@@ -60,7 +60,7 @@ class Partition(NamedTuple):
         return query_rows(table, f"SELECT * FROM rows WHERE {self.predicate}")  # noqa: S608 - a quoted literal
 
     def files_in(self, table: DeltaTable) -> Files | None:
-        """Return the partition's files in the table's version; None if only delta-rs may replace them."""
+        """Return the partition's files in the table's version; None if one is outside the table's folder."""
         files = tuple(file for file in stored_files(table) if file.partition == self._key)
         return files if all(is_below(file.path) for file in files) else None
 

@@ -47,7 +47,8 @@ class TableName(NamedTuple):
     def of(cls, place: str | Path) -> TableName | None:
         """Read ``place`` as a table's name; return None for a path or a URI.
 
-        That is a ``Path``, a text that begins with a point, or a text with a slash outside of backquotes.
+        Paths and URIs are: a ``Path``; a text with ``://``; a text that begins with a slash or a point; a
+        text with a slash and without backquotes.
 
         Raises:
             OptionError: If it could be both a name and a folder, or is not a valid name.

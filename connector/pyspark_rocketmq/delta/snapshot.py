@@ -168,7 +168,10 @@ class _TableFacts(NamedTuple):
 
 
 class TableSnapshot:
-    """A table at its newest version, read from its files; implements :class:`Snapshot`."""
+    """A table read from its files, at its newest version unless :meth:`as_of` made it.
+
+    Implements :class:`Snapshot`.
+    """
 
     def __init__(
         self,
@@ -190,7 +193,7 @@ class TableSnapshot:
         """Time of the last look for newer commits, monotonic."""
         self._tip = self._log.commit_file(int(table.version()))
         self._checkpoint = self._last_checkpoint_file()
-        """Size and time, at that look, of the file that names the newest checkpoint; None on remote
+        """Size and time, at the last look, of the file that names the newest checkpoint; None on remote
         storage."""
         self.commits_itself: Final = self._log.takes_commits and not needs_delta_rs
         """Whether commits of files are made here, and not by delta-rs."""

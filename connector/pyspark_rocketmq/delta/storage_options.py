@@ -153,7 +153,7 @@ class StorageOptions:
 
     @property
     def values(self) -> Mapping[str, str]:
-        """The options as last renewed. A renewal that changes them makes a new object."""
+        """The options as last renewed; after a renewal that changed them, this is another mapping object."""
         return self.renew() if self._values is None else self._values
 
     def values_for(self, uri: str) -> dict[str, str]:
@@ -297,7 +297,7 @@ NO_OPTIONS: Final = StorageOptions()
 
 
 def filesystem_of(uri: str, storage: StorageOptions | None = None) -> tuple[fs.FileSystem, str]:
-    """Return the file system and folder of a table.
+    """Return a file system, and the folder of the table in it: an empty string for remote storage.
 
     Remote storage is reached through delta-rs, in tasks too, so that the same options, schemes and ways to
     find credentials apply everywhere. Loading delta-rs in a worker is safe: workers do not fork, and the

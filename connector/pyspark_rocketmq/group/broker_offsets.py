@@ -71,7 +71,7 @@ class ResetWatch(Protocol):
     """Asks brokers for resets in the background."""
 
     def found(self) -> dict[MessageQueue, int]:
-        """Return the resets reported since the last call."""
+        """Return the target offsets of the resets that were reported since the last call."""
         ...
 
     def look(self, idle: Mapping[MessageQueue, int], addresses: Addresses) -> None:

@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 _WITHIN_S: Final = 20.0
 """Maximum time for a member's last calls: 10 s for the round under way, then 3 s each for unregistering, for
-the look at its name, and for unlocking. It takes so long only if a broker is silent."""
+the check that no other process uses its name, and for unlocking. It takes so long only if a broker is
+silent."""
 
 _members: list[RunningMember] = []
 

@@ -15,8 +15,9 @@ A broker keeps one table of subscriptions for each group, that of the last heart
 different subscriptions, some of them silently miss messages (rocketmq-client-go#592, apache/rocketmq#7885).
 
 The planner asks for this member's queues before every micro-batch, and plans no others. Each queue comes with
-the number of its *grant*; every new grant has a higher one. Under a new grant the queue must first be claimed
-in the offset store: only the claim keeps other members from committing, the lock does not.
+the number of its *grant*, the period for which this member holds the queue; every new grant has a higher
+number. Under a new grant the queue must first be claimed in the offset store: only the claim keeps other
+members from committing, the lock does not.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class QueueOwnership(Protocol):
     """The group's queues that this consumer owns now. Only ``await_settled`` and ``await_held`` wait."""
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
-        """Return the queues that may be planned now, with their grants; this ends the previous plan.
+        """Return the queues that may be planned now, with their grants' numbers; this ends the previous plan.
 
         The member gives none of them up before :meth:`planned` is called.
         """
@@ -123,7 +124,7 @@ class SubscriptionConsistency:
 def differences(
     own: ConsumerData, client_id: str, listed: Sequence[str], reported: ConsumerConnection
 ) -> list[str]:
-    """Return one sentence per difference."""
+    """Return a sentence for each difference between this member, ``own``, and what a broker reports."""
     problems = []
     if (count := list(listed).count(client_id)) > 1:
         problems.append(
@@ -182,7 +183,7 @@ class PlanWatcher(Protocol):
         ...
 
     def leaves(self, plan: int) -> None:
-        """Report that the planner process ends; it waits until no message of the plan is being delivered."""
+        """Report that the planner process ends; the process waits until the plan's deliveries have ended."""
         ...
 
     def calls_end_s(self) -> float:
@@ -441,7 +442,7 @@ class RunningMember:
         watcher.replan(plan, reason)
 
     def _moved_broker(self) -> str:
-        """Return a broker of the newest plan whose master has another address by now; empty without one."""
+        """Return the name of a broker of the newest plan whose master has moved by now; empty without one."""
         masters = self._routes.masters
         before = self._masters_at_plan.items()
         return next((name for name, address in before if masters.get(name, address) != address), "")
@@ -562,7 +563,10 @@ class RunningMember:
         self._query(lambda machine, now_s: machine.members_unknown(now_s))
 
     def _silence(self, address: BrokerAddress) -> tuple[bool, float]:
-        """Return a sort key: brokers that answer come first, then those that have not been asked for long."""
+        """Return a sort key for brokers: first those without an error, last those of :attr:`_silent`.
+
+        In between, the broker whose request for the members failed first comes first.
+        """
         failed_at_s = self._unanswered_at_s.get(address, -inf)
         is_recent = self._clock.monotonic_s() - failed_at_s < _LIST_AGAIN_S
         return address in self._silent, failed_at_s if is_recent else -inf

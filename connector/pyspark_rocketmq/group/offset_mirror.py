@@ -98,7 +98,7 @@ class OffsetMirror:
         self._unnoted: set[MessageQueue] = set()
         """Queues whose arrived offsets the store has not recorded yet."""
         self._shown_at_s = 0.0
-        """Monotonic second of the newest offset."""
+        """Monotonic second at which :meth:`show` last got offsets."""
         self._until_s = inf
         """Monotonic second at which the offsets that are left are given up."""
         self._news = threading.Event()

@@ -27,7 +27,8 @@ _WITHIN_S: Final = 5.0
 def warn_of_dropped_retries(options: ReadOptions, clock: Clock) -> None:
     """Log which brokers of the topics drop the messages that the group sends back.
 
-    Brokers that do not report it (proxies, missing rights, a group that is new to them) are skipped.
+    Brokers that do not report the number of retry queues (proxies, missing rights, a group that is new to
+    them) are skipped.
     """
     assert options.consumer_group is not None
     cluster = Cluster.of(options, clock, at_most_s=_WITHIN_S)

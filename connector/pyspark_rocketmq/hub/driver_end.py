@@ -164,9 +164,9 @@ class DriverControl:
         """Close, and call ``stop``, soon after ``is_alive`` returns False or everything is consumed.
 
         The planner reports that everything is consumed only in a query with ``availableNow``; without
-        ``stop`` this closes nothing. Spark does not end an idle query with its session, and the query's
-        planner would keep its queues; so ``is_alive`` must also return False when the session has ended.
-        It is called about once a second and must raise nothing.
+        ``stop`` this report closes nothing. Spark does not end an idle query with its session, and the
+        query's planner would keep its queues; so ``is_alive`` must also return False when the session has
+        ended. ``is_alive`` is called about once a second and must raise nothing.
         """
         self._is_alive = is_alive
         self._stop = stop

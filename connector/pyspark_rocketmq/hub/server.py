@@ -1,4 +1,4 @@
-"""The server socket of a query's hub: feeds :class:`HubState` and carries out its actions.
+"""The socket of a query's hub, the driver's server: feeds :class:`HubState` and carries out its actions.
 
 :class:`~pyspark_rocketmq.hub.driver_end.DriverControl` uses it for the driver.
 """

@@ -55,7 +55,7 @@ class HubAddress:
         """Read a string of :meth:`to_text`.
 
         Raises:
-            LocalProtocolError: If it is not such a string, which is not shown.
+            LocalProtocolError: If it is not such a string; the error does not show the string.
         """
         place, _, rest = text.partition("/")
         host, _, port = place.rpartition(":")

@@ -170,7 +170,7 @@ class _Closing(NamedTuple):
 
 
 class HubState:
-    """State of one query's hub. Not thread-safe; no method waits."""
+    """State of one query's hub, the server for planner and tasks. Not thread-safe; no method waits."""
 
     def __init__(
         self,

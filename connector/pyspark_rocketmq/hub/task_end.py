@@ -113,7 +113,10 @@ class Fate(Enum):
 
 
 class TaskControl(RangeInstructions):
-    """The driver's instructions to one attempt of a task, and the attempt's reports to the driver."""
+    """The driver's instructions to one attempt of a task, and the attempt's reports to the driver.
+
+    A *cut* makes the results so far a *part*, which is sent to the driver while the task goes on.
+    """
 
     def __init__(
         self,
@@ -256,10 +259,11 @@ class TaskControl(RangeInstructions):
         self._cutter = cut
 
     def limit_rows(self, nbytes: int, cut: Callable[[], bool]) -> None:
-        """Bound the uncut rows of open ranges; call this if rows reach the driver inside parts, not in files.
+        """Bound the rows of open ranges that are in no cut or commit of the task yet.
 
-        When the rows take ``nbytes``, ``cut`` is called; it begins a cut that the driver has not asked for.
-        It is called on any thread and must not wait.
+        Call this if rows reach the driver inside parts, not in files, or if the task itself commits. When the
+        rows take ``nbytes``, ``cut`` is called; it begins a commit, or a cut that the driver has not asked
+        for. It is called on any thread and must not wait.
         """
         if self.is_open:
             self._counts_rows, self._on_full = True, cut

@@ -86,7 +86,7 @@ class ListenerCall:
         self._end(answer, seen, began_s, hooks, clock)
 
     def _begin(self, hooks: ConsumeHooks, clock: Clock) -> tuple[ConsumeMessageContext | None, float]:
-        """Call the hooks and note the time.
+        """Call the hooks; return their context, if there are hooks, and the time at which the call begins.
 
         Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``.
         """
@@ -261,8 +261,8 @@ class LoopWorkers(ListenerWorkers):
         self._wanted: deque[tuple[int, Callable[[], Settling]]] = deque()
         """Calls that the loop must begin."""
         self._is_woken = False
-        """Whether the loop was woken to begin these calls. One wake-up serves several, since it takes longer
-        than beginning a call."""
+        """Whether the loop was woken to begin the wanted calls. One wake-up serves several, since it takes
+        longer than beginning a call."""
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
         """See :class:`ListenerWorkers`; ``invoke`` runs on the loop's thread and returns an awaitable."""

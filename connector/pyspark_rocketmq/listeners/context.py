@@ -43,7 +43,8 @@ class ConsumeMessageContext:
     msg_list: Sequence[MessageExt]
     """Messages as the listener gets them; do not change the list."""
     success: bool = False
-    """Whether the answer was SUCCESS or COMMIT; set after the call."""
+    """Whether the answer was SUCCESS, COMMIT or, in a concurrent listener, CONSUME_SUCCESS; False before the
+    call."""
     status: str | None = None
     """The answer; None before the call. An exception, and a returned value that is not a status, count as the
     answer that gives the messages back."""

@@ -96,7 +96,7 @@ class _Rowless:
         """Drop the rows."""
 
     def arrow_column(self, name: str, values: list[Any]) -> pa.Array:  # noqa: ARG002
-        """Return a column of as many nulls, since its rows are dropped."""
+        """Return a column with a null for each value, since its rows are dropped."""
         return pa.nulls(len(values))
 
 

@@ -68,7 +68,7 @@ own limiter would let it log the error in full again."""
 
 
 def report_failure(what: str, where: str, error: BaseException) -> str:
-    """Log that ``what`` happened at ``where``, and return the error's line.
+    """Log that ``what`` happened at ``where``; return the error as text, as :func:`one_line` does.
 
     A new error is logged with its traceback; of further ones only the number is logged, now and then.
     """

@@ -359,7 +359,7 @@ class GeneratorListener:
 
 
 class AsyncGeneratorListener:
-    """Iterates an asynchronous generator function and emits the rows that it yields; it returns no status."""
+    """Emits the rows that an asynchronous generator function yields; such a function returns no status."""
 
     def __init__(
         self, function: Callable[[Sequence[MessageExt], Any], AsyncGenerator[Any]], success: object

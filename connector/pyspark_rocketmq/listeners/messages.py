@@ -392,7 +392,10 @@ def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def last_message(batch: pa.RecordBatch, row: int) -> RememberedMessages:
-    """Return the message in a row, as an ack remembers the newest one; empty if its columns were not read."""
+    """Return what an ack records of the message in a row: queue offset, store time and log offset.
+
+    Empty if the store time or the log offset is null, for example because it was not read.
+    """
     return RememberedMessages.of(message_in(batch, row))
 
 

@@ -1,4 +1,4 @@
-"""Keeps the emitted rows of a range until its next cut or its end: in memory, or in a temporary file if many.
+"""Keeps the emitted rows of a range until a commit takes them: in memory, or in a temporary file if many.
 
 A listener may emit any number of rows for a message, and they must stay in the task until the message is
 acknowledged. Rows are kept in order: the newest as tuples, older ones as record batches of about 1 MiB.
@@ -165,7 +165,7 @@ class RowBuffer:
         """Size of the batches in memory."""
 
     def look(self) -> int:
-        """Pack the newest rows into a batch if they are large or many; return the number to check at next."""
+        """Pack the newest rows into a batch if large or many; return at how many rows to look again."""
         with self._guard:
             stop = len(self.rows)
             newest: Any = self.rows[self._looked_at : stop]
@@ -176,7 +176,7 @@ class RowBuffer:
             return len(self.rows) + LOOK_EVERY
 
     def pack(self) -> int:
-        """Pack the newest rows into a batch; return the number of rows to check at next."""
+        """Pack the newest rows into a batch; return at how many rows to look again."""
         with self._guard:
             self._pack(len(self.rows))
             return len(self.rows) + LOOK_EVERY
@@ -223,7 +223,7 @@ def spill(emitted: Sequence[Emitted], columns: RowColumns, file: SpillFile) -> l
 
 
 def size_of(emitted: Sequence[Emitted]) -> int:
-    """Return the approximate memory of a call's rows."""
+    """Return the approximate memory of a call's rows, in bytes; rows in a file count as 0."""
     in_tuples = sum(sum(map(_size_of, rows)) for rows in emitted if isinstance(rows, tuple))
     in_batches: int = sum(rows.nbytes for rows in emitted if isinstance(rows, pa.RecordBatch))
     return in_tuples + in_batches

@@ -1,7 +1,7 @@
 """Checks at ``emit()`` that each value fits its column.
 
 Spark would notice an error only when it converts a whole batch to Arrow; at ``emit()`` the error names value
-and column. It ends the query (row D5): the cause is not a message, and every delivery would break the schema
+and column. It ends the query (D5): the cause is not a message, and every delivery would break the schema
 again.
 
 Arrow's conversion of Python values and Spark's accept different values, and neither is safe: both truncate
@@ -101,7 +101,7 @@ class RowColumns:
             for at, field in enumerate(self._fields)
             if isinstance(field.dataType, st.StringType | st.BinaryType)
         )
-        """Places of the columns of strings and bytes."""
+        """Indexes of the columns of strings and bytes."""
 
     def to_batch(self, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
         """Create a batch of ``count`` rows; a column is a list, an array, or one value for all rows."""
@@ -270,7 +270,7 @@ class OutputColumns:
     nulls: Mapping[str, Any]
     """A null for each column."""
     row_of: Callable[[Mapping[str, Any]], Row]
-    """Function that returns the row of a queue offset and all columns, by name."""
+    """Function that makes a row from a mapping that has ``queueOffset`` and all columns."""
     is_plainly: dict[str, Callable[[Any], bool]]
     """Quick check of common values, by column; if it fails, :meth:`check` decides."""
     types: dict[str, tuple[str, _Check]]
@@ -278,7 +278,7 @@ class OutputColumns:
     required: tuple[str, ...]
     """Columns that must not be null."""
     rows: RowColumns
-    """The columns of a row: the queue offset of its message, and these."""
+    """The columns of a row: the queue offset of its message, and the output columns."""
     fields: dict[str, st.StructField]
 
     @classmethod

@@ -34,7 +34,8 @@ class QueueMetrics:
     """Messages read. None without a consumer, because Spark then counts all queues together; also None if the
     queue had no part in the batch, or the batch was dropped."""
     acknowledged: int = 0
-    """Messages passed, including dead letters. Without a consumer: offsets passed."""
+    """Messages done, dead letters included: the queue's position is past them. Without a consumer: offsets
+    passed."""
     retried: int = 0
     """Deliveries given back by the listener."""
     dead_letters: int = 0
@@ -44,7 +45,8 @@ class QueueMetrics:
     suspended_until_s: float | None = None
     """Wall-clock second until which the queue is suspended; one in the past means that it is not."""
     lag: QueueLag | None = None
-    """None if the batch was dropped because one of its queues had moved to another consumer."""
+    """Position compared with the queue's end. None if the batch was dropped because one of its queues had
+    moved to another consumer, or if the offset store refused this queue."""
 
     def is_suspended(self, now_s: float) -> bool:
         """Whether the queue is paused because its listener gave back the next message (D3)."""
@@ -73,7 +75,7 @@ class BatchMetrics:
     has_ended: bool = True
     """False for a commit while the batch runs; its counts begin after the commit before it."""
     store_to_listener: LatencyHistogram = NONE_COUNTED
-    """For the messages that a consumer has passed: times from storage at the broker to delivery."""
+    """For the messages that a consumer has finished: times from storage at the broker to delivery."""
     store_to_commit: LatencyHistogram = NONE_COUNTED
     """For the same messages: times from storage at the broker to the commit that passed them."""
 
@@ -90,7 +92,7 @@ class BatchMetrics:
 
     @property
     def acknowledged(self) -> int:
-        """Messages passed."""
+        """Messages done; see ``QueueMetrics.acknowledged``."""
         return sum(one.acknowledged for one in self.queues)
 
     @property
@@ -215,7 +217,7 @@ def metrics_of_commit(
     Args:
         report: Report of the commit.
         query: The query's name, or its id if it has none.
-        run_id: Its run.
+        run_id: Id of the query's run.
         max_offsets: Ends of queues, as far as they are known.
         since_s: Wall-clock second of the metrics before these.
         now_s: Wall clock.
@@ -266,7 +268,7 @@ def _ack_metrics(ack: QueueAck, planned: int) -> QueueMetrics:
 
 
 def _shown(latencies: LatencyHistogram) -> str | None:
-    """Return the median and the 99th percentile."""
+    """Return the median and the 99th percentile in milliseconds, such as ``12/80``; None without messages."""
     if not latencies.counts:
         return None
     return f"{latencies.percentile(50)}/{latencies.percentile(99)}"

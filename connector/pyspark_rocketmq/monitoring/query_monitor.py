@@ -106,11 +106,17 @@ class StoredTimes:
         return {queue: bounds.max_offset for queue, bounds in statistics.items()}
 
     def last_known(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """Return when messages at or before ``positions`` were stored, without asking."""
+        """Return the wall-clock second at which a message at or before each position was stored, if known.
+
+        No broker is asked.
+        """
         return {queue: stored for queue, (_, stored) in self._known.items() if queue in positions}
 
     def query(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """Return when the messages at ``positions`` were stored, for the queues whose brokers answer."""
+        """Return, by queue, the wall-clock second at which the message at its position was stored.
+
+        Queues whose brokers do not answer are left out.
+        """
         self._known = {
             queue: known for queue, known in self._known.items() if positions.get(queue) == known[0]
         }

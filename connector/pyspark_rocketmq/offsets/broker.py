@@ -3,7 +3,7 @@
 Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writer wins. Consequences:
 
 * *Nothing is fenced.* A member that lost a queue still stores its offset, and so does a batch that began
-  before an operator's reset. A member does not lower an offset that it has read, but another one may have
+  before an operator's reset. A member does not lower an offset that it has read, but a higher one may have
   been stored since: messages may come twice.
 * *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
   once.

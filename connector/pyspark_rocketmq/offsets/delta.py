@@ -243,7 +243,7 @@ class DeltaOffsetStore(RowOffsetStore):
         self._table_id = None
 
     def wait_for_upkeep(self, timeout_s: float) -> None:
-        """Wait for the end of an upkeep that is running in the background.
+        """Wait for the end of a clean-up (rule 4) that is running in the background.
 
         Raises:
             TimeoutError: If it has not ended by then.

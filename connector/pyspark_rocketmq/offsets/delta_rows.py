@@ -110,7 +110,7 @@ def columns_of_version(version: int, columns: Mapping[str, str], found: Mapping[
 
 
 SCHEMA = pa.schema([(name, _ARROW_TYPES[type_]) for name, type_ in COLUMN_TYPES.items()])
-"""Arrow schema of these columns; ``suspended_until`` and the columns after ``updated_at`` may be null."""
+"""Arrow schema of ``COLUMN_TYPES``; ``suspended_until`` and the columns after ``updated_at`` may be null."""
 
 
 def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:

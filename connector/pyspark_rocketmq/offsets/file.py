@@ -134,7 +134,7 @@ def _row(consumer_group: str, queue: MessageQueue, next_offset: int, kept: JsonO
 class FileOffsetStore(RowOffsetStore):
     """Implements ``OffsetStore`` for the processes of one machine.
 
-    Source: ``LocalFileOffsetStore``; its folder is ``~/.rocketmq_offsets/CLIENT_ID/GROUP``.
+    Source: Java's ``LocalFileOffsetStore``, whose folder is ``~/.rocketmq_offsets/CLIENT_ID/GROUP``.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class RecordedSinks(StoredValue[Mapping[str, str]]):
 
     @property
     def identities(self) -> Mapping[str, str]:
-        """Id of each sink's table, by the sink's name; empty if this kind of sink has no such id."""
+        """Id of each sink's table, by the sink's name; an empty string for a sink without such an id."""
         return self._read()
 
     def identity_of(self, name: str, identity: str | None) -> str | None:

@@ -6,6 +6,10 @@ queue lock would not prevent that.
 Rule 2: ``next_offset`` follows RocketMQ: the last consumed queue offset + 1. It is never negative: the
 protocol's -1 means "not found" and must not become a position.
 
+A queue's next *generation* begins when its offsets start again with other messages: its topic was created
+again, or its broker lost the end of its log. A sink's *watermark* in a queue is the next offset whose rows
+the sink lacks.
+
 This module does not depend on any storage.  The rules are in :mod:`pyspark_rocketmq.offsets.rules`.
 
 A group's key is ``GROUP`` or, with a namespace, ``NAMESPACE%GROUP``. So groups with the same name in two
@@ -100,7 +104,7 @@ class OffsetRow(NamedTuple):
     generation: int = 0
     """Generation of the queue's offsets, from 0; incremented only when they start again."""
     shown: ShownOffsets = NEVER_SHOWN
-    """Offsets of ours that the queue's broker may have; empty if the broker was never queried."""
+    """Offsets that Spark queries sent to the queue's broker or found there; empty if it was never queried."""
     sinks: RecordedSinks = NO_SINKS
     """Sinks of the batch that last moved the row. Empty without sinks, after a reset, and after the row
     followed an offset at the broker."""
@@ -289,7 +293,7 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over: raise each one's epoch and set its owner; return the claimed queues' rows.
 
-        A stored ``next_offset`` is kept, with its suspension, unless somebody else has moved the queue since.
+        A stored ``next_offset`` is kept, with its suspension, unless somebody else moved it at its broker.
         ``consume.positions`` decides that from the group's offsets ``at_brokers``. A queue without a row
         starts at ``starts[queue]``.
 
@@ -358,7 +362,7 @@ class OffsetStore(Protocol):
     def begin_generations(
         self, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration]
     ) -> dict[MessageQueue, OffsetRow]:
-        """Begin the next generation of queues whose offsets started again and whose epoch is still the same.
+        """Begin the next generation of queues whose offsets started again, unless their epochs have changed.
 
         Their epochs grow, which fences off running batches. Returns the changed rows.
 

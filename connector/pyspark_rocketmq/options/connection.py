@@ -105,7 +105,7 @@ class ConnectionOptions(OptionSet):
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the namespace that an instance's host implies."""
+        """Return the field ``namespace`` if the host of a cloud's instance implies it, else no field."""
         return implied_namespace(values)
 
     def connection_problems(self) -> list[str]:
@@ -138,7 +138,10 @@ def connection_problems(options: OptionSet) -> list[str]:
 
 
 def implied_namespace(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the namespace that a host in ``name_servers`` names, unless a namespace is given (v1 or v2)."""
+    """Return ``{"namespace": …}`` if a host in ``name_servers`` names one; ``{}`` if none does.
+
+    If a namespace is given (v1 or v2), return ``{}``.
+    """
     if values.get("namespace") is not None or values.get("namespace_v2") is not None:
         return {}
     found = instance_namespace(values.get("name_servers") or ())

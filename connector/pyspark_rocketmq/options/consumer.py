@@ -1,4 +1,7 @@
-"""Arguments of a ``PushConsumer``, and of ``pyspark-rocketmq consume``, that the source does not have."""
+"""Arguments of a ``PushConsumer`` and of ``pyspark-rocketmq consume`` that the source lacks.
+
+The source has ``maxOffsetsPerTrigger``, too, but with another default.
+"""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class OptionSet:
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that the given ``values`` imply without naming them."""
+        """Return values of other fields that follow from ``values``, such as ``{"namespace": "shop"}``."""
         del values
         return {}
 

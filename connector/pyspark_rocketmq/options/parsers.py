@@ -211,7 +211,7 @@ def text_value(text: str) -> str:
 
 @parses("string")
 def namespace_name(text: str) -> str:
-    """Parser of a namespace. It contains no ``%``, since the first one in a wrapped name ends it."""
+    """Parser of a namespace, without ``%``: in ``NAMESPACE%TOPIC`` the first ``%`` ends the namespace."""
     name = text.strip()
     if not re.fullmatch(r"[a-zA-Z0-9_-]+", name):
         raise ValueError("is not a namespace: only letters, digits and the characters _ - are allowed")

@@ -49,7 +49,9 @@ _BATCH_ID = "streaming.sql.batchId"
 
 
 def seen_routes(options: WriteOptions) -> SeenRoutes:
-    """Return the route of option ``topic`` if the cluster answers now; tasks look up a column's topics.
+    """Return the route of option ``topic``, which the driver looks up for all tasks.
+
+    Return nothing if topics are in a column, or the cluster does not answer now: tasks then look them up.
 
     All tasks of a write, including repeated ones, distribute sharding keys over the queues of this one
     look-up, even if brokers restart meanwhile.

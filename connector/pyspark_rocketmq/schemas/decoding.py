@@ -168,7 +168,7 @@ class BodyDecoder:
     def _values(
         self, bodies: Sequence[bytes], properties: Sequence[Mapping[str, str]]
     ) -> tuple[list[Any], list[str | None]]:
-        """Return each body's record, or the reason why it has none."""
+        """Return two lists with one entry per body: its record, and the reason if it has none."""
         values: list[Any] = []
         reasons: list[str | None] = []
         for body, of_body in zip(bodies, properties, strict=True):

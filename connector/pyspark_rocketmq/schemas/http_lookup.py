@@ -60,7 +60,7 @@ class RegistrySettings:
 
     @property
     def authorization(self) -> str | None:
-        """The header with the credentials; None without any."""
+        """Value of the header ``Authorization``; None without credentials."""
         if self.token is not None:
             return f"Bearer {self.token}"
         if self.user is None:

@@ -20,7 +20,10 @@ _MICROS: Final = {"s": 1_000_000, "ms": 1_000}
 
 
 def as_structs(values: list[Any], reasons: list[str | None], into: pa.StructType) -> pa.Array:
-    """Return records as structs. A record that does not fit becomes null, and its reason is set."""
+    """Return records as structs. A record that does not fit becomes null, and ``reasons`` gets the reason.
+
+    Both lists are changed: ``values`` has None in the place of a record that does not fit.
+    """
     fits = _fits(into)
     if fits is None or all(map(fits, values)):
         try:

@@ -46,8 +46,8 @@ class SinkStanding(NamedTuple):
     Missing where the sink stores none; may be empty in the standings of a ``SinkBatch``.
     """
     later: frozenset[MessageQueue] = frozenset()
-    """Queues of which the sink has rows of a later generation than the caller named. It then lacks no row of
-    the named one."""
+    """Queues of which the sink has rows of a later generation than the caller named. The sink then counts as
+    lacking no row of the named generation."""
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:

@@ -86,9 +86,9 @@ class QueueGeneration(NamedTuple):
 
 
 def generation_of(transaction_id: str, consumer_group: str) -> QueueGeneration | None:
-    """Return the generation whose watermark is stored under this id; None if the id has another form.
+    """Return the generation whose watermark is stored under this id.
 
-    ``sinks.delta.rules.app_id`` makes such ids.
+    None if the id is of another group, or none that ``sinks.delta.rules.app_id`` makes.
     """
     prefix = f"rocketmq:{consumer_group}:"
     topic, _, rest = transaction_id.removeprefix(prefix).partition(":")
@@ -152,9 +152,9 @@ class Span(NamedTuple):
     """Messages of one queue that a task has consumed."""
 
     start: int
-    """Offset of the first one; no row of them is below it."""
+    """Offset at which consuming began; no row of these messages is below it."""
     next_offset: int
-    """Offset after the last one."""
+    """Next offset to consume."""
 
 
 def check_follows(
@@ -230,7 +230,7 @@ class Writing(Protocol):
         ...
 
     def finish(self) -> Sequence[Written]:
-        """Finish writing; the rows stay invisible until the driver commits."""
+        """Finish writing, and return the results for ``SinkBatch.commit``; rows stay invisible until then."""
         ...
 
     def abandon(self) -> None:
@@ -260,7 +260,7 @@ class Progress(NamedTuple):
 
     span: Span
     epoch: int
-    """Epoch of the queue's plan."""
+    """Epoch of the queue when these messages were planned; claims and resets raise a queue's epoch."""
     newest: str
     """The newest message of the span, as text of ``RememberedMessages``; empty if there is none."""
 
@@ -285,8 +285,8 @@ class CommittingWriting(Writing, Protocol):
         ``finish`` then returns a result that names the refused queues.
 
         Raises:
-            SinkConflict: If the transaction kept failing, or if the user's function committed by itself; it
-                is never a SinkMoved.
+            SinkConflict: If the transaction kept failing, or if the user's function committed by itself; this
+                error is never a SinkMoved, which is a SinkConflict, too.
             OffsetError: If there are rows although no watermark grows.
         """
         ...
@@ -306,14 +306,14 @@ class TaskCommits(Protocol):
 
 @runtime_checkable
 class CommitsInTask(RowWriter, Protocol):
-    """A writer whose tasks commit rows and watermarks by themselves (row I6).
+    """A writer whose tasks commit rows and watermarks by themselves (row I6 of ``docs/semantics.md``).
 
     The driver gets only the acks, and stores their offsets. By then the sink has the rows, so its watermarks
     may be ahead of the stored offsets, as they are after a kill between the two commits.
     """
 
     def fenced(self, epochs: Mapping[MessageQueue, int]) -> RowWriter:
-        """Return a writer that refuses queues that are not in ``epochs``, or have another epoch there."""
+        """Return a writer that refuses queues that ``epochs`` lacks, or whose ``Progress.epoch`` differs."""
         ...
 
     def begin_task(self) -> TaskCommits:
@@ -331,7 +331,7 @@ class SinkBatch(Protocol):
 
     @property
     def standings(self) -> Sequence[SinkStanding]:
-        """The result of ``Sink.standings`` when the batch began; it may lack the newest messages."""
+        """The result of ``Sink.standings`` when the batch began; its ``newest`` may be empty."""
         ...
 
     def task_writer(self) -> RowWriter:
@@ -456,7 +456,10 @@ class UsesSession(Protocol):
 
 @runtime_checkable
 class ReachedByTasks(Protocol):
-    """A sink whose tasks need a connection of their own, which the start of a query checks (row I7)."""
+    """A sink whose tasks need a connection of their own, which the start of a query checks.
+
+    See row I7 of ``docs/semantics.md``.
+    """
 
     def task_check(self) -> Callable[[], str] | None:
         """Return a picklable function that returns, in a task, why the task cannot reach the sink.

@@ -61,8 +61,8 @@ class DatabaseSink:
             write: Called with a cursor and the rows that are not there yet. These are an Arrow table with the
                 position of each row's message (``topic``, ``brokerName``, ``queueId``, ``queueOffset``) and
                 the listener's columns.
-            placeholder: Mark for parameters in the driver's SQL: ``?`` (sqlite3) or ``%s`` (psycopg,
-                PyMySQL).
+            placeholder: Mark for parameters in SQL that the database driver reads: ``?`` (sqlite3) or ``%s``
+                (psycopg, PyMySQL).
             watermark_table: Name of the table of watermarks, with a schema if wanted; each sink needs its
                 own.
             commit_in_task: Whether each task commits its rows by itself, through a connection that it keeps
@@ -131,7 +131,7 @@ class DatabaseSink:
         return None if self._access is None else ReachDatabase(self._access, self.table.identity)
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Read the group's watermarks; see ``Sink.begin``. Errors of the driver are raised as they are.
+        """Read the group's watermarks; see ``Sink.begin``. The database driver raises its own errors.
 
         Raises:
             SinkMoved: If there are rows of a later generation of a queue.

@@ -280,8 +280,9 @@ def committed_by_itself(
 ) -> SinkConflict:
     """Return the error of a transaction that the user's function has committed too early.
 
-    ``since`` has the offset of each queue from which on the operator must remove rows; None if this is
-    unknown until all tasks have ended.
+    ``attempt`` names the attempt in the error's text, such as ``this batch``; it is not an id. ``since`` has
+    the offset of each queue from which on the operator must remove rows; None if this is unknown until all
+    tasks have ended.
     """
     if since is None:
         advice = "start the query again: its error names the rows to remove."

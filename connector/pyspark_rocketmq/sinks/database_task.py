@@ -15,7 +15,7 @@ begins with the batch's mark. The task adds no row below these watermarks. If so
 queue is refused.
 
 If a queue is refused, the task commits the other ones all the same. The driver finds the refused queue in the
-part's result, and drops it as if the sink had refused a commit of the driver.
+task's result, and drops that queue as if the sink had refused a commit of the driver.
 """
 
 from __future__ import annotations
@@ -189,7 +189,10 @@ class ReachDatabase:
     """How long connections and tries may take in all, in seconds."""
 
     def __call__(self) -> str:
-        """Try in another thread, since the user's function may wait for a host that never answers."""
+        """Return why the task cannot reach the database; an empty text if it can.
+
+        The check runs in another thread, since the user's function may wait for a host that never answers.
+        """
         found: list[str] = []
         thread = threading.Thread(
             target=lambda: found.append(self._problem()), name="rocketmq-reach-database", daemon=True
@@ -418,7 +421,7 @@ class Outcome:
 
 
 class _Committing:
-    """The writing of one part of a task's results; implements ``CommittingWriting``."""
+    """The writing of one part (``consume.part``) of a task's results; implements ``CommittingWriting``."""
 
     def __init__(self, task: DatabaseTask) -> None:
         self._task = task

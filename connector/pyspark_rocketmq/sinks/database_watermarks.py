@@ -105,7 +105,7 @@ class Stored(NamedTuple):
 
     watermarks: Mapping[MessageQueue, Watermark]
     open_attempts: Sequence[str]
-    """Ids of attempts that were committed before their end."""
+    """Ids of attempts that were committed before their end; for the group ``""``, the table's identity."""
 
 
 class WatermarkTable:
@@ -155,6 +155,7 @@ class WatermarkTable:
 
         An older table is read as it is. A table that cannot be read for a moment (locked, or the connection
         ends) is read again, since otherwise it would seem to be gone.
+        If no connection can be opened, the driver's own error is raised.
         """
         for pause_s in (*PAUSES_S, None):
             self._check_connects()

@@ -71,14 +71,16 @@ class Snapshot:
 
     bounds: Mapping[MessageQueue, QueueBounds]
     addresses: Mapping[str, BrokerAddress]
-    """Address of each broker's master, or after :meth:`with_slaves` of its slave, by broker name."""
+    """Address of each broker's master, by broker name; after :meth:`with_slaves`, that of the slave where the
+    master is down."""
     unreachable: Mapping[str, RocketMQError]
     """Errors of brokers that did not answer, or that refused a topic. ``bounds`` lacks the queues of these
     brokers; for a group, after a refusal, it lacks only those of the refused topic."""
     absent: Mapping[str, RocketMQError] = field(default_factory=dict)
     """Errors of topics that were seen before and that no living broker has at this moment."""
     replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
-    """The living slaves of each broker name, by broker id; names without slaves are left out."""
+    """The living slaves of each broker name, by broker id; names without slaves, or without a master, are
+    left out."""
     slaves: Mapping[str, BrokerAddress] = field(default_factory=dict)
     """Slaves to read while masters are down, by broker name; these names are also in ``unreachable``."""
     slave_bounds: Mapping[MessageQueue, QueueBounds] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class Drain:
         self.ends.pop(queue, None)
 
     def not_planned(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
-        """Return the queues that had messages and were not planned yet, as empty ranges."""
+        """Return the queues with an end above 0 that are not in ``previous``, each as a range from 0 to 0."""
         planned = {known.queue for known in previous}
         wanted = sorted(queue for queue, end in self.ends.items() if end and queue not in planned)
         return [QueueRange.between(queue, 0, 0) for queue in wanted]

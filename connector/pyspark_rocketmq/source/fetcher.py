@@ -130,7 +130,7 @@ class Fetcher:
         self._connecting: dict[_Place, list[_Pull]] = {}
         """Pulls that wait for a connection which a thread is making, by broker."""
         self._connected: deque[tuple[_Place, PullConnection[_Pull] | Exception]] = deque()
-        """Connections that such threads have made, or their errors."""
+        """Connections that threads of :meth:`_connect` have made, or the errors of these threads."""
         self._places: dict[tuple[BrokerAddress, str, ConnectionSettings], _Place] = {}
         self._place_of: dict[tuple[int, int], _Place] = {}
         """Places by range and broker id."""

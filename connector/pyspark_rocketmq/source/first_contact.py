@@ -30,10 +30,10 @@ def at_first_contact(
     *,
     has_worked: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Return the result of ``action``; try it three times if its error may pass, or longer if that is likely.
+    """Return the result of ``action``; try it three times if its error may pass, in two cases longer.
 
     Any other error is raised immediately; so is that of a topic that does not exist. Three times are enough
-    for a wrong address. ``action`` is tried until ``patience`` is over
+    for a wrong address. ``action`` is tried until ``patience`` is over in two cases:
 
     * if a name server is not ready, or brokers have yet to register at it;
     * if name servers or brokers are away or do not work now, and the query ``has_worked`` before.
@@ -58,7 +58,7 @@ def at_first_contact(
 
 
 def _may_pass_later(error: RocketMQError) -> bool:
-    """Return whether to try again; a topic that is not there is most likely misspelt."""
+    """Return whether to try again; False if a topic does not exist, since its name is most likely wrong."""
     return error.retryable or (error.passes_later and not isinstance(error, TopicNotFound))
 
 
@@ -70,7 +70,7 @@ def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]])
 
     Args:
         options: The options of the query.
-        had_it: See :class:`ClusterView`.
+        had_it: Returns the brokers from which the query is known to have read a topic.
 
     Raises:
         TopicNotFound: If there is a topic that no living broker has.

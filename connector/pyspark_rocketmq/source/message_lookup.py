@@ -32,7 +32,7 @@ class Found(NamedTuple):
     bounds: QueueBounds
     """The queue's bounds at this moment."""
     message: LastMessage | None
-    """The message at the offset; None if there is none or if it cannot be decoded."""
+    """Place and time of the message at the offset; None if there is none or if it cannot be decoded."""
     reset_to: int | None = None
     """Target of a reset that the broker reported in place of the message."""
 
@@ -87,7 +87,9 @@ class MessageLookup:
     def message_at(
         self, queue: MessageQueue, offset: int, snapshot: Snapshot, bounds: QueueBounds
     ) -> LastMessage | None:
-        """Return the message at an offset within ``bounds``; None if it is missing or cannot be decoded.
+        """Return place and time of the message at an offset within ``bounds``.
+
+        None if the message is missing or cannot be decoded.
 
         Raises:
             RocketMQError: If the broker does not answer or refuses, or if the offset is no longer within the

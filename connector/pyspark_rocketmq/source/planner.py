@@ -129,7 +129,7 @@ class MicroBatchPlanner:
         )
 
     def _stored_by(self, before: StoredBy, snapshot: Snapshot, previous: Sequence[QueueRange]) -> StoredBy:
-        """Return the store times in a plain stream's next offset; none for a group, which has its rows."""
+        """Return the store times in a plain stream's next offset; none for a group: it has a store."""
         if not self._progress.begins_in_checkpoint:
             return {}
         known = [was.queue for was in self._of_read_topics(previous)]
@@ -381,7 +381,7 @@ class MicroBatchPlanner:
     def _without_vanished(
         self, previous: Sequence[QueueRange], snapshot: Snapshot | None
     ) -> Sequence[QueueRange]:
-        """Return ``previous``, for a plain stream without deleted queues.
+        """Return ``previous``; leave out queues that were deleted if this is a plain stream.
 
         A queue of a topic that the query no longer reads keeps its position, and its end is not checked.
 

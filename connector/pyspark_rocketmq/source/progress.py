@@ -219,8 +219,9 @@ class CheckpointProgress:
 class GroupProgress:
     """Progress of a consumer group: the rows of its offset store, under the epochs this consumer claimed.
 
-    A queue is claimed once under every grant. Afterwards the row's owner shows whether another member has
-    claimed it. Plans use the row's epoch, so that the next plan follows an operator's reset (row F5).
+    A grant is a numbered period in which this member holds a queue. The queue is claimed once in each grant.
+    Afterwards the row's owner shows whether another member has claimed it. Plans use the row's epoch, so that
+    the next plan follows an operator's reset (row F5).
     """
 
     begins_in_checkpoint: ClassVar[bool] = False
@@ -333,7 +334,7 @@ class GroupProgress:
         return self._reader.submit(self._store.read, self._group)
 
     def _read_store(self) -> dict[MessageQueue, OffsetRow]:
-        """Return the store's rows, read on the one thread that reads: a store keeps memory for each."""
+        """Return the store's rows, always read on the same thread: a store keeps memory for each thread."""
         return self._submit_read().result()
 
     def read(

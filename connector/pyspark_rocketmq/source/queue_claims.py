@@ -146,7 +146,10 @@ class QueueClaims:
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
     ) -> tuple[Mapping[MessageQueue, int], Waiting]:
-        """Replace offsets in ``known`` that a crashed broker fell back to; write the newer ones to it."""
+        """Replace offsets in ``known`` that a crashed broker fell back to, and write the newer ones to it.
+
+        Return all offsets, and the queues whose brokers did not take the newer ones, with the errors.
+        """
         forgotten = {
             queue: rows[queue].next_offset
             for queue, offset in known.items()

@@ -1,8 +1,9 @@
 """Detect that a queue's offsets begin again with other messages, and begin its next generation.
 
-This is detected by single messages. In a group they are not looked up for each batch, only after a claim or a
-reset of a queue, when its bounds look as if its log had changed, and when its broker did not answer before. A
-slave is read instead of a master only if it has the log consumed so far.
+A generation is one log of a queue; generations are numbered. Whether the log is another one is detected by
+single messages. In a group these are not looked up for each batch, only after a claim or a reset of a queue,
+when its bounds look as if its log had changed, and when its broker did not answer before. A slave is read
+instead of a master only if it has the log consumed so far.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ class QueueGenerations:
         found: Mapping[MessageQueue, Found],
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
-        """Return the messages before positions whose rows lack them, and the errors of look-ups, by queue.
+        """Return the message right before each position whose row lacks it, and the errors of look-ups.
 
         If a generation is about to end, also return the last message before its end, with which ranges below
         this end are compared.

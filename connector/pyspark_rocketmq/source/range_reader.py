@@ -90,9 +90,9 @@ Messages: TypeAlias = "pa.RecordBatch | list[MessageExt]"
 
 
 def _memory_of(messages: Messages) -> int:
-    """Return the memory that messages take, in bytes.
+    """Return about how much memory messages take, in bytes.
 
-    That of rows is estimated. ``RecordBatch.nbytes`` would take a tenth of the time of reading them.
+    For all columns, ``RecordBatch.nbytes`` would take a tenth of the time of reading them.
     """
     if isinstance(messages, list):
         return sum([len(message.body) + _OBJECT_BYTES for message in messages])
@@ -619,7 +619,7 @@ def _reason_of(failure: RocketMQError | None) -> EndReason:
 
 
 def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) -> pa.RecordBatch:
-    """Return each message below the range's end once."""
+    """Return each message once, from offset ``expected`` to the range's end (exclusive)."""
     planned = partition.planned
     offsets = _offsets(messages)
     if not _is_ascending(offsets, expected):

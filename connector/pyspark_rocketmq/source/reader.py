@@ -1,6 +1,6 @@
-"""Reads ranges on an executor as rows: for streams, for batches, and for the tickets of a group.
+"""Reads ranges on an executor as rows: for streams, for batches, and for a group's tickets (pickled ranges).
 
-:mod:`~pyspark_rocketmq.source.range_arrivals` reads them; engines that consume pieces use it directly.
+:mod:`~pyspark_rocketmq.source.range_arrivals` reads the ranges; some engines use that module directly.
 """
 
 from __future__ import annotations

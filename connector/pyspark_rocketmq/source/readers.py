@@ -269,7 +269,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_frames
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Return queues' newest offsets for ``StreamingQueryProgress``, nested as in ``source.ranges``."""
+        """Return queues' ends for ``StreamingQueryProgress``: ``{topic: {brokerName: {queueId: end}}}``."""
         newest: dict[str, dict[str, dict[str, int]]] = {}
         for queue, bounds in sorted(self._planner.newest().items()):
             brokers = newest.setdefault(queue.topic, {})
@@ -316,7 +316,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks_of(partitions, self._planner.listener_ms, slots)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of one range, on an executor; or tickets of ranges that are read later."""
+        """Yield the messages of one range, on an executor; or tickets: rows with ranges to be read later."""
         if isinstance(partition, SharedTask):
             return freeze_gc_after(map(ticket_rows, partition.tickets))
         assert isinstance(partition, QueuePartition)

@@ -126,7 +126,7 @@ class RangeEnd:
 
     @property
     def described_by_messages(self) -> dict[str, str]:
-        """The properties that a consumer adds to each message of the range."""
+        """The properties that a consumer adds to each message of the range: the bounds of its queue."""
         return described_by(self.bounds)
 
 

@@ -56,8 +56,8 @@ def change_columns(
     ``df`` is a stream or a read of ``format("rocketmq")``, with ``body``, and with ``keys`` for Debezium. Its
     columns stay, and these are added:
 
-    * ``op``: ``insert``, ``update``, ``delete``, ``truncate``, ``snapshot`` or ``schema_change``; null if it
-      cannot be applied;
+    * ``op``: ``insert``, ``update``, ``delete``, ``truncate``, ``snapshot`` or ``schema_change``; null in a
+      row with ``error``;
     * ``table``: ``database.table``, or ``database.schema.table``;
     * ``key``, ``before``, ``after``: JSON objects, for ``from_json`` or ``parse_json``. Numbers have all
       their digits (a decimal that can have more than 38 is text), bytes are in base64, times in ISO 8601.

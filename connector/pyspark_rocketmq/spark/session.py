@@ -357,7 +357,7 @@ def encrypts_network(spark: SparkSession) -> bool:
 
 
 def task_slots(spark: SparkSession) -> Slots:
-    """Return how many tasks can run at the same time at present."""
+    """Return how many tasks can run at the same time now, and how many a batch should have at most."""
     try:
         # spark.default.parallelism may be any number.
         context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001 - there is no other way

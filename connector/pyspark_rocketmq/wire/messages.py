@@ -315,7 +315,7 @@ def _show(stored: StoredMessage, broker_name: str, budget: ExpansionBudget) -> I
 
 
 def expanded_body(stored: StoredMessage, budget: ExpansionBudget) -> bytes | list[BatchMember]:
-    """Return the body as it was sent, or the members of an inner batch.
+    """Return the decompressed body, or the members of an inner batch.
 
     Raises:
         RemoteProtocolError: If it cannot be decompressed or expanded; the text does not name the message.

@@ -84,7 +84,9 @@ class SinkWatermarks:
         self._storage = storage
 
     def of(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Return each queue's watermark in the given generation; leave out queues without one.
+        """Return each queue's watermark; leave out queues without one.
+
+        The value of a queue in ``queues`` is its generation: how often its offsets have started again.
 
         Raises:
             JobFailed: If there is no such table, or its storage does not answer.
@@ -95,7 +97,7 @@ class SinkWatermarks:
             return dict(read_queues(log, consumer_group, queues).watermarks)
 
     def lost(self, consumer_group: str, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """Return the table's position in each queue whose rows it has lost, compared with the group's rows.
+        """Return the table's next offset in each queue of which it lacks rows below the group's own offset.
 
         Raises:
             JobFailed: If the table is missing or does not answer, lacks no rows, is one of several sinks, or
@@ -203,7 +205,10 @@ class Wanted:
 
     @property
     def recorded(self) -> frozenset[MessageQueue]:
-        """Queues whose brokers were not queried; if a broker has another log now, the query reports that."""
+        """Queues whose targets were not read from a broker; the query reports it if a broker has another log.
+
+        A queue is moved only if its epoch is still the one that this command has read.
+        """
         return frozenset(self.targets) if self.are_recorded else self.staying
 
 

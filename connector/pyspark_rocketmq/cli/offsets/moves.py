@@ -199,7 +199,8 @@ class QueueMove:
     held_by: str | None = None
     """Member that consumes the queue now."""
     watermark: int | None = None
-    """Watermark of the sink, if one was named."""
+    """The sink's watermark: the queue offset below which it has all rows, and drops rows that come again.
+    None without a named sink, or if the sink has no watermark of the queue."""
     new_epoch: int | None = None
     """Epoch after the move; None before."""
 

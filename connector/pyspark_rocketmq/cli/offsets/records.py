@@ -190,7 +190,7 @@ def holder_of(name: OffsetKey, row: OffsetRow, members: Members) -> Holder | Non
     """Return the member that reports the row's queue as its own; None if none does.
 
     If several do, it is the one with the youngest lock. In a broadcasting group all members report all
-    queues, without locks: there it is the row's owner.
+    queues, without locks: there only the row's owner counts.
     """
     found = [
         Holder(client_id=client_id, locked_at_s=info.last_lock_timestamp / 1000 if info.locked else None)

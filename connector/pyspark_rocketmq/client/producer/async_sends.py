@@ -77,7 +77,7 @@ class AsyncSends:
         self._sends = 0
         self._bytes = 0
         self._undone = 0
-        """Futures that are not done. A send frees its room for others a moment before its future is done."""
+        """Number of futures not done. A send frees its room for others a moment before its future is done."""
         renew_in_children(self)
 
     def renew(self) -> None:

@@ -207,7 +207,8 @@ class Producer(Closing):
         """Return the queues that messages go to; their order decides which queue a sharding key gets.
 
         Args:
-            topic: If it was never seen, the result is the queues that brokers will create, if any do so.
+            topic: If no name server lists it and this producer never had its route, the result is the queues
+                that brokers will create, if any do so.
             may_create: If False, the topic must exist or have existed.
             afresh: Whether to ask the name server even if the known route is young.
 
@@ -378,10 +379,11 @@ class Producer(Closing):
     def send_ordered(self, keyed_messages: Iterable[tuple[ShardingKey, Message]]) -> int:
         """Send messages by sharding key, many at a time; return their number.
 
-        Messages of one key keep their order. Batches for different queues are sent at the same time.
+        Messages of one key keep their order. Messages are sent in chunks of 4,096; in a chunk, batches for
+        different queues are sent at the same time.
 
         Raises:
-            RocketMQError: The first failure; messages of the same chunk and of earlier ones may be stored.
+            RocketMQError: The first failure; earlier chunks are stored, and messages of this chunk may be.
         """
         messages = iter(keyed_messages)
         sent = 0

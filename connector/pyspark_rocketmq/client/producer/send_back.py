@@ -58,7 +58,8 @@ class SendBackSettings:
     namespace: str = ""
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
     back_timeout_s: float = 5.0
-    """Time-out of the request to the storing broker and its routes (``consumerSendMessageBack``)."""
+    """Time-out of the request to the storing broker, and of looking up its address
+    (``consumerSendMessageBack``)."""
     send_timeout_s: float = 3.0
     """Time-out of an ordinary send to the retry topic, with all attempts."""
 

@@ -106,8 +106,8 @@ class TransactionProducer(Closing):
             name_servers: See :class:`Producer`.
             producer_group: Group whose members all know the outcomes of transactions.
             check: Called on a thread of a connection, one call at a time for each broker.
-            topics: Their brokers may ask immediately, even about an earlier process. Another topic's brokers
-                may ask after its first message.
+            topics: Topics whose brokers may ask for outcomes immediately, even of an earlier process's
+                transactions. Another topic's brokers may ask after its first message.
             send_timeout_s: Time-out of one send.
             max_message_size: See :class:`Producer`.
             settings: Credentials and TLS.

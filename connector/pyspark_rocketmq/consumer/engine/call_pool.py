@@ -178,7 +178,7 @@ class PooledRange(ArrivingRange[ConsumingRun]):
 
 
 class _Over(NamedTuple):
-    """Event: everything has arrived."""
+    """Event: reading has ended; ``error`` is None if everything has arrived."""
 
     error: BaseException | None
 

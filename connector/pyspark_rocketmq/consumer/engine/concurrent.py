@@ -159,7 +159,8 @@ class ConcurrentRun(RangeRun):
         self._needs_slot = False
         """Whether messages wait because the pool is full."""
         self._hanging = 0
-        """Number of hanging calls as last reported to the pool."""
+        """Number of hanging calls, which still run although their messages were sent back or dropped, as last
+        reported to the pool."""
         self._above: list[tuple[int, int, list[Emitted]]] = []
         """Heap of the rows above the offset reached, by call or message: its first index, bytes and rows."""
         self._above_bytes = 0
@@ -670,7 +671,7 @@ class ConcurrentEngine:
 
 
 def _put_off(one: PooledRange, listener: FailedListener) -> QueueAck:
-    """Suspend a range whose listener could not be opened.
+    """Return the ack that suspends a range whose listener could not be opened.
 
     If its messages counted as failed, the whole backlog would be sent back or, in broadcasting, dropped.
     """

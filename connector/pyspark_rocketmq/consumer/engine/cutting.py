@@ -131,16 +131,20 @@ class TaskCuts:
     def begin(self, number: int | None) -> bool:
         """Begin to cut; called by the connection's thread, which must not wait for storage.
 
-        ``number`` is that of the driver's cut; with None only results of ranges that have ended leave.
+        ``number`` is that of the cut for which the driver has asked; with None only results of ranges that
+        have ended leave. Return False if the cut thread accepts no more work.
         """
         return self._thread.begin(lambda: self._cut(number, is_whole=number is not None))
 
     def begin_own(self) -> bool:
-        """Begin a cut that the driver has not asked for."""
+        """Begin a cut that the driver has not asked for; return False if too late, like :meth:`begin`."""
         return self._thread.begin(lambda: self._cut(None, is_whole=True))
 
     def begin_giving_up(self, consumed: Consumed) -> bool:
-        """Begin to send the driver what was consumed of a range whose queue the task gives up."""
+        """Begin to send the driver what was consumed of a range whose queue the task gives up.
+
+        Return False if it is too late, like :meth:`begin`.
+        """
         return self._thread.begin(lambda: self._give_up(consumed))
 
     def send_ended(self) -> None:
@@ -220,7 +224,7 @@ class OwnCommits:
             self._thread.begin(look_again)
 
     def begin(self) -> bool:
-        """Begin a commit that is not due."""
+        """Begin a commit that is not due; return False if the cut thread accepts no more work."""
         return self._thread.begin(self._commit)
 
     def begins(self) -> None:

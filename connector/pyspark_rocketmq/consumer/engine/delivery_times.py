@@ -66,7 +66,8 @@ class DeliveryTimes:
     def take(self, stop: int, *, now_s: float, wall_s: float) -> StoreLatencies:
         """Return the latencies of the messages below ``stop`` that no ack contains, for the next ack.
 
-        ``now_s`` is the clock of the deliveries, ``wall_s`` that of the brokers, both at this moment.
+        ``now_s`` is this moment by the clock that measured the deliveries, ``wall_s`` by the wall clock, with
+        which the brokers' times are compared.
         """
         stored = self._take_stored(stop - self._start)
         if not len(stored):

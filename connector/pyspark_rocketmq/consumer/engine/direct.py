@@ -114,7 +114,7 @@ class OrderlyTask:
     def consumed(self) -> Iterator[Consumed]:
         """Yield the result of each range as soon as it has ended; suspended ones at the end.
 
-        A result that a cut or ``give_away`` has taken is not yielded.
+        A result that ``give_away`` has sent, or a commit during the batch (a *cut*) has taken, is left out.
 
         Raises:
             RocketMQError: If a range cannot be read or consumed, or its queue had another one in this task.
@@ -143,7 +143,7 @@ class OrderlyTask:
             self._arrivals.end()
 
     def _cut(self) -> RangeCuts:
-        """Cut all ranges; called by another thread."""
+        """Take what all ranges have settled since the last cut; called by another thread."""
         ended = self._taken_out()
         with self._changed:
             runs = [one.run for one in self._begun.values() if one.run is not None]

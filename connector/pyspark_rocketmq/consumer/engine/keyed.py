@@ -229,7 +229,7 @@ class KeyedRun(OrderlyRun):
         self._held.spill_to(file)
 
     def pause_s(self) -> float:
-        """Return for how many seconds the queue stays suspended, or the task waits for it."""
+        """Return for how many seconds the queue stays suspended or, if less, the task waits for it."""
         machine, now_s = self._machine, self._now_s()
         wakes_at_s = machine.wakes_at_s or now_s
         ends_s = min(wakes_at_s, machine.lead_ends_s) if machine.leads(now_s) else wakes_at_s

@@ -76,7 +76,7 @@ class LandedRange:
         return cut, Consumed([], ack, self._columns.row_columns)
 
     def give_up(self) -> Consumed:
-        """End the range where it is."""
+        """End the range where it is; return its last ack, without rows."""
         self.is_over = True
         state = self.planned.state if self._at == self.planned.start else self._state_at(self._at)
         ack = QueueAck(

@@ -154,10 +154,11 @@ class OrderlyRun(RangeRun):
         )
 
     leads = False
-    """Whether the task waits for the run when it is suspended; only runs by key do this."""
+    """Whether the suspended run keeps its task going, even if the task has nothing else to do; only runs by
+    key do this."""
 
     def turn(self) -> RangeTurn:
-        """Begin the turn of a worker: it delivers messages of this range until it takes another."""
+        """Begin the turn of a worker, which delivers messages of this range until it takes another range."""
         return self
 
     def due_s(self) -> float:

@@ -86,7 +86,10 @@ def _plain_schema(text: str) -> StructType:
 
 
 class Consumed(NamedTuple):
-    """Rows and ack of one range, or of a cut of it."""
+    """Rows and ack of one range, from its start or its last *cut* on.
+
+    A cut takes what a range has settled so far, and the range goes on.
+    """
 
     rows: list[Emitted]
     """Rows that may reach the sink."""
@@ -107,7 +110,7 @@ class Consumed(NamedTuple):
 
 
 class CutTogether(NamedTuple):
-    """Cuts of ranges that go on: their engine yields more of each, at least its end."""
+    """Cuts of several ranges that go on; the engine later yields more of each range, at least its end."""
 
     cuts: tuple[Consumed, ...]
 

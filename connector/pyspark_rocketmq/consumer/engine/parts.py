@@ -51,7 +51,7 @@ class GrowingPart:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the part has neither rows nor acks."""
+        """Whether the part lacks acks, so that there is nothing to commit."""
         return not (self._acks or self._uncommitted)
 
     def has(self, queue: MessageQueue) -> bool:
@@ -59,7 +59,7 @@ class GrowingPart:
         return any(ack.queue == queue for ack in (*self._acks, *self._uncommitted))
 
     def add(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck], *, is_end: bool = True) -> None:
-        """Add rows of one or more ranges, and acks of those that end with them, or are cut after them."""
+        """Add rows, and acks of ranges that end with these rows or, unless ``is_end``, go on after them."""
         (self._uncommitted if isinstance(self._writing, CommittingWriting) else self._acks).extend(acks)
         if is_end:
             self.ends.update(ack.queue for ack in acks)
@@ -145,7 +145,7 @@ class GrowingPlace:
 
     @contextmanager
     def leaving(self) -> Iterator[GrowingPart]:
-        """Take the part for good, and put a new one in its place; undo it after an error."""
+        """Take the part for good, and put a new one in its place; after an error, undo the taken part."""
         with undone_by_errors(self._taken(self._new())) as part:
             yield part
 
@@ -192,7 +192,9 @@ class PartSender:
         self.kept_back.append(part.finish())
 
     def hand_over(self, part: GrowingPart, number: int | None) -> None:
-        """Finish a part and send it; ``number`` is that of the driver's cut, if it has asked for one.
+        """Finish a part and send it to the driver.
+
+        ``number`` is that of the cut for which the driver has asked; None if it has not asked.
 
         Parts of a queue must reach the driver in order: if one is kept back, so is all that follows.
 

@@ -228,7 +228,10 @@ class RangeRun(ABC):
         """Number of messages that the run has passed: they need no further delivery."""
 
     def _offset_at(self, index: int) -> int:
-        """Return a message's queue offset, or the range's end: offsets without a message are passed too."""
+        """Return a message's queue offset; for the index after the last message, :attr:`_reached`.
+
+        Offsets without a message are passed too.
+        """
         return self._messages.offset_at(index) if index < len(self._messages) else self._reached
 
     def _ended_here(self) -> RangeEnd:
@@ -299,7 +302,7 @@ class RangeRun(ABC):
         return self._messages.last_message(done - 1)
 
     def _stands_still(self, done: int) -> bool:
-        """Return whether the run has not passed even the range's first offset, also before the last cut."""
+        """Return whether the run has passed no offset of the range since its start, cuts included."""
         return self._offset_at(done) == self._planned.start
 
     def _describe(self, messages: Sequence[MessageExt]) -> str:
@@ -326,7 +329,7 @@ class _CountedRows(RowBuffer):
 
 
 class RangeCuts(NamedTuple):
-    """A cut of all ranges of a task."""
+    """Results that one cut has taken from all ranges of a task."""
 
     ended: Sequence[Consumed] = ()
     """Results of ranges that have ended; nobody else gets them."""

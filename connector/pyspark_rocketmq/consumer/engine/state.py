@@ -104,7 +104,7 @@ def spark_problem() -> str | None:
 
 
 def places(spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """Return the further places where tasks write, by their names in errors.
+    """Return the paths of further folders where tasks write, by their names in errors.
 
     Spark's tasks keep state in the checkpoint; without state only the driver writes there.
     """

@@ -39,7 +39,7 @@ _MOST_ROW_BYTES: Final = 2 << 20
 """Size of rows inside parts, in bytes, at which a task with open ranges begins a cut by itself."""
 _MOST_UNCOMMITTED_BYTES: Final = 8 << 20
 """Size of uncommitted rows, in bytes, at which a task with open ranges that itself commits begins a commit,
-and delivers nothing more until it has begun."""
+and delivers nothing more until that commit has begun."""
 RESULT_COLUMNS: Final = "parts string, could_ask boolean"
 """Columns of the row that each task returns."""
 
@@ -52,7 +52,7 @@ class TaskParts:
     ) -> None:
         clock = clock or SystemClock()
         self._commits = writer.begin_task() if isinstance(writer, CommitsInTask) else None
-        """The sink's part in commits that the task itself makes; None if only the driver commits."""
+        """Makes the commits of this task into the sink; None if only the driver commits."""
         self._instructions = instructions
         self._place = GrowingPlace(lambda: GrowingPart(self._commits or writer, clock))
         self._cut_thread = CutThread(clock, failed=self._stop, over=self._release)
@@ -166,7 +166,7 @@ class TaskParts:
             self._release()
 
     def _check(self) -> None:
-        """Raise the error of the other thread, if there is one."""
+        """Raise the error of the cut thread, if it has failed."""
         if self._cut_thread.failure is not None:
             raise self._cut_thread.failure
 
@@ -189,7 +189,7 @@ class Engine(Protocol):
         """Consume the ranges of ``source`` as they arrive; yield the result of each range at its end.
 
         ``instructions`` may end a range early, or take its result, which is then not yielded. An engine may
-        also yield cuts of its ranges before.
+        also yield, before that, what ranges that go on have settled (:class:`CutTogether`).
         """
         ...
 
@@ -200,7 +200,7 @@ class ReadsColumns(Protocol):
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
-        """Columns of the source to read; they contain those from which a range is followed."""
+        """Columns of the source to read, always including those that show how far a range has been read."""
         ...
 
 

@@ -64,7 +64,7 @@ class Merge(Protocol):
     """The MERGE of one batch, for one version of the table."""
 
     def of_share(self, number: int) -> pa.Table:
-        """Record what the table will not show of a share of the keys; return the source's rows for it."""
+        """Record what the table will not show of a share of the keys; return its rows for the MERGE."""
         ...
 
     def merge(
@@ -74,7 +74,10 @@ class Merge(Protocol):
         table: DeltaTable,
         properties: CommitProperties,
     ) -> None:
-        """Commit the MERGE of ``source``; ``keys_between`` is an SQL condition that all its keys meet."""
+        """Commit the MERGE of ``source``, whose keys all meet ``keys_between``.
+
+        That text is appended to the MERGE's condition: it begins with ``AND`` after a space, or is empty.
+        """
         ...
 
 
@@ -150,7 +153,7 @@ class RowMerge:
         )
 
     def of_share(self, number: int) -> pa.Table:
-        """Record the deletions of a share of the keys, and return the source's rows for it."""
+        """Record the deletions of a share of the keys, and return the share's rows for the MERGE."""
         columns, rows = self._columns, self._batch.share(number)
         truncated_at = self._batch.truncated_at
         keys = rows.select(columns.keys).cast(pa.schema(map(self._nullable.field, columns.keys)))

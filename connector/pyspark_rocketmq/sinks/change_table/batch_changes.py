@@ -2,6 +2,8 @@
 
 A large batch is divided by its keys into *shares*; only one of them is in memory at a time. The source of its
 MERGE is not in memory as a whole, either.
+
+A *place* is where a change comes in the order of its table's changes (``effects.Order``).
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ class BatchChanges:
 
     @property
     def truncated_at(self) -> Order:
-        """Place of the batch's highest truncation."""
+        """Place of the batch's highest truncation; ``LOWEST`` if it has none."""
         return max(self.truncations, default=LOWEST)
 
     def recent(self, folder: str) -> RecentRows:
@@ -152,7 +154,7 @@ class BatchChanges:
         self._check_positions()
 
     def _check_positions(self) -> None:
-        """Refuse positions that are all lower than the table's highest one, and of another kind.
+        """Refuse positions that are all lower than the table's highest one, and have another number of parts.
 
         Merged tables may have positions of several kinds, since each source has a log of its own: there the
         rows of each source count.

@@ -64,7 +64,7 @@ def carried(values: Mapping[str, Any], types: Mapping[str, SourceType]) -> str:
     """Return values of columns as text, each with its type.
 
     Raises:
-        ValueError: If a value is of no type that a column has.
+        ValueError: If a value is bytes and its type is unknown, or if it is nested too deeply.
     """
     typed = {name: type_of(name, types) for name in values}
     found = {name: [typed[name], _stored(value, typed[name])] for name, value in values.items()}

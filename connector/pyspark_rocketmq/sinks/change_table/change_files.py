@@ -26,7 +26,7 @@ class ChangeRows(Protocol):
         ...
 
     def carrying(self) -> Iterator[pa.Table]:
-        """Yield the parts in which a change may carry values of columns that the query lacks."""
+        """Yield the parts in which a change may have values in the column ``MORE``."""
         ...
 
 

@@ -27,13 +27,13 @@ SCHEMA: Final = "schema"
 only if the table has one of them.
 """
 TARGET: Final = "__target"
-"""Column with the folder of the table that a change belongs to; empty if unknown. Only for many tables."""
+"""Column with the folder of the table of a change; empty if unknown. Only for ``ChangeTables``."""
 KEYS: Final = "__keys"
-"""Column with the key's columns as a JSON list; null for a truncation. Only for many tables."""
+"""Column with the key's columns as a JSON list; null for a truncation. Only for ``ChangeTables``."""
 DAY: Final = "__day"
 """Column with the day on which a row was recorded, in a table beside a change table."""
 SOURCE: Final = "__source"
-"""Column with the source of the table's rows (``routes.Routed.source``). Only for many tables."""
+"""Column with the source of the table's rows (``routes.Routed.source``). Only for ``ChangeTables``."""
 HIDDEN: Final = frozenset({POSITION, OLDER, DELETED, *(field.name for field in HISTORY_FIELDS)})
 """Columns that a change table may have besides those of the source's table."""
 _RESERVED: Final = frozenset(name.lower() for name in {*HIDDEN, OPERATION, ABSENT, TIME, EFFECT, DAY})
@@ -62,7 +62,7 @@ def is_reserved(name: str) -> bool:
 
 
 def routed_columns() -> pa.Schema:
-    """Return the columns of a change of many tables, besides its message's position."""
+    """Return the columns of a change for ``ChangeTables``, besides its message's position."""
     more = [pa.field(name, pa.string()) for name in (TARGET, KEYS, SOURCE)]
     return pa.schema([*change_columns(()), *more])
 

@@ -90,7 +90,7 @@ class KeyedChanges:
     rows: pa.Table
     """Changes with a key."""
     facts: dict[Key, list[Fact]] = field(init=False)
-    """The facts of each key; the number of a fact is that of its row in ``rows``."""
+    """The facts (``effects.Fact``) of each key; the number of a fact is that of its row in ``rows``."""
     deletions: dict[Key, Order] = field(init=False, default_factory=dict)
     """The highest deletion of each key that has one."""
 
@@ -126,7 +126,9 @@ class DividedChanges:
     """Changes with a key, divided into those that :func:`merge_source` and :func:`whole_source` take."""
 
     rows: pa.Table
-    """All changes of each key that has a change without all values, a deletion, or one not above the floor.
+    """All changes of each key that has a deletion, a change without all values, or one not above the floor.
+
+    Also all changes of keys of which something else is known: see :meth:`of`.
 
     There may be changes of other keys among them: see :func:`has_keys_of`.
     """
@@ -191,7 +193,10 @@ def has_keys_of(rows: pa.Table, keys: pa.Table) -> pa.Array:
 
 
 def share_of(key: Key, shares: int) -> int:
-    """Return the number of the share that a key is in, of so many shares: the same in every process."""
+    """Return the number, from 0, of the share that a key is in: the same in every process.
+
+    ``shares`` is the number of parts into which a large batch is divided by its keys.
+    """
     return zlib.crc32(repr(key).encode()) % shares
 
 

@@ -29,7 +29,7 @@ from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, OPERATION
 LENIENT, IGNORE, EXCEPTION = "lenient", "ignore", "exception"
 """Some of the values of the setting ``schema_changes``."""
 KEEPING_COLUMNS: Final = frozenset({IGNORE, EXCEPTION})
-"""Values with which a table gets no columns."""
+"""Values with which a table gets no new columns."""
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 """Characters that Delta forbids in names."""
 
@@ -75,7 +75,7 @@ def columns_to_add(
 
 
 def fields_of(columns: Mapping[str, str]) -> pa.Schema:
-    """Return columns by name and type."""
+    """Return the schema of columns, given by name with their types in Spark's DDL: ``{"size": "int"}``."""
     return pa.schema([pa.field(name, arrow_type(type_)) for name, type_ in columns.items()])
 
 
@@ -93,7 +93,7 @@ class WholeChanges:
     schema: pa.Schema
     """The table's columns in Arrow's types."""
     types: Mapping[str, str]
-    """The same types by their names in Spark's DDL."""
+    """Type of each of these columns, as Spark's DDL names it, by the column's name."""
     schema_changes: str = LENIENT
     """See ``ChangeTable``."""
 

@@ -5,6 +5,8 @@ applies it, in a table whose rows are removed only when they are old. If the bat
 repeated, it records the deletion again, which changes nothing: a reader takes the highest deletion of each
 key. A change that no version of its row shows (``change_data/history.py``) is recorded in the same way; a
 reader takes all such changes.
+
+A *place* is where a change comes in the order of its table's changes (``effects.Order``).
 """
 
 from __future__ import annotations
@@ -185,10 +187,10 @@ class Deletions:
             self.recent.append(self._rows(rows))
 
     def of_keys(self, keys: pa.Table) -> tuple[dict[Key, Order], Order]:
-        """Return the highest deletion of each of these keys, and the highest truncation.
+        """Return the place of the highest deletion of each of these keys, and of the highest truncation.
 
-        A key without a deletion is left out; without a truncation, its place is ``LOWEST``. There may be
-        deletions of other keys whose single columns all have values of these keys.
+        A key without a deletion is left out; the second value is ``LOWEST`` without a truncation. There may
+        be deletions of other keys whose single columns all have values of these keys.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.

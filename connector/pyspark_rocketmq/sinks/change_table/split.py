@@ -28,7 +28,10 @@ class TargetChanges:
 
     @property
     def keys(self) -> list[tuple[str, ...]]:
-        """The columns of the key; none if there are only truncations, several if the key has changed."""
+        """The keys, each as its columns: ``[("id",)]``; two or more if the key has changed.
+
+        Empty if there are only truncations.
+        """
         return [tuple(json.loads(text)) for text in sorted(self.key_texts)]
 
     @property

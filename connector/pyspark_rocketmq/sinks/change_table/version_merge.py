@@ -2,7 +2,8 @@
 
 First the changes that the new versions do not show are recorded (``side_tables.PastChanges``): a change that
 comes late may need them. As in :mod:`~pyspark_rocketmq.sinks.change_table.appender`, the MERGE must be the
-next commit after the version of the table from which it was decided.
+next commit after the version of the table from which it was decided. *Places* (``effects.Order``) are in the
+order of the table's changes; *shares* are the parts into which a large batch is divided by its keys.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class VersionMerge:
         )
 
     def of_share(self, number: int) -> pa.Table:
-        """Record what the versions of a share of the keys will not show; return the source's rows for it."""
+        """Record what the versions of a share of the keys will not show; return its rows for the MERGE."""
         batch = self._batch
         facts = _FactsOfShare(self._table, self._past, batch, self._stored_schema, number)
         known = known_of(self._columns, batch.share(number), batch.truncations, facts)

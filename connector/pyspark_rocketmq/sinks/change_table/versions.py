@@ -2,6 +2,8 @@
 
 Values stay in Arrow: :mod:`pyspark_rocketmq.change_data.history` decides which row has the value of a column
 in a version, and the values are taken from there.
+
+A *place* is where a change comes in the order of its table's changes (``effects.Order``).
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class Facts(Protocol):
     def keys_after(self, at: Order) -> set[Key]:
         """Return the keys of which something is stored from a place on.
 
-        It may be a version that begins, changes or ends there, or a remembered change.
+        It may be a version that begins, changes or ends at that place or later, or a remembered change.
         """
         ...
 
@@ -96,7 +98,8 @@ class Known(NamedTuple):
     changes: pa.Table
     """The batch's changes with a key."""
     stored: pa.Table
-    """The versions of their keys that had not ended at ``since``, and those before them that are needed."""
+    """The versions of their keys that had not ended at ``since``, and earlier ones with values that later
+    changes have overwritten in these."""
     past: pa.Table
     """The remembered changes of those keys of which something later than the batch's changes is stored."""
     truncations: Truncations

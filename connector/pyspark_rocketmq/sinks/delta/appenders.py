@@ -23,7 +23,7 @@ class Appender(Protocol):
 
     @property
     def commits_by(self) -> str:
-        """Name of the writer that makes the commits, for the log."""
+        """Name of the writer that makes the commits, for log messages: Spark, delta-rs or itself."""
         ...
 
     def append(

@@ -48,7 +48,7 @@ _SHOWN_FILES = 3
 
 
 class _GroupCommit(NamedTuple):
-    """The commit of a group."""
+    """The commit of a group of tasks' results."""
 
     commit: SinkCommit
     moved_to: Mapping[MessageQueue, int]
@@ -77,7 +77,7 @@ class DeltaBatch:
     consumer_group: str
     writer: TaskWriter
     before: GroupCommit
-    """The group's progress in the table when it was last read."""
+    """The consumer group's progress in the table when it was last read."""
     generations: Mapping[MessageQueue, int]
     ids: Mapping[MessageQueue, str]
     """Application ids of the watermarks, in these generations."""

@@ -34,7 +34,7 @@ NUMBER: Final = "commits"
 NEWEST: Final = "newest"
 """Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
 WHOLE_AT: Final = "wholeAt"
-"""Field in a commit of files, for a group with very many queues, that records all of them.
+"""Field that marks a commit of files as one that records all queues of a group with very many.
 
 Its value is the time of the commit, in milliseconds.
 """

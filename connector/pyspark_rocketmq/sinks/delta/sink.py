@@ -83,11 +83,12 @@ class DeltaSink:
 
         Args:
             path: Folder or storage URI of the table; or its name in a catalog, ``SCHEMA.TABLE`` or
-                ``CATALOG.SCHEMA.TABLE``. With a name, Spark writes the table (row J5). ``prepare`` creates
-                the table if it is missing.
+                ``CATALOG.SCHEMA.TABLE``. With a name, Spark writes the table (row J5 of
+                ``docs/semantics.md``). ``prepare`` creates the table if it is missing.
             partition_by: Partition columns of a new table; an existing one keeps its own.
-            merge_keys: Columns of a business key: the table keeps the newest row of each key (row H6). A row
-                whose key contains a null is always added. The batch's rows pass through the driver.
+            merge_keys: Columns of a business key: the table keeps the newest row of each key (row H6 of
+                ``docs/semantics.md``). A row whose key contains a null is always added. The batch's rows pass
+                through the driver.
             schema_evolution: Add columns that the rows have and the table lacks, like Delta's
                 ``mergeSchema``; columns that only the table has are null in new rows. Types and partitioning
                 never change.

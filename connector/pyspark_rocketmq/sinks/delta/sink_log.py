@@ -1,4 +1,4 @@
-"""A table's log with the records of sinks in it: commits of groups, and RESTOREs between them.
+"""A table's log with the records of sinks in it: commits of consumer groups, and RESTOREs between them.
 
 Nothing here uses Spark, so that commands can read tables without it.
 """

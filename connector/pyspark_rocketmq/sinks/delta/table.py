@@ -96,7 +96,7 @@ class TableHome(Protocol):
 
     @property
     def place(self) -> str:
-        """The table's name, the same in every run of a query."""
+        """Path with links followed, URI, or name in a catalog: the same in every run of a query."""
         ...
 
     @property

@@ -60,7 +60,7 @@ from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
 logger = logging.getLogger(__name__)
 
 WHOLE: Final = "whole"
-"""Field of a commit that records the watermarks of all queues that the group ever wrote."""
+"""Field that is true in a commit that records the watermarks of all queues that the group ever wrote."""
 _MAX_IDLE_RECORDED: Final = 64
 """Number of idle queues above which commits leave them out; a commit records about 100 bytes per queue."""
 _LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
@@ -72,11 +72,12 @@ class RecordedProgress(NamedTuple):
 
     watermarks: Mapping[str, int]
     newest: Mapping[str, Any]
-    """Numbers of the newest message of each queue, by application id."""
+    """Newest message of each queue, by application id: the numbers in its ``RememberedMessages``."""
     whole: WholeRecord | None = None
     """The commit that has all queues, to which later ones refer; None for few queues, or without a commit."""
     is_whole: bool = True
-    """Whether the watermarks are complete: not so if that commit is missing, or if nothing is recorded."""
+    """Whether the watermarks are complete; False if the commit with all queues, to which this one refers, is
+    missing, or if nothing is recorded."""
 
 
 class WholeRecord(NamedTuple):
@@ -135,7 +136,10 @@ class GroupCommit:
     not_in_ids: Mapping[str, int] = field(default_factory=dict)
     """Watermarks that the transaction ids lack, or have with another value."""
     newest: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers of the newest message below each watermark, by application id; missing if it is unknown."""
+    """Newest message below each watermark, by application id: the numbers in its ``RememberedMessages``.
+
+    Missing if it is unknown.
+    """
     whole: WholeRecord | None = None
     """The commit that has all queues, where there are very many."""
 

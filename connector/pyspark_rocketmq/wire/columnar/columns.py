@@ -166,7 +166,7 @@ class ColumnBuilder:
         """Return the column of ``MESSAGE_SCHEMA`` with that name.
 
         Raises:
-            IrregularLayout: If the scalar codec must decode the messages.
+            IrregularLayout: If ``wire.messages`` must decode the messages, one by one.
             RemoteProtocolError: If a body cannot be decompressed, or exceeds the budget.
             LocalProtocolError: If the column takes 2 GiB.
         """

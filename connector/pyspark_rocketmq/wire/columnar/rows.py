@@ -152,7 +152,11 @@ def _follow_slices(slices: BufferSlices, min_bytes: int) -> Starts:
 
 
 def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> IntArray:
-    """Follow the total sizes one by one; raise ``IrregularLayout`` if they do not lead exactly to ``end``."""
+    """Return where messages begin, by their total sizes one after the other.
+
+    Raises:
+        IrregularLayout: If the sizes do not lead exactly from ``start`` to ``end``.
+    """
     positions: list[int] = []
     append, unpack = positions.append, _SIZE.unpack_from
     position = start
@@ -170,7 +174,7 @@ def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> Int
 
 
 def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | None:
-    """Follow about ``chains`` chains at the same time, at least one in each slice."""
+    """Follow about ``chains`` chains at the same time, at least one in each slice; None if one fails."""
     data, begins, ends = slices
     stride = max(1, int((ends - begins).sum()) // chains)
     entries_of = [

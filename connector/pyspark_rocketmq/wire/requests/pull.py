@@ -59,7 +59,8 @@ class PullStatus(IntEnum):
     """Messages were scanned and none matched; pull again immediately, from the advanced
     ``next_begin_offset``."""
     OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
-    """The broker does not have the offset, or it was reset; ``next_begin_offset`` is the corrected one."""
+    """The broker does not have the offset, or an operator has reset the group; go on at
+    ``next_begin_offset``."""
 
 
 _STATUSES: Final[Mapping[int, PullStatus]] = {int(status): status for status in PullStatus}
@@ -209,10 +210,10 @@ def _header_error(answer: RemotingCommand, address: str) -> RocketMQError:
 class PullResponseDecoder:
     """Decodes one connection's answers.
 
-    A broker writes the headers of its found pulls in the same way, except for a few numbers. So the full
-    decoder reads the first header, and its text becomes a pattern in which only those numbers vary. A header
-    that matches the pattern has the values that the full decoder would find; the full decoder reads all
-    others.
+    A broker writes the headers of answers with messages in the same way, except for a few numbers. So the
+    full decoder reads the first header, and its text becomes a pattern in which only those numbers vary. A
+    header that matches the pattern has the values that the full decoder would find; the full decoder reads
+    all others.
     """
 
     def __init__(self) -> None:

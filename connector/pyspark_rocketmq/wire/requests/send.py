@@ -42,7 +42,7 @@ ShardingKey = str | int
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """Template of topics that are created by a first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
-"""Queues per broker of such a topic (``DefaultMQProducer.defaultTopicQueueNums``)."""
+"""Queues per broker of a topic created by a first send (``DefaultMQProducer.defaultTopicQueueNums``)."""
 _SINGLE_ONLY: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TRAN_MSG})
 """Properties that a broker reads only in single messages, and would ignore in a batch."""
 _STATUSES: Final[Mapping[int, SendStatus]] = {int(status): status for status in SendStatus}
@@ -111,9 +111,9 @@ class SendSettings:
 
 
 def settings_of(message: Message, settings: SendSettings) -> SendSettings:
-    """Return the settings of one message, with the mark of a half message and, for a retry topic, its tries.
+    """Return the settings of a message: marked if it is a half message, with reconsume times if a retry.
 
-    The message keeps the properties from which the mark and the tries are taken.
+    The message keeps the properties from which these values are taken.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``.
     """
