@@ -88,6 +88,7 @@ class ChangeListener:
         self._source_table = sink.source_table
         self._keys = sink.keys
         self._columns: tuple[str, ...] = tuple(table.names)
+        self._types = {field.name: field.dataType for field in self.schema.fields}
         self._output = OutputColumns.of(self.schema)
         self._by_queue = sink.setting("order") == "queue"
         self._schema_changes = sink.setting("schema_changes")
@@ -235,7 +236,7 @@ class ChangeListener:
 
     def _fitted(self, name: str, value: Any, change: Change) -> Any:
         column = value_column(name)
-        type_ = self.schema[column].dataType
+        type_ = self._types[column]
         # Python's float may have more digits than the column.
         if self._output.is_plainly[column](value) and not isinstance(type_, st.FloatType):
             return value
@@ -249,7 +250,7 @@ class ChangeListener:
         return converted
 
     def _unfit(self, name: str, value: Any, change: Change) -> Unusable:
-        type_ = self.schema[value_column(name)].dataType.simpleString()
+        type_ = self._types[value_column(name)].simpleString()
         source = type_of(name, change.types) if name in change.types else None
         kind = SchemaChanged if self._schema_changes == "exception" else Unusable
         return kind(unfit(name, type_, value, source))
