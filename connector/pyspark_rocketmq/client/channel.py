@@ -304,23 +304,21 @@ class Channel:
         sent = Sent(self._clock.monotonic_s(), self._silence.received)
         waiting = _Waiting(request, on_response, sent, deadline)
         try:
-            outgoing = self._signed(request)
-            frame = outgoing.encode(opaque)
+            frame = self._signed(request).encode(opaque)
         except LocalProtocolError as error:
             self._call_back(waiting, error)
             return opaque
-        waiting = waiting._replace(request=outgoing)
         with self._lock:
             refused = self._ended
             if refused is None:
                 self._waiting[opaque] = waiting
                 self._silence.sent(sent)
         if refused is not None:
-            self._call_back(waiting, _reason_for(self.address, refused, outgoing))
+            self._call_back(waiting, _reason_for(self.address, refused, request))
             return opaque
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug(
-                "> %s opaque=%d address=%s", describe_request(outgoing.command()), opaque, self.address
+                "> %s opaque=%d address=%s", describe_request(request.command()), opaque, self.address
             )
         if not self._send(frame, deadline) and (given_up := self._take(opaque)) is not None:
             self._call_back(given_up, self._timeout(given_up))
