@@ -166,9 +166,10 @@ class BatchChanges:
         if stored is None or parts_in(stored) is None:
             return
         lower = {source: at for source, at in self._highest.items() if _is_refuted(at, stored)}
-        refuting: Iterable[tuple[Key, Order]] = dict.fromkeys(lower, stored).items()
-        if self._sources:
-            refuting = self._refuting_rows(lower)
+        if not lower:
+            return
+        # In a table of one source, its highest place is that source's.
+        refuting = self._refuting_rows(lower) if self._sources else ((source, stored) for source in lower)
         for source, had in refuting:
             of = f" of {'.'.join(source)}" if source else ""
             raise SinkConflict(
@@ -182,7 +183,7 @@ class BatchChanges:
     def _refuting_rows(self, lower: Mapping[Key, Order]) -> Iterator[tuple[Key, Order]]:
         """Yield sources with the place of a stored row that refutes theirs.
 
-        Read files until each source has a row with a position of its kind.
+        ``lower`` has at least one source. Read files until each source has a row with a position of its kind.
         """
         undecided = dict(lower)
         names = [*self._sources, POSITION]
@@ -191,7 +192,7 @@ class BatchChanges:
             is_one_of(name, pa.array([source[place] for source in undecided], pa.string()))
             for place, name in enumerate(self._sources)
         ]
-        for rows in rows_of_files(self._table.table, names, reduce(and_, may_have)) if undecided else ():
+        for rows in rows_of_files(self._table.table, names, reduce(and_, may_have)):
             for source, at in _highest_of(rows.cast(schema), self._sources).items():
                 if source not in undecided:
                     continue
