@@ -640,7 +640,7 @@ class Cuts:
 
     @property
     def _is_held_back(self) -> bool:
-        """Whether no cut is asked for now, because a commit is under way and a part waits (rule 6)."""
+        """Whether the next cut must wait, because a commit is under way and a part waits for it (rule 6)."""
         return self._in_hand is not None and bool(self._batch.waiting)
 
     def _is_free(self, queue: MessageQueue) -> bool:

@@ -91,7 +91,7 @@ class ClientRemotingProcessor:
         self._member: RunningMember | None = None
         self._heartbeat: HeartbeatData | None = None
         self._guard = threading.Lock()
-        """Guards the next one, which the threads of several channels set."""
+        """Guards the assignment of ``_consume_one``, which several channels' threads may make."""
         self._consume_one: ConsumeOne | None = None
         self._was_reset: Callable[[], None] | None = None
         self._handlers: Final[Mapping[int, Callable[[RemotingCommand], RemotingCommand]]] = {
@@ -251,6 +251,7 @@ class ClientRemotingProcessor:
         )
 
     def _opened(self, open_listener: Callable[[], ConsumeOne]) -> ConsumeOne:
+        """Return the listener for direct calls: the first that a thread has opened serves all of them."""
         if self._consume_one is None:
             opened = open_listener()
             with self._guard:

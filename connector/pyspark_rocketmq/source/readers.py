@@ -129,8 +129,9 @@ class RocketMQBatchReader(DataSourceReader):
 
 
 def _check_switched_on(snapshot: Snapshot) -> None:
-    """Raise RocketMQError if reading is switched off for some queues."""
-    for topic, broker_name in sorted(snapshot.switched_off):
+    """Raise RocketMQError if reading is switched off for some queues; it names one topic and broker."""
+    if snapshot.switched_off:
+        topic, broker_name = min(snapshot.switched_off)
         raise RocketMQError(
             f"Reading is switched off topic={peer_text(topic)} broker={peer_text(broker_name)}: the batch "
             "would lack its messages. Give the permission back (mqadmin updateTopicPerm, or the broker's "

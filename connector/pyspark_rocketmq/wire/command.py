@@ -62,7 +62,7 @@ def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> 
     """
     # Names are ASCII, so Java's order of UTF-16 units is the order of str.
     values = "".join([ext_fields[name] for name in sorted(ext_fields) if name != SIGNATURE])
-    # As in Java, half of a surrogate pair becomes "?"; encode_frame refuses it.
+    # Half of a surrogate pair becomes "?", as Java writes it; encode_frame refuses the text itself.
     digest = hmac.digest(secret_key, values.encode(errors="replace") + body, "sha1")
     return base64.b64encode(digest).decode()
 
