@@ -309,7 +309,7 @@ def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None
 
 
 class RecentOffsets:
-    """Positions of queues in the last seconds, as far as this process has seen them.
+    """A group's next offset in each queue during the last seconds, as far as this process has seen it.
 
     A broker that has crashed reports one of these offsets again. That is not a reset: following it would
     repeat messages after every crash. A process started since then cannot recognise such an offset, and
@@ -325,7 +325,7 @@ class RecentOffsets:
     def note(
         self, next_offsets: Mapping[MessageQueue, int], answering: Collection[str], now_s: float
     ) -> None:
-        """Note the current position of each queue, and the names of all brokers that answer."""
+        """Note the group's next offset in each queue, and the names of all brokers that answer."""
         away = {queue.broker_name for queue in self._passed}.difference(answering)
         self._away_at_s |= dict.fromkeys(away, now_s)
         for queue, offset in next_offsets.items():
@@ -338,7 +338,11 @@ class RecentOffsets:
                     del passed[0]
 
     def has(self, queue: MessageQueue, offset: int) -> bool:
-        """Return whether the queue was at ``offset`` shortly before, and its broker has been away since."""
+        """Return whether a crash may have put the group's offset at the queue's broker back to ``offset``.
+
+        It may if that is one of the offsets noted recently, and the broker has been away since the newest of
+        them was noted.
+        """
         passed = self._passed.get(queue)
         if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:
             return False

@@ -276,7 +276,7 @@ class DriverControl:
     # --- threads --------------------------------------------------------------------------------------------
 
     def _queues_leave(self) -> None:
-        """Note that queues are to be given up; called by the hub's thread."""
+        """Call the :meth:`when_leaving` function, as queues are to be given up; runs on the hub's thread."""
         self._on_leaving()
 
     def _drained(self) -> None:

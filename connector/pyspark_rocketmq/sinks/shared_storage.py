@@ -121,7 +121,10 @@ def _marked(folders: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
-    """Let tasks look for the markers; return marker → a host that does not see it."""
+    """Let tasks look for the markers; return marker → a host that does not see it.
+
+    The result is also empty, with a WARNING, if the tasks have not ended in time.
+    """
     rows = ask_executors(
         spark, Look(markers), "marker string, host string", "Do all machines see the tables' folders?"
     )

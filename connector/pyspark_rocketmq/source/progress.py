@@ -221,7 +221,7 @@ class GroupProgress:
 
     A grant is a numbered period in which this member holds a queue. The queue is claimed once in each grant.
     Afterwards the row's owner shows whether another member has claimed it. Plans use the row's epoch, so that
-    the next plan follows an operator's reset (row F5).
+    the next plan follows an operator's reset (row F5 of ``docs/semantics.md``).
     """
 
     begins_in_checkpoint: ClassVar[bool] = False
