@@ -338,8 +338,9 @@ class ConcurrentConsumption:
     def is_all_out(self) -> bool:
         """Whether ``next_delivery`` certainly returns None now, however many of the pool's threads are free.
 
-        It may return None although this is False: while messages wait for their time, only the first message
-        is tried (rule 8), or the 60 s are over.
+        ``next_delivery`` may return None although this is False: while messages wait to be consumed again
+        (rule 4), while only the first message of the range is tried (rule 8), or when the 60 s of the run are
+        over (rule 7).
         """
         return (
             len(self._out) >= self._most_calls

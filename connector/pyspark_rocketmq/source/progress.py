@@ -342,7 +342,11 @@ class GroupProgress:
         previous: Sequence[QueueRange],  # noqa: ARG002
         snapshot: Snapshot,
     ) -> dict[MessageQueue, QueueState]:
-        """Claim new queues; return the progress of all that are owned and claimed and need not wait."""
+        """Claim new queues; return the progress of the queues that this member holds and has claimed.
+
+        Suspended queues are included. A queue is left out if it is in :attr:`waiting`, if ``snapshot`` lacks
+        it, or if its master is down and no slave can be read instead (:meth:`_at_slaves`).
+        """
         held = self._ownership.begin_plan()
         self.held = frozenset(held)
         self._grants = {
