@@ -39,6 +39,7 @@ class Broker:
         self.address = ADDRESS
         self.sends: list[bytes] = []
         self.is_closed = False
+        self.awaited_bytes = 1
         self._clock = clock
         self._incoming: list[bytes | float] = []
 
@@ -72,6 +73,10 @@ class Broker:
             return None
         buffer[: len(data)] = data
         return len(data)
+
+    def await_bytes(self, count: int) -> bool:
+        self.awaited_bytes = count
+        return count > 1
 
     def fileno(self) -> int:
         return -1
@@ -123,6 +128,55 @@ def test_pulls_leave_in_one_piece_and_each_answer_finds_its_pull(
         (32, b"earlier"),
     ]
     assert line.in_flight == 0
+
+
+def answer_two(broker: Broker, line: PullConnection[PullRequest], body: bytes) -> int:
+    """Answer two pulls with ``body`` each; return how many bytes one answer has."""
+    line.send([pull(0), pull(32)])
+    answers = [each.response(0, ext_fields=FOUND, body=body) for each in broker.requests()[-2:]]
+    broker.give(*answers)
+    line.receive(3.0)
+    return len(encode_frame(answers[0]))
+
+
+def test_a_wait_is_for_as_many_bytes_as_the_awaited_answers_will_have(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
+    """A4: any byte ends a wait for one answer, and each wait until the size of answers is known."""
+    assert not line.await_answers(8)
+    assert broker.awaited_bytes == 1
+
+    size = answer_two(broker, line, bytes(1000))
+
+    assert line.await_answers(4)
+    assert 3 * size < broker.awaited_bytes <= 4 * size
+    assert line.await_answers(10_000)
+    assert broker.awaited_bytes == 1 << 20
+    for count in (1, 0):
+        assert not line.await_answers(count)
+        assert broker.awaited_bytes == 1
+
+
+def test_a_wait_in_vain_is_followed_by_one_for_any_byte_and_shorter_ones(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
+    """A4: answers that are shorter than the ones before them are received all the same."""
+    size = answer_two(broker, line, bytes(1000))
+
+    assert line.pass_time(0.0, 3.0) == []
+    assert line.await_answers(4)
+    assert line.pass_time(0.002, 3.0) == []
+    assert not line.await_answers(4)
+    assert line.pass_time(1.0, 3.0) == []
+    assert not line.await_answers(4)
+
+    assert answer_two(broker, line, bytes(1000)) == size
+    assert line.await_answers(4)
+    assert size < broker.awaited_bytes < 2 * size
+    for _ in range(7):
+        answer_two(broker, line, bytes(1000))
+    assert line.await_answers(4)
+    assert broker.awaited_bytes > 3 * size
 
 
 def test_an_answer_in_two_parts_is_whole_when_the_second_came(

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import socket
+import termios
+from array import array
 
 import pytest
 
@@ -8,7 +11,7 @@ from pyspark_rocketmq.client.transport import Poller, TcpTransport, split_addres
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 from tests.helpers.refusing import refusing_address
 from tests.helpers.scripted_server import ScriptedServer
-from tests.helpers.wait import PATIENCE_S
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,39 @@ def test_sending_after_closing_is_a_closed_channel(server: ScriptedServer) -> No
         transport.sendall(b"x")
     with pytest.raises(ChannelClosed):
         transport.recv_into(memoryview(bytearray(8)))
+
+
+def test_a_connection_is_reported_when_the_awaited_bytes_have_arrived() -> None:
+    """A4: or the end of the stream."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener:
+        transport = TcpTransport.connect(f"127.0.0.1:{listener.getsockname()[1]}", PATIENCE_S)
+        peer, _ = listener.accept()
+    with peer:
+        poller: Poller[TcpTransport] = Poller()
+        assert transport.await_bytes(1000)
+        peer.sendall(bytes(999))
+        wait_until(lambda: arrived_bytes(transport) == 999)
+        assert poller.await_readable([transport], 0.0) == []
+        peer.sendall(b"x")
+        assert poller.await_readable([transport], PATIENCE_S) == [transport]
+        assert transport.recv_into(memoryview(bytearray(400))) == 400
+
+        assert not transport.await_bytes(1)
+        assert poller.await_readable([transport], PATIENCE_S) == [transport]
+        assert transport.recv_into(memoryview(bytearray(1000))) == 600
+
+        assert transport.await_bytes(1000)
+    assert poller.await_readable([transport], PATIENCE_S) == [transport]
+    assert transport.recv_into(memoryview(bytearray(8))) == 0
+    transport.close()
+
+
+def arrived_bytes(transport: TcpTransport) -> int:
+    """Return how many bytes can be received."""
+    count = array("i", [0])
+    fcntl.ioctl(transport.fileno(), termios.FIONREAD, count)
+    return count[0]
 
 
 def test_a_poller_follows_connections_that_get_the_number_of_closed_ones() -> None:

@@ -497,6 +497,20 @@ def test_every_range_gets_its_share_of_the_pulls_in_flight() -> None:
     assert pulls.tasks(0.0) == []
 
 
+def test_more_pulls_are_sent_after_the_answers_to_the_next_burst() -> None:
+    """A4: so a reader may wait for them together."""
+    ranges = [wanted(0, 1000, queue_id=index, pull_batch_size=4) for index in range(4)]
+    pulls = FetchWindow(ranges, depth=8, max_bytes=64 << 20, log=lambda *_: None)
+    first_of = {task.range_index: task for task in reversed(pulls.tasks(0.0))}
+
+    assert pulls.answers_to_next_burst == len(first_of) == 4
+    for task in first_of.values():
+        assert pulls.tasks(0.0) == []
+        pulls.answered(task, found(4, b"x"), 0.0)
+    assert pulls.answers_to_next_burst == 1
+    assert len(pulls.tasks(0.0)) == 4
+
+
 def test_no_pull_is_sent_that_there_is_no_room_for() -> None:
     """What an answer takes is guessed by the largest so far."""
     pulls = FetchWindow(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.client.pull_connection import PullConnection, close_idle_connections
-from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Poller
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Poller, TcpTransport
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, RangeWindow
 from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.errors import (
@@ -169,6 +169,32 @@ def test_the_pulls_in_flight_are_shared_and_no_range_waits_for_another(server: S
 
     assert first_eight == {0: 2, 1: 2, 2: 2, 3: 2}
     assert {index: len(each) for index, each in offsets.items()} == dict(enumerate(ends))
+
+
+def test_answers_that_become_short_are_received_although_long_ones_were_awaited(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A4: a wait for several answers is short, and the next one ends with any byte."""
+    waits: list[float] = []
+    awaited: list[int] = []
+
+    def note_wait(self: Poller[Any], lines: list[Any], timeout_s: float) -> list[Any]:
+        waits.append(timeout_s)
+        return wait(self, lines, timeout_s)
+
+    def note_bytes(self: TcpTransport, count: int) -> bool:
+        awaited.append(count)
+        return await_bytes(self, count)
+
+    wait, await_bytes = Poller.await_readable, TcpTransport.await_bytes
+    monkeypatch.setattr(Poller, "await_readable", note_wait)
+    monkeypatch.setattr(TcpTransport, "await_bytes", note_bytes)
+    padding = iter([20_000] * 8 + [0] * 10_000)
+    server.script = lambda peer, request: found(peer, request, padding=next(padding))
+
+    assert pulled(Fetcher(partitions(server, 4, 400))) == (whole(4, 400), {})
+    assert max(awaited) > 20_000
+    assert all(timeout_s <= 0.01 for timeout_s, count in zip(waits, awaited, strict=False) if count > 1)
 
 
 def test_a_range_without_answers_does_not_hold_up_the_others(server: ScriptedServer) -> None:

@@ -320,14 +320,12 @@ def test_objects_have_the_bounds_of_their_queue_and_the_first_topic_of_a_message
 @pytest.mark.parametrize(
     ("body_bytes", "property_bytes"), [(0, 1), (100, 1), (1024, 50), (20_000, 1), (10, 9_000)]
 )
-@pytest.mark.parametrize("columns", [None, ("body",), ("queueOffset", "properties")])
+@pytest.mark.parametrize("columns", [None, ("topic", "body"), ("topic", "queueOffset", "properties")])
 def test_the_memory_of_rows_is_estimated_well(
     body_bytes: int, property_bytes: int, columns: tuple[str, ...] | None
 ) -> None:
     """The bound of what waits in memory rests on it; small rows may count as more."""
-    partition = partition_from(
-        QueueRange.between(QUEUE, 0, FEW, epoch=1), columns=columns, is_group_read=False
-    )
+    partition = partition_from(QueueRange.between(QUEUE, 0, FEW, epoch=1), columns=columns)
     body = b"".join(
         encode_stored_message(
             stored_message(

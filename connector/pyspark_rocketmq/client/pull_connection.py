@@ -56,6 +56,10 @@ _MOST_BYTES: Final = 8 << 20
 _LEAST_ROOM: Final = 256 << 10
 """Minimum room for receiving: a receive from TLS must be able to take a whole record."""
 _MOST_SPARES: Final = 3
+_AWAITED_SHARE: Final = 0.9
+"""Maximum share of the expected bytes that a wait is for, because answers differ a little in size."""
+_MOST_AWAITED_BYTES: Final = 1 << 20
+"""Maximum number of bytes to wait for; the system keeps as many before they are received."""
 
 T = TypeVar("T")
 
@@ -193,6 +197,12 @@ class PullConnection(Generic[PullT]):
         self._heard_s = 0.0
         """Value of ``_listened_s`` when the last bytes arrived."""
         self._next_look_s = 0.0
+        self._answer_bytes = 0
+        """Mean size of the answers that were received last; 0 before the first ones."""
+        self._awaited_share = _AWAITED_SHARE
+        """Share of the expected bytes that a wait is for."""
+        self._has_waited_in_vain = False
+        """Whether the last wait ended with fewer bytes of this connection than it was for."""
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -231,6 +241,21 @@ class PullConnection(Generic[PullT]):
         elif frames:
             self._transport.sendall(b"".join(frames))
 
+    def await_answers(self, count: int) -> bool:
+        """Let the next wait for this connection end when about ``count`` answers have arrived.
+
+        Each end of a wait takes processor time and Python's lock, so one for several answers is better. The
+        number of bytes is estimated by the answers received last. If a wait ends before as many have arrived,
+        the next one ends with any byte, and the ones after it with half as many bytes, then slowly more.
+
+        Returns:
+            Whether the wait may last until more than one byte has arrived; then limit it to a few
+            milliseconds, because the answers may be shorter than the last ones.
+        """
+        is_any = count <= 1 or self._has_waited_in_vain
+        size = 1 if is_any else int(count * self._answer_bytes * self._awaited_share)
+        return self._transport.await_bytes(min(max(1, size), _MOST_AWAITED_BYTES))
+
     def receive(
         self, silence_s: float, *, waited_s: float = 0.0
     ) -> list[tuple[PullT, PullResult | RocketMQError]]:
@@ -257,6 +282,11 @@ class PullConnection(Generic[PullT]):
                 self._take_in(answer, answers)
             elif (found := self._waiting.pop(opaque, None)) is not None:
                 answers.append((found[0], answer))
+        if not self._has_waited_in_vain:
+            self._awaited_share = min(_AWAITED_SHARE, self._awaited_share * 1.1)
+        self._has_waited_in_vain = False
+        if answers:
+            self._answer_bytes = count // len(answers)
         if self._listened_s >= self._next_look_s:
             answers += self._overdue(silence_s)
         return answers
@@ -272,6 +302,9 @@ class PullConnection(Generic[PullT]):
                 is in flight.
         """
         self._listened_s += waited_s
+        if waited_s > 0 and not self._has_waited_in_vain:
+            self._has_waited_in_vain = True
+            self._awaited_share /= 2
         if self._listened_s < self._next_look_s:
             return []
         if self._listened_s - self._heard_s >= silence_s:
@@ -404,6 +437,7 @@ def release_connection(
     if connection.in_flight:
         connection.close()
         return
+    connection.await_answers(0)
     if not _idle:
         atexit.register(close_idle_connections)
     released = clock.monotonic_s(), connection

@@ -183,6 +183,10 @@ class TlsTransport:
             raise ChannelClosed(self.address, f"receiving failed: {exc}") from exc
         return count
 
+    def await_bytes(self, count: int) -> bool:  # noqa: ARG002
+        """Return False: OpenSSL waits for the rest of a record, which may have fewer bytes."""
+        return False
+
     def fileno(self) -> int:
         """See ``Transport``; a receive takes all decrypted bytes, so the rest is still in the socket."""
         return self._secured.fileno()

@@ -115,6 +115,16 @@ class Transport(Protocol):
         """
         ...
 
+    def await_bytes(self, count: int) -> bool:
+        """Ask the system to report the connection readable only when ``count`` bytes have arrived.
+
+        The system may report it earlier, and always does at the end of the stream. At first, ``count`` is 1.
+
+        Returns:
+            Whether the system may now wait for more than one byte; False if this transport cannot ask for it.
+        """
+        ...
+
     def fileno(self) -> int:
         """Return the socket's number; when the system reports it readable, ``recv_into`` has work to do."""
         ...
@@ -267,6 +277,7 @@ class TcpTransport:
         self._sender = connected.dup()
         self._receiver.settimeout(RECEIVE_TICK_S)
         self._stall_s = stall_s
+        self._awaited_bytes = 1
 
     @classmethod
     def connect(cls, address: str, timeout_s: float) -> TcpTransport:
@@ -296,6 +307,15 @@ class TcpTransport:
             return None
         except OSError as exc:
             raise ChannelClosed(self.address, f"receiving failed: {exc}") from exc
+
+    def await_bytes(self, count: int) -> bool:
+        """See :class:`Transport`."""
+        if count != self._awaited_bytes:
+            # The next receive reports a connection that is gone.
+            with contextlib.suppress(OSError):
+                self._receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+                self._awaited_bytes = count
+        return self._awaited_bytes > 1
 
     def fileno(self) -> int:
         """See :class:`Transport`."""

@@ -566,6 +566,11 @@ class FetchWindow:
         """Whether there is more to hand out."""
         return bool(self._open)
 
+    @property
+    def answers_to_next_burst(self) -> int:
+        """Number of answers after which more pulls are sent, usually; 1 if a range has an open end."""
+        return 1 if self._has_open_ends else max(1, self.in_flight - self._depth // 2)
+
     def tasks(self, now_s: float) -> list[PullTask]:
         """Return the pulls to send now, in bursts: sent singly they cost broker and client twice as much."""
         # Nearly always each range at its queue's end has a held pull, and there is nothing to send.

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 _HELD_S: Final = 15.0
 """Time for which a broker may hold a pull, in seconds
 (``DefaultMQPushConsumerImpl.BROKER_SUSPEND_MAX_TIME_MILLIS``)."""
+_BURST_S: Final = 0.002
+"""Longest wait for several answers, in seconds; after it, any byte ends the next wait."""
 _MUCH_BYTES: Final = 64 << 10
 """Number of decoded bytes in a receive buffer at which its connection changes to another buffer."""
 
@@ -269,6 +271,8 @@ class Fetcher:
         pause_s = self._window.shortest_pause_s(began_s)
         # A range whose pause is over must not wait for another range's slow answer.
         timeout_s = min(RECEIVE_TICK_S, at_most_s, math.inf if pause_s is None else pause_s)
+        if timeout_s and self._await_burst([connection for _, connection in waiting]):
+            timeout_s = min(timeout_s, _BURST_S)
         sockets: list[Wake | PullConnection[_Pull]] = [wake, *(each for _, each in waiting)]
         ready = self._poller.await_readable(sockets, timeout_s)
         # Time beyond the timeout means this process was suspended; it does not count as silence.
@@ -286,6 +290,12 @@ class Fetcher:
             else:
                 self._take_in(place, answers)
         self._window.settle(self._clock.monotonic_s())
+
+    def _await_burst(self, waiting: Sequence[PullConnection[_Pull]]) -> bool:
+        """Let the next wait end when more pulls can be sent; return whether it must be short."""
+        answers, in_flight = self._window.answers_to_next_burst, self._window.in_flight
+        awaited = [each.await_answers(answers * each.in_flight // max(1, in_flight)) for each in waiting]
+        return any(awaited)
 
     def _take_in(self, place: _Place, answers: _Answers) -> None:
         refused: list[_Pull] = []

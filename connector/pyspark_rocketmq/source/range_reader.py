@@ -350,15 +350,13 @@ class RangeReader:
         """Join pieces of the range that came together, in order; the last one may be the range's end."""
         end = pieces[-1] if pieces and isinstance(pieces[-1], RangeEnd) else None
         messages = [piece for piece in pieces if not isinstance(piece, RangeEnd)]
-        return Arrival(
-            self.partition.planned,
-            messages,
-            end,
-            reached=self.reached,
-            bounds=self.bounds,
-            nbytes=sum(map(_memory_of, messages)),
-            reading=NOTHING_READ if end is not None else self._reading(),
-        )
+        planned, reached, bounds = self.partition.planned, self.reached, self.bounds
+        if not self.partition.settings.is_group_read:
+            # Nobody uses the rest, which takes a twentieth of the time of reading.
+            return Arrival(planned, messages, end, reached, bounds)
+        nbytes = sum(map(_memory_of, messages))
+        reading = NOTHING_READ if end is not None else self._reading()
+        return Arrival(planned, messages, end, reached, bounds, nbytes, reading)
 
     def _reading(self) -> ConsumeMetrics:
         """Return the statistics of reading until here."""

@@ -148,9 +148,9 @@ class Arrival(NamedTuple):
     """The queue's smallest offset and its end, from the newest answer; None before the first one. Unused if
     there is an ``end``."""
     nbytes: int = 0
-    """Memory that the messages take, in bytes."""
+    """Memory that the messages take, in bytes; 0 if they are read without a group."""
     reading: ConsumeMetrics = NOTHING_READ
-    """The statistics of reading the range until here; an end has its own."""
+    """The statistics of a group's reading of the range until here; an end has its own."""
 
     @property
     def queue(self) -> MessageQueue:
