@@ -306,8 +306,8 @@ def _by_room(items: Iterable[T], room_of: Callable[[T], str], kind: str) -> dict
         room = room_of(item)
         if not room:
             raise ValueError(
-                f"The machine room of {kind} {item} cannot be recognised from its name. Give it a name that "
-                "contains its room."
+                f"The machine room of {kind} {item} cannot be recognised from its name. By default a broker "
+                "is named ROOM@NAME, and a client id is HOST@ROOM/NAME."
             )
         rooms.setdefault(room, []).append(item)
     return rooms

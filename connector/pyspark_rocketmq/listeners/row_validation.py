@@ -406,7 +406,8 @@ def _cast(column: pa.Array, field: pa.Field, types: Mapping[str, tuple[str, _Che
     except pa.ArrowException as error:
         raise SchemaError(
             f"The listener returned Arrow's type {column.type} for column '{field.name}', which is of type "
-            f"{shown} and cannot hold all of its values: {error}"
+            f"{shown} and cannot hold all of its values: {str(error).rstrip('.')}. Correct the values in the "
+            "listener, or change the output schema."
         ) from error
 
 
