@@ -37,7 +37,7 @@ _WITH_SPARK, _WITHOUT = "spark", "not spark"
 _OTHER_SPARKS = ("make", "--no-print-directory", "spark-test")
 _LONGEST_S = 75 * 60.0
 """Maximum duration of a run without the long tests."""
-_LONGEST_WITH_WORLDS_S = 150 * 60.0
+_LONGEST_WITH_WORLDS_S = 180 * 60.0
 """The same with the long tests, which have the worlds of ``tests.simulation``."""
 _STACKS_S, _END_S = 5.0, 60.0
 """Time for a process to print its stacks, and then to end before it is killed."""

@@ -19,10 +19,10 @@ from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from tests.end_to_end.test_kill import check_concurrent
-from tests.helpers.cluster import LONG_ON_REAL, ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.driver_process import run_driver
-from tests.helpers.live_kill_driver import DRIVER_POINTS, PLANNER_POINTS, VICTIMS, WORKER_POINTS
+from tests.helpers.live_kill_driver import DRIVER_POINTS, WORKER_POINTS, deaths_at
 from tests.helpers.orders import STEPS, check_sink, produce_orders
 
 pytestmark = [pytest.mark.driver]
@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.driver]
 REAL_TIME = {"realTime": "5 seconds"}
 MICRO_BATCHES = {"processingTime": "1 second"}
 
+_POINTS = WORKER_POINTS + DRIVER_POINTS
 _ORDERS = 10
 """Orders sent together."""
 _PAUSE_S = 0.3
@@ -190,12 +191,6 @@ def _check_calls(log: DeliveryLog, messages: int) -> None:
         assert [pair for pair in zip(newest, offsets[1:], strict=False) if pair[1] > pair[0] + 1] == [], queue
 
 
-def deaths_of(victim: str) -> list[tuple[str, str]]:
-    """Return each point where the victim can die; no worker runs while the planner plans."""
-    points = WORKER_POINTS + DRIVER_POINTS + (() if victim == "worker" else PLANNER_POINTS)
-    return [(point, victim) for point in points]
-
-
 @LONG_ON_REAL
 @pytest.mark.parametrize("trigger", [REAL_TIME, MICRO_BATCHES], ids=["real time", "micro-batches"])
 def test_columns_of_messages_are_in_the_sink_once_after_deaths(
@@ -206,15 +201,19 @@ def test_columns_of_messages_are_in_the_sink_once_after_deaths(
     land_and_check(cluster, tmp_path, deaths, trigger=trigger)
 
 
+@SIM_ONLY
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("trigger", [REAL_TIME, MICRO_BATCHES], ids=["real time", "micro-batches"])
+@pytest.mark.parametrize(
+    ("trigger", "first"),
+    [(REAL_TIME, "driver"), (MICRO_BATCHES, "group")],
+    ids=["real time", "micro-batches"],
+)
 def test_columns_of_messages_are_in_the_sink_once_after_deaths_at_every_step(
-    cluster: ClusterUnderTest, tmp_path: Path, trigger: Mapping[str, str], victim: str
+    cluster: ClusterUnderTest, tmp_path: Path, trigger: Mapping[str, str], first: str
 ) -> None:
-    """H1, H2, I2, K7: every worker, driver and group dies at each of its steps."""
-    land_and_check(cluster, tmp_path, deaths_of(victim), trigger=trigger)
+    """H1, H2, I2, K7: a worker, and a driver or group, dies at each step."""
+    land_and_check(cluster, tmp_path, deaths_at(_POINTS, first=first), trigger=trigger)
 
 
 @LONG_ON_REAL
@@ -225,20 +224,16 @@ def test_a_query_in_real_time_goes_on_after_deaths(cluster: ClusterUnderTest, tm
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("is_orderly", [True, False], ids=["orderly", "concurrent"])
-def test_every_message_is_in_the_sink_after_deaths_at_every_step_in_real_time(
-    cluster: ClusterUnderTest, tmp_path: Path, victim: str, *, is_orderly: bool
+@pytest.mark.parametrize(
+    ("trigger", "is_orderly"),
+    [(REAL_TIME, True), (REAL_TIME, False), (MICRO_BATCHES, True)],
+    ids=["orderly in real time", "concurrent in real time", "orderly in micro-batches"],
+)
+def test_every_message_is_in_the_sink_after_deaths_at_every_step(
+    cluster: ClusterUnderTest, tmp_path: Path, trigger: Mapping[str, str], *, is_orderly: bool
 ) -> None:
-    """H1, H2, E3, I1, I2: whatever was committed before stays, once; batches end and queues change hands."""
-    kill_and_check(cluster, tmp_path, deaths_of(victim), is_orderly=is_orderly)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_every_message_is_in_the_sink_after_deaths_at_every_step_of_batches_with_several_commits(
-    cluster: ClusterUnderTest, tmp_path: Path, victim: str
-) -> None:
-    """H1, H2, E3, I2: the same for micro-batches, which are replayed."""
-    kill_and_check(cluster, tmp_path, deaths_of(victim), trigger=MICRO_BATCHES)
+    """H1, H2, E3, I1, I2: whatever was committed before stays, once; batches end, some are replayed, and queues
+    change hands. A driver dies where the other backend's group does.
+    """
+    deaths = deaths_at(_POINTS, first="driver" if cluster.kind == "sim" else "group")
+    kill_and_check(cluster, tmp_path, deaths, is_orderly=is_orderly, trigger=trigger)

@@ -72,7 +72,8 @@ DRIVER_POINTS = (
 )
 PLANNER_POINTS = ("after_plan",)
 """The plan is in Spark's log, and nothing of it is read."""
-VICTIMS = ("worker", "driver", "group")
+VICTIMS = ("driver", "group")
+"""After the death of one of these the consumer is started again; after a worker's its query goes on."""
 
 _OF_BATCHES = frozenset({"at_end", "before_free", "between_batches", "after_plan"})
 _FIRST_DEADLY = 3
@@ -82,6 +83,16 @@ _CALL_S = 0.004
 _COMMIT_INTERVAL = "50 milliseconds"
 _PATIENCE_S = 400.0
 _is_patched = False
+
+
+def deaths_at(points: Sequence[str], *, first: str) -> list[tuple[str, str]]:
+    """Return for each point the death of a worker, then by turns of a driver and a group, ``first`` before the other.
+
+    So two tests with different ``first`` have each victim at each point. No worker runs while the planner plans.
+    """
+    victims = itertools.cycle(VICTIMS if first == VICTIMS[0] else VICTIMS[::-1])
+    by_point = [[(point, "worker"), (point, next(victims))] for point in points]
+    return [*itertools.chain(*by_point), *((point, next(victims)) for point in PLANNER_POINTS)]
 
 
 @dataclass(frozen=True, kw_only=True)

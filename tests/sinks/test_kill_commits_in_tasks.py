@@ -12,7 +12,7 @@ from tests.end_to_end.test_kill_within_batches import MICRO_BATCHES, REAL_TIME, 
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.killing_database import TRANSACTION_POINTS, make_table, rows_in
-from tests.helpers.live_kill_driver import PLANNER_POINTS, VICTIMS
+from tests.helpers.live_kill_driver import deaths_at
 from tests.helpers.orders import STEPS, Row
 from tests.helpers.running import running
 from tests.postgres.server import Postgres
@@ -109,21 +109,21 @@ def test_rows_in_the_order_of_their_keys_are_there_once_after_deaths_of_workers(
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("trigger", [REAL_TIME, MICRO_BATCHES], ids=["real time", "micro-batches"])
 @pytest.mark.parametrize(
-    "orderly_by", ["queue", "sharding_key", None], ids=["orderly", "keyed", "concurrent"]
+    ("orderly_by", "first"),
+    [("queue", "driver"), ("sharding_key", "group"), (None, "driver")],
+    ids=["orderly", "keyed", "concurrent"],
 )
 def test_rows_are_there_once_after_deaths_at_every_step(
     cluster: ClusterUnderTest,
     server: Postgres,
     tmp_path: Path,
-    victim: str,
     trigger: Mapping[str, str],
     *,
     orderly_by: str | None,
+    first: str,
 ) -> None:
-    """I6, I8, H1, H2"""
-    points = _POINTS + (() if victim == "worker" else PLANNER_POINTS)
-    deaths = [(point, victim) for point in points]
+    """I6, I8, H1, H2: of a worker, and of a driver or group."""
+    deaths = deaths_at(_POINTS, first=first)
     kill_and_check(cluster, server, tmp_path, deaths, orderly_by=orderly_by, trigger=trigger)
