@@ -288,9 +288,6 @@ def test_a_sink_may_be_the_table_of_a_catalog(tmp_path: Path, monkeypatch: pytes
         "DeltaSink('main.`the shop`.orders', partition_by=(), merge_keys=(), schema_evolution=False, "
         f"compaction=True, staging='{tmp_path}/staging')"
     )
-    assert problems_of(ConsumeSettings, *pairs, "mergeKeys=step") == (
-        "option 'mergeKeys' needs a sink that is named by its path: Spark writes others",
-    )
     assert problems_of(ConsumeSettings, *CONSUME, "sinkStaging=staging") == (
         "option 'sinkStaging' is for a sink that is named by its catalog",
     )

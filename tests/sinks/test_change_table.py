@@ -86,6 +86,15 @@ def _use(sink: ChangeTable, **settings: Any) -> None:
     object.__setattr__(appender, "rules", replace(appender.rules, **settings))
 
 
+def test_a_table_that_only_spark_may_write_is_refused(path: Path) -> None:
+    """K1: delta-rs merges the changes."""
+    change_table(path)
+    DeltaTable(path).alter.add_constraint({"known": "a > 0"})
+
+    with pytest.raises(OptionError, match=r"CHECK constraint known.*because changes are to be merged"):
+        change_table(path)
+
+
 def test_keys_may_be_texts(path: Path) -> None:
     """K1: files that delta-rs has merged have texts of a kind that Arrow does not compare."""
     columns = pa.schema([("id", pa.string()), *list(MODEL_SCHEMA)[1:]])

@@ -360,8 +360,6 @@ class ConsumeSettings(ClusterAccess):
         if self.consume_timestamp is not None and self.consume_from_where is not wanted:
             problems.append(f"option 'consumeTimestamp' needs consumeFromWhere={wanted}")
         is_named = TableName.of(self.sink) is not None
-        if is_named and self.merge_keys:
-            problems.append("option 'mergeKeys' needs a sink that is named by its path: Spark writes others")
         if not is_named and self.sink_staging is not None:
             problems.append("option 'sinkStaging' is for a sink that is named by its catalog")
         if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:

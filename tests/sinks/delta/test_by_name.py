@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.errors import (
@@ -26,7 +27,9 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.against_offsets import check_has_all, recorded_sinks
 from pyspark_rocketmq.sinks.base import QueueGeneration
+from pyspark_rocketmq.sinks.delta import spark_writer
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
+from pyspark_rocketmq.sinks.delta.spark_merge import merge_rows
 from pyspark_rocketmq.sinks.delta.spark_writer import NameTarget
 from pyspark_rocketmq.sinks.multi import MultiSink
 from tests.helpers.fake_clock import FakeClock
@@ -162,6 +165,43 @@ def test_groups_are_added_once_each_whatever_their_outcome(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", _KINDS)
+def test_rows_are_merged_by_their_key(spark: SparkSession, name: str, kind: str) -> None:
+    """H6, J5: within a batch and from batch to batch; settings of the session stay as they are."""
+    make_table(spark, name, kind)
+    sink = prepared(name, merge_keys=["step"])
+    before = spark.conf.getAll
+
+    run_batch(sink, {Q0: 3}, batch_of(SCHEMA, [(Q0, 0, "a"), (Q0, 1, "b"), (Q0, 2, "a")]))
+    run_batch(sink, {Q0: 4, Q1: 1}, batch_of(SCHEMA, [(Q0, 3, "b"), (Q1, 0, "c")]))
+    run_batch(sink, {Q0: 4, Q1: 1}, batch_of(SCHEMA, [(Q0, 0, "a"), (Q1, 0, "c")]))
+
+    assert stored_in(spark, name) == [(0, 2, "a"), (0, 3, "b"), (1, 0, "c")]
+    assert prepared(name).begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 4, Q1: 1}
+    assert spark.conf.getAll == before
+    assert not spark.catalog.tableExists("rocketmq_rows")
+
+
+def test_a_merge_whose_answer_is_lost_is_made_once(
+    spark: SparkSession, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1, J5."""
+    make_table(spark, name)
+    merges: list[str] = []
+
+    def merge_and_fail(*arguments: Any, **more: Any) -> None:
+        merge_rows(*arguments, **more)
+        merges.append(name)
+        raise DeltaError("the connection was reset")
+
+    monkeypatch.setattr(spark_writer, "merge_rows", merge_and_fail)
+
+    run_batch(prepared(name, merge_keys=["step"]), {Q0: 2}, batch_of(SCHEMA, [(Q0, 0, "a"), (Q0, 1, "a")]))
+
+    assert len(merges) == 1
+    assert stored_in(spark, name) == [(0, 1, "a")]
+
+
 def test_computed_columns_are_left_to_delta(spark: SparkSession, name: str) -> None:
     """J5: Spark does not tell which they are; a watermark without rows names none of them."""
     make_table(spark, name, more=_COMPUTED)
@@ -412,8 +452,6 @@ def test_what_cannot_be_a_sink_is_reported(spark: SparkSession, name: str, tmp_p
     spark.sql(f"CREATE VIEW {name}_view AS SELECT 1 AS a")
     with pytest.raises(OptionError, match="is a view"):
         prepared(f"{name}_view")
-    with pytest.raises(OptionError, match="merge_keys cannot be used for spark_catalog"):
-        DeltaSink(name, merge_keys=["step"])
     with pytest.raises(OptionError, match="staging is for a table that is named"):
         DeltaSink(tmp_path, staging=tmp_path)
     (tmp_path / "file").touch()

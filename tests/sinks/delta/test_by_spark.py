@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
+from pyspark_rocketmq.errors import SinkConflict, SinkMoved
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
@@ -298,16 +298,6 @@ def test_a_restore_while_a_batch_runs_is_noticed(
     for one in (sink, prepared(path)):
         with pytest.raises(SinkConflict, match=f"restored at version {made_at + 1}"):
             one.begin(GROUP, {Q0: 0})
-
-
-def test_the_reason_is_given_if_spark_s_writer_cannot_be_used(constrained: Path, path: Path) -> None:
-    """H6"""
-    shutil.copytree(constrained, path)
-
-    with pytest.raises(
-        OptionError, match=r"CHECK constraint known.*because rows are to be merged \(merge_keys\)"
-    ):
-        prepared(path, merge_keys=["step"])
 
 
 def test_a_session_that_passes_over_unreadable_files_loses_no_row(

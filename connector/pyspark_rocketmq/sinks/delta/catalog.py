@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -256,13 +256,15 @@ def _keeps_form(entry: Mapping[str, Any]) -> bool:
 class CatalogHome:
     """A table in a catalog; implements ``TableHome``."""
 
-    def __init__(self, name: TableName, storage: StorageOptions, staging: str | Path | None) -> None:
-        """Set the table's name, the options for its folders, and the staging folder."""
+    def __init__(
+        self, name: TableName, storage: StorageOptions, staging: str | Path | None, keys: Sequence[str]
+    ) -> None:
+        """Set the table's name, the options for its folders, the staging folder, and the merge keys."""
         self.path: Final = str(name)
         self.storage = storage
         self.session = Session()
         self._target = NameTarget(name)
-        self.spark = SparkWriter(self.session, self._target)
+        self.spark = SparkWriter(self.session, self._target, keys)
         self._staging = None if staging is None else str(staging).rstrip("/") + f"/{_STAGED}"
         self._rows_uri = "" if self._staging is None else table_uri(self._staging)
         self._location = ""

@@ -87,8 +87,8 @@ class DeltaSink:
                 ``docs/semantics.md``). ``prepare`` creates the table if it is missing.
             partition_by: Partition columns of a new table; an existing one keeps its own.
             merge_keys: Columns of a business key: the table keeps the newest row of each key (row H6 of
-                ``docs/semantics.md``). A row whose key contains a null is always added. The batch's rows pass
-                through the driver.
+                ``docs/semantics.md``). A row whose key contains a null is always added. If Spark writes the
+                table, it merges the rows; else they pass through the driver's memory.
             schema_evolution: Add columns that the rows have and the table lacks, like Delta's
                 ``mergeSchema``; columns that only the table has are null in new rows. Types and partitioning
                 never change.
@@ -111,14 +111,10 @@ class DeltaSink:
             raise OptionError((problem,), where="Delta sink")
         storage = StorageOptions.of(storage_options)
         keys = tuple(merge_keys)
-        if name is not None and keys:
-            problem = (
-                f"merge_keys cannot be used for {name}, which Spark writes; name the table by its path, or "
-                "merge its rows in Spark"
-            )
-            raise OptionError((problem,), where="Delta sink")
         self._table = SinkTable(
-            self._path_home(path, storage, keys) if name is None else CatalogHome(name, storage, staging),
+            self._path_home(path, storage, keys)
+            if name is None
+            else CatalogHome(name, storage, staging, keys),
             partition_by=tuple(partition_by),
             merge_keys=keys,
             schema_evolution=schema_evolution,
@@ -130,7 +126,7 @@ class DeltaSink:
 
     def _path_home(self, path: str | Path, storage: StorageOptions, keys: tuple[str, ...]) -> PathHome:
         merges = partial(MergeAppender, keys=keys) if keys else None
-        return PathHome(table_uri(path), storage, merges)
+        return PathHome(table_uri(path), storage, merges, keys)
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(DeltaSink, self.path, storage_options=self._table.storage, **self._settings()), ()

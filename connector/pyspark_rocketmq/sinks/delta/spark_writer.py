@@ -21,6 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.delta.ddl import columns_ddl
 from pyspark_rocketmq.delta.features import writable_columns
@@ -30,6 +31,7 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.model import POSITION_COLUMNS
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit, group_app_id
 from pyspark_rocketmq.sinks.delta.sink_log import SinkLog
+from pyspark_rocketmq.sinks.delta.spark_merge import merge_rows, merging_session
 from pyspark_rocketmq.sinks.delta.watermarks import WHOLE, GroupCommit
 from pyspark_rocketmq.spark.session import living_session
 
@@ -229,10 +231,12 @@ class NameTarget:
 
 @dataclass(frozen=True)
 class SparkWriter:
-    """Lets Spark add rows and move watermarks; implements ``Appender``."""
+    """Lets Spark add or merge rows and move watermarks; implements ``Appender``."""
 
     session: Session
     target: SparkTarget
+    keys: Sequence[str] = ()
+    """Columns of the key by which rows are merged; empty if they are added."""
 
     @property
     def commits_by(self) -> str:
@@ -257,17 +261,29 @@ class SparkWriter:
         commit = commit._replace(record={**before.record_by_spark(commit), **self.target.record})
         metadata = commit.metadata(**log.record_for(commit))
         schema = from_arrow_schema(columns, prefer_timestamp_ntz=True)
-        paths = [plain_path(f"{self.target.files_address}/{file.path}") for file in files]
-        spark = self.session.spark
-        rows = (
-            spark.read.schema(schema).options(**_READ_ALL).parquet(*paths)
-            if files
-            else spark.createDataFrame([], schema)
-        )
         fence = {"txnAppId": group_app_id(commit.consumer_group), "txnVersion": number}
-        self.target.append(rows, {**metadata, **fence})
+        options = {**metadata, **fence}
+        if not files:
+            self.target.append(self.session.spark.createDataFrame([], schema), options)
+        elif not self.keys:
+            self.target.append(self._rows(self.session.spark, schema, files), options)
+        else:
+            rows = self._rows(merging_session(self.session.spark, options), schema, files)
+            names = [file.path.rpartition("/")[2] for file in files]
+            merge_rows(
+                rows,
+                self.target.sql_name,
+                self.keys,
+                partition_by=log.table.form().partition_by,
+                order=POSITION_COLUMNS,
+                files=names,
+            )
         log.table.refresh()
         return log.version_of(commit, begun_at)
+
+    def _rows(self, spark: SparkSession, schema: StructType, files: Sequence[WrittenFile]) -> DataFrame:
+        paths = [plain_path(f"{self.target.files_address}/{file.path}") for file in files]
+        return spark.read.schema(schema).options(**_READ_ALL).parquet(*paths)
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
         """See ``Appender.set_watermarks``."""

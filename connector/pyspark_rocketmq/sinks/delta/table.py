@@ -170,14 +170,21 @@ class PathHome:
     """A table in a folder, on a disk or in an object store; implements :class:`TableHome`."""
 
     def __init__(
-        self, path: str, storage: StorageOptions, merges: Callable[[TableSnapshot], Appender] | None = None
+        self,
+        path: str,
+        storage: StorageOptions,
+        merges: Callable[[TableSnapshot], Appender] | None = None,
+        keys: Sequence[str] = (),
     ) -> None:
-        """Set the folder, and the maker of the appender that merges rows; without it, files are added."""
+        """Set the folder, and how rows are merged; without ``merges``, files are added.
+
+        ``merges`` makes the appender that merges rows. Where only Spark may write, it merges by ``keys``.
+        """
         self.path: Final = path
         self.storage = storage
         self.session = Session()
         self._target = PathTarget(path, self.session)
-        self.spark = SparkWriter(self.session, self._target)
+        self.spark = SparkWriter(self.session, self._target, keys)
         self._merges = merges
 
     @property
@@ -533,8 +540,8 @@ class SinkTable:
         reasons = self.home.reasons_for_spark(form)
         if not reasons:
             return ()
-        if self.merge_keys:
-            raise cannot_take_files(self.path, reasons, "rows are to be merged (merge_keys)")
+        if self.merge_keys and not self.home.spark.keys:
+            raise cannot_take_files(self.path, reasons, "changes are to be merged")
         self.home.check_spark(form, reasons)
         return reasons
 
