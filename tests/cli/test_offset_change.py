@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.commit.recovery import check_sink, reset_to_sink
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkSetBack
-from pyspark_rocketmq.group.join import client_id, join_group
+from pyspark_rocketmq.group.join import client_id, join_group, offset_key
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -72,9 +73,8 @@ class Shop:
 
     def __init__(self, store: DeltaOffsetStore | FileOffsetStore, **settings: Any) -> None:
         self.store = store
-        self.settings = OffsetsChangeSettings(
-            offset_store=store.spec, consumer_group=GROUP, **{"request_timeout_ms": PATIENCE_MS} | settings
-        )
+        given: dict[str, Any] = {"consumer_group": GROUP, "request_timeout_ms": PATIENCE_MS} | settings
+        self.settings = OffsetsChangeSettings(offset_store=store.spec, **given)
         self.shown = ""
 
     def stands_at(self, *, at: Mapping[MessageQueue, int]) -> None:
@@ -752,19 +752,27 @@ def topic(cluster: ClusterUnderTest) -> str:
 def live(cluster: ClusterUnderTest, topic: str, tmp_path: Path) -> Iterator[Shop]:
     """A group with a member that holds both queues at offset 4."""
     shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
+    with joined(shop, cluster, topic, "one"):
+        yield shop
+
+
+@contextmanager
+def joined(shop: Shop, cluster: ClusterUnderTest, topic: str, instance: str, **more: str) -> Iterator[None]:
+    """Have a member in the group of the shop that holds both queues at offset 4."""
     options = ReadOptions.parse(
         {
             "nameServers": cluster.name_servers, "topic": topic, "consumerGroup": GROUP,
-            "offsetStore": shop.store.spec, "instanceName": "one", "requestTimeoutMs": str(PATIENCE_MS),
+            "offsetStore": shop.store.spec, "instanceName": instance, "requestTimeoutMs": str(PATIENCE_MS),
+            **more,
         }
     )  # fmt: skip
+    name = offset_key(options)
     member = join_group(options, client_id(options), shop.store, SystemClock())
     member.start()
-    queues = both_queues_of(member)
-    rows = shop.store.claim(GROUP, client_id(options), dict.fromkeys(queues, 0))
+    rows = shop.store.claim(name, client_id(options), dict.fromkeys(both_queues_of(member), 0))
     commits = [QueueCommit(queue=queue, state=QueueState(4, row.epoch)) for queue, row in rows.items()]
-    shop.store.commit(GROUP, commits, query_id="q", batch_id=0)
-    yield shop
+    shop.store.commit(name, commits, query_id="q", batch_id=0)
+    yield
     member.stop(PATIENCE_S)
 
 
@@ -802,6 +810,25 @@ def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live: Shop)
         JobFailed, match=r"beyond the end of its queue.*: 7 \(beyond the end by 1: the broker ends at 6\)"
     ):
         live.do(reset, ToOffset(7), is_forced=True)
+
+
+def test_an_instance_that_runs_is_not_harmed_although_others_have_its_queues_too(
+    cluster: ClusterUnderTest, topic: str, tmp_path: Path
+) -> None:
+    """B3, C5: of a broadcasting group every instance consumes all queues."""
+    store = DeltaOffsetStore(tmp_path / "offsets")
+    shops = {
+        name: Shop(store, name_servers=(cluster.name_servers,), consumer_group=f"{GROUP}@{name}")
+        for name in ("one", "two")
+    }
+    with ExitStack() as members:
+        for name, shop in shops.items():
+            members.enter_context(joined(shop, cluster, topic, name, messageModel="BROADCASTING"))
+        for name, shop in shops.items():
+            with pytest.raises(JobFailed, match=f"2 of 2 queues are being consumed by .*@{name}"):
+                shop.do(reset, ToOffset(2))
+
+    assert shops["two"].do(reset, ToOffset(2)) == [(0, 2), (1, 2)]
 
 
 @SIM_ONLY

@@ -476,11 +476,12 @@ class _OffsetChange:
                 for queue, row in rows.items()
                 if row.owner and not row.was_reset and now_s - row.updated_at_s < _RUNS_IF_YOUNGER_S
             }
-        holders = members_holding(self._cluster.members_of(name.group, topics))
+        members = self._cluster.members_of(name.group, topics)
         silent = self._cluster.silent_members_of(name.group, topics)
         if name.instance is not None:
-            members = {*holders.values(), *silent}
-            return {queue: row.owner for queue, row in rows.items() if row.owner in members}
+            # Every instance has all queues, so an owner runs if it is a member at all.
+            return {queue: row.owner for queue, row in rows.items() if row.owner in {*members, *silent}}
+        holders = members_holding(members)
         unclear = f"{', '.join(sorted(silent))} (which did not report what it consumes)"
         return {**(dict.fromkeys(queues, unclear) if silent else {}), **holders}
 
