@@ -6,11 +6,13 @@ import asyncio
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from unittest.mock import create_autospec
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql.types import StructType
 
@@ -23,6 +25,7 @@ from pyspark_rocketmq.consumer.engine.call_pool import CallPool, PooledRange, Ra
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
+from pyspark_rocketmq.listeners.arrow_listener import ArrowListener, PandasListener
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_validation import RowColumns
@@ -182,6 +185,29 @@ def test_calls_of_all_queues_of_a_task_are_under_way_at_once(*, is_async: bool) 
     assert {(each.ack.state.next_offset, each.ack.metrics.ok, len(each.rows)) for each in consumed} == {
         (1, 1, 1)
     }
+
+
+@pytest.mark.parametrize("form", [ArrowListener, PandasListener])
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("kept", [[], [5], [2, 3]], ids=str)
+def test_a_call_may_return_rows_of_any_of_its_messages(
+    form: Callable[[Any], Any], at_once: int, kept: list[int]
+) -> None:
+    """H6: a filter may match nothing."""
+
+    def listener(rows: Any, context: ConsumeConcurrentlyContext) -> Any:
+        if form is PandasListener:
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS, rows[["queueOffset"]][
+                rows.queueOffset.isin(kept)
+            ]
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS, rows.select(["queueOffset"]).filter(
+            pc.is_in(rows["queueOffset"], pa.array(kept))
+        )
+
+    (consumed,) = engine_of(form(listener), consume_message_batch_max_size=at_once)(ranges_of(1, 8))
+
+    found = [row["queueOffset"] for rows in consumed.batches() for row in rows.to_pylist()]
+    assert (found, consumed.ack.state.next_offset, consumed.ack.failed) == (kept, 8, 0)
 
 
 def test_a_queue_with_a_backlog_leaves_room_for_the_others() -> None:

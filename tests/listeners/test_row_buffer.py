@@ -124,6 +124,17 @@ def test_rows_are_put_into_the_order_of_their_messages(
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("wanted", [[1], [1, 2]])
+def test_batches_without_rows_are_put_into_order_too(wanted: list[int]) -> None:
+    """H6: a listener's filter may match nothing."""
+    file, row = SpillFile(), (1, "a", None)
+    nothing = batch_of([row]).slice(0, 0)
+
+    assert all_of(in_queue_order([nothing], wanted, COLUMNS, file)) == []
+    assert all_of(in_queue_order([nothing, row], wanted, COLUMNS, file)) == [row]
+
+
+@pytest.mark.usefixtures("small")
 def test_a_call_that_is_given_back_again_and_again_takes_its_room_once() -> None:
     """D3"""
     file = SpillFile()

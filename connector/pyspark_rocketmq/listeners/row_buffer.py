@@ -273,7 +273,10 @@ def in_queue_order(
         rows: Any = emitted
         return sorted((row for row in rows if row[0] in wanted), key=itemgetter(0))
     if not any(isinstance(each, SpilledRows) for each in emitted):
-        batch = _rows_at(pa.concat_batches(list(batches_of(emitted, columns))), wanted)
+        batches = list(batches_of(emitted, columns))
+        if not batches:
+            return []
+        batch = _rows_at(pa.concat_batches(batches), wanted)
         # Arrow's sort is not used, because it is not stable.
         return [batch.take(pa.array(np.argsort(batch.column(0).to_numpy(), kind="stable")))]
     if _are_in_order(emitted, wanted, columns):
