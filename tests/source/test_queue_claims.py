@@ -281,17 +281,18 @@ def test_a_queue_that_no_batch_of_ours_moved_goes_on_where_the_other_member_came
 
 
 @pytest.mark.parametrize(
-    ("at_broker", "is_away", "next_offset"),
+    ("at_broker", "is_away", "idle_s", "next_offset"),
     [
-        pytest.param(0, True, 6, id="stored before its crash"),
-        pytest.param(2, True, 2, id="an operator's, after its crash"),
-        pytest.param(0, False, 0, id="an operator's"),
+        pytest.param(0, True, 0.0, 6, id="stored before its crash"),
+        pytest.param(2, True, 0.0, 2, id="an operator's, after its crash"),
+        pytest.param(0, True, 60.0, 0, id="an operator's, after a crash long after the last commit"),
+        pytest.param(0, False, 0.0, 0, id="an operator's"),
     ],
 )
 def test_a_broker_that_has_forgotten_the_last_offsets_in_a_crash_moves_nothing_back(
-    at_broker: int, is_away: bool, next_offset: int
+    at_broker: int, is_away: bool, idle_s: float, next_offset: int
 ) -> None:
-    """F5: brokers store offsets every 5 s; what was there before the crash is nobody's reset."""
+    """F5: brokers store offsets every 5 s; what was there in the seconds before the crash is nobody's reset."""
     brokers = FakeBrokerOffsets({A0: 0})
     planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
     for offset in (4, 6):
@@ -299,6 +300,8 @@ def test_a_broker_that_has_forgotten_the_last_offsets_in_a_crash_moves_nothing_b
         planning.commit(A0, offset, is_shown=True)
         planning.store.note_arrivals("g", {A0: offset})
         brokers.offsets[A0] = offset
+    planning.next()
+    planning.clock.advance(idle_s)
     planning.next()
     if is_away:
         planning.clock.advance(1.0)

@@ -319,8 +319,12 @@ class RecentOffsets:
     def __init__(self) -> None:
         self._passed: dict[MessageQueue, list[tuple[float, int]]] = {}
         """Offsets of a queue, each with the monotonic second at which the queue reached it; oldest first."""
+        self._answered_at_s: dict[str, float] = {}
+        """When a broker last answered, by its name."""
         self._away_at_s: dict[str, float] = {}
         """When a broker was last seen to be away, by its name."""
+        self._left_at_s: dict[str, float] = {}
+        """When a broker last answered before it was last away, by its name."""
 
     def note(
         self, next_offsets: Mapping[MessageQueue, int], answering: Collection[str], now_s: float
@@ -328,6 +332,8 @@ class RecentOffsets:
         """Note the group's next offset in each queue, and the names of all brokers that answer."""
         away = {queue.broker_name for queue in self._passed}.difference(answering)
         self._away_at_s |= dict.fromkeys(away, now_s)
+        self._left_at_s |= {broker: self._answered_at_s.get(broker, -inf) for broker in away}
+        self._answered_at_s |= dict.fromkeys(answering, now_s)
         for queue, offset in next_offsets.items():
             passed = self._passed.get(queue)
             if passed is None:
@@ -340,10 +346,15 @@ class RecentOffsets:
     def has(self, queue: MessageQueue, offset: int) -> bool:
         """Return whether a crash may have put the group's offset at the queue's broker back to ``offset``.
 
-        It may if that is one of the offsets noted recently, and the broker has been away since the newest of
-        them was noted.
+        It may if the broker has been away since the newest offset was noted, and the group had ``offset``
+        less than 15 s before that, or later: a broker that crashes loses no older changes.
         """
         passed = self._passed.get(queue)
         if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:
             return False
-        return any(each == offset for _, each in passed)
+        lost_since_s = self._left_at_s[queue.broker_name] - _FORGOTTEN_S
+        replaced_at_s = [*(at_s for at_s, _ in passed[1:]), inf]
+        return any(
+            each == offset and until_s >= lost_since_s
+            for (_, each), until_s in zip(passed, replaced_at_s, strict=True)
+        )
