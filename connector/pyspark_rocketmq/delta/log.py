@@ -310,7 +310,10 @@ class LogFiles:
             return None
         if isinstance(newest, dict):
             return newest
-        raise ValueError(f"The file _last_checkpoint in the log of {self.table_uri} names no checkpoint.")
+        raise ValueError(
+            f"The file _last_checkpoint in the log of {self.table_uri} holds no JSON object. Restore it, or "
+            "have Spark or delta-rs write a new checkpoint."
+        )
 
     def _checkpoint_rows(self, path: str) -> list[dict[str, Any]]:
         rows = pq.read_table(path, columns=["txn"], filesystem=self._files)

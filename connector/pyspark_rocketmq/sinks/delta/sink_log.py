@@ -171,7 +171,10 @@ class SinkLog:
                 )
             entry = log.log.commit_info(restored_at)
             if entry is None:
-                raise ValueError(f"The RESTORE of version {restored_at} is not in the log any more.")
+                raise ValueError(
+                    f"The log no longer has version {restored_at}, the RESTORE's own commit, which names the "
+                    "restored version."
+                )
             if is_replacement(entry):
                 return None
             log = SinkLog(log.table.as_of(restored_to(entry)), self.files, self._lost_hint)
