@@ -88,8 +88,10 @@ class BrokerCalls:
         deadline: Deadline,
         on_outcome: Callable[[RemotingCommand | RocketMQError], object],
     ) -> None:
-        """Send a request without waiting for a connection, the server's name or the answer.
+        """Begin to send a request, without waiting for any step.
 
+        First a connection is opened if there is none. If ``broker_name`` is not empty, a server that has not
+        given this name is then asked which broker it is, and another broker does not get the request.
         ``on_outcome`` is called exactly once, with the answer or the error.
         """
 

@@ -22,7 +22,11 @@ _SOME_OFFSET: Final = frozenset(
 
 
 class Reaction(StrEnum):
-    """Reaction of a query to an answer, and its end if the broker keeps giving the same answer."""
+    """What a query does after an answer other than SUCCESS.
+
+    If the broker keeps giving the answer, ``TRIES`` and ``FEW_TRIES`` end in an error. ``WAITS`` goes on,
+    except that a drain (trigger ``availableNow``) fails after ``retryTimeoutMs``.
+    """
 
     WAITS = "waits"
     """The queue or the broker is asked again, after 3 s if it refused; the others go on."""

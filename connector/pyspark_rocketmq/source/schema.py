@@ -103,7 +103,7 @@ def range_from_json(queue: MessageQueue, entry: Mapping[str, Any], *, is_open: b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeEnd:
-    """The end of a range that was read; it follows the range's messages."""
+    """Where and why reading a range ended, perhaps before its planned end; follows the range's messages."""
 
     planned: QueueRange
     """The planned range, with the end that was reached."""

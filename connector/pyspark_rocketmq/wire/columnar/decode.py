@@ -172,7 +172,9 @@ def decode_together(
 
     If a list's rows take 2 GiB, its error is a LocalProtocolError.
 
-    Bodies that are views of one buffer are not copied together; a batch never refers to them.
+    Bodies that are all views of one ``bytearray`` are read in place. They are copied, list by list, only if
+    the lists cannot be decoded as one, for example because one of them is damaged. A batch never refers to
+    the bodies.
 
     Raises:
         LocalProtocolError: If a column name is wrong.
