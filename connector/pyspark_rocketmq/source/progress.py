@@ -560,7 +560,11 @@ class GroupProgress:
         return kept
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
-        """Return witnesses among the messages that the queue's row remembers; none without a row."""
+        """Return messages by which a task checks that the range is in the log consumed so far.
+
+        They are among those that the queue's row remembers; there are none without a row.
+        ``first`` is the queue's smallest offset.
+        """
         row = self._run_by.get(planned.queue)
         if row is None:
             return NO_WITNESSES

@@ -51,7 +51,7 @@ if TYPE_CHECKING or _STREAMS_TAKE_ARROW:
 else:
 
     class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
-        """Stand-in for Spark 4.0, which passes record batches to any writer of the second base class."""
+        """Stand-in for Spark 4.0, which passes record batches to any ``DataSourceArrowWriter``."""
 
 
 _IN_UTC: Final[dict[str, Any]] = (
