@@ -228,7 +228,8 @@ class MessageExt(NamedTuple):
     def restored(self, origin_topic: str | None) -> MessageExt:
         """Return the message for a listener, with its first topic, which a message given back has lost.
 
-        None returns it unchanged. Source: ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
+        If ``origin_topic`` is None, the message is returned unchanged. Source:
+        ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
         """
         if origin_topic is None:
             return self
@@ -277,7 +278,7 @@ def queue_columns(queue: MessageQueue) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueData:
-    """One broker's share of a topic, as the name server reports it."""
+    """Numbers and permissions of a topic's queues on one broker, as the name server reports them."""
 
     broker_name: str
     read_queue_nums: int

@@ -257,7 +257,7 @@ def data(message: Fields, field: int) -> bytes:
     """Return bytes, the last if the field is there more than once; empty if it is missing.
 
     Raises:
-        ValueError: If the field has no length.
+        ValueError: If the field is a number.
     """
     value = message.get(field, (b"",))[-1]
     if not isinstance(value, bytes):

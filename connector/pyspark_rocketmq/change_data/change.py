@@ -25,7 +25,7 @@ class Operation(StrEnum):
 
 
 class Kind(StrEnum):
-    """The kind of a column's values, with Spark's name of its type where there is one."""
+    """The kind of a column's values, as Spark names its type, but without precision and element type."""
 
     BOOLEAN = "boolean"
     BYTE = "tinyint"
@@ -62,7 +62,7 @@ class SourceTable:
 
 @dataclass(frozen=True, slots=True)
 class SourceType:
-    """The type of a column in the source. It comes from the type's text there, never from a value."""
+    """The type of a column in the source, as the message gives it. It is never guessed from a value."""
 
     text: str
     """The type as the source names it: ``bigint(20) unsigned``, ``io.debezium.time.MicroTimestamp``."""
@@ -77,7 +77,7 @@ class SourceType:
     def spark(self) -> str:
         """Return the Spark type that holds every value of this type, as DDL names it.
 
-        A decimal that no Spark type can hold (more than 38 digits, or any number of them) is a string.
+        A decimal that no Spark type can hold (more than 38 digits, or no maximum) is a string.
         """
         if self.kind is Kind.DECIMAL:
             if self.precision is None or self.scale is None:
@@ -109,8 +109,8 @@ class Change:
 
     An update that changes the key is two changes with one position: the delete of the old key, then an insert
     of the new one with the whole row. Either may reach a reader first, so a reader orders the changes of each
-    key by position. If the source leaves out columns (``absent``, MINIMAL row images), their values are only
-    in the old row.
+    key by position. If the source leaves out columns (``absent``, MINIMAL row images), the insert lacks their
+    values: only the stored row of the old key has them.
     """
 
     table: SourceTable
@@ -158,7 +158,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaChange:
-    """A statement of the source that changes a schema. Whether rows of other queues precede it is unknown."""
+    """A statement of the source that changes a schema.
+
+    When a reader gets it, older rows of other queues may be unread, and newer ones may be read already.
+    """
 
     table: SourceTable | None
     """None if the envelope names none: a statement on a database."""
@@ -200,8 +203,11 @@ class ChangeMessage:
 
 
 class Envelope(Protocol):
-    """Reads the messages of one program. It has no state: equal messages give equal changes."""
+    """Reads the messages of one program, such as Canal, without state: equal messages give equal changes."""
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the contents of a message in their order, at least one; never raise because of its bytes."""
+        """Return the contents of a message in their order, at least one.
+
+        A part that cannot be read is a :class:`BadChange`, never an error.
+        """
         ...

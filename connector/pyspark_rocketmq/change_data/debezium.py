@@ -81,10 +81,10 @@ class DebeziumJson:
             return [BadChange(str(fault), table)]
 
     def _with_key_change(self, change: Change) -> Sequence[Change]:
-        """Return a delete and an insert if an update changes a key that the option ``keys`` names.
+        """Return a delete and an insert if an update changes a key that ``keys`` names, else the change.
 
-        For the table's own key, Debezium sends both itself. If the source logs no old values, a change of a
-        named key cannot be noticed, so such a key must not change.
+        For the table's own key, Debezium itself sends a delete and an insert. If the source logs no old
+        values, a change of a named key cannot be noticed, so such a key must not change.
         """
         named, before, row = self.rules.keys_of(change.table), change.before or {}, change.row
         if named is None or change.operation is not Operation.UPDATE:
@@ -165,7 +165,10 @@ class _Struct:
         return _Struct(value, schema, self.rules)
 
     def schema_of(self, name: str) -> Mapping[str, Any] | None:
-        """Return the schema of a member, even of a null one; None if the object's schema lacks the member."""
+        """Return the schema of a member, even of a null one.
+
+        None if the object has no schema, or if its schema lacks the member.
+        """
         return next((field for field in self._fields() if field.get("field") == name), None)
 
     def without(self, prefix: str) -> _Struct:
@@ -194,7 +197,7 @@ class _Struct:
         return {name: column.type for name, column in self.columns().items()}
 
     def row(self) -> tuple[dict[str, Any], frozenset[str]]:
-        """Return the values, and the names of the columns that the source has left out."""
+        """Return the values, and the names of the columns for which the source has sent a placeholder."""
         absent = frozenset(
             name
             for name, value in self.payload.items()
@@ -339,7 +342,10 @@ def _key(keys: str, rules: Rules) -> _Struct:
 
 
 def _key_values(named: Sequence[str] | None, key: _Struct, image: _Struct | None) -> dict[str, Any]:
-    """Return the key's values from KEYS and the row. If only the row has a schema, the row's values win."""
+    """Return the values of the key's columns: from the message's KEYS, or else from its row.
+
+    If only the row has a schema, the values are from the row, or else from KEYS.
+    """
     names = list(key.payload) if named is None else named
     of_row, _ = image.row() if image is not None else ({}, frozenset())
     of_key = key.row()[0] if key.payload else {}

@@ -56,7 +56,7 @@ def order_of(
 
 
 def parts_in(place: Order) -> int | None:
-    """Return how many parts the position within a place has; None if the place is cut off within it."""
+    """Return how many parts the position in a place has; None if the text ends within the position."""
     position, rank, _ = place.partition(_RANKS)
     if not rank:
         return None

@@ -61,16 +61,19 @@ class Version:
     """Its changes: the one that opened it, then those that opened none."""
 
     def later_places(self, columns: Sequence[str]) -> Mapping[str, Order]:
-        """Return the places that differ from ``at``, as short as they can be stored."""
+        """Return the places of the columns whose place is not ``at``, shortened by ``compressed``.
+
+        A column without a place has ``LOWEST``.
+        """
         if len(self.places) == len(columns) and all(place == self.at for place in self.places.values()):
             return NONE_OLDER
         return compressed({name: self.places.get(name, LOWEST) for name in columns}, self.at)
 
     def lost(self) -> Iterator[Event]:
-        """Yield the version's lost events (rule 4), except those that are remembered.
+        """Yield the events that cannot be derived from the version again, except the remembered ones.
 
-        Only the change that opened the version is not lost, and only until a later change of the version
-        replaces one of its values.
+        Such events are lost (rule 4). Only the change that opened the version is not lost, and only until a
+        later change of the version replaces one of its values.
         """
         for event in self.events:
             is_shown = event.at == self.at and all(

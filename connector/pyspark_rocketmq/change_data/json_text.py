@@ -79,7 +79,7 @@ def text_of(value: Any) -> str:
     """Return a value of a change as text, from which the value can be restored.
 
     Raises:
-        ValueError: If it is bytes, which have no text.
+        ValueError: If it is bytes, which have no text, or is nested too deeply.
     """
     if isinstance(value, bytes):
         raise Unreadable("bytes are no text")

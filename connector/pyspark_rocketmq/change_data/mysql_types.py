@@ -69,7 +69,7 @@ class _Declared:
         """Return the length that the type names, or 1.
 
         Raises:
-            ValueError: If it is more than MySQL's longest one.
+            ValueError: If it is no number, or more than ``most``, MySQL's maximum.
         """
         length = self.number(0, 1)
         if length > most:
@@ -172,7 +172,8 @@ def scaled(value: Decimal, precision: int | None, scale: int) -> Decimal:
     """Return a decimal with as many digits behind the point as its type has: Canal writes 3.00 as ``3.0``.
 
     Raises:
-        ValueError: If it has more digits than its type.
+        ValueError: If it has more digits than its type. If ``precision`` is None, the type has no maximum of
+            digits before the point.
     """
     try:
         result = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)

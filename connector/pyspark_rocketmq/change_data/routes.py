@@ -158,11 +158,14 @@ class Routed:
         return found
 
     def kept(self, columns: Iterable[str]) -> list[str]:
-        """Return the columns of the source that the route keeps; a column of the key counts as any other."""
+        """Return those of ``columns`` that ``include`` and ``exclude`` keep, by their names in the source.
+
+        The result lacks a column of the key that they leave out, although the table in the lake has it.
+        """
         return [name for name in columns if self._keeps(name)]
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row with the columns, names and values that it has in the lake."""
+        """Return the columns of a row that :meth:`kept` returns, with their names and values in the lake."""
         names = self.route.rename
         return {
             names.get(name, name): self._value(name, value)
@@ -171,7 +174,10 @@ class Routed:
         }
 
     def types(self, types: Mapping[str, SourceType], key: Collection[str]) -> dict[str, SourceType]:
-        """Return the types of columns by their names in the lake, without masked columns, which are text."""
+        """Return the types of the key's columns and the other kept ones, by their names in the lake.
+
+        Masked columns are left out: they are text.
+        """
         names = self.route.rename
         return {
             names.get(name, name): type_
@@ -180,7 +186,7 @@ class Routed:
         }
 
     def names_of(self, columns: Iterable[str]) -> list[str]:
-        """Return the names in the lake of columns that a statement names, without those that are left out.
+        """Return the names in the lake of columns that a statement names and that the route keeps.
 
         The case of names is ignored, as MySQL does.
         """
@@ -221,7 +227,7 @@ class Router:
         self._known: dict[SourceTable, Routed | None] = {}
 
     def route(self, table: SourceTable) -> Routed | None:
-        """Return the route of a table; None if its changes are passed over."""
+        """Return the route of a table; None if the table is ignored, or if no route is for it."""
         if table not in self._known:
             self._known[table] = self._find(table)
         return self._known[table]

@@ -81,7 +81,10 @@ def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def key_columns(named: Sequence[str] | None, own: Sequence[str], row: Mapping[str, Any]) -> Sequence[str]:
-    """Return the columns of the key: those that ``keys`` names, else the message's own, else a hidden one."""
+    """Return the key's columns: those in ``named``, else those in ``own``, else a hidden column of the row.
+
+    RDS and PolarDB-X add a hidden column to a table without a key. If the row has none, return no column.
+    """
     if named is not None:
         return named
     return own or [name for name in row if name in HIDDEN_KEYS]

@@ -125,7 +125,7 @@ def parse_moment(text: str, zone: tzinfo | None = None) -> datetime:
 
 
 def utc_text(value: date) -> str:
-    """Write a date, or a time to the microsecond, in ISO 8601; a moment with ``Z``."""
+    """Write a date or a ``datetime`` in ISO 8601; a ``datetime`` with a zone in UTC and with ``Z``."""
     if not isinstance(value, datetime):
         return value.isoformat()
     if value.tzinfo is None:

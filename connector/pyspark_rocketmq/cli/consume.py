@@ -81,7 +81,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     """Run until the query ends; without ``trigger=availableNow``, until it is stopped or fails.
 
     SIGINT and SIGTERM stop it in good order: it waits, for 20 s at most, for running calls of the listener,
-    and commits what was consumed.
+    and commits what was consumed by then.
 
     Raises:
         SystemExit: After such a signal, with a shell's exit code for it, 130 or 143.
@@ -132,7 +132,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
 
 
 def with_storage(spark: SparkSession, settings: ConsumeSettings) -> tuple[ConsumeSettings, ConsumeSettings]:
-    """Return the settings for source and sink, each with the storage options of its own table."""
+    """Return the settings with the storage options of the offset table, and with those of the sink."""
     given = settings.storage_secrets
     of_store = storage_secrets(spark, given, delta_place(settings.offset_store))
     of_sink = storage_secrets(spark, given, settings.sink_staging, settings.sink)

@@ -68,7 +68,7 @@ class ReplaySettings(ReadOptions):
     )
 
     def cross_field_problems(self) -> list[str]:
-        """Return problems: not exactly one target, ``toTopic`` without ``record``, options of streams."""
+        """Return problems: a batch read's, not exactly one target, only one of ``toTopic`` and ``record``."""
         problems = ReadOptions.cross_field_problems(self) + self.problems_of_batch()
         if (self.to_table is None) == (self.to_topic is None):
             problems.append("give one of the options 'toTable' and 'toTopic'")
@@ -153,7 +153,7 @@ class OffsetsLagSettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PublishSettings(ClusterAccess):
-    """Options of command ``publish``: those of the sink, except those that ``select`` sets for each row."""
+    """Options of command ``publish``: the rows, and the sink's options except those that ``select`` sets."""
 
     name_servers: tuple[str, ...] = like_writer("name_servers")
     topic: str = like_writer("topic", required=True, doc="The topic the messages go to.")

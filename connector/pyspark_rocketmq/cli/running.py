@@ -167,9 +167,9 @@ def delta_place(offset_store: str | None) -> str | None:
 
 
 class StopSignals:
-    """Records the first signal within its block; a second one, of either kind, raises KeyboardInterrupt.
+    """Records the first SIGINT or SIGTERM within its block; a second signal raises KeyboardInterrupt.
 
-    The same signal again within ``_SAME_S`` does nothing.
+    The same signal again within 1 s of the first one does nothing.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -349,7 +349,10 @@ def failure_sentence(text: str) -> str:
 
 
 def behind_text(metrics: BatchMetrics, counter: RowCounter) -> str:
-    """Describe in one line how far a query is behind; empty while that is unknown for the counted rows."""
+    """Describe in one line how far a query is behind.
+
+    Return an empty text if ``metrics`` lack the lag, or are of an earlier batch than the counted rows.
+    """
     # A batch's rows are counted before Spark reports the positions of its queues.
     if metrics.lag is None or metrics.batch_id < counter.batch_id:
         return ""

@@ -59,9 +59,9 @@ class BrokerClient:
     normally on the channel's reader thread. The callback must not block: while it runs, no other answer of
     this broker is processed.
 
-    A call that names a broker, by a queue, a message or ``broker_name``, is only made to that broker. If
-    another broker has the address, it sends nothing, and raises ``WrongBroker`` (retryable) or calls back
-    with it.
+    A call that names a broker, by a queue, a message or ``broker_name``, is only made to that broker, or to a
+    server that does not give its name. If another broker has the address, the call is not sent: it raises
+    ``WrongBroker`` (retryable), or passes that error to its callback.
     """
 
     def __init__(

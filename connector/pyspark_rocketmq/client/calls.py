@@ -47,7 +47,10 @@ class BrokerCalls:
         return Deadline.after(self._clock, request.held_s + slack_s + self.timeout_s)
 
     def channel(self, address: str, deadline: Deadline, broker_name: str) -> Channel:
-        """Return a connection to the address; if ``broker_name`` is not empty, it is that broker's."""
+        """Return a connection to the address.
+
+        If ``broker_name`` is not empty, the server is this broker, or does not give its name.
+        """
         channel = self._pool.get(address, deadline)
         if broker_name:
             confirm(channel, broker_name, deadline)

@@ -78,7 +78,7 @@ class RequestDispatcher:
         self._slow = _RequestQueue(self._serve, f"{name} listener")
 
     def dispatch(self, request: RemotingCommand) -> None:
-        """Queue ``request`` for the handler; if too many wait, answer SYSTEM_BUSY, or drop a oneway one."""
+        """Queue ``request`` for the handler; without room, answer SYSTEM_BUSY, or drop a oneway one."""
         queue = self._slow if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY else self._quick
         if not queue.put(request) and not request.is_oneway:
             self._answer(request.response(ResponseCode.SYSTEM_BUSY, remark=_BUSY))
@@ -135,7 +135,7 @@ class _RequestQueue:
         self._has_refused = False
 
     def put(self, request: RemotingCommand) -> bool:
-        """Queue the request for the thread; return False if too many wait."""
+        """Queue the request for the thread; return False if the queue is full, by number or by memory."""
         if not self._admit(_size_of(request)):
             return False
         if self._thread is None:
@@ -352,7 +352,7 @@ class Channel:
         self._end_if_silent(given_up)
 
     def answered_after(self, took_s: float) -> None:
-        """Note how long an answer took that costs the server nothing: a slow server may be silent longer."""
+        """Note how long an answer took that costs no work; a slow server's channel may be silent longer."""
         with self._lock:
             self._silence.answered_after(took_s)
 
@@ -367,7 +367,10 @@ class Channel:
         return request if self._signer is None else self._signer(request.command())
 
     def _send(self, frame: bytes, deadline: Deadline | None = None) -> bool:
-        """Send a frame; return False if the deadline passed before any part of it was sent."""
+        """Send a frame; return False if the deadline passed before any part of it was sent, else True.
+
+        If sending fails, the channel ends with the error, and the result is also True.
+        """
         if not self._send_lock.acquire(timeout=_seconds_left(deadline, threading.TIMEOUT_MAX)):
             return False
         try:

@@ -78,7 +78,10 @@ class Cluster:
         )
 
     def name_server(self, route_max_age_s: float = 30.0, *, is_first_whole: bool = False) -> NameServerClient:
-        """Return a client of the name servers; routes are remembered for ``route_max_age_s``."""
+        """Return a client of the name servers; routes are remembered for ``route_max_age_s``.
+
+        With ``is_first_whole``, a topic's first route has the brokers that any of the name servers knows.
+        """
         return NameServerClient(
             self.name_servers,
             self.pool,
@@ -95,7 +98,10 @@ class Cluster:
         return BrokerClient(self.pool, self.clock, timeout_s, namespace=self.namespace)
 
     def routes(self, options: ReadOptions, name_server: NameServerClient | None = None) -> TopicRoutes:
-        """Return the routes of all topics in ``options``, including a group's retry topic. For one thread."""
+        """Return an object that looks up the routes of the topics in ``options``, and of the retry topic.
+
+        For one thread.
+        """
         names = name_server or self.name_server()
         return TopicRoutes(names, options.subscribed(), options.retry_topic(), self.clock)
 
@@ -322,9 +328,9 @@ class TopicRoutes:
         self._retry_pause_s = _SOON_S
 
     def look(self, deadline: Deadline) -> Routes:
-        """Return the name server client's routes.
+        """Return the topics' routes; the name server client remembers them, or asks a name server.
 
-        It is the same object as before if no route has changed and no topic is absent.
+        The result is the same object as before if no route or denial has changed and no topic is absent.
 
         Raises:
             TransportError: If no name server answered before ``deadline`` and a route was not known.

@@ -319,7 +319,7 @@ def _is_plain(error: BrokerError) -> bool:
 def _verdict(failures: Sequence[RocketMQError]) -> RocketMQError:
     """Return the error to raise of several failures: the last one of the most important kind.
 
-    The order of importance is: answers that are retryable, other errors, denials, no answer.
+    The order of importance is: retryable errors in answers, other errors in answers, denials, no answer.
     """
 
     def weight(error: RocketMQError) -> int:

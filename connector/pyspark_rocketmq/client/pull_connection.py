@@ -245,8 +245,9 @@ class PullConnection(Generic[PullT]):
         """Let the next wait for this connection end when about ``count`` answers have arrived.
 
         Each end of a wait takes processor time and Python's lock, so one for several answers is better. The
-        number of bytes is estimated by the answers received last. If a wait ends before as many have arrived,
-        the next one ends with any byte, and the ones after it with half as many bytes, then slowly more.
+        number of bytes is estimated from the answers received last. If a wait ends before that many bytes
+        have arrived, the next wait ends with any byte, and later waits with half as many bytes, then slowly
+        more.
 
         Returns:
             Whether the wait may last until more than one byte has arrived; then limit it to a few
@@ -369,7 +370,10 @@ class PullConnection(Generic[PullT]):
                 self._check_silence(silence_s, self._listened_s + waited_s)
 
     def _check_silence(self, silence_s: float, now_s: float) -> None:
-        """Raise ``RequestTimeout`` if a pull has waited too long and no byte has come for as long."""
+        """Raise ``RequestTimeout`` if a pull has waited ``silence_s`` or none is in flight.
+
+        Call this only when no byte has come for ``silence_s``.
+        """
         for pull, from_s in self._waiting.values():
             if now_s - from_s >= silence_s:
                 raise self._timeout(pull, now_s - from_s + _held_s(pull))
@@ -377,7 +381,10 @@ class PullConnection(Generic[PullT]):
             raise self._timeout(None, now_s - self._heard_s)
 
     def _overdue(self, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
-        """Give up pulls without an answer for ``silence_s``; they are checked now and then, oldest first."""
+        """Give up pulls without an answer for ``silence_s``, and return them with errors, oldest first.
+
+        Callers wait a quarter of ``silence_s`` between two calls.
+        """
         self._next_look_s = self._listened_s + silence_s / 4
         overdue: list[tuple[PullT, PullResult | RocketMQError]] = []
         for opaque, (pull, from_s) in list(self._waiting.items()):
@@ -393,7 +400,7 @@ class PullConnection(Generic[PullT]):
 
 
 def _held_s(pull: Pull) -> float:
-    """Return the time from sending until silence about the pull is measured, in seconds."""
+    """Return the seconds after sending in which silence about the pull does not count yet."""
     held_s = pull.held_s
     return held_s + HOLD_SCAN_S if held_s else 0.0
 

@@ -188,7 +188,7 @@ class TlsTransport:
         return False
 
     def fileno(self) -> int:
-        """See ``Transport``; a receive takes all decrypted bytes, so the rest is still in the socket."""
+        """See ``Transport``; a receive takes all decrypted bytes, so later ones are still in the socket."""
         return self._secured.fileno()
 
     def shutdown(self) -> None:

@@ -65,7 +65,7 @@ class Renewed(Protocol):
 
 
 def renew_in_children(one: Renewed) -> None:
-    """Call :meth:`Renewed.renew` in every child that this process forks while ``one`` is in use."""
+    """Call :meth:`Renewed.renew` in every child that this process forks while ``one`` exists."""
     _renewed.add(one)
 
 
@@ -210,7 +210,11 @@ class Wake(Closing):
 
 
 class SendingTime:
-    """Limits the time for sending: each step to ``stall_s``; all steps to what size and caller allow."""
+    """Limits the time for sending: each step to ``stall_s``, and all steps together.
+
+    The limit for all steps is the shorter of two: the caller's time-out, and ``stall_s`` plus one second for
+    each 64 KiB.
+    """
 
     __slots__ = ("_began_s", "_bytes", "_limit_s", "_stall_s")
 

@@ -260,8 +260,9 @@ class PartCommitter:
     def commit_group(
         self, group: Group, batch: OpenBatch, *, stores_offsets: bool = True, is_ahead: bool = False
     ) -> GroupResult:
-        """Commit the parts of a group, except those of queues that were claimed, reset or refused meanwhile.
+        """Commit a group's parts, without any that has a queue that was claimed, reset or refused meanwhile.
 
+        If ``keeps_others`` applies (see the constructor), only such a queue's rows are left out of a part.
         A group that failed may be committed again, also without some of its queues. If its data is already
         committed, only its offsets are stored.
 
@@ -269,9 +270,9 @@ class PartCommitter:
             group: The parts.
             batch: Their batch.
             stores_offsets: Whether to store the group's offsets, and those that wait, after the data. If not,
-                they wait, and no epoch is read unless the sink is ahead of an offset: only if a queue's next
-                owner has already added rows, the sink refuses the group's rows of that queue. Without a sink
-                this must be True.
+                they wait, and epochs are read only if the sink is ahead of an offset. Until the offsets are
+                stored, only the sink can then refuse rows of a queue with a new owner, once that owner has
+                added rows. Without a sink this must be True.
             is_ahead: Whether the batch's job is still running; for the report.
 
         Raises:
@@ -372,7 +373,7 @@ class PartCommitter:
             batch.committed.add(ack.queue)
 
     def _store_waiting(self, batch: OpenBatch) -> tuple[CommitResult, float]:
-        """Store the offsets that wait; return the result, and how long it took."""
+        """Store the offsets that wait; return the result, and how long it took in seconds."""
         commits = [batch.waiting[queue] for queue in sorted(batch.waiting)]
         if not commits:
             return _NOTHING_STORED, 0.0
@@ -412,7 +413,7 @@ class PartCommitter:
                 )
 
     def _own_rows(self, queues: Iterable[MessageQueue], result: CommitResult) -> tuple[OffsetRow, ...]:
-        """Return the rows of all queues of the members that owned ``queues``, without refused queues."""
+        """Return the offset rows of all queues that the owners of ``queues`` have, without refused queues."""
         owners = {self._rows[queue].owner for queue in queues if queue in self._rows}
         gone = {refused.queue for refused in result.refused}
         return tuple(
@@ -422,14 +423,15 @@ class PartCommitter:
     def _add_to(
         self, sink: _SinkSide, group: Group, committed: Collection[MessageQueue], *, reads_epochs: bool
     ) -> tuple[Group, frozenset[MessageQueue], int | None]:
-        """Commit the data of a group, except that of queues which moved.
+        """Commit the data of a group, except that of queues which were claimed or reset, or the sink refuses.
 
-        The sink must not get rows of a queue that now belongs to another member, or was reset. If such a
-        queue shares a part with other queues, their rows are dropped too, and consumed again, unless
-        ``keeps_others`` applies.
+        Claims and resets are looked up only with ``reads_epochs`` or if the sink is ahead of an offset. If
+        such a queue shares a part with other queues, their rows are dropped too, and consumed again, unless
+        ``keeps_others`` applies (see the constructor).
 
         Returns:
-            The rest of the group, the queues that were dropped, and the table's version.
+            The rest of the group; the queues that were dropped, without those of ``group.without``; and the
+            table's version, None if nothing was written or the sink has no versions.
         """
         acks = [ack for part in group.parts for ack in part.acks if ack.queue not in group.without]
         # The other queues were checked when this batch first committed something of them.
@@ -528,7 +530,7 @@ class PartCommitter:
         }
 
     def _look_at_sink(self, acks: Sequence[QueueAck]) -> None:
-        """Store the sink's positions that are beyond the queues' rows; see ``OffsetStore.note_sinks``."""
+        """Store the sink's positions that are beyond the offset rows; see ``OffsetStore.note_sinks``."""
         assert self._sink is not None
         rows = self._planned_rows(acks)
         generations = {queue: row.generation for queue, row in rows.items()}
@@ -550,7 +552,9 @@ class PartCommitter:
         )
 
     def _follow_resets(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
-        """Move the queues that an operator has reset at their broker; a broker reports this only once (F5).
+        """Reset queues in the offset store that an operator has reset at their broker (F5).
+
+        A broker reports a reset only once.
 
         A queue in ``lost`` is not moved, since its new owner has begun at another offset.
         """
@@ -615,7 +619,7 @@ class PartCommitter:
                 )
 
     def _report_refused(self, result: CommitResult, batch: OpenBatch, *, is_ahead: bool) -> None:
-        """Report the refused offsets of a commit that has added no rows."""
+        """Log the refused offsets of a commit that has added no rows, and report them to batch listeners."""
         self._log_refused(result)
         if result.refused:
             report = BatchReport(
@@ -674,7 +678,7 @@ class PartCommitter:
 def _fenced(
     writer: RowWriter, rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> RowWriter:
-    """Return the writer. If its tasks commit, they refuse the queues that ``_add_to`` would drop."""
+    """Return the writer; if its tasks commit, one whose tasks refuse the queues ``_add_to`` would drop."""
     if not isinstance(writer, CommitsInTask):
         return writer
     ahead = ahead_of(rows, standings)

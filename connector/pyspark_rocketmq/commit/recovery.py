@@ -115,8 +115,8 @@ def reset_to_sink(
         store: The store with the group's offsets.
         sink: Every sink of the query.
         consumer_group: The group.
-        beside_rows: Whether to move the offsets back to the beginning even if a Delta table has rows of the
-            queues, but no watermarks of the group. Set this only if others wrote these rows.
+        beside_rows: Whether to move offsets back to 0 even if a Delta table has rows of the queues, but no
+            watermarks of the group. Set this only if others wrote these rows.
 
     Raises:
         SinkConflict: If there is such a table, and ``beside_rows`` is not set: it might get the rows twice.

@@ -89,7 +89,7 @@ def is_member(client_id: str, queues: Sequence[MessageQueue], members: Sequence[
 
 
 def _entries(client_id: str, members: Sequence[str]) -> dict[int, None]:
-    """Return the indexes of a member in the list, ascending, as keys; the member gets the shares of all.
+    """Return the indexes of a member's entries, ascending, as keys; the member gets each entry's share.
 
     A broker lists a member once for each connection, so twice until the broker notices that one connection
     fell silent. The other members leave both shares to that member. A Java client takes only the first

@@ -22,7 +22,7 @@ _SOME_OFFSET: Final = frozenset(
 
 
 class Reaction(StrEnum):
-    """What a query does after an answer other than SUCCESS.
+    """Reaction of a query to an answer other than SUCCESS.
 
     If the broker keeps giving the answer, ``TRIES`` and ``FEW_TRIES`` end in an error. ``WAITS`` goes on,
     except that a drain (trigger ``availableNow``) fails after ``retryTimeoutMs``.
@@ -121,7 +121,7 @@ def _of_a_task(use: Use, error: BrokerError, *, has_worked: bool) -> Reaction:
 
 
 def _of_a_plan(use: Use, error: BrokerError, *, has_worked: bool) -> Reaction:
-    """Return the reaction of a plan or a look to an error: wait, try a few times, or end."""
+    """Return the reaction to an error of ``Use.BOUNDS`` or ``Use.LOOK``: wait, try a few times, or end."""
     if isinstance(error, TopicNotFound):
         return Reaction.WAITS
     if (has_worked or use is Use.LOOK) and waits(error, has_worked=has_worked):

@@ -23,9 +23,10 @@ RunT = TypeVar("RunT", bound=Hashable)
 
 
 class CallSlots(Generic[RunT]):
-    """The slots of one task's pool.
+    """The slots of one task's pool, each for one listener call.
 
-    A call *hangs* if its messages were sent back, because it takes too long, and it still runs.
+    A *run* consumes one range of a queue; it takes a slot for each of its calls. A call *hangs* if its
+    messages were sent back, because it takes too long, and it still runs.
     """
 
     def __init__(self, most: int) -> None:
@@ -60,7 +61,10 @@ class CallSlots(Generic[RunT]):
         self._forget_if_gone(run)
 
     def take(self, run: RunT) -> bool:
-        """Take a slot for a call and return whether there was one; otherwise the run waits."""
+        """Take a slot for a call and return True; if none is free for this run, let it wait and return False.
+
+        A free slot may be for another waiting run (rule 3).
+        """
         held = self._held[run]
         if self._taken >= self._most or (self.waiting and self._is_another_first(run, held)):
             self.waiting[run] = False

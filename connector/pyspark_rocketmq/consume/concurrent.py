@@ -113,7 +113,10 @@ def answer_of(status: object, *, ack_index: object, delay_level: object, count: 
 
 
 def answer_of_failure(*, delay_level: object, waits: bool = False) -> Answer:
-    """Return the answer that an exception means: every message has failed, or ``waits``."""
+    """Return the answer that an exception means: every message has failed; with ``waits``, all wait (rule 3).
+
+    A waiting message is planned again instead of being sent back.
+    """
     level, problem = _whole(delay_level, "delay_level_when_next_consume", BROKER_DECIDES)
     return Answer(ReturnType.EXCEPTION, 0, level, problem, waits)
 
@@ -213,7 +216,7 @@ class _Out:
 
     @property
     def hangs(self) -> bool:
-        """Whether all its messages have gone back, and only its listener call still runs."""
+        """Whether its listener call still runs, but no message of it is awaited any more."""
         return not (self.is_answered or self.with_listener or self.going_back)
 
 
@@ -351,7 +354,10 @@ class ConcurrentConsumption:
 
     @property
     def calls_lost(self) -> int:
-        """Number of calls still running when the run is over; their messages were sent back."""
+        """Number of calls still running when the run is over.
+
+        Their messages were sent back or, where this failed twice, are left to the next run.
+        """
         return len(self._out)
 
     @property
@@ -369,7 +375,7 @@ class ConcurrentConsumption:
     def next_delivery(self, now_s: float) -> ConcurrentDelivery | None:
         """Return the next messages for the listener.
 
-        None if no thread is free, nothing is due, or the run is suspended or given up.
+        None if this run's own calls fill the pool, nothing is due, or the run is suspended or given up.
         """
         if len(self._out) >= self._most_calls or self._is_suspended or self._is_given_up:
             return None
@@ -421,10 +427,10 @@ class ConcurrentConsumption:
         return Settled(done, dropped=failed) if is_dropped else Settled(done, failed)
 
     def expired(self, now_s: float) -> Sequence[int]:
-        """Return the messages, of at most one round, to send back with level 3: their call takes too long.
+        """Return up to 16 messages to send back with level 3, because their call takes too long.
 
-        Report each with ``sent_back``; until then further calls return no messages. In broadcasting drop the
-        messages, and report each in the same way.
+        Report each with ``sent_back``; until all are reported, further calls return no messages. In
+        broadcasting drop the messages, and report each in the same way.
         """
         if self._expiring:
             return ()

@@ -154,7 +154,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Queues that no task delivers, and whose results are all committed or dropped."""
+    """Report queues that may change hands: no task delivers them, all results are committed or dropped."""
 
     queues: Queues
 
@@ -477,7 +477,10 @@ class Cuts:
         return [*actions, *self._go_on(now_s, at_once=bool(ends) and not self.is_ending)]
 
     def nothing(self, task: str, cut: int, now_s: float) -> list[Action]:
-        """Note that a task sends no part for a cut: nothing is settled, or two parts are not committed."""
+        """Note that a task sends no part for a cut.
+
+        Either nothing is settled, or two earlier parts of the task are not committed yet.
+        """
         if self._accepted(task) is not None:
             self._answered(task, cut)
         return self._go_on(now_s)
@@ -604,7 +607,7 @@ class Cuts:
         """Return the last group, of parts that come with the job's result; None if there are none.
 
         Call it once the closed batch is settled. A task that could not reach the driver is unknown here, so
-        its part follows no other.
+        its part is taken wherever it begins.
         """
         if not parts:
             return None
@@ -644,7 +647,7 @@ class Cuts:
         return self._in_hand is not None and bool(self._batch.waiting)
 
     def _is_free(self, queue: MessageQueue) -> bool:
-        """Return whether a queue is free (rule 7) whose range its task has ended, so that nobody delivers it.
+        """Return whether an ended queue, which nobody delivers any more, is free (rule 7).
 
         Its offset must be stored, and no part of it may wait or be in the running commit. Waiting parts of a
         poisoned queue do not count, because they are never committed.
@@ -723,7 +726,10 @@ class Cuts:
             self._gathering.missing.discard(task_id)
 
     def _go_on(self, now_s: float, *, at_once: bool = False) -> list[Action]:
-        """Stop gathering if it is time, commit the next group or offsets that are due, and free queues."""
+        """Stop gathering if it is time or ``at_once``, commit what is due, and free ended queues.
+
+        A group or waiting offsets may be due.
+        """
         gathering = self._gathering
         if gathering is not None and (at_once or not gathering.missing or now_s >= gathering.until_s):
             self._gathering = None

@@ -350,9 +350,10 @@ class RangeWindow:
             self._troubles.append(error)
 
     def settle(self, now_s: float) -> None:
-        """Act on the errors since the last call: pause if they may pass and patience lasts, else fail.
+        """Act on errors since the last call: pause if they may pass and patience lasts, else fail the range.
 
-        For retryable errors of a range with an open end, patience never ends (rule 9).
+        Patience is ``retry_timeout_s`` from the first error after a success, in a group at most 10 s. For
+        retryable errors of a range with an open end, it never ends (rule 9).
         """
         if not self._troubles:
             return
@@ -399,7 +400,7 @@ class RangeWindow:
         return (2 if self._is_pulled_again(trouble) else 1), 0
 
     def stand_still(self) -> None:
-        """Fail a range that is not over although it waits for nothing and has no pull to send."""
+        """Fail the range: call this if the range is not over, waits for nothing, and has no pull to send."""
         planned = self._of.planned
         self.failure = RocketMQError(
             f"{planned.queue}: reading {planned.extent} from {self._of.address} is blocked, with no pull in "
@@ -427,7 +428,9 @@ class RangeWindow:
             self._meet_gap(task, result, now_s)
 
     def _meet_reset(self, asked: int, target: int) -> RocketMQError | None:
-        """Handle an answer that the offset has moved although the broker still has it.
+        """Return the error for an answer that the offset has moved although the broker still has the offset.
+
+        None if the pull is simply to be sent again.
 
         A broker that keeps resets itself (``useServerSideResetOffset``) answers so to the group's next pull
         of the queue, once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here,
@@ -669,7 +672,7 @@ class FetchWindow:
         ]
 
     def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
-        """Replace each buffered body by ``keep(body)``, a copy with the same bytes in other memory."""
+        """Replace each buffered body by ``keep(body)``, which has the same bytes, perhaps in other memory."""
         for window in self._open:
             window.segments.move(keep)
 

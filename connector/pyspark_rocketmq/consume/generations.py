@@ -213,7 +213,10 @@ is the same."""
 
 
 def find_change(messages: Sequence[LastMessage], bounds: QueueBounds) -> Search:
-    """Find where a queue's log differs from the one with the remembered ``messages`` (newest first)."""
+    """Return a ``Search`` for where a queue's log differs from the one with the remembered ``messages``.
+
+    ``messages`` are sorted newest first.
+    """
     low, lost, there = bounds.min_offset, None, None
     for message in messages:
         if message.queue_offset < bounds.min_offset:

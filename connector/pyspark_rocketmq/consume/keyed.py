@@ -236,7 +236,7 @@ class KeyedConsumption:
 
     @property
     def has_had_all(self) -> bool:
-        """Whether the listener has had all messages of the first lane's key and has not committed them."""
+        """Whether the listener has had all messages of the first lane's key, and not committed the last."""
         first = self._first_lane()
         is_all_there = self._is_whole and self._admitted >= self._count
         return is_all_there and first is not None and first.has_had_all
@@ -321,7 +321,10 @@ class KeyedConsumption:
         return inf if is_held or not self._suspended else self._suspended[0][0]
 
     def leads(self, now_s: float) -> bool:
-        """Return whether the run is suspended and the task should wait for it (rule 7)."""
+        """Return whether the task should wait for this suspended run (rule 7).
+
+        The result means nothing for a run that is not suspended.
+        """
         return self.goes_on_at_s is not None and bool(self._above) and now_s < self.lead_ends_s
 
     def go_on(self, now_s: float) -> None:
@@ -343,7 +346,7 @@ class KeyedConsumption:
                 self._finish(OrderlyFinish.EXHAUSTED if self._is_over else OrderlyFinish.GIVEN_UP)
 
     def stop(self) -> None:
-        """End immediately; report that the run's time is used up, or its range if all are finished.
+        """End immediately: ``finished``, if None, becomes EXHAUSTED if all is finished, otherwise SLICE_USED.
 
         Raises:
             RuntimeError: If messages are with the listener.

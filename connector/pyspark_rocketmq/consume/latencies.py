@@ -189,7 +189,7 @@ class StoreLatencies(NamedTuple):
         )
 
     def to_commit(self, at_ms: int) -> LatencyHistogram:
-        """Return the times from the store to the task's commit, or to ``at_ms`` if no task has committed."""
+        """Return the ages at the task's commit or, for messages that no task has committed, at ``at_ms``."""
         return self.committed.plus(self._ages_at(at_ms))
 
     def commit(self, at_ms: int) -> StoreLatencies:

@@ -305,7 +305,7 @@ class Membership:
             self._let_go(over, now_s)
 
     def plan_under_way(self) -> tuple[int, frozenset[MessageQueue]]:
-        """Return the number of the plan, and its queues that are not over."""
+        """Return the number of the newest plan, and its queues that are not reported as free or over yet."""
         return self._plan, self._planned
 
     def must_leave(self) -> frozenset[MessageQueue]:
@@ -464,7 +464,8 @@ class Membership:
     def stop(self, now_s: float = 0.0, *, calls_end_s: float = 0.0) -> None:
         """Plan nothing more, and leave when the plan under way is over, after ``calls_end_s`` at the latest.
 
-        :meth:`due` unlocks and unregisters. Only the first call counts.
+        A broadcasting member leaves immediately. :meth:`due` unlocks and unregisters. Only the first call
+        counts.
         """
         if self._leave_at_s is None:
             self._leave_at_s = now_s + calls_end_s
@@ -594,7 +595,8 @@ class Membership:
     def _actions_before_last(self, now_s: float) -> list[GroupAction]:
         """Give back the queues that the plan under way does not hold any more; keep the others.
 
-        Spark may be configured to let calls go on for longer than a lock or a membership lasts.
+        The returned actions also renew locks or, without locks, send heartbeats: Spark may let calls go on
+        for longer than a lock or a membership lasts.
         """
         for queue in [queue for queue in self._phases if queue not in self._planned]:
             self._happened(queue, OwnershipEvent.TAKEN_AWAY, now_s)

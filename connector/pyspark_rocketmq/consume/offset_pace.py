@@ -55,7 +55,7 @@ class OffsetPace:
         return self._next_s if self._behind else None
 
     def is_group_stored(self, group: Group, ended: Collection[MessageQueue], now_s: float) -> bool:
-        """Return whether to store offsets with a group; the offsets that wait are then stored, too.
+        """Return whether the commit of ``group`` is to store offsets: the group's own and all that wait.
 
         ``ended`` has the queues that no task delivers any more.
         """
@@ -69,7 +69,10 @@ class OffsetPace:
     def is_any_wanted(
         self, ended: Collection[MessageQueue], others: Collection[MessageQueue] = frozenset()
     ) -> bool:
-        """Return whether one of the ``ended`` queues is behind or among the ``others``."""
+        """Return whether an offset of one of the ``ended`` queues is still to be stored.
+
+        That is so if the queue is behind, or is among the ``others``, the queues of a group to commit.
+        """
         return any(queue in self._behind or queue in others for queue in ended)
 
     def rows_committed(self, queues: Collection[MessageQueue]) -> None:
@@ -77,7 +80,10 @@ class OffsetPace:
         self._behind |= set(queues)
 
     def stored(self, now_s: float, took_s: float) -> None:
-        """Note that all offsets are stored, as far as the store has not refused them."""
+        """Note that all offsets are stored, in ``took_s`` seconds; afterwards no queue is behind.
+
+        This includes queues that the store has refused: their offsets wait no more.
+        """
         self._stored_s, self._took_s = now_s, took_s
         self._behind.clear()
 

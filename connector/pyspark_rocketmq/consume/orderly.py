@@ -117,7 +117,7 @@ _WITHOUT_AUTO_COMMIT: dict[object, Outcome] = _IN_BOTH | {
 
 
 def status_of(answer: object) -> ConsumeOrderlyStatus:
-    """Return the status that an answer counts as; anything that is not a status puts the messages back."""
+    """Return the status that an answer counts as: SUSPEND_CURRENT_QUEUE_A_MOMENT if it is no status."""
     found = _STATUSES.get(answer) if isinstance(answer, str) else None
     return found or ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
@@ -212,9 +212,10 @@ class OrderlySettings:
 
 
 def suspended_for_s(until_s: float, now_s: float) -> float:
-    """Return how long a queue remains suspended, by two readings of wall clocks; at most the longest time.
+    """Return for how many seconds a queue remains suspended, at most 30; 0 or less if that is over.
 
-    The clock may have been set back meanwhile, and the other reading may be another computer's.
+    ``until_s`` is the end of the suspension by the wall clock of the computer that has suspended the queue;
+    ``now_s`` is the time by this one's. A clock may have been set back meanwhile: hence the maximum.
     """
     longest_s = LONGEST_SUSPEND_MILLIS / 1000
     return min(until_s - now_s, longest_s)
@@ -292,12 +293,12 @@ class OrderlyConsumption:
 
     @property
     def has_had_all(self) -> bool:
-        """Whether the listener has had all messages of the range and has not committed the last ones."""
+        """Whether the run ended because the listener has had all messages, the last ones without a commit."""
         return self.accumulated > 0 and self.finished is OrderlyFinish.EXHAUSTED
 
     @property
     def retry_counts(self) -> Mapping[int, int]:
-        """How often messages not committed were put back, by ascending index; 0 for missing ones."""
+        """How often each uncommitted message was put back, by ascending index; no entry means never."""
         return dict(sorted(self._retry_counts.items()))
 
     @property
@@ -318,7 +319,7 @@ class OrderlyConsumption:
         Args:
             count: Number of messages that have arrived; may be 0.
             now_s: Time at which they arrived.
-            retry_counts: How often they were put back before, by index in the range.
+            retry_counts: How often these messages were put back before, by index in the range.
             is_last: Whether no more messages of the range follow.
         """
         self._count += count
@@ -362,7 +363,10 @@ class OrderlyConsumption:
         return OrderlyDelivery(start, stop, times if any(times) else ())
 
     def go_on(self, now_s: float) -> None:
-        """End a suspension that is over: messages put back are delivered again."""
+        """End the run's suspension, if it is suspended: messages put back are delivered again.
+
+        The caller makes sure that the time of the suspension is over.
+        """
         if self.finished is OrderlyFinish.SUSPENDED:
             self.finished = self.goes_on_at_s = None
             self._begin_slice(now_s)
@@ -376,15 +380,19 @@ class OrderlyConsumption:
         self._end(OrderlyFinish.GIVEN_UP)
 
     def stop(self) -> None:
-        """End like :meth:`give_up`, but report that the run's time or its range is used up."""
+        """End like :meth:`give_up`, but with another reason in ``finished``.
+
+        The reason is EXHAUSTED if the listener has had the whole range, else SLICE_USED.
+        """
         has_had_all = self._is_whole and self._next >= self._count
         self._end(OrderlyFinish.EXHAUSTED if has_had_all else OrderlyFinish.SLICE_USED)
 
     def answered(self, answer: object, *, auto_commit: bool, suspend_millis: object, now_s: float) -> Outcome:
-        """Apply the listener's answer, or ``RAISED`` or ``NOT_NOW``.
+        """Apply the listener's answer; return what it does to the messages.
 
         Args:
-            answer: Whatever the listener returned; a string equal to a status is that status.
+            answer: Whatever the listener returned; a string equal to a status is that status. If the listener
+                raised an error: ``NoStatus.RAISED`` or ``NoStatus.NOT_NOW``.
             auto_commit: The context's value after the call.
             suspend_millis: The context's value after the call; -1 or no number stands for the consumer's.
             now_s: When the listener returned.
@@ -423,7 +431,8 @@ class OrderlyConsumption:
         """Note which of the last outcome's dead letters a broker has ``stored``; the others failed (D6).
 
         Returns:
-            An outcome with the effect COMMIT or ACCUMULATE if the whole batch has passed, else PUT_BACK.
+            An outcome with the effect COMMIT (ACCUMULATE without autoCommit) if each message of the delivery
+            is now stored as a dead letter, else PUT_BACK.
 
         Raises:
             RuntimeError: If there were no dead letters to send.
@@ -450,7 +459,7 @@ class OrderlyConsumption:
         return failed.outcome._replace(effect=effect, dead_letters=())
 
     def _go_back(self, effect: Effect, stop: int) -> None:
-        """Return to the message that is delivered next, and count those put back."""
+        """Apply PUT_BACK or ROLL_BACK: count messages put back, or go back to the first uncommitted one."""
         if effect is _PUT_BACK:
             self._count_up(range(self._next, stop))
         elif effect is Effect.ROLL_BACK:

@@ -1,4 +1,4 @@
-"""A part: a task's files and acknowledgements, from the engine to the offset store; committed as a whole.
+"""A part: a task's files and acknowledgements, from the engine to the offset store.
 
 A part is the same value everywhere. A task makes it (``consumer.engine.parts``), the job or the hub carries
 it to the driver as JSON, and the driver commits it, with others or without (``commit.pipeline``). Shape::
@@ -99,7 +99,10 @@ class QueueAck:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Written rows and acks of some of a task's queues; committed or dropped as a whole."""
+    """Written rows and acks of some of a task's queues.
+
+    They are committed or dropped together, unless the sink can remove the rows of some queues from a part.
+    """
 
     id: str
     """Unique id."""
@@ -223,7 +226,10 @@ def parts_without(
 
 
 def continued(parts: Sequence[Part]) -> Part:
-    """Join parts of one task, at least one, in which queues may come again and continue where they ended."""
+    """Join the parts of one task, at least one, to a single part with the id of the last one.
+
+    Several parts may have the same queue; its acks must then follow each other without a gap.
+    """
     return Part(
         id=parts[-1].id,
         written=tuple(facts for part in parts for facts in part.written),

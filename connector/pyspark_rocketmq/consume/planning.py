@@ -261,7 +261,8 @@ class OpenBatchLength:
 
     A plan lacks a queue that this member holds if, for example, the queue's broker is away; the queue then
     waits for the next plan. So a batch whose plan lacks queues is short: 5 s. Each further such batch lasts
-    twice as long, up to 30 s.
+    twice as long, up to 30 s. After a batch with a complete plan this begins again at 5 s. A complete plan's
+    batch lasts ``most_s``, and no batch lasts longer.
     """
 
     def __init__(self, most_s: float) -> None:
@@ -269,7 +270,10 @@ class OpenBatchLength:
         self._next_s = _FIRST_INCOMPLETE_S
 
     def of_next(self, *, is_complete: bool) -> float:
-        """Return the length of the next batch in seconds; ``is_complete``: its plan has every queue held."""
+        """Return the length of the next batch in seconds.
+
+        ``is_complete``: its plan has every queue that this member holds.
+        """
         if is_complete:
             self._next_s = _FIRST_INCOMPLETE_S
             return self._most_s
@@ -301,7 +305,7 @@ class ReadLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Ranges to read now, and the state of the queues that are not read."""
+    """Ranges to read now, and why other queues have none: gaps, suspensions, uncommitted messages."""
 
     ranges: tuple[QueueRange, ...]
     """Ranges to read, sorted by queue; none is empty. Either all of them are open or none is."""
@@ -330,12 +334,12 @@ def plan_ranges(
     skip_gaps: bool = False,
     message_bytes: Callable[[MessageQueue], float] | None = None,
 ) -> Plan:
-    """Plan every queue of ``bounds`` that has something to read and is not suspended.
+    """Plan the queues of ``bounds`` that have something to read, by the module's rules 1 to 6.
 
     The sum of the ranges is at most ``max_offsets_per_trigger`` and uses it up if there is enough to read
     within the other limits. There are two exceptions: if there are more non-empty queues than the limit, each
     still gets one offset (as in Spark's Kafka source, so that no queue starves); and a queue with uncommitted
-    deliveries gets more than its share.
+    deliveries may get more than its share, or be left out for a while (rule 6).
 
     Args:
         bounds: The queues to plan (owned and locked), with their brokers' bounds.
@@ -345,7 +349,8 @@ def plan_ranges(
         caps: Exclusive upper ends (``availableNow``); queues missing here are left out.
         uncommitted: Messages that the queues' listeners received without a commit.
         skip_gaps: Whether to plan a queue with a gap from the corrected offset (failOnDataLoss=false).
-        message_bytes: Returns the approximate size of a queue's messages; needed for a limit in bytes.
+        message_bytes: Returns the approximate size, in bytes, of one message of a queue; needed for a limit
+            in bytes.
     """
     planner = _Planner(limits, now_s, uncommitted or {}, skip_gaps, message_bytes)
     for queue in sorted(bounds if caps is None else bounds.keys() & caps.keys()):
@@ -395,7 +400,7 @@ def suspended_until(state: QueueState, now_s: float) -> float | None:
 
 
 def _after_gap(gap: OffsetGap, state: QueueState) -> QueueState:
-    """Return the queue's state after a gap; its retry counts belonged to messages that are gone."""
+    """Return the queue's state at the gap's corrected offset: not suspended, and without retry counts."""
     return QueueState(gap.corrected, state.epoch)
 
 

@@ -65,9 +65,10 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
         return offset in self.offsets
 
     def followed_by(self, *offsets: int | None) -> ShownOffsets:
-        """Add the ``offsets`` that the broker has or is about to get; leave out None.
+        """Return a copy that ends with the ``offsets`` that the broker has or is about to get.
 
-        If there are more than ``MOST_SHOWN``, the oldest one and the newest ones remain.
+        None is left out, and no offset is contained twice. If there are more than ``MOST_SHOWN``, the oldest
+        one and the newest ones remain.
         """
         known = list(self.offsets)
         for offset in offsets:
@@ -78,10 +79,11 @@ class ShownOffsets(StoredValue[tuple[int, ...]]):
         )
 
     def since(self, arrived: int | None) -> ShownOffsets:
-        """Remove offsets older than ``arrived``: the broker has received that one, so it has no older one.
+        """Return a copy without the offsets before ``arrived`` in the list, whether they are lower or higher.
 
-        If ``arrived`` is None or is not among the offsets, all stay. The broker then counts as asked, even if
-        no offset is known.
+        The broker has received ``arrived``, so it has none that was sent before. If ``arrived`` is None or is
+        not among the offsets, all stay. In any case the broker now counts as asked, even if no offset is
+        known.
         """
         known = self.offsets
         if arrived in known:
@@ -141,9 +143,10 @@ def stored_by(
 ) -> StoredBy:
     """Return, by broker, the latest store time of the messages up to the ends in ``bounds``.
 
-    The next plan compares messages with this time. A message that was stored later, but has the offset of a
-    passed message, belongs to another log: the topic was deleted and created again, or a slave without the
-    log's end has become master.
+    A broker whose time is not known is missing, and so are entries of single queues. The next plan compares
+    messages with this time. A message that was stored later, but has the offset of a passed message, belongs
+    to another log: the topic was deleted and created again, or a slave without the log's end has become
+    master.
 
     Args:
         before: Result of this function for the previous plan.
@@ -165,7 +168,7 @@ def stored_by(
 
 
 def times_of_waiting(times: StoredBy) -> dict[MessageQueue, int]:
-    """Return the entries of ``times`` for queues that waited when the plan was made."""
+    """Return the entries of ``times`` for single queues: those that could not be planned for now."""
     found: dict[MessageQueue, int] = {}
     for name, time in times.items():
         topic, _, rest = name.partition(" ")
@@ -275,11 +278,11 @@ def unknown_queue_problems(
 def timed_positions(
     found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
-    """Return the queues' positions at a time (``found``), and the queues without a message at or after it.
+    """Return the queues' positions at a time, and the queues without a message at or after this time.
 
-    For a time after its last message a broker answers the maximum. For a time before its first message it
-    answers the first offset of a consume queue's file, maybe below the minimum
-    (``binarySearchInQueueByTime``).
+    The positions are those that brokers ``found`` for the time, moved into the bounds. For a time after its
+    last message a broker answers the maximum. For a time before its first message it answers the first offset
+    of a consume queue's file, maybe below the minimum (``binarySearchInQueueByTime``).
     """
     positions = {
         queue: min(max(offset, bounds[queue].min_offset), bounds[queue].max_offset)
@@ -291,7 +294,7 @@ def timed_positions(
 
 
 def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None, *, was_reset: bool) -> int:
-    """Return the next offset to consume.
+    """Return the next offset to consume: ``stored`` or ``at_broker``, by the module's rules 1 to 3.
 
     Args:
         stored: The offset store's offset.
@@ -312,8 +315,8 @@ class RecentOffsets:
     """A group's next offset in each queue during the last seconds, as far as this process has seen it.
 
     A broker that has crashed reports one of these offsets again. That is not a reset: following it would
-    repeat messages after every crash. A process started since then cannot recognise such an offset, and
-    follows it.
+    repeat messages after every crash. A process that has started after the crash cannot recognise such an
+    offset, and follows it.
     """
 
     def __init__(self) -> None:
@@ -346,8 +349,9 @@ class RecentOffsets:
     def has(self, queue: MessageQueue, offset: int) -> bool:
         """Return whether a crash may have put the group's offset at the queue's broker back to ``offset``.
 
-        It may if the broker has been away since the newest offset was noted, and the group had ``offset``
-        less than 15 s before that, or later: a broker that crashes loses no older changes.
+        It may if the broker was away at some moment after the newest noted offset was first noted, and if
+        ``offset`` was the group's less than 15 s before the broker left, or later. A crash loses no older
+        changes.
         """
         passed = self._passed.get(queue)
         if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:

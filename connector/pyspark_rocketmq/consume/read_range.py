@@ -16,7 +16,8 @@ from pyspark_rocketmq.options.subscription import EVERYTHING
 class ReadSettings(NamedTuple):
     """How the ranges of a plan are read: one value for all of them, from the driver to the tasks.
 
-    An option that tasks need is a field here, with the name it has in ``ReadOptions``: :meth:`of` copies it.
+    :meth:`of` derives some fields from the options of a query, and copies the others, which have the names
+    of their options in ``ReadOptions``.
     """
 
     fail_on_data_loss: bool
@@ -96,6 +97,9 @@ class ReadRange:
 
     @property
     def pulled_from(self) -> int:
-        """Offset of the first message that is pulled; messages before the range are only compared."""
+        """Offset of the first message that is pulled: that of a remembered one before the range, if any.
+
+        Messages before the range are only compared with the remembered one, and not read.
+        """
         before = self.witnesses.before
         return self.planned.start if before is None else before.queue_offset

@@ -13,7 +13,7 @@ from pyspark_rocketmq.stored_values import RetrySpan
 
 
 def times_by_index(spans: Iterable[RetrySpan], first_at: Callable[[int], int]) -> dict[int, int]:
-    """Return how often each message of a range was given back, by its index in the range.
+    """Return how often messages of a range were given back, by index in the range; no entry means never.
 
     ``first_at`` returns the index of the first message at or after a queue offset.
     """

@@ -92,7 +92,9 @@ class Segments:
         return self._segments[self._first_open].next_offset if self._open_count else self._next_start
 
     def pulls(self, at_most: int, *, most_open: int, has_room: bool) -> list[SegmentPull]:
-        """Return the pulls to send now, ascending; each is given out once until it is reported.
+        """Return the pulls to send now, ascending.
+
+        A segment has no further pull before :meth:`answered` or :meth:`lost` has reported the earlier one.
 
         Args:
             at_most: Maximum number of pulls to return.
@@ -111,7 +113,10 @@ class Segments:
         return pulls
 
     def pull_at_end(self) -> SegmentPull | None:
-        """Return the pull to send at an open end; None before that end, or while pulls are in flight."""
+        """Return the pull that waits for more messages at an open end, to be sent now.
+
+        None if the end is not open, if it is not reached, or while pulls are in flight.
+        """
         if self.in_flight or not self._has_open_end or self.reached < self.end:
             return None
         self.in_flight = 1
@@ -206,7 +211,10 @@ class Segments:
         self._first_open = candidate
 
     def take(self) -> list[PullChunk]:
-        """Return the chunks next in queue order; a segment's only if all earlier ones are complete."""
+        """Remove and return the chunks next in queue order.
+
+        These are the chunks of the complete segments at the front, and those so far of the next segment.
+        """
         taken: list[PullChunk] = []
         segments = self._segments
         while self._taken_id < self._first_open:

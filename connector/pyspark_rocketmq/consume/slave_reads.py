@@ -62,7 +62,10 @@ def offsets_in_doubt(
 def starts_in_doubt(
     times: QueuePositions, found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Return queues whose start by time (``found``) is a slave's first message: its master may have more."""
+    """Return queues whose start by time (``found``) is a slave's first message, with an offset above 0.
+
+    Its master may have earlier messages of that time.
+    """
     return tuple(
         queue
         for queue in sorted(bounds)
@@ -76,7 +79,7 @@ def ends_in_doubt(
     """Return queues whose end by time (``found``) is after all messages of a slave: its master may have more.
 
     A slave copies its master's log in order. So a message of any queue of the broker, stored at that time or
-    later, shows that nothing earlier is missing.
+    later, shows that nothing earlier is missing; queues of such a broker are not returned.
     """
     newest: dict[str, int] = {}
     for queue, each in bounds.items():
@@ -132,7 +135,10 @@ class ReplicaSelector:
             self.broker_id = broker_id
 
     def disappointed(self, by: int, now_s: float) -> bool:
-        """Note that ``by`` brought nothing; return True if it is a replica, so that the master is asked."""
+        """Note that broker ``by`` gave no answer that counts (rule 2); return whether this is a replica.
+
+        After a replica the master is pulled from.
+        """
         if by == MASTER_ID:
             return False
         self.broker_id = MASTER_ID

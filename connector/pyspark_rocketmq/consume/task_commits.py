@@ -27,9 +27,9 @@ LONGEST_WAIT_S: Final = 0.005
 
 
 class TaskCommits:
-    """Times of one task's commits.
+    """Decides when one task begins its next commit.
 
-    The ranges decide what a commit takes.
+    A commit takes what the task's ranges have settled; this class keeps none of it.
     """
 
     def __init__(self) -> None:
@@ -56,5 +56,5 @@ class TaskCommits:
         return is_earlier
 
     def begins(self) -> None:
-        """Begin a commit of all that is settled; to be called before anything is taken."""
+        """Note that a commit of all that is settled begins; to be called before it takes anything."""
         self._due_s = inf

@@ -62,7 +62,7 @@ class TaskCuts:
 
     @property
     def is_held(self) -> bool:
-        """Whether no message may be delivered before the next cut begins (rule 4)."""
+        """Whether no message may be delivered before the next cut, or commit by the task, begins (rule 4)."""
         return self._row_bytes >= self._most_row_bytes
 
     def limit_rows(self, nbytes: int) -> None:
@@ -74,13 +74,17 @@ class TaskCuts:
         self._row_bytes += nbytes
 
     def cuts_itself(self) -> bool:
-        """Return whether to begin a cut by itself now (rule 4); call after each new row and each commit."""
+        """Return whether the task is to begin a cut or commit now that the driver has not asked for (rule 4).
+
+        Call this after each new row and each commit. After True the answer is False until a cut, or a commit
+        by the task, begins.
+        """
         is_due = self.is_held and not self._is_full and not self._is_own_cut_wanted
         self._is_own_cut_wanted |= is_due
         return is_due
 
     def rows_taken(self) -> None:
-        """Note that the rows which are in no cut have left the task in another way."""
+        """Note that a commit by the task itself takes the rows which are in no cut."""
         self._is_own_cut_wanted = False
         self._row_bytes = 0
 
@@ -90,7 +94,7 @@ class TaskCuts:
         return self._reports()
 
     def cut_wanted(self) -> bool:
-        """Return whether to begin a cut that the driver asks for.
+        """Note that the driver asks for a cut; return whether to begin the cut.
 
         False if nothing is settled, or if two parts are not committed.
         """
@@ -116,7 +120,10 @@ class TaskCuts:
         self._in_doubt.pop(part_id, None)
 
     def over(self, part_ids: Collection[str]) -> bool:
-        """Note that parts are over; return whether the task must report that it is dirty (rule 2)."""
+        """Note that parts were committed or dropped; return whether the task must report that it is dirty.
+
+        See rule 2.
+        """
         self._open.difference_update(part_ids)
         return self._reports()
 

@@ -73,21 +73,23 @@ class RangeInstructions:
     def is_given_up(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - a subclass's
         """Return whether the range of ``queue`` must make no further delivery; once true, it stays true.
 
-        Deliveries that the listener has answered before still count, as when a range's time is used up (D7).
+        The result of the range still has the deliveries that the listener has answered before, as when a
+        range's time is used up (D7).
         """
         return False
 
     def idles(self, changed: Callable[[], None]) -> None:
-        """Report, once, that the task has only suspended queues left; return immediately.
+        """Report that the task has only suspended queues left; call this only once; returns immediately.
 
         Args:
             changed: Called by another thread when ``is_batch_at_work`` may have become false; must not wait.
         """
 
     def is_batch_at_work(self) -> bool:
-        """Return whether other tasks of the batch have work, so that this one may wait for suspended queues.
+        """Return whether the task may wait for suspended queues.
 
-        Once False, it stays False.
+        With closed ranges it may after :meth:`idles`, while other tasks of the batch have work. With open
+        ranges it may until the driver ends the task. Once False, it stays False, except before :meth:`idles`.
         """
         return False
 
@@ -101,11 +103,15 @@ class RangeInstructions:
     def notifies(self, changed: Callable[[], None]) -> None:
         """Set the function to call when ``is_paused`` or ``is_given_up`` has changed; it must not wait.
 
-        It is used in real time: there a queue may have no messages for hours, so the task must be notified.
+        Engines need it in real time: there a queue may have no messages for hours, so the task must be
+        notified.
         """
 
     def stands(self, queue: MessageQueue, reason: str, *, is_reset: bool = False) -> None:
-        """Report that an open range cannot go on: only another plan can continue its queue."""
+        """Report that an open range cannot go on: only another plan can continue its queue.
+
+        ``reason`` is a phrase for the log; ``is_reset``: an operator has reset the queue.
+        """
 
     def counts_rows(self) -> bool:
         """Return whether to call :meth:`rows_grew`; the answer does not change during a task."""
@@ -168,7 +174,7 @@ class Rest(NamedTuple):
 
 
 class _Waiting(NamedTuple, Generic[QueueT]):
-    """A queue that waits for a worker, or the next piece to read."""
+    """An entry in the order of work: a queue, due now or later, or (None) the next piece to read."""
 
     place_s: float
     """Place in the order, as a time: of those that are due, the smallest comes first."""
@@ -207,7 +213,10 @@ class TaskTurns(Generic[QueueT]):
 
     @property
     def is_led(self) -> bool:
-        """Whether the task goes on by itself: more may arrive, or a queue is left that is not suspended."""
+        """Whether the task goes on even if no other task of its batch has work.
+
+        It does while more may arrive, or while a queue is left that is not suspended, or that leads.
+        """
         return self._is_arriving or bool(self._leading)
 
     @property
@@ -217,12 +226,12 @@ class TaskTurns(Generic[QueueT]):
 
     @property
     def is_somebody_waiting(self) -> bool:
-        """Whether a queue, or a piece to read, waits for a worker."""
+        """Whether a queue, or a piece to read, waits for a worker, even if the queue is still suspended."""
         return bool(self._waiting)
 
     @property
     def has_more(self) -> bool:
-        """Whether a queue waits for a worker or for messages, or more may arrive."""
+        """Whether a queue waits (for a worker, for messages, or suspended), or more may arrive."""
         return bool(self._waiting or self._dry) or self._is_arriving
 
     @property
@@ -231,7 +240,7 @@ class TaskTurns(Generic[QueueT]):
         return self._is_arriving
 
     def is_suspended(self, queue: QueueT) -> bool:
-        """Return whether the queue has no worker and waits after a suspension, in this task or before it."""
+        """Return whether the queue has had no worker since it was suspended, in this task or before it."""
         return self.is_waiting(queue) and (queue in self._suspended or queue not in self._leading)
 
     def is_waiting(self, queue: QueueT) -> bool:
@@ -358,7 +367,8 @@ class TaskTurns(Generic[QueueT]):
     def leaves(self, queue: QueueT) -> bool:
         """Note that a worker leaves a queue; return False if it is the only one left, which must stay.
 
-        No other worker joins the last one any more.
+        Before this worker goes, it reports the queue's state: dry, yielded, suspended or ended. Until then no
+        other worker joins.
         """
         if self._in_hand[queue] > 1:
             self._in_hand[queue] -= 1

@@ -133,7 +133,7 @@ class BatchRunner:
             self._hub.over(end.plan, lambda: self._parts.await_shown(committed))
 
     def _run(self, batch: DataFrame, open_batch: OpenBatch) -> BatchEnd:
-        """Evaluate the batch, and commit the parts that are handed over meanwhile."""
+        """Evaluate the batch, and commit the parts that are handed over meanwhile; return what is left."""
         self._committed = {}
         terms = None
         if self._hub is not None:

@@ -48,7 +48,7 @@ _LOOKS: Final = 8
 
 
 def storage_secrets_of(store: OffsetStore) -> dict[str, str]:
-    """Return renewed storage options of the store; empty if it has none that must be renewed."""
+    """Renew the store's storage options, and return them; empty if it has none that must be renewed."""
     return store.renew_storage() if isinstance(store, RenewsStorage) else {}
 
 
@@ -257,7 +257,11 @@ def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
 
 
 def _host_without(spark: SparkSession, folder: Path) -> str | None:
-    """Return a host that does not see a new file in ``folder``; None if all see it."""
+    """Return a host that does not see a new file in ``folder``; None if there is none.
+
+    Only hosts on which one of a few tasks happens to run are asked. The folder is made if this machine lacks
+    it.
+    """
     marker = folder / f"_rocketmq_{uuid.uuid4()}"
     folder.mkdir(parents=True, exist_ok=True)
     marker.touch()

@@ -157,7 +157,11 @@ class ChangeListener:
     def _carried(self, change: Change) -> str | None:
         """Return the values of columns that the table did not have when the query started, as one text.
 
-        None if there are none, or if ``schema_changes`` is ``ignore``.
+        None if there are none, or if ``schema_changes`` is ``ignore``. A column that an update leaves out
+        counts, too, with null.
+
+        Raises:
+            Unusable: If the text cannot hold a value, a name is impossible, or such columns end the query.
         """
         if self._schema_changes == "ignore":
             return None
@@ -257,9 +261,11 @@ class ChangeListener:
 
 
 def _converted(value: Any, type_: st.DataType) -> Any:
-    """Convert a value to the Python class of its column, if a text or number holds exactly such a value.
+    """Convert a text or a number to the Python class of its column, if it holds exactly such a value.
 
-    If messages lack the source's types, decimals and times are texts, and numbers with a fraction decimals.
+    Other values are returned as they are, or cause a ValueError or an ArithmeticError; the caller handles
+    both. If messages lack the source's types, decimals and times are texts, and numbers with a fraction
+    decimals.
     """
     match type_, value:
         case _, str():
@@ -300,7 +306,7 @@ def _has_zones_of(type_: st.DataType, value: Any) -> bool:
 
 
 def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:
-    """Return the reason to end the query at a statement that takes these columns of its table away."""
+    """Return the error that ends the query at a statement that drops or renames columns of its table."""
     problem = SchemaChanged(
         f"The source has dropped or renamed {', '.join(removed)} of {change.table}, which the table "
         f"still has ({change.statement:.200}). Stop the query and rewrite the table without it (in "
@@ -319,12 +325,15 @@ def bad_row(decoded: Decoded, problem: Unusable, body: bytes) -> dict[str, Any]:
 def place_of(change: Change, offset: int, number: int, *, by_queue: bool) -> Order:
     """Return the place of a change in the order of its table's changes.
 
-    ``offset`` is the queue offset of its message, ``number`` its number in the message.
+    ``offset`` is the queue offset of the change's message, ``number`` the change's number in this message.
+    With ``by_queue`` only these two decide; otherwise first the change's position in the source's log.
 
-    A snapshot's row without a position is below all that have one: changes since then are in the log.
+    A snapshot's row without a position is below all changes that have one: changes since the snapshot are in
+    the log.
 
     Raises:
-        Unusable: If the change has no position although it needs one, or an invalid one.
+        Unusable: If the position is invalid, or it is missing, except from a snapshot's row and with
+            ``by_queue``.
     """
     is_snapshot = change.operation is Operation.SNAPSHOT
     if change.position is None and not by_queue and not is_snapshot:
@@ -356,7 +365,8 @@ def whole_row_problem(absent: Sequence[str]) -> Unusable:
 def _operation(decoded: Decoded, problem: Unusable) -> str:
     """Return the operation for the row of a change that cannot be applied.
 
-    A truncation keeps its own, because the sink always stops at a truncation that cannot be applied.
+    It is that of ``problem``. Only a truncation keeps its own, because the sink always stops at a truncation
+    that cannot be applied.
     """
     is_truncation = isinstance(decoded, Change) and decoded.operation is Operation.TRUNCATE
     return str(Operation.TRUNCATE) if is_truncation else problem.operation

@@ -51,9 +51,11 @@ _MAY_OVERFLOW: Final = r"[0-9][eE]\+?[0-9]{2}|[0-9]{39}"
 def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> Column:
     """Decode a binary ``body`` into a struct of ``schema``, with the ``options`` of ``from_json``.
 
-    The result is null unless each column has exactly the value that the body has. Only floating-point
-    numbers are rounded to their column, and all decimals to the scale of their wider type, which is their
-    own for decimals of 38 digits: as a string, a number has only a double's digits.
+    The result is null unless each column has exactly the value that the body has, with two exceptions.
+    Floating-point numbers are rounded to their column. Decimals are rounded, before they are compared, to the
+    scale of the wider type into which they are parsed: 30 digits behind the point for ``DECIMAL(10, 2)``, and
+    for a decimal of 38 digits its own scale. Such rounding cannot be noticed: as a string, a number has only
+    a double's digits.
     """
     schema = StructType(_nullable_fields(schema))
     text = body.cast("string")

@@ -83,7 +83,7 @@ class Connection:
 
     @property
     def why_not_open(self) -> str:
-        """Reason why a connection is not open when its time is up, although no error occurred."""
+        """Reason in words why this connection has not opened in time, provided that no error ended it."""
         if not self.is_secured:
             return "the other side has not finished the TLS handshake in time"
         if self.has_received:
@@ -104,7 +104,7 @@ class Connection:
 
 
 class ConnectionLoop(ABC):
-    """Base class of both ends: the thread and its connections.
+    """Base class of the hub and of its clients: one thread and the connections that it serves.
 
     A subclass overrides ``_received`` and ``_lost``, and perhaps ``_opened``, ``_tick`` and ``_next_tick_s``.
     The thread calls these methods; they must not wait.
@@ -129,7 +129,7 @@ class ConnectionLoop(ABC):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Close the sockets in a child of ``fork()`` without ending the parent's connections."""
+        """Close the sockets in a child of ``fork()``, which cannot use them; the parent's stay open."""
         self._close_sockets()
 
     def close(self) -> None:
@@ -359,7 +359,8 @@ class Reconnecting:
 class HubClient(ConnectionLoop, Generic[ReceivedT]):
     """A planner's or worker's connection to the driver; after a short break it may connect again.
 
-    After it has called ``lost``, it makes no further connection; make another client then.
+    After the client has called the function ``lost``, it makes no further connection; make another client
+    then.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ MakeCommit = Callable[[Commit], Committed]
 
 
 class BatchEnd(NamedTuple):
-    """The end of a batch's job, after everything that tasks have handed over is committed."""
+    """Result of :meth:`DriverControl.end`: the batch's plan, by number, and what is still to be committed."""
 
     plan: int = 0
     rest: Group | None = None
@@ -161,7 +161,9 @@ class DriverControl:
         return self._hub.address.to_text()
 
     def lives_with(self, is_alive: Callable[[], bool], stop: Callable[[], None] | None = None) -> None:
-        """Close, and call ``stop``, soon after ``is_alive`` returns False or everything is consumed.
+        """Close soon after ``is_alive`` returns False or everything is consumed.
+
+        Whenever the hub closes, also by :meth:`close`, ``stop`` is called once no batch is under way.
 
         The planner reports that everything is consumed only in a query with ``availableNow``; without
         ``stop`` this report closes nothing. Spark does not end an idle query with its session, and the
@@ -172,15 +174,21 @@ class DriverControl:
         self._stop = stop
 
     def when_ended(self, ended: Callable[[], None]) -> None:
-        """Set the function to call when the query has ended and its last commit is over; it must not wait."""
+        """Set the function to call when the hub closes and the last batch is over; it must not wait.
+
+        The hub closes when the query has ended, or after :meth:`close`.
+        """
         self._on_end = ended
 
     def when_leaving(self, leaving: Callable[[], None]) -> None:
-        """Call ``leaving`` when queues are to be given up; it must not wait."""
+        """Set the function to call whenever the planner reports queues to give up; it must not wait."""
         self._on_leaving = leaving
 
     def close(self) -> None:
-        """End the connections and the threads, soon after the batch under way; return immediately."""
+        """Close the hub; return immediately.
+
+        Tasks end after their current calls; once their batch is over, the connections and the threads end.
+        """
         self._is_closed = True
         self._is_look_wanted.set()
 
@@ -217,7 +225,8 @@ class DriverControl:
     def end(self, parts: Sequence[Part], *, could_ask: bool | None) -> BatchEnd:
         """End the job: accept no further part, and wait until the accepted ones are committed.
 
-        ``parts`` come with the job's result. ``could_ask``: see ``HubState.batch_ends``.
+        ``parts``: the parts in the job's result; those that were not handed over are returned.
+        ``could_ask``: see ``HubState.batch_ends``.
 
         Raises:
             RocketMQError: If tasks had to connect and could not, or if a task has failed with an error that
@@ -245,7 +254,10 @@ class DriverControl:
         return self._hub.query(lambda state: BatchEnd(state.plan, state.rest(parts)))
 
     def cut_short(self) -> None:
-        """End a job that has failed or was cancelled; accepted parts are committed, if that does not fail."""
+        """End a job that has failed or was cancelled.
+
+        Wait until its accepted parts are committed, or could not be; the error of a commit is not raised.
+        """
         self._end_job(could_ask=None, is_whole=False)
 
     def _end_job(self, *, could_ask: bool | None, is_whole: bool) -> BaseException | None:
@@ -352,10 +364,10 @@ class DriverControl:
         self._end()
 
     def _has_ended(self) -> bool:
-        """Return whether the query has ended.
+        """Return whether the query has ended, or :meth:`close` was called.
 
-        The loss of the planner only makes the thread look: Spark ends the planner, and lets a batch fail,
-        before it notes that the query has ended.
+        When the planner's connection is lost, the watching thread only calls this method: Spark ends the
+        planner, and lets a batch fail, before Spark notes that the query has ended.
         """
         if not self._is_alive():
             self._is_closed = True

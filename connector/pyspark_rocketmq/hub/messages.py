@@ -51,10 +51,10 @@ def listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:
 
 
 def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
-    """Return the queues in a message.
+    """Return the queues in the value ``queues`` of a message.
 
     Raises:
-        RemoteProtocolError: If it is not a list of queues.
+        RemoteProtocolError: If the value is not a list of queues.
     """
     try:
         return frozenset(
@@ -118,7 +118,7 @@ def _part_if_any(facts: Any, peer: str) -> Part | None:
 
 @dataclass(frozen=True, slots=True)
 class FatalError:
-    """An error of a task that would occur again in another attempt, so that the batch must fail."""
+    """Class and text of a task's error that would occur again in another attempt, so the batch must fail."""
 
     kind: str
     """Name of its class, one of this package's errors."""
@@ -205,7 +205,7 @@ class PlannerLeaving:
 
 @dataclass(frozen=True, slots=True)
 class StoreChanged:
-    """Queues were reset in the offset store, so the driver must compare it with the batch."""
+    """Queues were reset in the offset store, so the driver must compare the epochs there with the batch's."""
 
     kind: ClassVar[str] = "look"
 
@@ -283,9 +283,9 @@ class PartHandedOver:
 
 @dataclass(frozen=True, slots=True)
 class TaskDirty:
-    """The task has results that no cut has taken yet.
+    """The task has results that are in no part yet.
 
-    It is sent at most once between two cuts, and again after a new connection.
+    It is sent at most once between two cuts (:class:`CutWanted`), and again after a new connection.
     """
 
     kind: ClassVar[str] = "dirty"
@@ -294,7 +294,10 @@ class TaskDirty:
 
 @dataclass(frozen=True, slots=True)
 class NothingToCut:
-    """The task has no part for a cut: it has no new results, or too many of its parts are not committed."""
+    """Answer to :class:`CutWanted` without a part.
+
+    The task has no new results, or too many of its parts are not committed.
+    """
 
     kind: ClassVar[str] = "nothing"
     task: str
@@ -384,7 +387,10 @@ class PlanOver:
 
 @dataclass(frozen=True, slots=True)
 class QueuesFree:
-    """Queues that another member may have: no task delivers them, and no result of them is uncommitted."""
+    """Queues that another member of the group may have.
+
+    No task delivers them any more, and all their results are committed or dropped.
+    """
 
     kind: ClassVar[str] = "free"
     plan: int
@@ -405,7 +411,7 @@ class StorageRenewed:
 
 @dataclass(frozen=True, slots=True)
 class TaskMayBegin:
-    """The task may begin with its queues, except those that are ``left_out``."""
+    """The task may begin with its queues, except those that are ``left_out``; none if ``is_stopped``."""
 
     kind: ClassVar[str] = "go"
     task: str
@@ -416,7 +422,10 @@ class TaskMayBegin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskMayGoOn:
-    """A task with open ranges may deliver again; it first sends again the parts that have not arrived."""
+    """Answer to :class:`TaskResumes`: the task may deliver again, unless ``is_stopped``.
+
+    If it may, it first sends again the parts that have not arrived.
+    """
 
     kind: ClassVar[str] = "go_on"
     task: str
@@ -434,7 +443,10 @@ class TaskMayGoOn:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpQueues:
-    """Instruction to deliver nothing more from these queues, and to send their results so far."""
+    """Instruction to deliver nothing more from these queues, and to send their results so far.
+
+    If ``is_dropped``, the task drops these results instead.
+    """
 
     kind: ClassVar[str] = "give_up"
     task: str
@@ -464,7 +476,9 @@ class PartTaken:
 
 @dataclass(frozen=True, slots=True)
 class CutWanted:
-    """Request for a part of the results so far; answered by :class:`PartHandedOver` or :class:`NothingToCut`.
+    """Request (a *cut*) to send all results so far as one part, with :class:`PartHandedOver`.
+
+    A task without such a part answers :class:`NothingToCut`.
 
     From then on the task sends :class:`TaskDirty` again when it has new results.
     """
@@ -597,7 +611,10 @@ def _entries(kind: type[Message]) -> tuple[tuple[str, str, _Form], ...]:
 
 
 def _entry(name: str, hint: Any) -> tuple[str, str, _Form]:
-    """Return the entry of a field from its annotation; a plain type is its own reader."""
+    """Return attribute, name in JSON and form of a field with the annotation ``hint``.
+
+    A field of a plain type, such as int, is written as it is and read by calling the type.
+    """
     kind, *notes = get_args(hint) or (hint,)
     key, form = name, _Form(lambda value: value, lambda value, _: kind(value))
     for note in notes:

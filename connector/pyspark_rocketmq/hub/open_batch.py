@@ -65,7 +65,7 @@ class OpenBatch:
         return None if at_s == inf else at_s
 
     def begins(self, partition: int, *, tasks: int, lasts_s: float, now_s: float) -> None:
-        """Note that a task begins, in a batch of ``tasks`` tasks that may last for ``lasts_s`` seconds."""
+        """Note that a task begins; the batch has ``tasks`` tasks and may last for ``lasts_s`` seconds."""
         if not self.is_open:
             self.is_open, self._tasks = True, tasks
             self._began_s, self._ends_s = now_s, now_s + lasts_s

@@ -53,7 +53,7 @@ class QueueLocks(Protocol):
     """The part of a group's member that the planner's connection uses: it unlocks queues that are free."""
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
-        """Note that queues of a plan are free, all of them if None; an older plan changes nothing."""
+        """Note that queues of a plan are free, all of them if None; ignored unless it is the newest plan."""
         ...
 
 
@@ -114,7 +114,7 @@ class PlannerControl:
         return self._calls_end_s
 
     def was_reset(self) -> None:
-        """Report that queues were reset in the offset store, so that the driver reads it now."""
+        """Report that queues were reset in the offset store, so that the driver compares epochs now."""
         self._send(StoreChanged())
 
     def storage_options(self) -> Mapping[str, str] | None:

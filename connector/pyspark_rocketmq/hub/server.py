@@ -240,7 +240,7 @@ class HubServer(ConnectionLoop):
     def _task_event(
         self, connection: Connection, message: TaskBegins | TaskResumes | TaskIdle | TaskFailed | TaskDone
     ) -> list[Action]:
-        """Pass the beginning or the end of a task to the state."""
+        """Pass to the state that a task begins, resumes, is idle, has failed or is done."""
         state, now_s = self._state, self._clock.monotonic_s()
         match message:
             case TaskBegins():

@@ -37,7 +37,7 @@ _TLS_HANDSHAKE: Final = b"\x16\x03"
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """Address at which the driver accepts planner and tasks; its repr contains no secret."""
+    """Address of the driver's hub, with the query's secret key; its repr does not show the key."""
 
     host: str
     port: int

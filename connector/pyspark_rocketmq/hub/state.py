@@ -107,13 +107,13 @@ class Flushed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The batch in real time is being ended; only for the log."""
+    """Log that the batch in real time is being ended; there is nothing else to do."""
 
     ending: Ending
 
 
 class StillDelivered(NamedTuple):
-    """The batch is over although an attempt that Spark believes dead may still deliver; only for the log."""
+    """Log that the batch is over although an attempt that Spark believes dead may still deliver."""
 
 
 Action = Send | Commit | Look | Flushed | Ended | StillDelivered
@@ -163,7 +163,10 @@ class _Task:
 
 
 class _Closing(NamedTuple):
-    """The end of a batch, which waits until no task delivers any more."""
+    """Data of an open batch whose end waits until no task delivers any more.
+
+    The batch then ends with ``could_ask``, at ``until_s`` (monotonic seconds) in any case.
+    """
 
     could_ask: bool | None
     until_s: float
@@ -254,7 +257,10 @@ class HubState:
             self._settled.clear()
 
     def must_leave(self, number: int, queues: Queues, now_s: float) -> list[Action]:
-        """Take all queues of the newest plan that are to be given up so far; ignored for another plan."""
+        """Note which queues of plan ``number`` are to be given up: all so far, not only new ones.
+
+        Ignored unless it is the newest plan.
+        """
         if number != self._plan:
             return []
         self._leaving = queues
@@ -262,7 +268,7 @@ class HubState:
         return self._give_up(now_s)
 
     def replan(self, number: int, why: str, now_s: float) -> list[Action]:
-        """Note that the planner wants to replace plan ``number``; ignored if that has happened already."""
+        """Note that the planner wants to replace plan ``number``; ignored unless it is the newest plan."""
         if number != self._plan:
             return []
         self._replan = number, why
@@ -270,7 +276,7 @@ class HubState:
         return self._end_if_due(now_s)
 
     def planner_leaves(self, plan: int, now_s: float) -> list[Action]:
-        """Note that the planner ends, and waits until nothing of ``plan`` is delivered any more."""
+        """End the tasks: the planner ends, and waits until nothing of ``plan`` is delivered any more."""
         self._last_plan = plan
         return self._stop_tasks(now_s) + self._over_for_good()
 
@@ -316,9 +322,9 @@ class HubState:
         return self.must_ask
 
     def job_is_over(self, now_s: float, *, is_whole: bool) -> list[Action]:
-        """Note that the job has ended, before :meth:`batch_ends`: further results of its tasks are useless.
+        """Note that the job has ended, and end its tasks; call this before :meth:`batch_ends`.
 
-        ``is_whole``: the job is complete; otherwise it failed or was cancelled, and its tasks may go on.
+        ``is_whole``: the job is complete; otherwise it failed or was cancelled, and its tasks may still run.
         """
         if not is_whole:
             followed = {task.start.partition for task in self._tasks.values() if not task.is_lost}
@@ -336,7 +342,8 @@ class HubState:
 
         A batch with open ranges whose job is complete first waits, for a minute at most, for attempts that
         may still deliver. :class:`Flushed` is among the actions of this event or of a later one.
-        ``could_ask``: whether all of the batch's tasks were connected; None if it had no tasks that ask.
+        ``could_ask``: whether all of the batch's tasks were connected; None if it had no tasks that ask, or
+        the job has no result.
         ``is_whole``: see :meth:`job_is_over`.
         """
         if self._open.is_open and is_whole:
@@ -410,7 +417,7 @@ class HubState:
         return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
 
     def moved(self, epochs: Mapping[MessageQueue, int], now_s: float) -> list[Action]:
-        """Compare the stored epochs with those that the running tasks began with.
+        """Compare the stored epochs with those that the tasks of the batch began with.
 
         A queue with another epoch was claimed or reset since then, so nothing more of it may be committed.
         """
@@ -542,7 +549,7 @@ class HubState:
         return self._carry_out(self._cuts.nothing(task_id, cut, now_s), now_s)
 
     def released(self, peer: Hashable, task_id: str, queues: Queues, now_s: float) -> list[Action]:
-        """Note that a task delivers nothing more from these queues, and drops results it has not sent."""
+        """Note that a task delivers nothing more from these queues, and has no further results of them."""
         if self._task(peer, task_id) is None:
             return []
         return self._carry_out(self._cuts.released(task_id, queues, now_s), now_s)
@@ -611,7 +618,7 @@ class HubState:
 
     @property
     def next_tick_s(self) -> float | None:
-        """Time at which :meth:`tick` must be called; None if there is nothing to wait for."""
+        """Time at which :meth:`tick` must not be late; None if it is enough to call it twice a second."""
         cut_s, end_s = self._cuts.next_tick_s, self._open.next_tick_s
         if cut_s is None or end_s is None:
             return end_s if cut_s is None else cut_s
@@ -681,7 +688,7 @@ class HubState:
         return len(running) < self._slots.at_once and now_s - first_idle_s < _BEGIN_WITHIN_S
 
     def _end_idle(self, now_s: float) -> list[Action]:
-        """End idle tasks if there is no task left for which they could wait."""
+        """End the idle tasks that wait, unless their batch is still at work (rule 5)."""
         waiting = [task for task in self._tasks.values() if task.is_waiting and task.is_running]
         return self._end_waiting(waiting) if waiting and not self._is_at_work(now_s) else []
 

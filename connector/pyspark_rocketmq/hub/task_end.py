@@ -238,6 +238,7 @@ class TaskControl(RangeInstructions):
     def commit_when(self, settled: Callable[[], None], rests: Callable[[], None]) -> None:
         """Set the functions that :meth:`settled` and :meth:`rests` call, for a task that commits by itself.
 
+        ``settled`` is called when a range has new results, ``rests`` when nothing is to be delivered for now.
         They are called on any thread and must not wait.
         """
         self._on_settled, self._on_rest = settled, rests
@@ -395,7 +396,7 @@ class TaskControl(RangeInstructions):
         self._connection.send(TaskFailed(self.id, fatal))
 
     def ask(self, batch_id: int, partition: int, *, attempt: int, tasks: int) -> None:
-        """Ask the driver with which of its queues the task may begin; then call :meth:`await_answer`."""
+        """Ask the driver with which of the task's queues to begin; then call :meth:`await_answer`."""
         with self._guard:
             self._begin = TaskBegins(
                 task=self.id,
@@ -617,7 +618,7 @@ class _DriverConnection:
     ) -> TaskControl | None:
         """Register a task; return None if it needs another connection, because this one is lost.
 
-        Only a task with open ranges can wait until the process has connected again.
+        A task with open ranges is registered during a break, too, and waits for the next connection.
         """
         instructions = TaskControl(self, places, is_cut=is_cut, open_for_s=open_for_s)
         with self._guard:
@@ -694,7 +695,9 @@ def ask_driver(
     tasks: int = 1,
     open_for_s: float | None = None,
 ) -> TaskControl | None:
-    """Ask the driver which of a task's ranges to leave out; return None if no answer comes in time.
+    """Ask the driver which of a task's ranges to leave out; return the object that has the answer.
+
+    Return None if the driver cannot be reached or does not answer in time.
 
     Args:
         terms: Address and rules of the batch.
@@ -717,9 +720,9 @@ def ask_driver(
 def _registered(
     terms: ControlEndpoint, places: Mapping[MessageQueue, Place], open_for_s: float | None
 ) -> TaskControl | None:
-    """Register a task on a connection; return None if there is none.
+    """Register a task on a connection; return None without a connection.
 
-    A connection may be lost between the look at it and the task's registration. Then there is another try.
+    A connection may be lost just before the task's registration. Then another one is tried, at most twice.
     """
     for _ in range(_CONNECTIONS):
         connection = _connected(terms) if open_for_s is None else _surely_connected(terms)
@@ -732,7 +735,7 @@ def _registered(
 
 
 def _surely_connected(terms: ControlEndpoint) -> _DriverConnection | None:
-    """Connect for a task with open ranges; try for as long as after a break.
+    """Connect for a task with open ranges; return None if that fails for ten seconds, as after a break.
 
     Without a connection the task fails, and Spark soon gives up its query.
     """

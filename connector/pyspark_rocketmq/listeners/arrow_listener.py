@@ -136,7 +136,10 @@ def _arrow_column(name: str, column: pd.Series[Any], context: DeliveryContext) -
 
 
 def _has_arrow_type(column: pd.Series[Any]) -> bool:
-    """Return whether Arrow can convert the whole column; values of other types are checked one by one."""
+    """Return whether the column has numbers, booleans or strings, which Arrow converts as a whole.
+
+    The caller has the values of any other column checked one by one.
+    """
     is_of = pd.api.types
     return (
         is_of.is_bool_dtype(column.dtype)

@@ -54,7 +54,7 @@ class ListenerCall:
 
     @property
     def is_all_done(self) -> bool:
-        """Whether the call has ended with all messages done and without a problem to report."""
+        """Whether the call has ended, has acknowledged all messages, and has no problem to report."""
         answer = self.answer
         return answer is not None and answer.acknowledged == len(self.messages) and answer.problem is None
 

@@ -255,7 +255,10 @@ class DeliveryContext:
         return _PositionLogger(_listener_logger, {"position": f"{self.message_queue} queueOffset={at}"})
 
     def take_emitted(self) -> list[Emitted]:
-        """For the engine: take the rows of this delivery, each with its message's queue offset first."""
+        """For the engine: remove and return the rows of this delivery.
+
+        The first column of the rows is the queue offset of their message.
+        """
         emitted, self._emitted = self._emitted, []
         self._buffer, self._look_at = None, LOOK_EVERY
         return emitted
@@ -287,7 +290,10 @@ class DeliveryContext:
         self._current = message
 
     def broken_at(self, where: str) -> RocketMQError:
-        """For the engine: return the error that ends the query if ``broken`` is set (D5)."""
+        """For the engine, once ``broken`` is set: return it as the error that ends the query (D5).
+
+        ``where`` describes the place in the queue, for the error's text.
+        """
         if not isinstance(self.broken, SchemaError):
             return RocketMQError(f"{where}: {self.broken}")
         return SchemaError(
@@ -367,7 +373,7 @@ class ConsumeConcurrentlyContext(DeliveryContext):
 
 
 class _Followed(list[MessageExt]):
-    """A list whose ``for`` loop sets the context's current message; after ``break`` it stays."""
+    """A list whose ``for`` loop sets the context's current message; a ``break`` leaves it set."""
 
     def __init__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> None:
         super().__init__(messages)

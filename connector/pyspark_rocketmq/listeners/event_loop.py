@@ -77,7 +77,8 @@ def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> Re
     """Call ``begin`` on the loop and wait for its result; from any thread except the loop's.
 
     Raises:
-        TimeoutError: If the call takes longer than ``timeout_s``; it is cancelled then.
+        TimeoutError: If the call takes longer than ``timeout_s``. The call is cancelled then; if it blocks
+            the loop, a new loop replaces that one.
     """
 
     async def run() -> ResultT:

@@ -97,7 +97,7 @@ def lease_of_opened(
 
 
 def _take(key: str) -> tuple[_Opened, bool]:
-    """Add a user; return also whether it is the first one, which has to open the listener."""
+    """Add a user of the listener ``key``; return its entry, and whether this user has to open it."""
     with _guard:
         found = _opened.get(key)
         opened = _opened[key] = found or _Opened()
@@ -173,7 +173,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _call(method: Callable[[], object], timeout_s: float) -> None:
-    """Call ``open`` or ``close``, on the event loop if it is an ``async def``."""
+    """Call ``open`` or ``close``; an ``async def`` on the event loop, for at most ``timeout_s``."""
     if inspect.iscoroutinefunction(method):
         run_on_loop(method, timeout_s)
     else:
@@ -207,11 +207,13 @@ class ListenerForm(Protocol):
 
 
 def form_of(listener: object, consumer_group: str = "", *, orderly: bool = True) -> ListenerForm:
-    """Return the form of a user's listener; a form is returned unchanged.
+    """Return a user's listener in the form that is pickled; such a form is returned unchanged.
+
+    A listener that is given as ``module:name`` is checked only where it is imported.
 
     Raises:
-        OptionError: If it is not a listener, does not take messages and a context, or is an ``async def`` for
-            consumption in order.
+        OptionError: If ``listener`` is no listener, does not take messages and a context, or is an
+            ``async def`` for consumption in order.
     """
     return _form(listener, _Origin(consumer_group, orderly, uuid4().hex))
 
@@ -258,7 +260,10 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
 
 
 def _parameters_given(listener: object) -> int | None:
-    """Return the number of arguments of ``consume_message``; None if only an instance shows that."""
+    """Return how many arguments ``listener.consume_message`` is called with.
+
+    These are two, and three for a class's function, with the object; None if only an instance shows it.
+    """
     if not isinstance(listener, type):
         return 2
     found = inspect.getattr_static(listener, "consume_message", None)

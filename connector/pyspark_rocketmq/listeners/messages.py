@@ -355,7 +355,7 @@ class ArrivedMessages(Sequence[MessageExt]):
             self._first, self._made = index, self._made_of(piece, at, self._extras[number])
 
     def _made_of(self, rows: pa.RecordBatch, at: int, extra: Mapping[str, str]) -> list[MessageExt]:
-        """Create objects from the next rows of a piece, from row ``at`` on."""
+        """Create objects from at most ``_MADE_AT_ONCE`` rows of a piece, from row ``at`` on."""
         return _messages(rows.slice(at, _MADE_AT_ONCE), self._queue, extra)
 
 

@@ -412,7 +412,7 @@ def _cast(column: pa.Array, field: pa.Field, types: Mapping[str, tuple[str, _Che
 
 
 def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a cast from ``given`` to ``wanted`` keeps the meaning of values; some may not fit."""
+    """Return whether a value of type ``given``, if it fits at all, keeps its meaning as ``wanted``."""
     if pa.types.is_dictionary(given):
         given = given.value_type
     if given == wanted or pa.types.is_null(given):

@@ -49,7 +49,7 @@ class QueueMetrics:
     moved to another consumer, or if the offset store refused this queue."""
 
     def is_suspended(self, now_s: float) -> bool:
-        """Whether the queue is paused because its listener gave back the next message (D3)."""
+        """Whether the queue is paused, usually because its listener gave back the next message (D3)."""
         return self.suspended_until_s is not None and self.suspended_until_s > now_s
 
 
@@ -212,14 +212,14 @@ def metrics_of_commit(
     since_s: float,
     now_s: float,
 ) -> BatchMetrics:
-    """Return the metrics of a commit while its batch runs; of a range, only offsets already read count.
+    """Return the metrics of a commit while its batch runs; ``planned`` counts only messages already read.
 
     Args:
         report: Report of the commit.
         query: The query's name, or its id if it has none.
         run_id: Id of the query's run.
         max_offsets: Ends of queues, as far as they are known.
-        since_s: Wall-clock second of the metrics before these.
+        since_s: Wall-clock second of the metrics before these, or of the run's start.
         now_s: Wall clock.
     """
     acks = {ack.queue: ack for ack in report.acks}
@@ -286,7 +286,7 @@ def _range_metrics(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> Qu
 
 
 def _planned(planned: QueueRange, ack: QueueAck | None) -> int:
-    """Return how many offsets a batch was to read; for an open range, how many it has read."""
+    """Return how many offsets a batch was to read; for an open range, how many messages it has read."""
     if not planned.has_open_end:
         return planned.count
     return 0 if ack is None else ack.read
@@ -306,7 +306,7 @@ def _plan_of(source: Mapping[str, Any]) -> _Plan | None:
 
 
 def _max_offsets(latest: object) -> Iterator[tuple[MessageQueue, int]]:
-    """Yield the offsets of the source's ``reportLatestOffset``; none if it could not query them."""
+    """Yield the ends of queues from the source's ``reportLatestOffset``; none if they are not known."""
     if not isinstance(latest, dict):
         return
     for topic, brokers in latest.items():

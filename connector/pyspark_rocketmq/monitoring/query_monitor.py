@@ -75,8 +75,8 @@ class StoredTimes:
     def ends(self, positions: Mapping[MessageQueue, int], *, asks: bool) -> dict[MessageQueue, int]:
         """Return the ends of the queues whose brokers answer.
 
-        With ``asks=False`` no broker is asked: return the ends found last. An end below the queue's position
-        in ``positions`` is raised to it, because messages up to there have been consumed since.
+        With ``asks=False`` no broker is asked: return the ends found last. Of these, an end below the queue's
+        position in ``positions`` is raised to this position, since messages up to there have been consumed.
         """
         if not asks:
             return {queue: max(end, positions.get(queue, end)) for queue, end in self._ends.items()}
@@ -115,7 +115,7 @@ class StoredTimes:
     def query(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
         """Return, by queue, the wall-clock second at which the message at its position was stored.
 
-        Queues whose brokers do not answer are left out.
+        Queues whose brokers do not answer, or have no such message, are left out.
         """
         self._known = {
             queue: known for queue, known in self._known.items() if positions.get(queue) == known[0]
@@ -286,7 +286,7 @@ class QueryMonitor(StreamingQueryListener):
     # --- Spark's listener -----------------------------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Note the query's name and run; its metrics begin with its first commit."""
+        """Note the query's name and run; its metrics begin with its first commit or micro-batch."""
         run = _Run(str(event.runId), event.name or str(event.id), self._clock.now_s())
         with self._guard:
             self._runs[str(event.id)] = run
@@ -364,7 +364,7 @@ class QueryMonitor(StreamingQueryListener):
         return metrics.with_stored_times(times.query(behind) if asks else times.last_known(behind))
 
     def _is_behind(self) -> bool:
-        """Whether newer metrics are waiting; brokers are then queried only for those."""
+        """Whether newer metrics are waiting; brokers are then queried only for the newer ones."""
         with self._guard:
             return self._waiting > 1
 

@@ -47,12 +47,12 @@ class GroupAtBrokers(Protocol):
         """Return the offsets of ``queues`` that have one; by default of all queues whose broker is running.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker did not answer.
+            BrokerOffsetUnavailable: If a broker of the queues, or the name servers, did not answer.
         """
         ...
 
     def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
-        """Store offsets, even lower ones.
+        """Store offsets, even lower ones; a broker that does not know the group stores nothing.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not store one; others may be stored.
@@ -85,7 +85,7 @@ class BrokerOffsetStore:
         return (self._group.consumer_group,) if self._group.read() else ()
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-        """Return the group's rows; nothing is known about other groups.
+        """Return the group's rows; empty if it is not the group of this store.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not answer.
@@ -104,7 +104,10 @@ class BrokerOffsetStore:
         at_brokers: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - they are its rows
         rows_before: Mapping[MessageQueue, OffsetRow] = NO_ROWS,  # noqa: ARG002 - likewise
     ) -> dict[MessageQueue, OffsetRow]:
-        """Remember the owner in this process and store the starts of unknown queues; ignore generations."""
+        """Remember the owner in this process, and store the starts of queues that have no offset yet.
+
+        Generations are ignored.
+        """
         rows = self._checked(consumer_group, starts)
         claimed = apply_claim(rows, consumer_group, owner, starts, now_s=0.0, generations=generations).result
         self._group.write({queue: row.next_offset for queue, row in claimed.items() if queue not in rows})

@@ -129,7 +129,7 @@ class HistoryTable:
         return split
 
     def expire_and_compact(self, now_s: float) -> None:
-        """Delete the days that are too old and compact the table, once it has many files."""
+        """Delete days older than ``HISTORY_DAYS`` and compact the table, both only if it has many files."""
         table = self._opened()
         if table is None:
             return

@@ -161,10 +161,10 @@ class FileOffsetStore(RowOffsetStore):
         return tuple(sorted({unquote(file.parent.name) for file in files}))
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-        """Return the group's rows.
+        """Return the group's rows; empty if the group has no file.
 
         Raises:
-            OffsetError: If neither the file nor the one before it can be understood.
+            OffsetError: If a file is damaged, and neither ``offsets.json`` nor its ``.bak`` can be read.
             SchemaError: If a newer release wrote the file.
             OffsetStoreUnavailable: If the storage does not answer.
         """

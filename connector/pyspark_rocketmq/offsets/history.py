@@ -53,9 +53,9 @@ class StoredChange(NamedTuple):
 
 
 def action_text(consumer_group: str, action: str) -> str:
-    """Return the value of :data:`ACTION_KEY`.
+    """Return ``action`` with the group's name before it, as :data:`ACTION_KEY` stores it.
 
-    It names the group, since ``DESCRIBE HISTORY`` does not show :data:`GROUP_KEY`.
+    ``DESCRIBE HISTORY`` does not show the group's own key, :data:`GROUP_KEY`.
     """
     return f"group {consumer_group}: {action}"
 
@@ -72,7 +72,10 @@ class OffsetHistory(Protocol):
     """An offset store that keeps its history."""
 
     def changes(self, consumer_group: str) -> Sequence[StoredChange]:
-        """Return the changes of the group that can be restored, oldest first."""
+        """Return the changes of the group that can be restored, oldest first.
+
+        A change by another program is included, since it may have changed any group.
+        """
         ...
 
     def newest_version(self) -> int:

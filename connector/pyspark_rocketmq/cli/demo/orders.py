@@ -89,7 +89,7 @@ def send_events(
     """Send the events in batches, each for one queue; return the number of messages.
 
     The order id selects the queue, as in ``SelectMessageQueueByHash``. A batch is sent only once: sending it
-    again after a time-out could duplicate it.
+    again after a time-out could duplicate it. After each batch, ``on_sent`` gets the number of its messages.
 
     Raises:
         JobFailed: If a broker stored a batch less durably than it promised.

@@ -168,7 +168,7 @@ def verdict_line(messages_sent: int, report: OrderReport) -> str:
 
 
 def print_head(rows: pa.Table, path: str, console: Console, count: int = 10) -> None:
-    """Print the first rows of the table, without the topic, which never changes, and the time of delivery."""
+    """Print the first ``count`` rows of the table, without the columns ``topic`` and ``delivered_ns``."""
     columns = [name for name in rows.column_names if name not in _NOT_SHOWN]
     console.print(f"First {count} rows of {path}", markup=False, soft_wrap=True)
     console.print(records_table("", columns, rows.slice(0, count).to_pylist()))

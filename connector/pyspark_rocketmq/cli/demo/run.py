@@ -162,7 +162,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def share_queues(broker_names: Collection[str], queues: int) -> dict[str, int]:
-    """Return how many of ``queues`` each broker gets: equal shares, the first ones one more if needed.
+    """Return how many of ``queues`` each broker gets: equal numbers, or one more for the first by name.
 
     Brokers without a queue are left out.
     """
@@ -184,7 +184,7 @@ class DemoTopic:
         """Create the topic if it is missing; return its queues.
 
         Raises:
-            JobFailed: If it holds messages already, cannot be created, or does not appear in the route.
+            JobFailed: If messages were ever stored in it, or it cannot be created or gets no route.
             RocketMQError: If the cluster cannot be reached, or refuses.
         """
         try:
@@ -304,7 +304,10 @@ def _produce(
     per_second: float = inf,
     first_sent: Callable[[], None] | None = None,
 ) -> int:
-    """Send the messages; return their number. ``first_sent`` is called after the first one and may wait."""
+    """Send the messages; return their number. ``first_sent`` is called after the first message.
+
+    It may wait; only then are the other messages sent.
+    """
     events = order_events(settings.orders, settings.seed)
     started_s = time.monotonic()
     with (
@@ -361,7 +364,7 @@ def _consume_in_real_time(
     queues: Sequence[MessageQueue],
     console: Console,
 ) -> tuple[int, LatencyHistogram]:
-    """Consume while the messages are sent; return their number, and their latencies to the listener."""
+    """Consume while messages are sent; return the number of sent ones, and latencies to the listener."""
     counter = RowCounter()
     with spark_session("demo") as spark:
         consumer = _consumer(settings, names, name_servers, counter, console)

@@ -72,7 +72,7 @@ SINKS_LEAVE_OUT: Final = (
 
 
 class SinkWatermarks:
-    """The watermarks in the Delta table at ``path``."""
+    """The watermarks in the Delta table at ``path``: the offset of each queue below which it has all rows."""
 
     def __init__(self, path: str, storage: StorageOptions = NO_OPTIONS) -> None:
         if TableName.of(path) is not None:
@@ -98,6 +98,8 @@ class SinkWatermarks:
 
     def lost(self, consumer_group: str, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
         """Return the table's next offset in each queue of which it lacks rows below the group's own offset.
+
+        The offset is 0 if the table has no rows of the queue.
 
         Raises:
             JobFailed: If the table is missing or does not answer, lacks no rows, is one of several sinks, or
@@ -205,9 +207,10 @@ class Wanted:
 
     @property
     def recorded(self) -> frozenset[MessageQueue]:
-        """Queues whose targets were not read from a broker; the query reports it if a broker has another log.
+        """Queues whose targets are offsets that the group or its sink has recorded, not read from a broker.
 
-        A queue is moved only if its epoch is still the one that this command has read.
+        Such a queue is moved only if its epoch is still the one that this command has read. If its broker has
+        another log by now, the group's query reports that.
         """
         return frozenset(self.targets) if self.are_recorded else self.staying
 
@@ -312,7 +315,10 @@ class _OffsetChange:
                 return self._cluster.stored_from(queues, at_s)
 
     def _as_of(self, then: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """Return the offsets of earlier rows; a queue's beginning if its offsets have started again since."""
+        """Return the offsets of earlier rows.
+
+        For a queue whose offsets have started again since, return the broker's first offset.
+        """
         rows = self.group.rows
         begun = {
             queue for queue, row in then.items() if queue in rows and row.generation < rows[queue].generation
@@ -331,7 +337,7 @@ class _OffsetChange:
     def lost_by_sink(self, options: ChangeOptions) -> dict[MessageQueue, int]:
         """Return the sink's position in each chosen queue whose rows the sink has lost.
 
-        If the sink has no rows of a queue, that is the first offset at the broker.
+        If the sink has no rows of a queue, the broker's first offset stands in place of the sink's position.
         """
         if options.sink is None:
             raise JobFailed("--to sink needs --sink, the table to which the group goes back.")
@@ -345,7 +351,11 @@ class _OffsetChange:
     def needed_bounds(
         self, queues: Mapping[MessageQueue, object] | set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
-        """Return the bounds of ``queues`` at their brokers; the change needs them all."""
+        """Return the bounds of all ``queues`` at their brokers.
+
+        Raises:
+            JobFailed: If a broker does not give them, or no name servers are given.
+        """
         if self._cluster is None:
             raise JobFailed(
                 "This change needs the first and last offset of each queue, which only the brokers have: "
@@ -362,7 +372,11 @@ class _OffsetChange:
         return bounds
 
     def apply(self, wanted: Wanted, options: ChangeOptions, console: Console) -> None:
-        """Make the moves, then show them; in a dry run, or if they are refused, only show them."""
+        """Make the moves, then show them; in a dry run, or if they are refused, only show them.
+
+        Raises:
+            JobFailed: If there are no moves, or, except in a dry run, they are refused or cannot be made.
+        """
         known = {*self.group.rows, *wanted.targets, *self._bounds(options.choice.topics)}
         mistaken = not_chosen(options.choice, known)
         if mistaken is not None:
@@ -467,7 +481,10 @@ class _OffsetChange:
         return None
 
     def _holders(self, queues: Iterable[MessageQueue], topics: set[str]) -> Mapping[MessageQueue, str]:
-        """Return who consumes each queue, or may consume it: a silent member may have any queue."""
+        """Return who consumes each queue, or may consume it: a silent member may have any queue.
+
+        If no broker reports the members, owners of rows that changed within 60 s count as consuming.
+        """
         name, rows = self.group.name, self.group.rows
         if self._cluster is None or not self._cluster.knows_members_of(name.group, topics):
             now_s = self._clock.now_s()

@@ -40,12 +40,12 @@ class Reach(Protocol):
         ...
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
-        """Options of the connection in the form that the data source takes."""
+        """Options such as credentials and TLS in the data source's form, without ``nameServers``."""
         ...
 
 
 class ClusterInspector:
-    """The state of a cluster during one command: each fact is queried only once."""
+    """The state of a cluster during one command: it queries each topic and each group's members only once."""
 
     def __init__(self, reach: Reach, namespace: str, clock: Clock) -> None:
         """Send nothing yet."""
@@ -101,7 +101,7 @@ class ClusterInspector:
         return group in self._listed
 
     def stored_from(self, queues: Collection[MessageQueue], at_s: float) -> dict[MessageQueue, int]:
-        """Return the offset of each queue's first message stored at or after ``at_s``.
+        """Return the offset of each queue's first message stored at or after ``at_s``; else the queue's end.
 
         Queues whose brokers do not answer are left out.
         """

@@ -37,7 +37,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 
 
 class Parsed(click.ParamType[Any]):
-    """A parameter with our own parser, whose ValueErrors complete a sentence that begins with the option."""
+    """A parameter with our own parser, whose ValueErrors complete a sentence that begins with the value."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name

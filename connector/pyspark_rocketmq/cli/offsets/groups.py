@@ -82,7 +82,7 @@ class StoredGroup:
         return self._history().rows_of(str(self.name), change)
 
     def rows_of_all(self, changes: Sequence[StoredChange]) -> Mapping[int, Mapping[MessageQueue, OffsetRow]]:
-        """Return the rows after several changes, by version; leave out those that are no longer kept."""
+        """Return the rows after several changes, by version; leave out versions that are no longer kept."""
         return self._history().rows_of_all(str(self.name), changes)
 
     def _history(self) -> OffsetHistory:
@@ -113,7 +113,8 @@ def open_group(settings: StoreSettings, consumer_group: str, *, must_exist: bool
     """Return the only group called ``consumer_group`` (``GROUP@INSTANCE`` for one of several instances).
 
     Raises:
-        JobFailed: If there is no such store or, with ``must_exist``, no such group; or if several match.
+        JobFailed: If the store is missing or has no group at all; with ``must_exist``, if there is no such
+            group; or if several match.
     """
     store = _opened(settings)
     chosen = _chosen(store, consumer_group, settings.namespace)

@@ -44,7 +44,7 @@ class LagHistory:
     dead_letters: tuple[int, ...]
     """Number of dead letters of the whole group up to each time."""
     resets_s: tuple[float, ...]
-    """Wall-clock seconds at which an operator moved the group."""
+    """Wall-clock seconds at which the group was reset, by an operator or by a member."""
 
     def queue_records(self) -> list[dict[str, Any]]:
         """Return one record per queue and sample that has it; times in ms, None for unknown values."""
@@ -91,9 +91,9 @@ class LagHistory:
         }
 
     def _rate(self, queue: MessageQueue, index: int) -> float | None:
-        """Messages per second since the previous sample.
+        """Messages consumed per second since the previous sample.
 
-        None if that sample lacks the queue, or if since then its offset fell or an operator moved the group.
+        None if that sample lacks the queue, or if since then the queue's offset fell or the group was reset.
         """
         before = self.moments[index - 1] if index else None
         here = self.moments[index]
@@ -153,7 +153,7 @@ def write_png(history: LagHistory, file: Path) -> None:
 
 
 class _JsonInScript(json.JSONEncoder):
-    """JSON for a page's script: no name of a broker, topic or group can end the script or open a comment."""
+    """Encoder of JSON for a page's script: no name in it can end the script or open a comment."""
 
     def encode(self, o: Any) -> str:
         """Return JSON in which HTML's special characters are escaped."""

@@ -262,8 +262,8 @@ def moves_to(
 
     With ``rewinds_sink``, a queue whose watermark is above the target is included too: the group may have
     been moved earlier without the sink. If the messages at a target are gone, the target is moved up to the
-    first one that is left: below it the query would fail, or skip the gap. The targets of ``staying`` are not
-    moved up: the query reports what the broker has lost.
+    first one that is left: below it the query would fail, or skip the gap. The queues in ``staying`` are to
+    keep their offsets, so their targets are not moved up: the query reports what the broker has lost.
     """
     moves = []
     for queue, wanted in sorted(targets.items()):
@@ -290,7 +290,7 @@ def skipped(
 
 
 def accepted(rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-    """Return the next offset of each queue whose row remembers sinks.
+    """Return the next offset of each queue whose row names the sinks of its last batch.
 
     The queue continues there, although a sink may lack earlier rows.
     """

@@ -42,7 +42,7 @@ class OffsetView:
 
     @property
     def lag(self) -> QueueLag:
-        """Distance of the group behind the end of the queue, or beyond it."""
+        """The group's next offset compared with the queue's end: messages behind the end, or beyond it."""
         return QueueLag(self.row.next_offset, None if self.bounds is None else self.bounds.max_offset)
 
     def columns(self) -> dict[str, Any]:

@@ -58,12 +58,12 @@ _LATENCY_OF_A_FAILURE_MS: Final = 10_000
 
 
 def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> OutcomeT:
-    """Wait for the next outcome of sends that may take ``send_timeout_s`` each.
+    """Wait for the next outcome of sends that may take ``send_timeout_s`` each, for up to 60 s longer.
 
-    It counts waits of one second, so that time in which the process was suspended does not matter.
+    The time is counted in waits of one second, so time in which the process is suspended does not count.
 
     Raises:
-        AssertionError: If no outcome comes, although each send has exactly one.
+        AssertionError: If no outcome comes in that time, although each send has exactly one.
     """
     patience_s = send_timeout_s + _LATE_S
     for _ in range(math.ceil(patience_s / _WAIT_S)):
@@ -87,7 +87,9 @@ def route_to_create(default_route: TopicRoute) -> TopicRoute:
 def round_robin_queue(
     queues: Sequence[MessageQueue], turn: int, failed_broker: str | None = None
 ) -> MessageQueue:
-    """Return the ``turn``-th queue, or the next one that is not on the broker that just failed, if any.
+    """Return the ``turn``-th queue (modulo their number), or the next one not on ``failed_broker``.
+
+    If all queues are on ``failed_broker``, return the ``turn``-th one.
 
     Source: RocketMQ 5.3.3 ``TopicPublishInfo.selectOneMessageQueue(lastBrokerName)``.
     """
@@ -117,7 +119,7 @@ class SendOutcome(Enum):
 
     @classmethod
     def of(cls, error: RocketMQError) -> SendOutcome:
-        """Return the outcome of a failed attempt; errors on this side count as ANSWERED."""
+        """Return REFUSED for a broker's error answer, UNHEARD without an answer, otherwise ANSWERED."""
         if isinstance(error, BrokerError):
             return cls.REFUSED
         return cls.UNHEARD if isinstance(error, TransportError) else cls.ANSWERED
@@ -126,7 +128,7 @@ class SendOutcome(Enum):
     def of_async(cls, outcome: object) -> SendOutcome:
         """Return the outcome of an asynchronous attempt.
 
-        A broker that refused counts as reachable here; a broker without a connection does not.
+        An error answer counts as UNHEARD, so the broker stays reachable; a failed connection as REFUSED.
 
         Source: ``MQClientAPIImpl.sendMessageAsync``, the arguments of its ``updateFaultItem``.
         """
@@ -186,7 +188,9 @@ class FaultTable:
     def preferred(
         self, queues: Sequence[MessageQueue], failed_broker: str | None = None
     ) -> Sequence[MessageQueue]:
-        """Return the queues of available brokers without the failed one; else of reachable ones; else all.
+        """Return the queues of available brokers; if there are none, of reachable ones; if none, all queues.
+
+        Only the last of these results includes queues of ``failed_broker``.
 
         Source: ``MQFaultStrategy.selectOneMessageQueue``, which returns the next one of these queues.
         """

@@ -78,7 +78,7 @@ _ORDERED_CHUNK: Final = 4096
 
 
 class UniqueKeys:
-    """Creates keys that no other producer creates at the same time. Shared by any number of threads.
+    """Creates values of UNIQ_KEY, unique among all producers for a month. Shared by any number of threads.
 
     Source: RocketMQ 5.3.3 ``MessageClientIDSetter``.
     """
@@ -91,7 +91,7 @@ class UniqueKeys:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``, and at the start: choose a new beginning for this process's keys."""
+        """In a child of ``fork()``, and at the start: choose a new prefix for this process's keys."""
         # Java takes the class loader's hash, which also distinguishes two producers of one process.
         hash_code = random.SystemRandom().getrandbits(32)
         self._maker = unique_key(local_ip(), os.getpid(), hash_code, 0, 0)[:-_TIME_AND_COUNTER_DIGITS]
@@ -209,11 +209,13 @@ class Producer(Closing):
         Args:
             topic: If no name server lists it and this producer never had its route, the result is the queues
                 that brokers will create, if any do so.
-            may_create: If False, the topic must exist or have existed.
+            may_create: Whether to return the queues that brokers will create; if False, a topic that was
+                never seen raises TopicNotFound.
             afresh: Whether to ask the name server even if the known route is young.
 
         Raises:
-            TopicNotFound: If the topic was never seen, and brokers do not create topics or must not here.
+            TopicNotFound: If the topic was never seen, and brokers do not create topics or ``may_create`` is
+                False.
             NoWritableQueue: If no living master has a queue to write to.
             RocketMQError: If the topic was never seen, and no name server returns its route.
         """
@@ -222,7 +224,7 @@ class Producer(Closing):
         return self._publication(topic, self._deadline(), may_create=may_create)[1]
 
     def route(self, topic: str, *, may_create: bool = True) -> TopicRoute:
-        """Return the topic's route, for :meth:`know` of another process's producer.
+        """Return the topic's route; a producer in another process can take it over by :meth:`know`.
 
         Raises:
             RocketMQError: For the same reasons as :meth:`queues`.
@@ -253,7 +255,8 @@ class Producer(Closing):
         have different hashes in these two types.
 
         Raises:
-            RocketMQError: If the message could not be sent; after ``TransportError`` it may still be stored.
+            RocketMQError: If no attempt is known to have stored the message. An attempt that got no answer
+                may have stored it all the same.
         """
         deadline = self._deadline()
         prepared, settings = self._prepare(message)
@@ -346,7 +349,8 @@ class Producer(Closing):
     ) -> dict[MessageQueue, SendResult | RocketMQError]:
         """Send one batch to each of several queues at the same time; return the outcome of each.
 
-        A batch of one message is sent as a plain message. A queue stores batches in the order of calls.
+        A batch of one message is sent as a plain message. The call waits for all outcomes, so a queue
+        stores the batches of successive calls in order; only one whose outcome is an error may come later.
         """
         outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
 
@@ -434,7 +438,10 @@ class Producer(Closing):
         return route, self._any_queue(queues)
 
     def _prepare(self, message: Message) -> tuple[Message, SendSettings]:
-        """Return the message as it is sent; all attempts of one send share it, and therefore its UNIQ_KEY."""
+        """Return the message as it is sent, and its settings.
+
+        All attempts of one send share both, and therefore the UNIQ_KEY.
+        """
         check_body(message.body, f"topic {message.topic}", self._send_settings.max_message_bytes)
         prepared = replace(message, properties=self._with_key(message.properties))
         settings = settings_of(message, self._send_settings)
@@ -484,7 +491,10 @@ class Producer(Closing):
             self._faults.note(queue.broker_name, (self._clock.monotonic_s() - begun_s) * 1000, outcome)
 
     def _later(self, repeat: Callable[[], None]) -> bool:
-        """Call ``repeat`` on another thread: the threads that read answers must not wait for a connection."""
+        """Call ``repeat`` on another thread, and return True; return False after :meth:`close`.
+
+        Threads that read answers must not wait for a connection.
+        """
         try:
             self._repeats.submit(repeat)
         except RuntimeError:
@@ -558,7 +568,7 @@ class Producer(Closing):
         raise explained from error
 
     def _explained(self, topic: str, error: RocketMQError) -> RocketMQError:
-        """Return the error to raise: if a known topic is away, a retryable one that names its brokers."""
+        """Return ``error``, or a retryable error that names the topic's brokers if a known topic is away."""
         known = self._name_servers.last_known(topic)
         if known is None or known.is_expected:
             return error

@@ -114,16 +114,18 @@ class SendBack:
         )
 
     def send(self, message: MessageExt, delay_level: int, *, max_reconsume_times: int) -> None:
-        """Let ``message`` be delivered again or become a dead letter; it is stored when this returns.
+        """Let ``message`` be delivered again or become a dead letter; a copy is stored when this returns.
 
         The broker that stores the message copies it. If that fails, the message is sent to the group's retry
-        topic like any other message, to any broker, always with delay level 3 + its reconsume times.
+        topic like any other message, to any broker: whatever ``delay_level`` is, with delay level 3 + its
+        reconsume times.
 
         Args:
             message: The message as it was consumed, with its own topic even if it came from the retry topic.
             delay_level: 0: the broker chooses 3 + reconsume times; -1: a dead letter immediately; otherwise
                 the level itself.
-            max_reconsume_times: At least 0; a message that was given back more often becomes a dead letter.
+            max_reconsume_times: At least 0; a message that is given back more often than this, this time
+                included, becomes a dead letter.
 
         Raises:
             RocketMQError: If neither way is known to have stored the message.
@@ -141,10 +143,11 @@ class SendBack:
             self.send_as_retry(message, max_reconsume_times=max_reconsume_times)
 
     def send_as_dead_letter(self, message: MessageExt, *, max_reconsume_times: int) -> None:
-        """Let ``message`` be kept among the group's dead letters; it is stored when this returns.
+        """Let ``message`` be kept among the group's dead letters; a copy is stored when this returns.
 
-        It is sent as Java's orderly consumers send it. This may be refused, for example if the properties
-        become too large or the group may not send. Then the broker that stores the message copies it.
+        It is sent by :meth:`send_as_retry`, so ``max_reconsume_times`` must be at most its reconsume times.
+        If that is refused for good, for example because the properties become too large or the group may
+        not send, the broker that stores the message copies it.
 
         Raises:
             DeadLetterRefused: If brokers refuse both ways, so that the next attempt would also be refused.
@@ -181,11 +184,12 @@ class SendBack:
         )
 
     def send_as_retry(self, message: MessageExt, *, max_reconsume_times: int) -> None:
-        """Send ``message`` to the group's retry topic; it is stored when this returns.
+        """Send ``message`` to the group's retry topic; a copy is stored when this returns.
 
-        This is how orderly consumers give a message up. Its reconsume times grow by one; if they then exceed
-        ``max_reconsume_times``, the broker keeps it as a dead letter. A broker where the group holds a lock
-        keeps it as one whatever the number. A micro-batch that runs again sends its dead letters again.
+        This is how orderly consumers give a message up. The copy's reconsume times are one more; if they
+        exceed ``max_reconsume_times``, the broker keeps the copy as a dead letter. A broker where the group
+        holds a lock keeps every copy as a dead letter. A micro-batch that runs again sends its dead letters
+        again.
 
         Raises:
             RocketMQError: If the message is not known to be stored.
@@ -197,10 +201,11 @@ class SendBack:
     def _check_copies_are_kept(self, message: MessageExt) -> None:
         """Raise if the message's broker would answer SUCCESS to a message sent back but keep nothing.
 
-        A server that does not report its retry queues (a proxy, missing rights) is assumed to keep it.
+        A server that refuses to report its retry queues (a proxy, missing rights) is assumed to have some.
 
         Raises:
-            RocketMQError: If the group has no retry queues at the broker, or the broker does not answer.
+            RocketMQError: If the group has no retry queues at the broker, or the broker has no known address,
+                does not answer, or answers with a retryable error.
         """
         address = self._storing_broker(message)
         try:

@@ -159,8 +159,8 @@ class TransactionProducer(Closing):
 
         ``execute`` gets the message with its ``msg_id``. If it raises, the exception is passed on and the
         broker will ask. A delay of the message is dropped, as in Java. Only the broker that takes the message
-        has to be up. A half message that it has not stored as it should is rolled back; ``execute`` is then
-        not called.
+        has to be up. A half message whose status is not SEND_OK is rolled back without calling ``execute``;
+        the returned state is then ROLLBACK_MESSAGE.
 
         Raises:
             RocketMQError: If the half message could not be sent, or its broker does not return where it is
@@ -298,7 +298,11 @@ class TransactionProducer(Closing):
     # --- requests from brokers ------------------------------------------------------------------------------
 
     def _asked(self, address: str, request: RemotingCommand) -> RemotingCommand | None:
-        """Answer a check at the address it came from: brokers before 5.2.0 do not send their name with it."""
+        """Answer a broker's check; return None for any other request.
+
+        The outcome is sent to the address that the check came from: brokers before 5.2.0 do not send their
+        name with it.
+        """
         if request.code != RequestCode.CHECK_TRANSACTION_STATE:
             return None
         header = from_ext_fields(CheckTransactionStateRequestHeader, request.ext_fields)

@@ -77,7 +77,7 @@ class Source(Protocol):
 
 
 class ClosedSource:
-    """Reads closed ranges: it yields the pieces that ``made`` yields, each when the caller wants more."""
+    """Reads closed ranges from the iterable ``made``, which reads on only when the caller wants more."""
 
     is_open = False
 

@@ -54,7 +54,10 @@ class PooledRun(Hashable, Protocol):
         ...
 
     def lets_next_begin(self) -> bool:
-        """Return whether all messages of the range are delivered, or a call is slow; called by any thread."""
+        """Return whether this range lets another one begin beside it; called by any thread.
+
+        It does if all its messages that have arrived are delivered, or if one of its calls is slow.
+        """
         ...
 
 
@@ -134,9 +137,9 @@ class CallPool:
             run.look_again()
 
     def lets_next_begin(self, ranges: int) -> bool:
-        """Return whether one more range may begin while ``ranges`` are unfinished.
+        """Return whether one more range may begin beside this number of unfinished ``ranges``.
 
-        While calls are quick, one more range would only slow the others.
+        Each of these must let it begin: while calls are quick, one more range would only slow the others.
         """
         with self._guard:
             joined = list(self._joined)

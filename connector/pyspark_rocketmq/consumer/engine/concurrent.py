@@ -300,7 +300,10 @@ class ConcurrentRun(RangeRun):
 
     @property
     def _is_paused(self) -> bool:
-        """Return whether deliveries are paused; a run that is to end ignores a pause."""
+        """Return whether deliveries are paused, by the driver or by a suspension at an open range's start.
+
+        A run that is to end ignores a pause.
+        """
         instructions, planned = self._instructions, self._planned
         if not planned.has_open_end:
             return False
@@ -391,7 +394,7 @@ class ConcurrentRun(RangeRun):
         """Settle a call on its own thread, and deliver the next messages; return False if that is impossible.
 
         It is impossible if not all messages of the call are done, if the run has ended, or if another thread
-        holds the guard.
+        holds the guard. Then an event reports the call's end to the run's thread.
         """
         is_settled = call.is_all_done and self._guard.acquire(blocking=False)
         if not is_settled or self._has_ended:

@@ -129,10 +129,10 @@ class TaskCuts:
         self._going_on.update(queues)
 
     def begin(self, number: int | None) -> bool:
-        """Begin to cut; called by the connection's thread, which must not wait for storage.
+        """Begin to cut; returns without waiting for storage, because the connection's thread calls it, too.
 
-        ``number`` is that of the cut for which the driver has asked; with None only results of ranges that
-        have ended leave. Return False if the cut thread accepts no more work.
+        ``number`` is that of the cut for which the driver has asked. With None the growing part leaves as it
+        is, without further results of ranges that go on. Return False if the cut thread accepts no more work.
         """
         return self._thread.begin(lambda: self._cut(number, is_whole=number is not None))
 
@@ -148,11 +148,14 @@ class TaskCuts:
         return self._thread.begin(lambda: self._give_up(consumed))
 
     def send_ended(self) -> None:
-        """Send the results of ranges that have ended; only the cut thread calls this."""
+        """Send the growing part as it is, with the results of ranges that have ended.
+
+        Only the cut thread calls this.
+        """
         self._cut(None, is_whole=False)
 
     def _cut(self, number: int | None, *, is_whole: bool) -> None:
-        """Send results to the driver: all so far if ``is_whole``, else only those of ended ranges."""
+        """Send the growing part to the driver; if ``is_whole``, add first what all ranges have settled."""
         instructions = self._instructions
         if is_whole and (self._sender.kept_back or not instructions.cut_begins()):
             # Parts of a queue must reach the driver in order, so the rest also comes with the job.
@@ -197,7 +200,7 @@ class OwnCommits:
         clock: Clock,
         send_ended: Callable[[], None],
     ) -> None:
-        """Prepare; ``send_ended`` sends the driver results of ranges that have ended."""
+        """Prepare; ``send_ended`` sends the driver the part that grows, with results of ended ranges."""
         self._place = place
         self._instructions = instructions
         self._thread = thread
@@ -253,7 +256,7 @@ class OwnCommits:
 
 
 def add_cut(part: GrowingPart, cut: RangeCuts, instructions: TaskControl) -> None:
-    """Add the results that a cut has taken from all ranges of a task."""
+    """Add the results that a cut has taken from all ranges of a task, except those that are to be dropped."""
     for consumed in cut.ended:
         _add_ended(part, consumed, instructions)
     going_on = [each for each in cut.going_on if instructions.fate(each.ack.queue) is not Fate.DROPPED]

@@ -254,7 +254,10 @@ class OrderlyTask:
             threading.Thread(target=self._help, args=[worker], name=name, daemon=True).start()
 
     def _next_turn(self, worker: _Worker, *, gives_out: bool = False) -> Turn[MessageQueue] | None:
-        """Wait for something to do; return None when the task is over, or there is a result to yield."""
+        """Wait for something to do; return None when the task is over.
+
+        With ``gives_out``, for the task's own thread, None also when there is a result to yield.
+        """
         with self._changed:
             while not self._is_over and not (gives_out and self._done):
                 now_s = self._clock.monotonic_s()
@@ -439,7 +442,10 @@ class OrderlyTask:
         return run.last()
 
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
-        """Report the end of a turn. The worker counts as busy until then, as it may have results to write."""
+        """Report the end of a worker's turn, and with it the state or the result of the range.
+
+        The worker counts as busy until this method has reported: it may have to pack and send a result first.
+        """
         if self._consumer.is_shared and self._leaves(worker, one, run):
             return
         queue = one.planned.queue

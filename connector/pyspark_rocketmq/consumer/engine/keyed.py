@@ -157,11 +157,17 @@ class KeyedTurn:
         self.call_began_s = self.answered_s = now_s()
 
     def consume(self, for_s: float = inf) -> None:
-        """Deliver until there is nothing for this worker to deliver, or ``for_s`` seconds are over."""
+        """Deliver until nothing is left for this worker, ``for_s`` seconds are over, or ``ends_turn`` is set.
+
+        A running call is not interrupted.
+        """
         self._run.work(self, for_s)
 
     def call_lasts_s(self) -> float:
-        """Return how long the running call has lasted; called by another thread."""
+        """Return how many seconds ago the newest listener call began, even if the call has ended.
+
+        Called by another thread.
+        """
         return self._now_s() - self.call_began_s
 
 
@@ -229,7 +235,11 @@ class KeyedRun(OrderlyRun):
         self._held.spill_to(file)
 
     def pause_s(self) -> float:
-        """Return for how many seconds the queue stays suspended or, if less, the task waits for it."""
+        """Return for how many seconds to leave the queue.
+
+        That is until a suspension of one of its keys ends or, if that is earlier, until the run no longer
+        ``leads``.
+        """
         machine, now_s = self._machine, self._now_s()
         wakes_at_s = machine.wakes_at_s or now_s
         ends_s = min(wakes_at_s, machine.lead_ends_s) if machine.leads(now_s) else wakes_at_s

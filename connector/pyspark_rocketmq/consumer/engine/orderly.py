@@ -69,7 +69,7 @@ _COUNTED_FAILED = (Effect.PUT_BACK, Effect.PUT_OFF, Effect.SEND_BACK)
 
 
 def no_dead_letters(message: MessageExt) -> None:
-    """Refuse a dead letter, so that the message waits for another attempt."""
+    """Refuse a dead letter by raising a RocketMQError, so that the message waits for another attempt."""
     raise RocketMQError(
         f"{message.message_queue} queueOffset={message.queue_offset}: the message is to become a dead "
         "letter, but no SendBackSettings were given, so it is delivered again."
@@ -92,11 +92,17 @@ class RangeTurn(Protocol):
     answered_s: float
 
     def consume(self, for_s: float = inf) -> object:
-        """Deliver until there is nothing for this worker to deliver, or ``for_s`` seconds are over."""
+        """Deliver until nothing is left for this worker, ``for_s`` seconds are over, or ``ends_turn`` is set.
+
+        A running call is not interrupted.
+        """
         ...
 
     def call_lasts_s(self) -> float:
-        """Return how long the running call has lasted; called by another thread."""
+        """Return how many seconds ago the newest listener call began, even if the call has ended.
+
+        Called by another thread.
+        """
         ...
 
 
@@ -167,7 +173,10 @@ class OrderlyRun(RangeRun):
 
     @property
     def finished(self) -> OrderlyFinish | None:
-        """Reason why nothing can be delivered, for good or during a suspension; None if something can."""
+        """Reason why nothing can be delivered, for good or during a suspension.
+
+        None while the run goes on, even if it has to wait for more messages.
+        """
         return self._machine.finished
 
     @property
@@ -264,7 +273,10 @@ class OrderlyRun(RangeRun):
         self._machine.extend(count, now_s, retry_counts=retried, is_last=is_last)
 
     def call_lasts_s(self) -> float:
-        """Return how long the running call has lasted; called by another thread."""
+        """Return how many seconds ago the newest listener call began, even if the call has ended.
+
+        Called by another thread.
+        """
         return self._now_s() - self.call_began_s
 
     def pause_s(self) -> float:

@@ -98,7 +98,7 @@ class Consumed(NamedTuple):
     """Columns of the rows."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with their whole position, a few MiB at a time."""
+        """Yield the rows, each with its message's queue and queue offset, a few MiB at a time."""
         queue = self.ack.queue
         schema = pa.schema([*QUEUE_FIELDS, *self.columns.schema])
         for rows in batches_of(self.rows, self.columns):

@@ -69,7 +69,7 @@ class GrowingPart:
                 self._left_out += self._writing.add(rows)
 
     def commit(self) -> frozenset[MessageQueue]:
-        """Commit what was added, if the task itself commits; return queues that are refused from now on."""
+        """Commit what was added, if the task itself commits; return queues that the sink now refuses."""
         refused = frozenset[MessageQueue]()
         if self._uncommitted and isinstance(self._writing, CommittingWriting):
             acks = (*self._acks, *self._uncommitted)
@@ -171,7 +171,7 @@ class GrowingPlace:
 
 @contextmanager
 def undone_by_errors(part: GrowingPart) -> Iterator[GrowingPart]:
-    """Undo a part that cannot be handed over because of an error."""
+    """Lend a part to a ``with`` block; undo the part if the block raises an error."""
     try:
         yield part
     except BaseException:
@@ -192,15 +192,15 @@ class PartSender:
         self.kept_back.append(part.finish())
 
     def hand_over(self, part: GrowingPart, number: int | None) -> None:
-        """Finish a part and send it to the driver.
+        """Finish a part and send it to the driver; if that is impossible, keep it for the job's result.
 
         ``number`` is that of the cut for which the driver has asked; None if it has not asked.
 
-        Parts of a queue must reach the driver in order: if one is kept back, so is all that follows.
+        Parts of a queue must reach the driver in order: if one is kept back, so are all later ones.
 
         Raises:
-            ListenerError: If the part's rows are too long for the connection, and only the driver writes
-                rows.
+            ListenerError: If the part is too long for the connection, in a task with open ranges whose rows
+                are in the parts, or that commits them itself.
         """
         instructions = self._instructions
         finished, ends = part.finish(), frozenset(part.ends)

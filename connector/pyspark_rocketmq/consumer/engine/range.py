@@ -165,7 +165,10 @@ class RangeRun(ABC):
         """Add messages to the run's machine."""
 
     def cut(self) -> Consumed | None:
-        """Take rows and progress since the last cut; None if there is nothing to commit."""
+        """Take rows and progress since the last cut; None if there is nothing to commit.
+
+        None also after :meth:`last`, which has taken everything.
+        """
         with self._guard:
             self._is_reported = False
             if self._is_over:
@@ -208,7 +211,10 @@ class RangeRun(ABC):
             return Consumed(self._rows.take(), ack, self._output.rows)
 
     def _report_settled(self) -> None:
-        """Report once per cut that there is something to commit; called with the guard held."""
+        """Report that there is something to commit, if there is; called with the guard held.
+
+        Callers check ``_is_reported`` before, so that the run reports once per cut.
+        """
         has_moved = self._done != self._cut_index or self._offset_at(self._done) != self._cut_offset
         if has_moved or self._failed or self._sent_back:
             self._is_reported = True
@@ -228,9 +234,10 @@ class RangeRun(ABC):
         """Number of messages that the run has passed: they need no further delivery."""
 
     def _offset_at(self, index: int) -> int:
-        """Return a message's queue offset; for the index after the last message, :attr:`_reached`.
+        """Return a message's queue offset.
 
-        Offsets without a message are passed too.
+        For the index after the last message, return the offset below which everything has arrived
+        (``_reached``). It may be higher than the last message's offset + 1, because a filter leaves gaps.
         """
         return self._messages.offset_at(index) if index < len(self._messages) else self._reached
 

@@ -303,7 +303,7 @@ def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
 
 
 def ranges_from_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
-    """Yield the ranges in rows that have crossed Spark, each as soon as its marker row has come.
+    """Yield the ranges in rows that have crossed Spark, each when its marker row has come: rows, then end.
 
     Raises:
         RocketMQError: If rows of a range were lost, doubled, moved, or mixed with another queue's.

@@ -196,7 +196,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class ReadsColumns(Protocol):
-    """An engine that takes messages only in columns, and not all of them."""
+    """An engine that takes messages only in columns, and needs only some of the source's columns."""
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
