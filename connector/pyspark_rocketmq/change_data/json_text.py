@@ -76,7 +76,9 @@ def _shown(value: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value of a change as text, from which the value can be restored.
+    """Return a value of a change as text: a string as it is, others as by :func:`show` without quotes.
+
+    The text does not show the type: the number 1 and the string "1" have the same text.
 
     Raises:
         ValueError: If it is bytes, which have no text, or is nested too deeply.

@@ -208,8 +208,9 @@ def check_includes(
     apart = sorted(queue for queue, span in spans.items() if span.next_offset > reached.get(queue, 0))
     if apart:
         raise SinkMoved(
-            f"Rows of {'; '.join(map(str, apart))} for {place} were refused when their group was committed "
-            "without them. Nothing was added; they are consumed again.",
+            f"An earlier try of this commit to {place} was made without the rows of "
+            f"{'; '.join(map(str, apart))}, which had been refused. This try added nothing; the messages of "
+            "these queues are consumed again.",
             apart,
         )
 
