@@ -553,7 +553,7 @@ class KeysOutOfOrder(RocketMQError):
 
 
 class BadRecord(RocketMQError):
-    """A message's body cannot be decoded by its schema, now or later.
+    """A message's body cannot be decoded by its schema; trying again does not help.
 
     Do: Keep the body elsewhere and go on ([bad records](how-to/decoding.md#with-a-schema-registry)).
     """
@@ -916,7 +916,7 @@ def _bare(error: RocketMQError) -> RocketMQError:
 
 
 def error_of_worker(text: str) -> RocketMQError | None:
-    """Return the error of this package that ends a worker's traceback, by name and text.
+    """Return :func:`named_error` for the error of this package that ends a worker's traceback.
 
     None if the traceback ends with another error or with a LocalProtocolError.
     """
@@ -927,5 +927,5 @@ def error_of_worker(text: str) -> RocketMQError | None:
 
 
 def named_error(name: str, text: str) -> RocketMQError:
-    """Create an error of this package again from its class's name and its text."""
+    """Create an error with this class name and text; its class is a new subclass of ``RocketMQError``."""
     return cast("RocketMQError", type(name, (RocketMQError,), {"__module__": __name__})(text))

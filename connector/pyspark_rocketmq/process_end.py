@@ -31,7 +31,10 @@ _under_way: set[threading.Thread] = set()
 
 
 def await_at_end(thread: threading.Thread) -> None:
-    """Make the end of the process wait for a daemon thread that checks :data:`process_ends`."""
+    """Make the end of the process wait, for at most 30 s, for a daemon thread.
+
+    The thread must end soon after :data:`process_ends` is set.
+    """
     _heeding.add(thread)
 
 
@@ -45,7 +48,8 @@ def native_call(what: str) -> Iterator[None]:
         what: Name of the work, for the error.
 
     Raises:
-        RocketMQError: If the process is ending, and this is not its main thread; the block is not begun.
+        RocketMQError: If the process is ending; the block is not begun. Not raised in the main thread, nor
+            within another such block.
     """
     thread = threading.current_thread()
     with _changed:

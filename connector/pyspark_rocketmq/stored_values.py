@@ -70,7 +70,7 @@ class StoredValue(ABC, Generic[FactsT]):
     @staticmethod
     @abstractmethod
     def _decode(text: str) -> Any:
-        """Return the facts in a string.
+        """Return the facts (the value's content) in a string.
 
         Raises:
             DamagedOffsets: If the text cannot be read.
@@ -98,7 +98,7 @@ def read_json(text: str, column: str, read: Callable[[Any], FactsT]) -> FactsT:
     """Return what ``read`` makes of a JSON text in a ``column`` of offset rows.
 
     Raises:
-        DamagedOffsets: If it is no JSON, or not of that form.
+        DamagedOffsets: If the text is no JSON, or ``read`` refuses its content.
     """
     try:
         return read(json.loads(text))
@@ -116,7 +116,7 @@ def integers_text(numbers: Iterable[int]) -> str:
 
 
 class LastMessage(NamedTuple):
-    """A message consumed or skipped in a generation, or the one that a broker has at its offset now."""
+    """A message consumed or skipped in a generation, or the one that a broker now has at that offset."""
 
     queue_offset: int
     store_timestamp: int
@@ -189,7 +189,7 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
         return found is not None and (last is None or last.queue_offset < found.queue_offset)
 
     def with_newest_of(self, other: RememberedMessages) -> RememberedMessages:
-        """Return these messages and the newest of ``other``, which is of the same generation.
+        """Return these messages and the newest of ``other``, three at most; all are of the same generation.
 
         If the newest of ``other`` is older than the newest of these messages, the latter stays the newest.
         """
@@ -210,8 +210,8 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
     def with_passed(self, passed: RememberedMessages) -> RememberedMessages:
         """Return three messages at most: the newest, then those of ``passed``, then others of these.
 
-        The messages ``passed`` are of the same generation: the one right before the group's position, or
-        the last one before the generation's end.
+        The messages ``passed`` are of the same generation: the one right before the group's position, the
+        last one before the generation's end, or both.
         """
         known, found = self.messages, passed.messages
         if not known or not found or found[0].queue_offset >= known[0].queue_offset:

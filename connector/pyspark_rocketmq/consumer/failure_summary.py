@@ -105,7 +105,7 @@ class FailureSummary:
 
 
 class RefusedLetters:
-    """A batch listener that reports why dead letters cannot be sent, since that holds their queues up."""
+    """A batch listener that passes to a function why dead letters are refused, while their queues wait."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         """Report nothing yet; ``report`` is called with a sentence, or with "" once no letter is refused."""

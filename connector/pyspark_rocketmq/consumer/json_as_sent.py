@@ -42,7 +42,10 @@ _DATE_FORMAT: Final = "dateformat"
 
 
 def has_fields_once(text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Check that no object of ``text`` has a field of ``schema`` twice: only the last one would count."""
+    """Return the condition that no object of ``text`` has a field of ``schema`` twice.
+
+    Of two such fields, ``from_json`` would use only the last.
+    """
     names = sorted(set(_names(schema)))
     if not names or options.get(_key_in(options, _UNQUOTED), "").lower() == "true":
         may_be_twice = sf.lit(True)
@@ -54,9 +57,9 @@ def has_fields_once(text: Column, schema: StructType, options: Mapping[str, str]
 
 
 def has_whole_times(text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Check that times have at most microseconds, and dates have no time of day.
+    """Return the condition that times have at most microseconds, and dates have no time of day.
 
-    With option ``dateFormat`` Spark itself is strict about dates.
+    With option ``dateFormat`` this leaves dates out: Spark itself is strict about them then.
     """
     finer: dict[type[DataType], str] = dict.fromkeys((TimestampType, TimestampNTZType), _TOO_FINE)
     signs: dict[type[DataType], str] = dict.fromkeys(finer, _MAY_BE_TOO_FINE)
@@ -123,7 +126,7 @@ def _leaves(kind: DataType) -> Iterator[type[DataType]]:
 
 
 def _fields_once(text: Column, kind: DataType, options: Mapping[str, str]) -> Column:
-    """Check that no field occurs twice in the JSON text of a value of ``kind``; true for null."""
+    """Return the condition that a value of ``kind``, as JSON text, has no field twice; true for null."""
     match kind:
         case StructType():
             names = sf.array(*(sf.lit(name) for name in kind.fieldNames()))
@@ -150,9 +153,9 @@ def _fields_once(text: Column, kind: DataType, options: Mapping[str, str]) -> Co
 
 
 def _texts_of(kind: DataType, finer: Mapping[type[DataType], str]) -> DataType | None:
-    """Return ``kind`` with only its times and dates, as strings; None if it has none.
+    """Return ``kind`` with only its parts of the types in ``finer``, as strings; None if it has none.
 
-    ``finer`` has the types to keep.
+    The keys of ``finer`` are types of times and dates; its values are not used here.
     """
     match kind:
         case StructType():

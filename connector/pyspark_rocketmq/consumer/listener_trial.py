@@ -62,7 +62,7 @@ def run_listener(
     Raises:
         OptionError: If the listener has none of these forms.
         SchemaError: If the schema cannot be used, or the listener emits a row that breaks it.
-        RocketMQError: If there is no space for the rows.
+        RocketMQError: If the disk has no space for the rows.
         ValueError: If a setting is out of its bounds.
     """
     stored = [_stored(message, offset) for offset, message in enumerate(messages)]

@@ -165,7 +165,7 @@ def check_live(
 
 
 class FreeSlots:
-    """Returns how many tasks a batch may have now, so that it leaves some task slots to other jobs."""
+    """Function that returns the session's task slots now, without some that batches leave to other jobs."""
 
     def __init__(self, spark: SparkSession, left: int) -> None:
         self._spark = spark

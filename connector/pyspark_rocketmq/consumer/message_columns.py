@@ -121,9 +121,9 @@ def texts_of(bodies: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _each_text_of(bodies: pa.Array) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield :func:`texts_of` of parts of ``bodies``, of which at least one is not UTF-8.
+    """Yield :func:`texts_of` of parts of ``bodies``; at least one body is not UTF-8.
 
-    Halving finds the bad ones quickly: a half without any is converted as a whole.
+    Halving finds the bad bodies quickly: a half without any is converted as a whole.
     """
     if len(bodies) == 1:
         yield pa.nulls(1, pa.string()), bodies

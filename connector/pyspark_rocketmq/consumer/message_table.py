@@ -64,11 +64,11 @@ class MessageTable:
     """Name of the column with the bodies whose decoded fields are all null; null in all other rows."""
 
     def rows(self, ranges: DataFrame) -> DataFrame:
-        """Return data rows, and for each queue an *ack row* with its progress, from a stream of ranges.
+        """Return the data rows of a stream of ranges, and for each range an *ack row*: its queue's progress.
 
         Raises:
             SchemaError: If a column is unknown, named twice or needed by the engine, if the schema for JSON
-                cannot be used, or if the bodies are not decoded into columns.
+                cannot be used, or if ``decode`` returns no struct.
         """
         source = spark_schema(consumer_mode=True)
         self._check_message_columns(source)
@@ -127,7 +127,7 @@ class MessageTable:
 
 
 def is_text_valid(column: Column, kind: DataType) -> Column:
-    """Check that all strings of a value are UTF-8, at any depth; true for null.
+    """Return the condition that all strings of a value are UTF-8, at any depth; true for null.
 
     Avro, and a cast from binary, accept any bytes as text, which neither Arrow nor other readers can read.
     """
@@ -148,7 +148,7 @@ def is_text_valid(column: Column, kind: DataType) -> Column:
 
 
 class TableEngine:
-    """The function for ``mapInArrow`` on the source: reads ranges, yields messages and acks."""
+    """The function for ``mapInArrow`` on the source: reads ranges, yields messages and ack rows."""
 
     def __init__(self, schema: StructType) -> None:
         self._names = schema.fieldNames()[:-1]

@@ -58,7 +58,7 @@ def check_and_prepare(
 ) -> None:
     """Check cluster, tables and offsets before the query starts; create the sink's table if it is missing.
 
-    If the offset store has lost the group, it gets the watermarks of the sink.
+    An offset store that has lost the group gets the progress in the sink (its watermarks).
 
     Args:
         spark: The session that runs the query.
@@ -97,7 +97,9 @@ def check_and_prepare(
 
 
 def check_commits_groups(sink: Sink, consumer_group: str, *, what: str = "commit_interval") -> None:
-    """Refuse sinks that cannot commit parts of a micro-batch while it runs, which ``what`` needs.
+    """Refuse sinks that cannot commit parts of a micro-batch while it runs.
+
+    ``what`` names the setting or method that needs this.
 
     Raises:
         OptionError: If there is such a sink.

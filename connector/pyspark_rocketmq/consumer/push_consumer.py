@@ -118,7 +118,7 @@ class _StartRequest(NamedTuple):
 
     @property
     def trigger_of_spark(self) -> Mapping[str, Any]:
-        """Arguments of ``DataStreamWriter.trigger``: in real time no batch waits for the next trigger."""
+        """Arguments of ``DataStreamWriter.trigger``; in real time 0 s, so batches follow immediately."""
         return {"processingTime": "0 seconds"} if REAL_TIME in self.trigger else self.trigger
 
 
@@ -208,7 +208,8 @@ class PushConsumer:
     def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
         """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``.
 
-        Call it once for each topic; all members of the group must have the same subscriptions.
+        Call it once for each topic; a second call for a topic replaces the first. All members of the group
+        must have the same subscriptions.
 
         Args:
             topic: The topic.
@@ -227,8 +228,9 @@ class PushConsumer:
             listener: Called with messages of one queue and a context: a function, a generator function, a
                 ``ArrowListener`` or ``PandasListener``, a class or an object with ``consume_message``, or
                 the ``module:name`` of any of these; a concurrent one may also be an ``async def``.
-            orderly: True: in order, one call at a time per queue. False: in any order, many calls at the same
-                time; failed messages come again through the group's retry topic.
+            orderly: True: in order, one call at a time per queue, or per key (``orderly_by``). False: in any
+                order, many calls at the same time; failed messages come again through the group's retry
+                topic, or are dropped with BROADCASTING.
             output_schema: Columns of the rows it emits, such as ``"order_id string, step string"``.
 
         Raises:
@@ -278,7 +280,8 @@ class PushConsumer:
                 ``body``; only if that is a string.
 
         Raises:
-            SchemaError: If a column is unknown or named twice, or none is named.
+            SchemaError: If a column is unknown or named twice, if none is named, or if
+                ``bad_record_column`` is the name of another column.
             OptionError: If the type of the body is unknown.
         """
         wanted = MessageColumns(
@@ -294,7 +297,7 @@ class PushConsumer:
         self._hooks.append(hook)
 
     def register_batch_listener(self, listener: BatchListener) -> None:
-        """Call ``listener`` on the driver after each commit that brings progress, for metrics.
+        """Call ``listener`` on the driver after each commit with progress or refused offsets, for metrics.
 
         A micro-batch may have several commits, such as with ``commit_interval``.
         """
@@ -337,7 +340,8 @@ class PushConsumer:
             SchemaError: If the output schema cannot be used, or the sink's table does not fit it.
             StorageNotShared: If an executor has another folder at the path of a table.
             TopicNotFound: If a topic does not exist; nothing was made then.
-            RocketMQError: If the cluster does not answer, or the executors' Python lacks this package.
+            RocketMQError: If the query cannot start for another reason, for example because the cluster does
+                not answer, or the executors' Python lacks this package.
         """
         problems = [*start_problems(sink, checkpoint, trigger), *self._listen_for(sink)]
         if sink is None and self._columns is not None:
@@ -435,8 +439,9 @@ class PushConsumer:
 
         Returns:
             Whether the batch was committed in time. A batch of engine ``state`` or of a message table, or one
-            whose tasks cannot connect to the driver, must end by itself in that time. Always False over Spark
-            Connect, which has no connection to the process that commits, and if the query has ended before.
+            whose tasks cannot connect to the driver, must end by itself in that time. Always False, without
+            waiting, over Spark Connect, which has no connection to the process that commits, if the driver
+            could not open a port, and if the query has ended before.
         """
         hub = self._hubs.pop(str(query.runId), None)
         is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)

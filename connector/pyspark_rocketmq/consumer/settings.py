@@ -138,7 +138,11 @@ def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
 
 
 def _as_member(name: str, value: object) -> object:
-    """Return ``value``, or the member that it names if the argument takes members of an enumeration."""
+    """Return ``value``, as a member if argument ``name`` takes members of an enumeration.
+
+    Raises:
+        OptionError: If ``value`` is or names none of these members.
+    """
     kinds = _DECLARED[name].metadata["spec"].argument.kinds if name in _DECLARED else ()
     return member_of(name, value, kinds[0]) if kinds and issubclass(kinds[0], StrEnum) else value
 
@@ -168,7 +172,10 @@ def _no_parameter(name: str, known: Sequence[str]) -> str:
 
 
 def warn_of_long_name(consumer_group: str, namespace: str | None, *, has_letters: bool) -> None:
-    """Warn if a group's name is too long for dead letters: the name of their topic contains the group's."""
+    """Log a warning if a group's name is too long for dead letters, whose topic's name contains it.
+
+    ``has_letters``: whether the group makes dead letters; if not, nothing is logged.
+    """
     name = with_namespace(namespace or "", consumer_group)
     if has_letters and len(name) > _SAFE_NAME:
         logger.warning(
@@ -251,7 +258,7 @@ def _real_time_problem(value: object) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as text for an error; only its type if it may hold a secret."""
+    """Return a value as text for an error: 80 characters of a string, number or path, else its type."""
     if value is None:
         return "None"
     if isinstance(value, str | int | float | Path):
@@ -305,7 +312,7 @@ class ConsumerSettings:
 
     @property
     def store_spec(self) -> str:
-        """Value of option ``offsetStore``; a relative path is relative to this process's folder."""
+        """Value of option ``offsetStore``; a relative path in it is completed by this process's folder."""
         if not isinstance(self.offset_store, str):
             return self.offset_store.spec
         with suppress(ValueError):

@@ -47,7 +47,7 @@ from pyspark_rocketmq.sinks.change_table.versions import TIME
 
 
 class TablesListener:
-    """Emits a row for each change that its sink is to apply to a table or to report as bad; picklable."""
+    """Emits a row for each change that one of its sink's tables is to have or that is unusable; picklable."""
 
     def __init__(self, sink: RoutesChanges) -> None:
         """Take the settings of ``sink``."""
@@ -74,7 +74,7 @@ class TablesListener:
         return ConsumeOrderlyStatus.SUCCESS
 
     def rows(self, message: MessageExt) -> Iterator[dict[str, Any]]:
-        """Yield a row for each change in a message that the sink is to apply or to report as bad."""
+        """Yield a row for each change of a message that a table is to have, or that cannot be used."""
         given = ChangeMessage(message.body, message.keys or "", message.properties)
         for number, decoded in enumerate(self._envelope.decode(given)):
             if not isinstance(decoded, Change | BadChange | SchemaChange):

@@ -75,7 +75,7 @@ class CommitNote:
     """Transaction ids that the commit sets, with their versions."""
 
     def properties(self, now_ms: int | None = None, *, max_retries: int | None = None) -> CommitProperties:
-        """Return the note for delta-rs; ``now_ms`` is the time of the transaction ids."""
+        """Return the note for delta-rs; ``now_ms`` is the time of the transaction ids, None for no time."""
         return CommitProperties(
             custom_metadata=dict(self.metadata),
             app_transactions=[Transaction(name, at, now_ms) for name, at in self.transactions.items()],
@@ -168,8 +168,8 @@ def commit_files(
     delta-rs may put the commit after others that it finds compatible, unless ``only_next``.
 
     Raises:
-        FileExistsError: If another commit came first.  On a mount that sends requests twice, it may be this
-            very commit.
+        FileExistsError: If another commit came first; from delta-rs this is a DeltaError.  On a mount that
+            sends requests twice, the other commit may be this very one.
         DeltaError, OSError: If the commit failed, or if its outcome is unknown.
     """
     now_ms = time.time_ns() // 1_000_000

@@ -181,7 +181,7 @@ class BackgroundThrottle(Throttle):
 
 
 class Compactor:
-    """Compacts a sink's table from time to time, until it finds an OPTIMIZE by delta-rs in the log."""
+    """Compacts a sink's table when called; stops for good if it finds an OPTIMIZE by delta-rs in its log."""
 
     def __init__(self) -> None:
         self._checked_up_to: int | None = None
@@ -189,7 +189,10 @@ class Compactor:
         self._has_stopped = False
 
     def compact_if_worth_it(self, table: DeltaTable, log: LogFiles) -> None:
-        """Compact the table at its version if that is worth it; raise the errors of :func:`compact`."""
+        """Compact the version that ``table`` is at, if worth it; raise the errors of :func:`compact`.
+
+        First, log the harm that delta-rs' own OPTIMIZE, DELETE and overwrites have done since the last call.
+        """
         version = int(table.version())
         since = version - _FIRST_CHECKED if self._checked_up_to is None else self._checked_up_to
         for found, operation in unchecked_removals(log, since, version):
@@ -234,9 +237,9 @@ class Compactor:
 
 
 def unchecked_removals(log: LogFiles, since: int, version: int) -> list[tuple[int, str]]:
-    """Return the versions after ``since``, up to ``version``, in which delta-rs removed files unchecked.
+    """Return versions after ``since``, up to ``version``, in which delta-rs may have removed files unchecked.
 
-    In some operations delta-rs removes files without checking the commits that were made since it began.
+    In some operations delta-rs removes files without checking the commits made since the operation began.
     Each version comes with the name of its operation.
     """
     infos = takewhile(lambda info: info["version"] > since, log.commit_infos_below(version + 1))
@@ -265,7 +268,10 @@ def count_missed_files(log: LogFiles, version: int) -> int:
 
 
 def compact_if_worth_it(table: DeltaTable, log: LogFiles, throttle: Throttle | None = None) -> Compacted:
-    """Slowly compact each partition that has many small files; raise the errors of :func:`compact`."""
+    """Compact each partition that has many small files; raise the errors of :func:`compact`.
+
+    ``throttle`` slows this down; None for a :class:`BackgroundThrottle`.
+    """
     targets = targets_of(table.metadata().configuration)
     throttle = throttle or BackgroundThrottle(
         pause_factor=_PAUSE_FACTOR if log.is_local else _REMOTE_PAUSE_FACTOR
@@ -274,14 +280,14 @@ def compact_if_worth_it(table: DeltaTable, log: LogFiles, throttle: Throttle | N
 
 
 def compact(table: DeltaTable, log: LogFiles) -> Compacted:
-    """Compact all small files.
+    """Compact the small files of each partition, however few they are.
 
     Files are replaced in groups, one commit for each. If another commit has removed a file of a group
     meanwhile, the whole group stays as it is.  Files that were written but not committed are no part of the
     table, and the next VACUUM removes them.
 
     Raises:
-        OSError: If the storage does not answer.
+        DeltaError, OSError: If the storage does not answer, or a commit fails.
         FileNotFoundError, ArrowException, SchemaError: If a file is gone or damaged, or does not fit the
             table; raised after the other files are compacted.
     """
@@ -432,7 +438,7 @@ class _Rewriter:
             logger.info("files changed while they were compacted path=%s", masked(self._log.table_uri))
 
     def _put(self, old: Sequence[StoredFile], new: Sequence[WrittenFile]) -> bool:
-        """Commit on top of other commits; return False if they changed these files or the table's form."""
+        """Commit on top of other commits; return False if those changed these files, or more than files."""
         # Writers encode paths differently; for Spark, paths that decode to the same one are the same file.
         paths, commit_id = {unquote(file.path) for file in old}, str(uuid.uuid4())
 
@@ -459,7 +465,7 @@ class _Rewriter:
         return True
 
     def _follow_commits(self, commit_id: str, paths: Set[str]) -> bool | None:
-        """Read the commits made since; return None if this commit can come next.
+        """Read the new commits of others; return None if this commit can come next.
 
         Else return True if this commit exists already, and False if another one changed the files in
         ``paths``, or anything but files.

@@ -108,7 +108,10 @@ def features_of_every_commit(form: TableForm) -> tuple[str, ...]:
 
 
 def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
-    """List the changes from ``before`` to ``now`` after which files written for ``before`` may not fit."""
+    """Name the changes from ``before`` to ``now`` after which files written for ``before`` may not fit.
+
+    A name is, for example, ``column id`` or ``feature rowTracking``.
+    """
     columns = [
         {column.name: replace(column, metadata=_without_comment(column.metadata)) for column in form.columns}
         for form in (before, now)

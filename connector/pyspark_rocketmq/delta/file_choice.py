@@ -62,7 +62,7 @@ def has_value(name: str) -> MayHave:
 
 
 def has_counted(name: str) -> MayHave:
-    """Return the condition that a row's file has the column ``name``.
+    """Return the condition that a row is in a file that has the column ``name``.
 
     Each file with the column and with statistics must count the column's nulls. So a file that has other
     statistics, but not this count, was written before the column was added.
@@ -101,7 +101,10 @@ def _ordered(values: pa.Array) -> np.ndarray[Any, Any]:
 def _any_within(
     values: np.ndarray[Any, Any], type_: pa.DataType, lowest: pa.Array, highest: pa.Array
 ) -> pa.Array:
-    """Return for each pair of bounds whether one of the sorted values is within; null if one is unknown."""
+    """Return for each pair of bounds whether one of the sorted values is within.
+
+    Null if a bound is unknown or of another type.
+    """
     nothing = pa.nulls(len(lowest), pa.bool_())
     if lowest.type != type_:
         return nothing
@@ -174,7 +177,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _above_cut(highest: pa.Array) -> pa.Array:
-    """Return upper bounds that hold for times more exact than the bounds' unit."""
+    """Return upper bounds; those of times are 1 ms higher, since writers cut off the microseconds."""
     if not pa.types.is_timestamp(highest.type):
         return highest
     unit = pa.scalar(_TIME_UNIT_US, pa.duration("us"))
@@ -250,7 +253,10 @@ def _filesystem(table: DeltaTable, sizes: dict[str, int]) -> fs.FileSystem:
 
 
 def _has_values(partition: dict[str, pa.Scalar]) -> ds.Expression | None:
-    """Return the expression from which Arrow takes the values of partition columns, which no file has."""
+    """Return the expression from which Arrow takes the values of partition columns, which no file has.
+
+    None if there are no partition columns.
+    """
     import pyarrow.dataset as ds
 
     terms = [

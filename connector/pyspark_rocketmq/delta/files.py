@@ -197,8 +197,8 @@ def conform(
     must have no nulls, even where the table allows them.
 
     Raises:
-        SchemaError: If columns are missing or superfluous, have another type, or have nulls that are not
-            allowed.
+        SchemaError: If columns are missing or superfluous, have a type that cannot be converted, or have
+            nulls that are not allowed.
     """
     if fills_missing:
         for field in schema:

@@ -71,8 +71,8 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     Settings of one bucket (``fs.s3a.bucket.BUCKET.…``) and one account
     (``fs.azure.….ACCOUNT.dfs.core.windows.net``, or with ``blob``) win; ``spark.hadoop.`` may come before
     all of them. The older ``fs.s3a.server-side-encryption-algorithm`` is translated, too. For a URI without
-    an account, such as ``az://``, the account is the only one that the settings name. Any other setting that
-    may be a credential of this storage is logged as a warning.
+    an account, such as ``az://``, the account is the only one that the settings name. A warning lists the
+    names of other settings that may be credentials of this storage.
 
     Args:
         settings: Spark's settings, such as ``dict(spark.sparkContext.getConf().getAll())``.
@@ -108,7 +108,7 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
 
 
 class _HadoopSettings:
-    """The settings for one place, by name without prefix, bucket and account."""
+    """The settings for one bucket or storage account, by name without prefix, bucket and account."""
 
     def __init__(self, settings: Mapping[str, str], prefix: str, *own: str) -> None:
         """Find the settings with ``prefix``, and those that match patterns of a bucket or account (``own``).
@@ -123,7 +123,7 @@ class _HadoopSettings:
         self._translated: set[str] = set()
 
     def take(self, *names: str) -> str:
-        """Return the first of these settings that is set, else an empty string; all count as translated."""
+        """Return the first of these settings that is set, or ""; all ``names`` then count as translated."""
         self._translated.update(names)
         return next((self._settings[self._names[name]] for name in names if name in self._names), "")
 

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Maintenance:
-    """Background thread for the maintenance of one table: one run at a time in this process.
+    """Background thread for the maintenance of one table; each object has at most one run at a time.
 
     A failed run is logged; the next one makes up for it.
     """
@@ -47,8 +47,8 @@ class Maintenance:
     def after_commit(self, before: int, every: int, task: Callable[[int], None]) -> None:
         """Note a commit on top of version ``before``, and start ``task`` if it is due; return immediately.
 
-        It is due every ``every`` versions, and left out while an earlier run goes on.  ``task`` gets the
-        number of its run, counted from the table's beginning.
+        ``task`` is due when the table's version reaches or passes a multiple of ``every``, and left out while
+        an earlier run goes on.  It gets the number of that multiple: the version divided by ``every``.
         """
         with self._guard:
             last, self._seen = self._seen, before + 1

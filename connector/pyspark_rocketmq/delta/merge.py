@@ -40,7 +40,7 @@ def merge_rows(
 ) -> None:
     """Merge the newest row of each key into the table, on top of the version that ``table`` is at.
 
-    If the table has a row with the key, the ``columns`` of that row are updated; else the new row is added.
+    If the table has a row with the key, the ``columns`` of that row are updated; else a new row gets them.
     A key that contains a null equals no other key, so its rows are always added.  For ``order`` see
     :func:`newest_rows`.
 
@@ -73,7 +73,7 @@ def begin_merge(
         properties: Metadata of the commit.
 
     Returns:
-        The MERGE without its actions, and the new values of ``columns`` for these.
+        The MERGE, to which the caller adds its actions, and for these the SQL of each column's new value.
     """
     merger = table.merge(
         source,
@@ -89,7 +89,7 @@ def begin_merge(
 def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa.Table:
     """Return the newest row of each key: the last one in the order of the columns ``order``.
 
-    Of rows that are equal in these columns, the last one in the table is the newest. A key that contains a
+    Of rows that are equal in these columns, the last one in ``rows`` is the newest. A key that contains a
     null equals no other key, so all its rows are kept.
     """
     for name in keys:
@@ -109,9 +109,9 @@ def newest_rows(rows: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa
 
 
 def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
-    """Replace by "" those strings in partition columns that the table stores as null.
+    """Replace ``__HIVE_DEFAULT_PARTITION__`` in partition columns by ""; the table stores both as null.
 
-    Return the rows, and the columns that had such strings.
+    Return the rows, and the columns that had one of these two strings.
 
     Delta cannot store an empty string as a partition value, and delta-rs cannot store the string that names
     the folder of null.

@@ -145,7 +145,7 @@ class Partition(NamedTuple):
         Args:
             snapshot: The table.
             rows: The new rows, with all columns.
-            files: The partition's files in that version; None if only delta-rs may replace them.
+            files: The partition's files in the snapshot's version; None if only delta-rs may replace them.
             note: The information of the commit.
 
         Returns:
@@ -153,8 +153,8 @@ class Partition(NamedTuple):
             them.
 
         Raises:
-            FileExistsError: If another commit came first.  On a mount that sends requests twice, it may be
-                this very commit.
+            FileExistsError: If another commit came first; from delta-rs this is a DeltaError.  On a mount
+                that sends requests twice, the other commit may be this very one.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         if files is None or not snapshot.commits_itself:

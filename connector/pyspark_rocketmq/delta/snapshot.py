@@ -88,7 +88,8 @@ class TableView(Protocol):
     def is_still_there(self) -> bool:
         """Return whether the log still has the commit that was the newest one at the last look.
 
-        This is False if the table was deleted, created again or put back to an earlier state.
+        This is False if the table was deleted, created again or put back to an earlier state, or if that
+        commit was cleaned up.
         """
         ...
 
@@ -221,7 +222,7 @@ class TableSnapshot:
 
     @property
     def table(self) -> DeltaTable:
-        """The table at this version as delta-rs opens it; opened now unless it is still open."""
+        """The table at this version as delta-rs opens it; if :attr:`commits_itself`, each access opens it."""
         return self._open_version(self.version) if self._table is None else self._table
 
     @property
@@ -245,7 +246,11 @@ class TableSnapshot:
         return True
 
     def form(self) -> TableForm:
-        """See :meth:`Snapshot.form`; the object is the same until a commit may have changed the form."""
+        """See :meth:`Snapshot.form`.
+
+        If :attr:`commits_itself`, the object is the same until a commit may have changed the form; else each
+        refresh makes a new one.
+        """
         return self._current_facts().form
 
     def _current_facts(self) -> _TableFacts:
@@ -359,7 +364,7 @@ class TableSnapshot:
         return {app_id: version for app_id, version in versions if version is not None}
 
     def add_columns(self, schema: pa.Schema) -> None:
-        """Add columns to the table.
+        """Add the columns of ``schema`` to the table, and move to the newest version.
 
         Raises:
             DeltaError: If they could not be added, and no other writer has added them meanwhile.
@@ -380,7 +385,7 @@ class TableSnapshot:
         self.commit(FileCommit(operation="WRITE", parameters=parameters, added=files, note=note))
 
     def commit(self, commit: FileCommit) -> None:
-        """Commit files on top of this version, and move to the newest version.
+        """Commit files on top of this version, and move to a version with that commit.
 
         Raises:
             FileExistsError: If another commit came first, or may have; the caller must check for it before

@@ -67,7 +67,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableForm:
-    """A table's columns, properties and features, by its newest metadata and protocol actions."""
+    """A table's columns, partitioning, properties and features at one version."""
 
     columns: tuple[Column, ...]
     partition_by: tuple[str, ...]
@@ -130,7 +130,7 @@ def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], wher
 
 
 def _fits(wanted: str, found: str) -> bool:
-    """Return whether ``found`` can hold values of type ``wanted``; it may allow nulls in addition."""
+    """Return whether ``found`` is the type ``wanted``, or this type with nulls allowed at every depth."""
     return found in (wanted, wanted.replace(NOT_NULL, ""))
 
 

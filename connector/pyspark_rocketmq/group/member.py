@@ -76,7 +76,8 @@ class QueueOwnership(Protocol):
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         """Return the queues that may be planned now, with their grants' numbers; this ends the previous plan.
 
-        The member gives none of them up before :meth:`planned` is called.
+        A grant is a period for which this member holds a queue. The member gives none of the returned queues
+        up before :meth:`planned` is called.
         """
         ...
 
@@ -159,7 +160,10 @@ def _shown(subscription: SubscriptionData | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCalls:
-    """The clients of a member; their ``pool`` must pass brokers' requests to the member."""
+    """Clients by which a member calls brokers and name servers.
+
+    ``pool`` must pass the brokers' own requests to the member.
+    """
 
     pool: ChannelPool
     brokers: BrokerClient
@@ -454,7 +458,7 @@ class RunningMember:
         return bool(actions)
 
     def _do_all(self, actions: Sequence[GroupAction]) -> None:
-        """Perform the actions in order, those of one kind at the same time.
+        """Perform the actions in order, neighbours of one kind at the same time.
 
         Those at silent brokers begin last: a process that ends starts no threads, and makes one call after
         another.
@@ -470,7 +474,7 @@ class RunningMember:
         return address is not None and address in self._silent
 
     def _do(self, action: GroupAction) -> None:
-        """Perform the action and always report it: the machine never repeats an unreported action."""
+        """Perform the action and always report it: :class:`Membership` never repeats an unreported action."""
         try:
             self._done(action)
         except Exception:
@@ -532,7 +536,9 @@ class RunningMember:
             self._channels[address] = channel
 
     def _ask_members(self) -> None:
-        """Query the first broker that answers. Members for which the same brokers answer see the same list.
+        """Get the list of members from the first broker that answers.
+
+        Members for which the same brokers answer see the same list.
 
         Each silent broker costs its time-out, and no lock is renewed meanwhile. So a round does not query the
         next broker after ``CALL_TIMEOUT_S``; the following round does. Brokers that have not answered the

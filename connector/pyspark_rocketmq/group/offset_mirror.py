@@ -128,8 +128,8 @@ class OffsetMirror:
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
         """Wait until none of these offsets is left to send; return False after ``timeout_s``.
 
-        Each of them has then arrived, was replaced by a newer one, was dropped (rule 2), or was given up
-        (rule 5).
+        Each of them has then arrived, was replaced by a newer one, was dropped since its queue was moved
+        (rule 2), or was given up: a minute after the query's end (rule 5), or after an unexpected error.
         """
         self._urgent.set()
         with self._sent:
@@ -222,7 +222,7 @@ class OffsetMirror:
         logger.warning("offsets not sent to the brokers group=%s queues=%d", self._group, len(self._waiting))
 
     def _note_arrivals(self) -> None:
-        """Record the arrived offsets in the store, unless new ones come.
+        """Wait a while; then record the arrived offsets in the store, unless new ones to send came meanwhile.
 
         The offsets of an unreachable broker do not delay the others.
         """
@@ -262,7 +262,7 @@ class OffsetMirror:
         return {queue: commit for queue, commit in waiting.items() if queue not in outdated}
 
     def _send(self, waiting: Commits, tried: Commits) -> None:
-        """Send each offset to its broker; after a broker did not answer, skip it until the next round."""
+        """Send each offset to its broker, and no more in this round to a broker that did not answer."""
         try:
             masters = self._routes.look(Deadline.after(self._clock, self._timeout_s)).masters
         except RocketMQError as error:

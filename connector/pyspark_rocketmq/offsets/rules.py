@@ -66,7 +66,8 @@ def apply_claim(
 ) -> Change[dict[MessageQueue, OffsetRow]]:
     """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner.
 
-    A queue that somebody else has moved at its broker starts at that offset; see ``OffsetStore.claim``.
+    A stored row moves to the offset at its queue's broker if somebody else has stored that offset there; see
+    ``OffsetStore.claim``.
 
     Raises:
         OffsetError: If a start is negative.
@@ -121,7 +122,9 @@ def apply_reset(
     now_s: float,
     under: Mapping[MessageQueue, int] | None = None,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Move queues to their targets, forgetting suspension and attempts; see ``OffsetStore.reset``.
+    """Move queues to their targets, without their suspensions and counts of redeliveries.
+
+    See ``OffsetStore.reset``.
 
     Raises:
         OffsetError: If a target is negative.
@@ -168,7 +171,7 @@ def _begun(row: OffsetRow, new: NewGeneration, now_s: float) -> OffsetRow:
 
 
 def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[None]:
-    """Record that brokers have stored these offsets; offsets sent to them earlier are forgotten."""
+    """Record that brokers have stored these offsets; forget those sent earlier for the same queue."""
     known = {
         queue: before[queue]._replace(shown=before[queue].shown.since(offset))
         for queue, offset in arrived.items()
@@ -178,10 +181,10 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_last_skipped(before: Rows, passed: Mapping[MessageQueue, LastSkipped]) -> Change[None]:
-    """Remember the last message before each queue's position, if epoch and position are still the same.
+    """Remember a queue's messages in ``passed`` if its epoch is the same and no batch has changed its row.
 
-    If a batch has moved the row since, a message is remembered in two cases: it is lost, or it is older than
-    the newest one that the row remembers. If the epoch has changed, nothing is remembered.
+    If a batch has changed the row, they are remembered only in two cases: the broker has lost one of them, or
+    all are older than the newest message that the row remembers.
     """
     known = {
         queue: _with(row, last_message=row.state.last_message.with_passed(skipped.last_message))
@@ -257,7 +260,10 @@ def _with(row: OffsetRow, **changes: Any) -> OffsetRow:
 
 
 def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) -> OffsetRow:
-    """Move the row to the offset at the queue's broker, if somebody else has stored that one since."""
+    """Return the row, moved to ``at_broker`` if somebody else has stored that offset at the queue's broker.
+
+    ``before`` is the row as it was before the broker was queried; None if it was not read.
+    """
     if before is not None and at_broker in before.shown and at_broker not in row.shown:
         # The broker's answer is older than an offset of our own that has arrived there since.
         return row
@@ -380,7 +386,8 @@ class RowOffsetStore(ABC):
     def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
         """Read the group's rows, let ``decide`` change them and store the outcome, all in one atomic step.
 
-        ``decide`` may be called again with newer rows; ``action`` is for the history.
+        ``decide`` may be called again with newer rows; ``action`` describes the change in the store's
+        history, if it has one.
         """
 
     def claim(

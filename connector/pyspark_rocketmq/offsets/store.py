@@ -123,19 +123,19 @@ class OffsetRow(NamedTuple):
 
     @property
     def was_reset(self) -> bool:
-        """Whether a reset, or a member that skipped messages, moved the row, and no batch since."""
+        """Whether an operator, a command or a member last moved the row (``RESET``, ``SKIPPED``)."""
         return self.batch_id in {RESET, SKIPPED}
 
     @property
     def was_reset_by_operator(self) -> bool:
-        """Whether an operator last moved the row, and no batch has started from it since."""
+        """Whether an operator last moved the row; False again once a batch has changed the row."""
         return self.batch_id == RESET
 
     @property
     def was_followed(self) -> bool:
         """Whether the row was last moved to an offset that somebody else stored at the queue's broker.
 
-        False once a batch has started from that offset.
+        False again once a batch has changed the row.
         """
         return self.batch_id == FOLLOWED
 
@@ -143,8 +143,8 @@ class OffsetRow(NamedTuple):
     def may_be_followed(self) -> bool:
         """Whether the row may have been moved to an offset that somebody else stored at the broker.
 
-        This is also true of every claimed row, since an earlier release marked such rows as claimed. A
-        claimed row remembers no message, or the one before its position.
+        True for ``FOLLOWED`` and for ``CLAIMED``, with which an earlier release marked such rows, too. A row
+        with ``CLAIMED`` remembers no message, or the one before its position.
         """
         return self.batch_id in {FOLLOWED, CLAIMED}
 
@@ -244,7 +244,11 @@ class SinkRecord(NamedTuple):
 
 
 class LastSkipped(NamedTuple):
-    """Messages to remember of a queue: those before a moved position or a generation's end, or a lost one."""
+    """Messages to remember of a queue, besides consumed ones.
+
+    They are the last message before the position to which the queue was moved, the last one before the end of
+    its generation, or one that the broker has lost.
+    """
 
     epoch: int
     """Epoch stored when the queue was inspected."""
@@ -253,7 +257,7 @@ class LastSkipped(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """Accepted and refused parts of a commit; a refused queue belongs to somebody else by now."""
+    """Accepted and refused parts of a commit; the queue of a refused one has another epoch, or no row."""
 
     accepted: tuple[QueueCommit, ...]
     """Stored, or already stored by an earlier run of the same batch."""
@@ -336,10 +340,10 @@ class OffsetStore(Protocol):
         ...
 
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, LastSkipped]) -> None:
-        """Remember the last message before a position to which a queue was moved; move no queue.
+        """Remember messages that a queue has skipped or lost (``LastSkipped``); move no queue.
 
-        A queue is left out if its stored epoch is different. If a batch has moved it since, only a message
-        that is lost, or older than the newest one of the row, is remembered.
+        A queue is left out if its stored epoch is another one. If a batch has changed its row meanwhile,
+        messages are remembered only if one of them is lost, or if all are older than the row's newest one.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
@@ -351,8 +355,8 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, OffsetRow]:
         """Remember the newest messages of sinks that are ahead of the rows; return the rows that changed.
 
-        Their epochs grow: running batches are fenced off, and planners check those messages. If a sink has a
-        later generation of a queue, the row continues in that generation.
+        The epochs of these rows grow: running batches are fenced off, and planners check those messages. If
+        a sink has a later generation of a queue, the row continues in that generation.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
@@ -364,7 +368,7 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, OffsetRow]:
         """Begin the next generation of queues whose offsets started again, unless their epochs have changed.
 
-        Their epochs grow, which fences off running batches. Returns the changed rows.
+        The epochs of the changed rows grow, which fences off running batches. Return these rows.
 
         Raises:
             OffsetError: If an offset is negative.
@@ -379,12 +383,12 @@ class OffsetStore(Protocol):
         *,
         under: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
-        """Move queues to any offset, as an operator; running batches are fenced off.
+        """Move queues to any offset; running batches are fenced off.
 
         Return the moved queues' rows.
 
-        With ``under``, move only queues that still have the epoch given there, as a member does that skips
-        messages.
+        With ``under``, move only queues that still have the epoch given there. Such a move counts as
+        ``SKIPPED``, not as ``RESET``.
 
         Raises:
             OffsetError: If a target is negative.

@@ -83,7 +83,7 @@ def commit_interval_ms(text: str) -> int:
 
 
 def real_time_ms(text: str) -> int:
-    """Parse the length of a batch in real time; return it in milliseconds.
+    """Parse the length of one batch of the trigger ``realTime``; return it in milliseconds.
 
     Raises:
         ValueError: If it is not a duration, or is too short; the message is the end of a sentence.
@@ -107,7 +107,7 @@ def parse_commit_interval(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConsumerOptions(OptionSet):
-    """Options for a consumer's start, the calls of its listener, and the messages that fail.
+    """Options of a consumer: its start, its listener's calls, failed messages, commits and engine.
 
     The arguments of ``PushConsumer``, the settings of the engines and the options of commands take their
     defaults and bounds from here.

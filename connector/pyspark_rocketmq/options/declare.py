@@ -144,7 +144,9 @@ class OptionSet:
 
     @classmethod
     def parse(cls, raw: Mapping[str, object]) -> Self:
-        """Parse a map of strings: keys in any case, numbers and booleans as Spark writes them.
+        """Parse options; the case of keys does not matter.
+
+        A value is a text, or a number or boolean, which counts as the text that Spark makes of it.
 
         Raises:
             OptionError: With a sentence for every problem, not just the first.
@@ -261,7 +263,7 @@ def _parse_values(
 
 
 def _text_of(value: object) -> str | None:
-    """Return the text that Spark's ``option()`` makes of a value; None for a value without one."""
+    """Return the text that Spark's ``option()`` makes of a text, boolean or number; None for other types."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -270,7 +272,7 @@ def _text_of(value: object) -> str | None:
 
 
 def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
-    """Name the alternatives of a required option that are in ``known``; a command may lack some of them."""
+    """Return words that name a required option's alternatives, only those in ``known``; empty without any."""
     others = [key for key in spec.instead if key.lower() in known]
     return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
 

@@ -105,7 +105,7 @@ def iso_time(text: str) -> datetime:
 
 @parses("integer, 0 or more, or ISO time")
 def time_ms(text: str) -> int:
-    """Parser of a time in milliseconds since the epoch, or in ISO 8601."""
+    """Parser of a time, given in milliseconds since the epoch or in ISO 8601; returns milliseconds."""
     with suppress(ValueError, OverflowError):
         return max(0, round(iso_time(text).timestamp() * 1000))
     if not re.fullmatch(r"\+?\d{1,19}", text.strip()) or int(text) > _LATEST_TIME_MS:
@@ -252,7 +252,7 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 @parses("column name")
 def column_name(text: str) -> str:
-    """Parse the name of a column of the source; case does not matter, as in Spark."""
+    """Parse the name of a column of the source, in small or capital letters; return the source's spelling."""
     by_lower = {name.lower(): name for name in MESSAGE_COLUMNS}
     if text.lower() not in by_lower:
         close = closest(text, MESSAGE_COLUMNS)

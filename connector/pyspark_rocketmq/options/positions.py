@@ -40,7 +40,11 @@ ParseValue = Callable[[object, str], int]
 
 @dataclass(frozen=True, slots=True)
 class QueuePositions:
-    """An offset or a time in milliseconds for every queue: the queue's own, its topic's, or the default."""
+    """A number for every queue: the queue's own, else its topic's, else ``default``.
+
+    Numbers are offsets, or times in ms. Below 0, they stand for the earliest, the latest or a group's
+    committed offset.
+    """
 
     default: int = EARLIEST_OFFSET
     by_queue: Mapping[MessageQueue, int] = field(default_factory=dict)
@@ -247,13 +251,16 @@ class PositionOptions(ConnectionOptions):
     )
 
     def starting_times(self) -> QueuePositions | None:
-        """Return each queue's starting time in ms; None if no times are used. Values below 0 are offsets."""
+        """Return each queue's starting time in ms; None if no option gives times.
+
+        A queue that the option does not name has ``EARLIEST_OFFSET`` (-2) instead of a time.
+        """
         if self.starting_timestamp is not None:
             return QueuePositions(self.starting_timestamp)
         return self.starting_offsets_by_timestamp
 
     def ending_times(self) -> QueuePositions | None:
-        """Return each queue's ending time, in the form of :meth:`starting_times`."""
+        """Return each queue's ending time like :meth:`starting_times`, but with ``LATEST_OFFSET`` (-1)."""
         if self.ending_timestamp is not None:
             return QueuePositions(self.ending_timestamp)
         return self.ending_offsets_by_timestamp

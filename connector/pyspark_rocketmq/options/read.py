@@ -57,7 +57,7 @@ _NOT_OF_A_GROUP: Final = {
 
 
 class ReadFrom(StrEnum):
-    """Brokers from which messages are pulled: the master of a broker name, or its slaves."""
+    """Broker to pull from: the master until it suggests a slave; only the master; or a slave, if any."""
 
     SUGGESTED = "suggested"
     MASTER = "master"
@@ -315,11 +315,17 @@ class ReadOptions(PositionOptions):
         return retry_topic(self.consumer_group)
 
     def needs_locks(self) -> bool:
-        """Whether a group's queues are locked at their brokers: if orderly members share them (C1, B3)."""
+        """Whether a group's queues are locked at their brokers: if orderly members share them (C1, B3).
+
+        Without ``consumerGroup`` the result has no meaning.
+        """
         return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
 
     def goes_on_at_slaves(self) -> bool:
-        """Whether a slave is read while its master is down; not with locks, which only masters grant (C1)."""
+        """Whether a slave is read while its master is down.
+
+        Not with ``readFrom=master``, and not with locks, which only masters grant (C1).
+        """
         is_locked = self.consumer_group is not None and self.needs_locks()
         return self.read_from is not ReadFrom.MASTER and not is_locked
 
@@ -386,8 +392,8 @@ class ReadOptions(PositionOptions):
     def _room_problems(self) -> list[str]:
         """Return the problem if ``instanceName`` lacks the machine room it needs, or must not have one.
 
-        The room is the text before "/", as in ``east/worker-1``. Strategy ``machineRoomNearby`` needs one,
-        ``messageModel=BROADCASTING`` forbids one, and other strategies accept it.
+        The room is the text before "/", as in ``east/worker-1``. ``messageModel=BROADCASTING`` forbids one.
+        Otherwise a group with strategy ``machineRoomNearby`` needs one, and other strategies accept it.
         """
         strategy = self.allocate_message_queue_strategy.strip().partition(":")[0]
         is_shared = self.message_model is MessageModel.CLUSTERING

@@ -197,7 +197,7 @@ class QueueSelector:
         return found
 
     def any_of(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the queues for rows of the topic that have neither key nor queue.
+        """Return the queues, as last looked up, for rows of the topic that have neither key nor queue.
 
         Raises:
             RocketMQError: For the reasons of :meth:`queues`.

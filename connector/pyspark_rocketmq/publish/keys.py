@@ -29,7 +29,7 @@ _POSITION = "_rocketmqPosition"
 
 @dataclass(frozen=True, slots=True)
 class KeySample:
-    """Sharding keys of a task, by the hash of topic and key."""
+    """Sharding keys of a task that have the smallest hashes of topic and key, by that hash."""
 
     keys: dict[int, str]
     end: int

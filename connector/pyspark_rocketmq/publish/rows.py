@@ -260,7 +260,7 @@ class RowReader:
 
 
 def _encode_usual(keys: str | None, tags: str | None, unique_key: str) -> bytes:
-    """Encode a message without other properties, at a fraction of the cost of :func:`_encode_all`."""
+    """Encode the properties of a message that has only these three; faster than :func:`_encode_all`."""
     text = f"{names.UNIQ_KEY}\1{unique_key}\2"
     count = 1
     if tags:

@@ -130,9 +130,10 @@ class Sender:
         """Number of acknowledged messages."""
 
     def put(self, batch: SendBatch, queues: Sequence[MessageQueue] = ()) -> None:
-        """Send ``batch`` after all earlier batches for its queue; wait while too much is being sent.
+        """Put ``batch`` behind all earlier ones for its queue, without waiting for its acknowledgement.
 
-        ``queues`` are the possible queues if its destination is a topic.
+        But wait while more than ``maxInFlightBytes`` are not acknowledged. ``queues`` are the possible
+        queues if the batch's destination is a topic.
 
         Raises:
             RowNotSent: If this or another batch could not be sent.
@@ -146,7 +147,7 @@ class Sender:
         self._settle()
 
     def finish(self) -> None:
-        """Wait until everything is acknowledged.
+        """Wait until every batch is acknowledged.
 
         Raises:
             RowNotSent: If a batch could not be sent.
@@ -174,7 +175,7 @@ class Sender:
                 del self._unplaced[topic]
 
     def _is_placed(self, sending: _Sending) -> bool:
-        """Append to the next idle queue in turn; return whether there was one."""
+        """Append the batch to the next idle one of its possible queues; return whether there was one."""
         queues, failed_broker = sending.choices, sending.failed_broker
         if sending.refused_by:
             queues = [queue for queue in queues if queue.broker_name not in sending.refused_by]

@@ -170,7 +170,10 @@ class _Writer:
 
     @staticmethod
     def _out_of_order(messages: Sequence[WriterCommitMessage | None]) -> KeysOutOfOrder | None:
-        """Return an error if two tasks sent rows of one sharding key."""
+        """Return an error if the samples of two tasks share a sharding key.
+
+        With ``checkShardingKeys=false`` the samples are empty.
+        """
         sent = [one for one in messages if isinstance(one, SentMessage)]
         logger.info("rows sent messages=%d tasks=%d", sum(one.messages for one in sent), len(sent))
         twice = keys_of_several_tasks(one.keys for one in sent)
@@ -199,7 +202,7 @@ class RocketMQWriter(_Writer, DataSourceArrowWriter):
 
     @without_frames
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Check that the order of sharding keys was kept.
+        """Check samples of the tasks' sharding keys, unless ``checkShardingKeys=false``.
 
         Raises:
             KeysOutOfOrder: If two tasks sent rows of one sharding key; all rows are stored.
@@ -232,7 +235,7 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     @without_frames
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Warn if the order of sharding keys was not kept.
+        """Warn if, by samples, two tasks sent rows of one sharding key, unless ``checkShardingKeys=false``.
 
         The batch is stored. An error here would make every restart of the query send it again, and fail
         again.

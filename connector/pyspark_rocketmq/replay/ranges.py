@@ -42,7 +42,10 @@ def origin_of(origin: MessageQueue, queue_offset: int | str) -> str:
 def resent_message(
     topic: str, original: Message, origin: MessageQueue, queue_offset: int, run: str
 ) -> Message:
-    """Create the message for ``topic`` with the original's body, properties and flag."""
+    """Create the message for ``topic`` with the original's body, flag and properties.
+
+    Properties of the first delivery are left out; ``REPLAYED_FROM`` and ``REPLAYED_BY`` are added.
+    """
     kept = {name: value for name, value in original.properties.items() if name not in _LEFT_OUT}
     if before := kept.get(REPLAYED_BY):
         kept[KEPT_AS] = before

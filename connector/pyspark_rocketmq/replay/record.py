@@ -49,7 +49,10 @@ _PAUSES_S: Final = (0.1, 0.5, 2.0)
 
 
 class ReplayRecord:
-    """The record of one target topic, for one subscription to each source topic."""
+    """The ranges that were replayed into one target topic, each source topic read with one subscription.
+
+    Rows of the table for other targets or subscriptions are ignored.
+    """
 
     def __init__(
         self,

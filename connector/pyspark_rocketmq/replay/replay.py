@@ -170,7 +170,7 @@ class Replay:
             topic: Must exist, unless its brokers create topics; must not be one of those that are read.
             record: Path or URI of the Delta table that shows later runs what was replayed; created if
                 missing. On an object store, option ``storageSecrets`` gives access to it. Two runs to one
-                topic at the same time must not share it.
+                topic at the same time must not share this table.
             on_step: Reports progress.
 
         Raises:
@@ -178,8 +178,8 @@ class Replay:
                 ``spark.speculation`` is on: two copies of a task would send its messages.
             StorageNotShared: If ``record`` is a folder that other machines lack.
             DataLoss: If an earlier run ended within a step and the target no longer shows what it had sent.
-            RocketMQError: If messages cannot be read or sent. A later run does not send the stored part of
-                the current step again.
+            RocketMQError: If the session is one of Spark Connect, or if messages cannot be read or sent. A
+                later run does not send the stored part of the current step again.
         """
         check_classic(
             self._spark,
@@ -265,7 +265,7 @@ class Replay:
         in_order: bool,
         done: Iterable[QueueRange] = (),
     ) -> ReplaySummary:
-        """Write step by step; ``in_order`` keeps a queue's range in one task."""
+        """Write the ranges without ``done``, step by step; ``in_order`` keeps a queue's range in one task."""
         begun_s = time.monotonic()
         planned = [one.planned for _, one in sorted(partitions.items())]
         left = without(planned, done)
@@ -290,7 +290,7 @@ class Replay:
         )
 
     def _split(self, step: Sequence[QueueRange]) -> list[QueueRange]:
-        """Split the step's ranges so that all cores have work, even if there are few queues."""
+        """Split the step's ranges into about ``minPartitions`` parts, by default one for each core."""
         wanted = self._options.min_partitions or cores(self._spark)
         return split_ranges(step, min_partitions=wanted, max_records=self._options.max_records_per_partition)
 

@@ -116,7 +116,7 @@ class TargetTopic:
         """Return the partition with which a task reads a queue of the topic, with an empty range.
 
         Raises:
-            RocketMQError: If no broker has it.
+            RocketMQError: If no broker has the queue.
         """
         return QueuePartition(
             planned=QueueRange.between(target, 0, 0),

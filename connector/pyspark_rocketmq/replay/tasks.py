@@ -186,7 +186,7 @@ class Resending:
 
 @dataclass(frozen=True, kw_only=True)
 class ResendRanges:
-    """Sends the range's messages to one queue, batch after batch, each message once.
+    """Function of sending tasks: each sends its range to one queue, batch after batch, each message once.
 
     A batch is retried for ``retryTimeoutMs``. A repeated task continues where the previous attempt ended, as
     shown by the target.
@@ -283,7 +283,9 @@ class TargetQueue:
         return self._sending.stored_until(highest, bounds, fail_on_data_loss=fails)
 
     def store(self, messages: Sequence[Message]) -> SendResult:
-        """Send a batch with its UNIQ_KEYs; send a message that is too large for one separately, as stored.
+        """Send a batch with its UNIQ_KEYs; send a message that is too large for a batch separately.
+
+        Such a message is sent compressed if the source's broker stored it so.
 
         A batch that the target refuses for its size is sent in halves; if the target accepts no batches,
         messages are sent one by one. The result is that of the first message, with the status of any message
@@ -311,7 +313,7 @@ class TargetQueue:
         return outcome
 
     def _store_in_turn(self, parts: Sequence[Sequence[Message]]) -> SendResult:
-        """Store the parts of a batch, each in its own request.
+        """Store the parts of a batch one after the other; return one result for all, as :meth:`store` does.
 
         Raises:
             RocketMQError: If a part is not stored. It is not ``ConnectFailed`` after a stored part, since

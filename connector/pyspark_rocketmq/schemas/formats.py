@@ -121,7 +121,7 @@ class _AvroShape:
         """Whether a type contains itself."""
 
     def least_bytes(self, schema: Any) -> int:
-        """Return the least number of bytes of a value.
+        """Return a lower bound for the bytes of a value; 0 only if a value may take none.
 
         Raises:
             BadRecord: If there is an array whose items may take no bytes.
@@ -175,7 +175,7 @@ class _AvroShape:
 def protobuf_decoder(schema: RegisteredSchema, references: References, message_type: str | None) -> Decode:
     """Return a decoder of protobuf by the descriptor of its file.
 
-    ``message_type`` is used for payloads whose frame names no type, or only the first one of the file.
+    ``message_type`` is used for a payload whose frame names no type, or names the first type of the file.
 
     Raises:
         BadRecord: If the schema cannot be used.

@@ -96,7 +96,8 @@ def split_frame(
     """Split a body.
 
     Raises:
-        FrameDamaged: If body and properties are not in this framing; it names the framing they look like.
+        FrameDamaged: If body and properties are not in this framing. The error names another one that they
+            look like, if any.
     """
     try:
         return _SPLITTERS[framing](body, properties, body_format)
@@ -298,7 +299,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _type_name(data: bytes) -> tuple[str, int]:
-    """Read Apicurio's ``Ref``, a message with the type's name in field 1; return it and where it ends."""
+    """Read Apicurio's ``Ref``, a message with the type's name in field 1.
+
+    Return the name, empty if the ``Ref`` is, and where the ``Ref`` ends.
+    """
     length, at = _varint(data, 0)
     end = at + length
     if end > len(data):

@@ -137,7 +137,10 @@ class SchemaLookup:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """Keep found schemas in a child of ``fork()``; forget requests, which threads of the parent send."""
+        """Prepare for use in a child of ``fork()``: keep found schemas, forget requests under way.
+
+        The parent's threads send those requests, so the child would get no answer.
+        """
         self._lock = threading.Lock()
         self._asked = {}
 
@@ -146,7 +149,7 @@ class SchemaLookup:
 
         Raises:
             SchemaNotFound: If the registry has no such schema.
-            SchemaRegistryDown: If no answer came within the time.
+            SchemaRegistryDown: If no answer with a schema came within ``wait_s``, or the request was refused.
         """
         return self._look_up(SchemaPath.of_id(schema_id, serialized=serialized), self._deadline())
 
@@ -159,7 +162,7 @@ class SchemaLookup:
 
         Raises:
             SchemaNotFound: If the registry lacks one.
-            SchemaRegistryDown: If no answer came within the time.
+            SchemaRegistryDown: If no answer with a schema came within ``wait_s``, or a request was refused.
         """
         found: dict[str, RegisteredSchema] = {}
         self._add_references(schema, found, frozenset(), self._deadline(), serialized=serialized)

@@ -79,7 +79,7 @@ class SchemaRegistry:
             reader_schema: Avro schema, as JSON, to whose fields and types values are converted. By default
                 they have those of their writer's schema.
             message_type: Name of the protobuf message type, if the file has several. It is used if the frame
-                names no type, or only the first one of the file.
+                names no type, or names the first type of the file.
 
         Raises:
             OptionError: If an argument is wrong, or the extra is not installed.

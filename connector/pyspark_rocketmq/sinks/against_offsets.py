@@ -125,7 +125,10 @@ def check_has_all(
 
 
 def find_gaps(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[SinkGap]:
-    """Find the sinks that lack rows of messages below the group's offsets."""
+    """Find the sinks that lack rows of messages below the group's offsets, or are now another table.
+
+    Only sinks that an offset row names count.
+    """
     found = []
     for standing in standings:
         behind: dict[MessageQueue, OffsetRow] = {}
@@ -146,7 +149,9 @@ def find_gaps(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkSt
 def replayed_messages(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, int]:
-    """Return how many messages each offset row is behind the sinks that it names, by queue.
+    """Return, by queue, how many messages its offset row is behind the farthest sink that the row names.
+
+    Queues that are not behind are left out.
 
     This happens after a query that was killed before its offsets were stored, and after the offset store was
     restored; after a reset the row names no sinks.
@@ -181,9 +186,9 @@ def is_behind_since_a_kill(
 def ahead_of(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, SinkRecord]:
-    """Return how far the farthest sink of each queue is, if that is ahead of the offset row.
+    """Return how far the farthest sink of each queue is, if that sink is ahead of the offset row.
 
-    It must also be ahead of the newest message that the row remembers.
+    The sink must also have a newer message than the row remembers. Other queues are left out.
     """
     records: dict[MessageQueue, SinkRecord] = {}
     for queue, row in rows.items():

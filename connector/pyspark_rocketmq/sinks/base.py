@@ -475,7 +475,7 @@ class ReachedByTasks(Protocol):
 class TakesChanges(Protocol):
     """A sink for the changes of a database's table. A consumer with this sink gets no listener from the user.
 
-    It reads the changes from the messages itself, with the properties below.
+    The consumer itself reads the changes from the messages, with the properties below.
     """
 
     @property
@@ -490,7 +490,7 @@ class TakesChanges(Protocol):
 
     @property
     def source_table(self) -> str | None:
-        """Name of the source's table; None if the messages contain changes of no other table."""
+        """Name of the source's table whose changes count; None if the messages are about only one table."""
         ...
 
     def setting(self, name: str) -> str:
@@ -506,7 +506,7 @@ class TakesChanges(Protocol):
 class RoutesChanges(Protocol):
     """A sink for the changes of many tables. A consumer with this sink gets no listener from the user.
 
-    It reads the changes from the messages itself, with the properties below.
+    The consumer itself reads the changes from the messages, with the properties below.
     """
 
     @property
@@ -570,7 +570,8 @@ class Sink(Protocol):
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Begin a micro-batch. ``queues`` names all its queues, and the generation of each.
 
-        If the sink has no rows of that generation, the watermark is 0, even if it has rows of the one before.
+        A queue's watermark is 0 if the sink has no rows of that generation, even if it has rows of an earlier
+        one.
 
         Raises:
             SinkMoved: If the sink has rows of a later generation of a queue.

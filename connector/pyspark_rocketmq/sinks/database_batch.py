@@ -72,7 +72,7 @@ class _Tried:
 class DatabaseBatch:
     """One micro-batch, or a task's part of it, on its way into the database.
 
-    ``DatabaseSink.begin`` makes it, or a task that commits by itself.
+    It is made by ``DatabaseSink.begin``, or by a task that commits by itself.
     """
 
     sink: Database
@@ -107,7 +107,7 @@ class DatabaseBatch:
     def commit(self, written: Sequence[CollectedRows], acked: Mapping[MessageQueue, int]) -> None:
         """Write the rows and move the watermarks in one transaction; raises as :meth:`commit_group`.
 
-        A queue that an earlier commit of this batch has moved is refused.
+        A queue that an earlier commit of this batch has moved is refused with ``SinkMoved``.
         """
         begun = self.writer.watermarks
         spans = {queue: Span(begun.get(queue, 0), at) for queue, at in acked.items()}
@@ -128,7 +128,7 @@ class DatabaseBatch:
         Raises:
             SinkMoved: If another consumer moved one of the watermarks since the batch began, if rows do not
                 follow those of the batch's earlier commits, or if an earlier try of the group was committed
-                without one of these queues. Nothing was added.
+                without one of these queues. This call added nothing.
             SinkConflict: If the transaction kept failing, for example due to errors of the user's function,
                 or if that function committed by itself.
             OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark
@@ -224,7 +224,7 @@ class DatabaseBatch:
         return Watermark.stored_by(attempt, next_offset, generation, newest)
 
     def _is_made(self, grown: Mapping[MessageQueue, int], tried: _Tried) -> bool:
-        """Return whether one of the tries with unknown outcome was committed after all; if so, note it.
+        """Return whether one of the tries was committed after all; if so, take its watermarks as reached.
 
         Raises:
             SinkMoved: If another consumer has moved a watermark.

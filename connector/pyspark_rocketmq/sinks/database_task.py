@@ -74,7 +74,7 @@ def new_mark() -> str:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseAccess:
-    """A user's functions and the table of watermarks, pickled once for all tasks of a query."""
+    """A user's functions, pickled once for all tasks of a query, and the name of the table of watermarks."""
 
     pickled: bytes = field(repr=False)
     """The functions, which may contain a password."""
@@ -180,7 +180,7 @@ class TaskDatabase(Database):
 
 @dataclass(frozen=True, slots=True)
 class ReachDatabase:
-    """Check, in a task, that it reaches the database that the driver has prepared; see ``ReachedByTasks``."""
+    """A check, called in a task, that the task reaches the driver's database; see ``ReachedByTasks``."""
 
     access: DatabaseAccess
     identity: str | None
@@ -224,13 +224,13 @@ class ReachDatabase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedQueues:
-    """A task's result: its rows are in the database, except those of refused queues."""
+    """A task's result: how many rows of refused queues it did not add. All its other rows are added."""
 
     rows: Mapping[MessageQueue, int]
     """Number of rows that were not added, by queue."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the queues and numbers in a form that JSON can hold."""
+        """Return the queues and their numbers of rows in a form that JSON can hold."""
         return {"refused": [[*queue, count] for queue, count in sorted(self.rows.items())]}
 
     @classmethod
@@ -477,7 +477,7 @@ class TaskCommittedBatch:
         There is nothing to commit: the tasks have done it.
 
         Raises:
-            SinkMoved: If a task has refused some; it names these queues.
+            SinkMoved: If a task has refused any of the queues; the error names them.
         """
         self._check(written, spans)
 

@@ -146,9 +146,9 @@ class MultiSink:
         return tuple(standing for sink in self.sinks for standing in sink.standings(consumer_group, queues))
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
-        """Return the smallest watermark of each queue in its newest generation; 0 if a sink has none there.
+        """Return the smallest watermark that a sink has of each queue, in the queue's newest generation.
 
-        See ``Sink.watermarks``.
+        A sink without a watermark in that generation counts as 0. See ``Sink.watermarks``.
         """
         found = [sink.watermarks(consumer_group) for sink in self.sinks]
         generations = {key for watermarks in found for key in watermarks}

@@ -95,7 +95,10 @@ class Snapshot:
 
     @property
     def out_of_sight(self) -> Mapping[str, RocketMQError]:
-        """Why queues may be missing, by broker or topic; empty if every queue was seen."""
+        """Errors because of which queues may be missing, by broker or topic; empty if there are none.
+
+        Queues whose reading is switched off have no error here.
+        """
         return {**self.unreachable, **self.absent}
 
     @property
@@ -238,7 +241,7 @@ class ClusterView:
         return True
 
     def whole_snapshot(self) -> Snapshot:
-        """Return :meth:`snapshot` for a batch, which does not look again for brokers that come later.
+        """Return :meth:`snapshot` for a batch query, which looks only once and so misses later brokers.
 
         Raises:
             NameServerNotReady: If the name server knew no broker a moment ago: others may still register.
@@ -343,7 +346,7 @@ class ClusterView:
         return found
 
     def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
-        """Return the queues of ``known`` that are gone for good.
+        """Return the queues of ``known`` that are gone for good, each with the loss of its messages, if any.
 
         Args:
             known: Queues, each with its next offset as ``end``. While a broker does not answer, its queues
@@ -462,7 +465,7 @@ class ClusterView:
         return bounds, failures
 
     def _may_pass(self, error: RocketMQError, broker_name: str, topic: str) -> bool:
-        """Return whether an error may pass; then it only leaves the broker's queues out of this plan."""
+        """Return whether an error may pass; such an error only leaves queues out of this plan."""
         if error.may_pass(has_worked=self._has_worked):
             return True
         # Comes second, because ``had_it`` reads the offset store.
@@ -554,7 +557,7 @@ class ClusterView:
 
 
 def _denied(routes: Routes, queues: Collection[MessageQueue]) -> dict[str, TopicNotFound]:
-    """Return the topics that name servers deny and that have none of ``queues``."""
+    """Return the errors of topics that no name server lists now and that have none of ``queues``."""
     if not routes.denied:
         return {}
     there = {queue.topic for queue in queues}

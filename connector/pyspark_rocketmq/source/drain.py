@@ -54,7 +54,7 @@ class Drain:
         return [QueueRange.between(queue, 0, 0) for queue in wanted]
 
     def left(self, progress: Mapping[MessageQueue, QueueState]) -> dict[MessageQueue, int]:
-        """Return the next offsets of queues that have not been read to their ends."""
+        """Return the next offset of each queue in ``progress`` that has not been read to its end."""
         return {
             queue: progress[queue].next_offset
             for queue, end in sorted(self.ends.items())

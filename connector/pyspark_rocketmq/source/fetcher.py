@@ -183,7 +183,8 @@ class Fetcher:
     def arrivals(self, within_s: float = math.inf) -> Generator[list[FetchedChunks]]:
         """Yield the chunks of all ranges as they come.
 
-        After ``within_s`` seconds, yield what is there; the list may be empty.
+        At the latest ``within_s`` seconds after the caller asks for a list, yield what is there; the list may
+        be empty.
 
         Each range's chunks are in queue order, and its last ones are marked. Bodies are views of receive
         buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
@@ -292,7 +293,10 @@ class Fetcher:
         self._window.settle(self._clock.monotonic_s())
 
     def _await_burst(self, waiting: Sequence[PullConnection[_Pull]]) -> bool:
-        """Let the next wait end when more pulls can be sent; return whether it must be short."""
+        """Let the next wait end when enough answers have arrived for more pulls to be sent.
+
+        Return whether the wait must be short, because it may not end with the first bytes.
+        """
         answers, in_flight = self._window.answers_to_next_burst, self._window.in_flight
         awaited = [each.await_answers(answers * each.in_flight // max(1, in_flight)) for each in waiting]
         return any(awaited)

@@ -31,7 +31,7 @@ END_MARKER: Final = "end"
 
 
 def spark_rows(piece: ReadPiece) -> pa.RecordBatch:
-    """Return a piece as rows for Spark: messages, or the marker row of a range's end."""
+    """Return a piece of a range as rows for Spark: some of its messages, or the marker row of its end."""
     if isinstance(piece, RangeEnd):
         return marker_row(piece)
     nulls = pa.nulls(piece.num_rows, pa.string())
@@ -75,7 +75,7 @@ def end_to_json(end: RangeEnd) -> str:
 
 
 def end_from_json(queue: MessageQueue, text: str) -> RangeEnd:
-    """Return the range end in ``plannedRange`` of a marker row of ``queue``."""
+    """Return how reading a range of ``queue`` ended, from ``plannedRange`` of the range's marker row."""
     facts = json.loads(text)
     bounds = facts.get("bounds")
     return RangeEnd(

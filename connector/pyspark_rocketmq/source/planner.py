@@ -129,7 +129,10 @@ class MicroBatchPlanner:
         )
 
     def _stored_by(self, before: StoredBy, snapshot: Snapshot, previous: Sequence[QueueRange]) -> StoredBy:
-        """Return the store times in a plain stream's next offset; none for a group: it has a store."""
+        """Return the store times of passed messages, by broker, for a plain stream's next offset.
+
+        Return none for a group, whose progress is in its offset store.
+        """
         if not self._progress.begins_in_checkpoint:
             return {}
         known = [was.queue for was in self._of_read_topics(previous)]
@@ -166,8 +169,8 @@ class MicroBatchPlanner:
     def runnable(self, offset: Offset) -> Sequence[QueueRange]:
         """Return the ranges to run now of a plan in Spark's log, which may be old after a restart.
 
-        Open ranges are run only by the process that planned them. After a restart they are left out, and the
-        next plan begins where the group is by then.
+        Open ranges (of real time, without an end) are run only by the process that planned them. After a
+        restart they are left out, and the next plan begins where the group is by then.
         """
         planned = self.plan_of(offset)[1]
         if offset != self._known[0] and any(each.has_open_end for each in planned):
@@ -199,7 +202,7 @@ class MicroBatchPlanner:
 
     @property
     def has_worked(self) -> bool:
-        """Whether messages of this query have been read before, in this run or an earlier one."""
+        """Whether the query has read messages, in this run or an earlier one; always true without a group."""
         return self._progress.has_worked
 
     def newest(self) -> Mapping[MessageQueue, QueueBounds]:
@@ -383,7 +386,7 @@ class MicroBatchPlanner:
     ) -> Sequence[QueueRange]:
         """Return ``previous``; leave out queues that were deleted if this is a plain stream.
 
-        A queue of a topic that the query no longer reads keeps its position, and its end is not checked.
+        A queue of a topic that the query no longer reads keeps its position, even if it was deleted.
 
         Raises:
             DataLoss: If a deleted queue was not read to its end, and ``failOnDataLoss`` is true.
@@ -413,10 +416,13 @@ class MicroBatchPlanner:
         return offset
 
     def _borne(self, trouble: RocketMQError | None, patience: Deadline | None) -> Deadline | None:
-        """Return until when ``trouble`` is borne, counted from the first in a row; None without trouble.
+        """Return until when to wait because of ``trouble``; None without trouble.
+
+        This is ``patience``, the deadline from the trouble before; if there is none, ``retryTimeoutMs`` from
+        now on.
 
         Raises:
-            RocketMQError: ``trouble``, if the deadline has passed.
+            RocketMQError: ``trouble``, if ``patience`` has passed.
         """
         if trouble is None:
             return None
@@ -551,7 +557,9 @@ class MicroBatchPlanner:
             logger.warning("planning skipped, trying again at the next trigger: %s", trouble)
 
     def _is_news(self, place: str, error: RocketMQError) -> bool:
-        """Whether an error differs from the one logged last.
+        """Return whether an error is another one than the last at ``place``, and remember it.
+
+        ``place`` is a broker's name, or empty for the cluster as a whole.
 
         While a server that refused is not asked again, its error stays the same object.
         """

@@ -52,7 +52,10 @@ class ProgressSource(Protocol):
 
     @property
     def has_worked(self) -> bool:
-        """Whether messages of this query have been consumed before, in this run or an earlier one."""
+        """Whether the query has consumed messages, in this run or an earlier one.
+
+        Always true for a plain stream.
+        """
         ...
 
     def stored(self) -> Collection[MessageQueue]:
@@ -77,7 +80,7 @@ class ProgressSource(Protocol):
         ...
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
-        """Return whether for one of these queues it is known at which offset another log begins."""
+        """Return whether the offset is known at which one of these queues' logs ends and another begins."""
         ...
 
     def begin_reading(self) -> None:
@@ -94,7 +97,10 @@ class ProgressSource(Protocol):
     def uncommitted_deliveries(
         self, progress: Mapping[MessageQueue, QueueState]
     ) -> Mapping[MessageQueue, UncommittedDelivery]:
-        """Return the ranges delivered to queues' listeners that have not committed them."""
+        """Return, by queue, the messages from its next offset on that its listener has had.
+
+        Only of listeners that have received a whole range and have committed none of it.
+        """
         ...
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
@@ -170,9 +176,10 @@ class CheckpointProgress:
         """Do nothing: Spark passes the progress in."""
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueState]:
-        """Return the ends of the previous plan; new queues begin at their earliest offset (row A2).
+        """Return the ends of the previous plan; new queues begin at their earliest offset.
 
-        While a master is down, its queues go on at the slave if the slave has the offset.
+        See row A2 of ``docs/semantics.md``. While a master is down, its queues go on at the slave
+        if the slave has the offset.
         """
         ends = {planned.queue: planned.end for planned in previous}
         at_slaves = {
@@ -648,7 +655,10 @@ def _moves_on(consumer_group: str, queue: MessageQueue) -> BrokerOffsetUnavailab
 
 
 def _uncommitted(old: QueueRange, row: OffsetRow, now_s: float) -> list[QueueRange]:
-    """Return the uncommitted rest of a logged range; nothing if the queue is suspended there."""
+    """Return the uncommitted rest of a logged range, as a list of one range.
+
+    The list is empty if all is committed, or if the range has an end and the queue is suspended.
+    """
     is_begun = row.next_offset > old.start
     if row.next_offset < old.start or (old.has_open_end and not is_begun):
         return [old]

@@ -37,10 +37,10 @@ _PAUSE_S: Final = 0.5
 
 
 class QueueClaims:
-    """Claims queues between their allocation and their first plan (C3).
+    """Claims queues between their allocation and their first plan (row C3): makes this member their owner.
 
-    With ``broker_offsets`` the group may have Java members. Without them, as for a broadcasting consumer,
-    only the store counts.
+    The row of a queue in the offset store holds its owner. With ``broker_offsets`` the group may have Java
+    members. Without them, as for a broadcasting consumer, only the store counts.
     """
 
     def __init__(
@@ -67,7 +67,10 @@ class QueueClaims:
         """Queues whose start by the options may not have reached their brokers."""
 
     def note(self, rows: Rows, snapshot: Snapshot, now_s: float) -> None:
-        """Note the offsets of queues that may be planned, and which brokers answer."""
+        """Note the next offsets in ``rows``, and which brokers answer.
+
+        With these :meth:`claim` recognises an offset to which a crash has put a broker back.
+        """
         if self._broker_offsets is None:
             return
         answering = snapshot.addresses.keys() - snapshot.unreachable.keys()
@@ -82,7 +85,7 @@ class QueueClaims:
         """Claim the held queues ``new``; return the rows of those claimed, and why the others must wait.
 
         A topic waits if the group cannot begin in it yet; a queue waits if its broker does not report the
-        group's offset. The other queues do not wait for them.
+        group's offset, or does not take a newer one. The other queues do not wait for them.
 
         Raises:
             NoPermission: If the group's offsets may not be read or written.
@@ -128,7 +131,10 @@ class QueueClaims:
     def _read(
         self, queues: Collection[MessageQueue], addresses: Addresses
     ) -> tuple[dict[MessageQueue, int], Waiting]:
-        """Return the group's offsets from the brokers that report them, and why the others do not."""
+        """Return the group's offsets at the brokers, and the queues whose brokers do not report them now.
+
+        A queue for which the broker has no offset is in neither value.
+        """
         assert self._broker_offsets is not None
         read = self._broker_offsets.read
         answers, silent = _at_each_broker(queues, lambda some: read(some, addresses))
@@ -146,9 +152,10 @@ class QueueClaims:
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
     ) -> tuple[Mapping[MessageQueue, int], Waiting]:
-        """Replace offsets in ``known`` that a crashed broker fell back to, and write the newer ones to it.
+        """Replace offsets to which a crash has put a broker back by the rows' newer ones.
 
-        Return all offsets, and the queues whose brokers did not take the newer ones, with the errors.
+        Write the newer ones to the broker. Return all offsets after this, and the queues whose brokers did
+        not take the newer ones, with the errors.
         """
         forgotten = {
             queue: rows[queue].next_offset
@@ -206,7 +213,7 @@ class QueueClaims:
         not_reported: Waiting,
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, int], Waiting]:
-        """Return where queues without a row begin, and why this cannot be decided yet for others.
+        """Return where queues without a row begin, and the queues for which it is not known yet, and why.
 
         If a broker refuses a request for starts by the options, the queues that need such a start wait.
 
@@ -251,11 +258,14 @@ class QueueClaims:
         at_broker: Mapping[MessageQueue, int],
         snapshot: Snapshot,
     ) -> dict[MessageQueue, int]:
-        """Return where a new group begins; write it to the topics' brokers before any queue is claimed.
+        """Return where a new group begins in the queues ``by_option``.
+
+        With broker offsets, decide where all queues of their topics begin, and write this to the brokers
+        before any queue is claimed.
 
         Members that begin at the same time, including Java's, share the queues. Without these offsets the
         second member would take its own queues for queues created later, and begin with their first messages.
-        The offsets of the queues ``reported`` were just read; at first only those of other queues are read.
+        The offsets of the queues ``reported`` were just read, so the first request is only for other queues.
         """
         if self._broker_offsets is None:
             positions = self._starts_by_options(snapshot, by_option)
@@ -297,7 +307,11 @@ class QueueClaims:
 def _at_each_broker(
     queues: Collection[MessageQueue], ask: Callable[[Collection[MessageQueue]], T]
 ) -> tuple[list[T], Waiting]:
-    """Call ``ask`` with each broker's queues; return its results, and the queues of brokers that fail now."""
+    """Call ``ask`` with each broker's queues; return the results, and queues whose brokers fail now, and why.
+
+    Raises:
+        RocketMQError: If a broker refuses for good.
+    """
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
         by_broker.setdefault(queue.broker_name, []).append(queue)
@@ -370,7 +384,10 @@ def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) ->
 
 
 def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str]:
-    """Return the group's client ids at all brokers that answer; a broker drops a member that disconnects."""
+    """Return the group's client ids at all brokers that answer; none if no name server answers.
+
+    A broker drops a member that disconnects.
+    """
     group = options.consumer_group
     assert group is not None
     cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)

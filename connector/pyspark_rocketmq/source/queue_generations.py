@@ -69,14 +69,17 @@ class QueueGenerations:
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
 
     def resets(self) -> dict[MessageQueue, int]:
-        """Return the targets of the resets that brokers reported only to this object."""
+        """Return the targets of resets that brokers reported in this object's look-ups since the last call.
+
+        A broker reports a reset only once.
+        """
         return self._lookup.resets()
 
     def copied_at(self, rows: Rows, snapshot: Snapshot) -> frozenset[MessageQueue]:
-        """Return the queues of ``rows`` whose newest consumed message is at their brokers' slaves.
+        """Return the queues of ``rows`` whose newest consumed message is at the slave in ``snapshot.slaves``.
 
-        A queue whose message was seen there before is not looked up again. A queue is left out if its look-up
-        fails, or if its row remembers no message.
+        A queue whose message was seen at this slave before is not looked up again. A queue is left out if its
+        look-up fails, or if its row remembers no message.
         """
         unknown: dict[str, dict[MessageQueue, LastMessage]] = {}
         for queue, row in rows.items():
@@ -129,8 +132,8 @@ class QueueGenerations:
 
         Raises:
             DataLoss: If messages of a queue are lost, and nobody has moved the group since. Without
-                ``failOnDataLoss`` only if the first new message is not known, because nothing but a sink's
-                watermark shows the loss.
+                ``failOnDataLoss`` only if the first new message is not known, because the lost ones are known
+                only by a sink's watermark.
             RocketMQError: If a broker refuses for good.
         """
         for queue in self._copied.keys() & rows.keys():
@@ -219,8 +222,8 @@ class QueueGenerations:
     ) -> tuple[dict[MessageQueue, LastSkipped], dict[MessageQueue, RocketMQError]]:
         """Return the message right before each position whose row lacks it, and the errors of look-ups.
 
-        If a generation is about to end, also return the last message before its end, with which ranges below
-        this end are compared.
+        If it is known where a queue's current generation ends, also return the last message before this end:
+        ranges below the end are compared with that message.
         """
         messages = {queue: each.message for queue, each in found.items() if standings[queue].last is None}
         ahead = {
@@ -291,8 +294,8 @@ class QueueGenerations:
 
         Raises:
             DataLoss: If messages of a queue are lost, and nobody has moved the group since. Without
-                ``failOnDataLoss`` only if the first new message is not known, because nothing but a sink's
-                watermark shows the loss.
+                ``failOnDataLoss`` only if the first new message is not known, because the lost ones are known
+                only by a sink's watermark.
             RocketMQError: If the broker did not show a message that must be compared.
         """
         queue = row.queue
@@ -338,7 +341,10 @@ class QueueGenerations:
     def _outgrown(
         self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot
     ) -> dict[MessageQueue, RocketMQError]:
-        """Return queues that grew beyond the snapshot's bounds; a plan from these would report a loss."""
+        """Return the queues whose position is within the bounds read later, but not within the snapshot's.
+
+        A plan from the snapshot would report a loss, so these queues wait, each with the error returned.
+        """
         return {
             queue: BrokerOffsetUnavailable(
                 f"Group {self._group}, {queue}: the queue's offsets changed while they were looked up, to "
@@ -380,9 +386,9 @@ def _place_of(queue: MessageQueue) -> _Place:
 class CheckpointGenerations:
     """Generations of a plain stream's queues.
 
-    Queues are checked if they were out of sight (all are at the start) or if they went back. In addition, one
-    queue of each topic and broker is checked at each plan if it has new messages: a topic's queues are
-    deleted together.
+    Queues are checked if they were out of sight (all are at the start), or if they now end before their
+    position. In addition, one queue of each topic and broker is checked at each plan if it has new messages:
+    a topic's queues are deleted together.
 
     A checkpoint contains no messages. It contains, for each broker, the latest store time of a message before
     the queues' positions. If the message before a queue's position was stored later than this, or the log
@@ -412,7 +418,8 @@ class CheckpointGenerations:
         Args:
             previous: The ranges of the previous plan.
             snapshot: The snapshot that the next plan is made from.
-            times: The latest store time of a message before the ranges' ends, by broker.
+            times: The latest store time of a message before the ranges' ends, by broker; a queue that waited
+                has an entry of its own.
 
         Raises:
             OffsetsBeganAgain: If a queue's offsets began again, and ``failOnDataLoss`` is true.

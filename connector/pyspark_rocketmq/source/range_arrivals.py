@@ -88,18 +88,19 @@ class RangeArrivals:
         self._fetcher.leave(queue)
 
     def end(self) -> None:
-        """End ``arrivals`` immediately; its last list contains the ends of all ranges that were not over."""
+        """End ``arrivals`` immediately; its last list has an end for each range that was still being read."""
         self._fetcher.end()
 
     def arrivals(self, within_s: float | None = None) -> Generator[list[Arrival]]:
-        """Yield pieces as soon as they arrive; after ``within_s`` seconds without any, perhaps an empty list.
+        """Yield messages and ends of ranges as soon as they arrive, in lists.
 
-        By default that is every five seconds if the ranges are open, so that offsets are committed over which
-        a filter passes. The first list has an arrival without messages for each open range.
+        If nothing arrives for ``within_s`` seconds, yield a list that may be empty. The default is 5 s if the
+        ranges are open, so that offsets are committed over which a filter passes; otherwise there is no
+        limit. The first list has an arrival without messages for each open range.
 
         Raises:
-            DataLoss: If ``failOnDataLoss`` is true and offsets of a range are gone, or its queue has another
-                log than when a batch read was planned.
+            DataLoss: If ``failOnDataLoss`` is true, and either offsets of a range are gone or its queue has
+                another log than when a batch read was planned.
             UndecodableMessage: If a message cannot be decoded, and is not to be kept; with a group, only if
                 it is the range's first message.
             RocketMQError: If a broker refuses in a way that does not pass, or, without a group, cannot be
@@ -149,7 +150,7 @@ class RangeArrivals:
             fetched.close()
 
     def _compared_ahead(self) -> Iterator[Arrival]:
-        """Yield the ends of ranges that must not be read, because their log may be another one."""
+        """Yield an end for each range that must not be read: see :meth:`RangeReader.compare_ahead`."""
         for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
             for end in reader.compare_ahead():
                 window.stop()
@@ -159,7 +160,7 @@ class RangeArrivals:
         return not reader.is_done and reader.partition.planned.queue not in self._left
 
     def _take(self, together: Sequence[DecodedChunks], arrived: list[Arrival]) -> RocketMQError | None:
-        """Add what has arrived; return the error that ends the reading after it, if there is one."""
+        """Add messages and ends to ``arrived``; return the error to raise after these, None without one."""
         for chunks in together:
             reader = self._readers[chunks.range_index]
             if not self._goes_on(reader):
@@ -189,7 +190,7 @@ class RangeArrivals:
 def _add_pieces(
     reader: RangeReader, chunks: DecodedChunks, pieces: list[Messages | RangeEnd]
 ) -> RocketMQError | None:
-    """Add a range's pieces; return the error that comes after them, if there is one."""
+    """Add a range's messages and end to ``pieces``; return the error that comes after them, if any."""
     try:
         for piece in reader.pieces(chunks):
             pieces.append(piece)  # noqa: PERF402 - those before an error stay
@@ -199,7 +200,9 @@ def _add_pieces(
 
 
 def closed_arrivals(partitions: Sequence[QueuePartition]) -> Iterator[list[Arrival]]:
-    """Read ranges that have an end; yield lists of their pieces, all in columns, as decoded together.
+    """Read ranges that have an end; yield a list of messages and ends for all that is decoded together.
+
+    All messages are in columns.
 
     Raises:
         RocketMQError: See :meth:`RangeArrivals.arrivals`.
@@ -208,7 +211,10 @@ def closed_arrivals(partitions: Sequence[QueuePartition]) -> Iterator[list[Arriv
 
 
 def share_of(partition: QueuePartition, count: int) -> QueuePartition:
-    """Return the partition with its share of its ``max_bytes`` if ``count`` ranges are read together."""
+    """Return the partition with a lower ``max_bytes``, for ``count`` ranges that are read together.
+
+    Each may have ``max_bytes / count`` bytes, but at least 8 MiB, or all of ``max_bytes`` if this is less.
+    """
     limit = partition.settings.max_bytes
     if limit is None or count == 1:
         return partition

@@ -92,7 +92,7 @@ Messages: TypeAlias = "pa.RecordBatch | list[MessageExt]"
 def _memory_of(messages: Messages) -> int:
     """Return about how much memory messages take, in bytes.
 
-    For all columns, ``RecordBatch.nbytes`` would take a tenth of the time of reading them.
+    Only large columns are measured: ``RecordBatch.nbytes`` takes a tenth of the time of reading the messages.
     """
     if isinstance(messages, list):
         return sum([len(message.body) + _OBJECT_BYTES for message in messages])
@@ -124,7 +124,7 @@ def decode_chunks(
     A range that still fails is decoded body by body.
 
     ``few_as_objects``: decode the messages of a range into objects if fewer than ``FEW`` have arrived, and
-    none is unusual.
+    none is malformed or has a time that a column cannot hold.
     """
     messages: dict[int, Iterable[Messages | Undecodable]] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
@@ -154,7 +154,10 @@ def decode_chunks(
 
 
 def _few_in(bodies: Sequence[PulledBody], partition: QueuePartition) -> list[MessageExt] | None:
-    """Return the messages as objects; None if they are not few, or one of them is unusual."""
+    """Return the messages as objects; None if they are not few, or one of them must become a row.
+
+    That is one that is malformed, or has a time that a column cannot hold.
+    """
     if not _are_few(bodies):
         return None
     broker_name = partition.planned.queue.broker_name
@@ -240,7 +243,11 @@ class RangeReader:
         return replace(self.partition, planned=from_here, witnesses=NO_WITNESSES)
 
     def compare_ahead(self) -> Iterator[RangeEnd]:
-        """Look up the consumed message ahead of the range; yield an end if the range must not be read."""
+        """Look up the newest consumed message if it is at or after the range's start.
+
+        Yield an end if the range must not be read: it has another log, its group was reset, or its broker
+        cannot be asked now.
+        """
         partition = self.partition
         planned, ahead = partition.planned, partition.witnesses.ahead
         if ahead is None:
@@ -381,8 +388,10 @@ class RangeReader:
     def _check_log(self, newest: NewestStored) -> None:
         """Check that the queue still has the log that was planned; then all that was read is of that log.
 
+        An error of the broker is only logged.
+
         Raises:
-            DataLoss: If it has another one, and ``failOnDataLoss`` is true.
+            DataLoss: If the queue has another log, and ``failOnDataLoss`` is true.
         """
         partition = self.partition
         queue, address = partition.planned.queue, partition.address
@@ -558,10 +567,12 @@ class RangeReader:
 
     @cached_property
     def _is_compacted(self) -> bool:
-        """Whether the topic keeps only the newest message of each key; the broker is asked only after a gap.
+        """Whether the topic keeps only the newest message of each key; False if that is not known.
+
+        The broker is asked only after a gap.
 
         Raises:
-            RocketMQError: If the broker does not answer now, and the gap would be reported as a loss.
+            RocketMQError: If the broker does not answer now, and ``failOnDataLoss`` is true.
         """
         partition = self.partition
         brokers, topic = brokers_of(partition), partition.planned.queue.topic
@@ -581,8 +592,9 @@ class RangeReader:
             self._report_gaps([(self._expected, goes_on)])
 
     def _report_gaps(self, gaps: Iterable[tuple[int, int]]) -> None:
-        """Raise or log gaps, which are offsets for which no answer had a message; a filter may leave gaps.
+        """Raise DataLoss for the first gap if ``failOnDataLoss`` is true; otherwise log the gaps.
 
+        A gap is a span of offsets for which no answer had a message. With a filter gaps are not reported.
         A broker that removes a file of its log while it reads skips the file's messages without reporting it
         (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a FOUND answer).
         A compacted topic has gaps by design, even before its first message.

@@ -139,7 +139,7 @@ def partitions_of(
         options: The query's options.
         addresses: Addresses of masters, by broker name.
         replicas: Addresses of these masters' replicas.
-        slaves: Slaves to read from if there is no master.
+        slaves: Addresses of the slaves to read from, by broker name, for brokers without a master.
         has_worked: Whether messages of the query have been read before.
         consumed: Consumed messages, by which tasks check that logs are still the same.
         newest: The last messages of a batch's queues, for the same check.
@@ -252,7 +252,10 @@ def open_tasks_of(
 
 
 def ticket_rows(ticket: Ticket) -> pa.RecordBatch:
-    """Return the rows of a ticket; at least one, and only one for open ranges."""
+    """Return the rows of a ticket: the pickled ticket, then null rows that Spark counts.
+
+    There are no null rows for open ranges.
+    """
     is_open = ticket.open_for_s is not None
     offsets = 1 if is_open else sum(max(1, each.planned.count) for each in ticket.partitions)
     row = pa.array([pickle.dumps(ticket)], pa.binary())
@@ -277,7 +280,8 @@ def plan_to_offset(
     Args:
         seq: The plan's number.
         ranges: One range for each queue.
-        stored_by: For each broker, the latest store time of a message before the ranges' ends.
+        stored_by: For each broker, and for each queue that waited, the latest store time of a message before
+            the ranges' ends.
         open_for_s: Length of a batch of open ranges in seconds; None for closed ranges.
     """
     in_order = sorted(ranges, key=attrgetter("queue"))

@@ -36,8 +36,8 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     be decoded. The rest is planned again; after a reset, from the reset's target.
 
     Raises:
-        DataLoss: If ``failOnDataLoss`` is true and offsets of the range are gone, or if a batch read finds at
-            its end that the queue has another log than planned.
+        DataLoss: If ``failOnDataLoss`` is true, and either offsets of the range are gone or a batch read
+            finds at its end that the queue has another log than planned.
         UndecodableMessage: If a message cannot be decoded and ``undecodableMessages`` is not ``keep``; with a
             group, only if it is the range's first message.
         RocketMQError: If the broker refuses for good, or, without a group, cannot be reached for
@@ -50,8 +50,8 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
     """Yield a group's ranges, pulled and decoded together: each one's messages and end, then the next one's.
 
-    Several ranges share the bytes that one range may have, but each may have at least 8 MiB, or as many as a
-    single range if these are fewer. A range that reaches its share ends early.
+    Several ranges share the bytes that one range may have, but each may have at least 8 MiB, or all bytes of
+    a single range if that is less than 8 MiB. A range that reaches its share ends early.
 
     Raises:
         RocketMQError: For the same reasons as ``read_queue``, for the first range that fails.
@@ -68,7 +68,10 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
 
 
 def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
-    """Read several ranges together, over one connection per broker; yield the rows of :func:`read_queue`."""
+    """Read several ranges together, over one connection per broker.
+
+    Yield each batch that :func:`read_queue` would yield, with its partition; the ranges take turns.
+    """
     for partition, piece in _read(partitions):
         yield partition, spark_rows(piece) if partition.settings.is_group_read else piece
 
@@ -104,7 +107,7 @@ def freeze_modules() -> None:
     """Exempt the objects that a worker's first task leaves, mostly modules, from garbage collection.
 
     Spark collects garbage in a worker after every task, which takes 20 to 50 ms of a core. Reference counting
-    still frees frozen objects. Archives of modules are also kept. Does nothing outside a task.
+    still frees frozen objects. Calls :func:`keep_archives` too. Does nothing outside a task.
     """
     global _is_frozen  # noqa: PLW0603 - one per process is the point
     if TaskContext.get() is None:

@@ -129,7 +129,10 @@ class RocketMQBatchReader(DataSourceReader):
 
 
 def _check_switched_on(snapshot: Snapshot) -> None:
-    """Raise RocketMQError if reading is switched off for some queues; it names one topic and broker."""
+    """Raise RocketMQError if a permission switches off reading for some queues.
+
+    The error names one topic and its broker.
+    """
     if snapshot.switched_off:
         topic, broker_name = min(snapshot.switched_off)
         raise RocketMQError(
@@ -279,7 +282,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_frames
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return one partition per range of ``end``, unless options split ranges or ranges share tasks."""
+        """Return one partition per non-empty range of ``end``, unless ranges are split or share tasks.
+
+        A group leaves out ranges that it may no longer read, and ranges whose broker is away.
+        """
         self._newest = end
         if start == end:
             # By this call Spark before 4.2 shows where a query that starts again goes on.
@@ -346,9 +352,9 @@ def _warn_of_limits(options: ReadOptions) -> None:
 
 
 def _storage(options: ReadOptions, driver: PlannerControl | None) -> StorageOptions:
-    """Return the driver's storage options; if the driver gives none, those of ``storageSecrets``.
+    """Return the storage options that the driver gives, or those of ``storageSecrets`` if it gives none.
 
-    Without ``storageSecrets`` the driver is not asked.
+    The driver is asked only if the query has ``storageSecrets``.
     """
     first = StorageOptions.parse(options.storage_secrets)
     if driver is None or options.storage_secrets is None:

@@ -134,7 +134,7 @@ NOTHING_READ: Final = ConsumeMetrics()
 
 
 class Arrival(NamedTuple):
-    """A piece of a range that has been read: its next messages, or its end, or both."""
+    """Arrived part of a range: its next messages, its end, or both; or only how far it has been read."""
 
     planned: QueueRange
     """The range as it was planned."""
@@ -169,7 +169,7 @@ class Arrival(NamedTuple):
 
 
 def described_by(bounds: tuple[int, int] | None) -> dict[str, str]:
-    """Return the properties that a consumer adds to each message: the bounds of its queue.
+    """Return the properties that a consumer adds to each message: the bounds of its queue, if they are known.
 
     Source: ``PullAPIWrapper.processPullResult``.
     """

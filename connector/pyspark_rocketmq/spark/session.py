@@ -92,7 +92,7 @@ NO_DELTA: Final = (
 
 
 class IdleKill(NamedTuple):
-    """Spark's settings by which it kills a Python worker that yields no rows."""
+    """When Spark kills a Python worker that yields no rows, and which of its settings decide this."""
 
     after_s: float
     """Time without rows after which Spark kills the worker, in seconds."""
@@ -202,7 +202,7 @@ def is_speculative(spark: SparkSession) -> bool:
 
 
 def check_speculation(spark: SparkSession) -> None:
-    """Refuse ``spark.speculation``: two copies of a task deliver the same messages (D1, G6).
+    """Refuse ``spark.speculation``: two copies of a task deliver the same messages (rows D1, G6).
 
     Raises:
         OptionError: If it is on.
@@ -225,16 +225,16 @@ def check_session(spark: SparkSession | None, what: str) -> None:
 
 
 def check_classic(spark: SparkSession, what: str, why: str) -> None:
-    """Raise RocketMQError for a session of Spark Connect, whose driver is another process."""
+    """Raise RocketMQError without a session, or for one of Spark Connect: its driver is another process."""
     check_session(spark, what)
     if not is_classic(spark):
         raise RocketMQError(f"{what} does not work with Spark Connect: {why}.")
 
 
 def check_delta(spark: SparkSession) -> None:
-    """Raise RocketMQError for a session without Delta Lake, or with one for another Spark.
+    """Raise RocketMQError for a session without Delta Lake, or with one too old for its Spark (after 4.2).
 
-    A session of Spark Connect is not checked; there only its first use shows whether Delta Lake is available.
+    A session of Spark Connect is not checked; there only the first use shows whether Delta Lake is available.
     """
     if not is_classic(spark):
         return
@@ -276,7 +276,8 @@ def check_worker_python(spark: SparkSession) -> None:
     Without that setting, and if all workers are on this machine, it is switched to this program's Python.
 
     Raises:
-        RocketMQError: If the Python cannot be started or lacks packages that the workers need.
+        RocketMQError: If the Python cannot be started, has another version than this program's, or lacks
+            packages that the workers need.
     """
     context: Any = spark.sparkContext
     executable = str(context.pythonExec)

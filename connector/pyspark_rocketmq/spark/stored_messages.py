@@ -13,7 +13,7 @@ _MICROS_PER_MILLI: Final = 1000
 
 
 def message_in(batch: pa.RecordBatch, row: int) -> LastMessage | None:
-    """Return the message in a row, as offset rows store it; None if its columns were not read."""
+    """Return the message in a row, as offset rows store it; None without a store time or a log position."""
     names = (QUEUE_OFFSET, "storeTimestamp", "commitLogOffset")
     offset, stored_at, log_offset = (batch.column(name)[row] for name in names)
     if not (stored_at.is_valid and log_offset.is_valid):

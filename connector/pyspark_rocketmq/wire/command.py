@@ -192,7 +192,9 @@ def decode_frame(frame: bytes | memoryview) -> RemotingCommand:
 
 
 def decode_parts(mark: int, header: bytes, body: bytes) -> RemotingCommand:
-    """Decode a frame that was already cut into its second word, its header and its body.
+    """Decode a frame that was already cut into ``mark``, header and body.
+
+    ``mark`` is the frame's second word: the header's form and length.
 
     Raises:
         RemoteProtocolError: If the header is malformed.

@@ -75,7 +75,7 @@ class CompressionType(IntEnum):
 
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """Return the decompressed body; ``body`` itself if the compressed bit is clear or it is empty.
+    """Return the decompressed body; ``body`` itself if it is empty or the compressed bit is clear.
 
     Raises:
         RemoteProtocolError: If the type is unknown, or the data is damaged, cut, (LZ4, Zstandard) followed by
@@ -254,7 +254,7 @@ class _Format(NamedTuple):
 
 
 def _frames(body: bytes, form: _Format) -> Iterator[bytes]:
-    """Yield each frame with data. Only lengths are read here; the decompressors check everything else.
+    """Yield all frames but skippable ones. Only lengths are read here; the decompressors check the rest.
 
     Java's streams read one frame after the other and skip skippable ones, so a body is the data of all its
     frames together.

@@ -283,7 +283,10 @@ class JsonObject:
         return None if self.members.get(name) is None else self.text(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Read an integer of at most 64 bits; strings of digits, booleans and fractions are converted."""
+        """Read an integer of at most 64 bits.
+
+        A string of digits and a boolean are converted, and a fraction is cut to its whole part.
+        """
         return self._read(name, _as_integer, default)
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -370,7 +373,7 @@ def read_object(data: bytes, where: str) -> JsonObject:
 
 
 def as_object(value: object, where: str) -> JsonObject:
-    """Check that a value that was read is a map with string keys, and return it."""
+    """Check that a value that was read is a map with string keys, and return it; errors call it ``where``."""
     if type(value) is not dict:
         raise RemoteProtocolError(f"{where} is not a JSON object: {short_repr(value)}.")
     return JsonObject(where, value)

@@ -64,7 +64,10 @@ class Merge(Protocol):
     """The MERGE of one batch, for one version of the table."""
 
     def of_share(self, number: int) -> pa.Table:
-        """Record what the table will not show of a share of the keys; return its rows for the MERGE."""
+        """Return the rows for the MERGE of a share: a part of a large batch, divided by its keys.
+
+        First record facts of these changes that the table will not show, such as deletions.
+        """
         ...
 
     def merge(
@@ -153,7 +156,7 @@ class RowMerge:
         )
 
     def of_share(self, number: int) -> pa.Table:
-        """Record the deletions of a share of the keys, and return the share's rows for the MERGE."""
+        """Record a share's deletions unless the table keeps deleted rows; return its rows for the MERGE."""
         columns, rows = self._columns, self._batch.share(number)
         truncated_at = self._batch.truncated_at
         keys = rows.select(columns.keys).cast(pa.schema(map(self._nullable.field, columns.keys)))

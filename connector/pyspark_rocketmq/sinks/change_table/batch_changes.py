@@ -133,7 +133,7 @@ class BatchChanges:
         return max(self.truncations, default=LOWEST)
 
     def recent(self, folder: str) -> RecentRows:
-        """Return the table in this folder of the change table, for facts that its own rows do not show."""
+        """Return the table in this folder of the change table, such as the table of its deletions."""
         return RecentRows(
             uri=f"{self.folder}/{folder}",
             storage=self._storage,
@@ -142,7 +142,7 @@ class BatchChanges:
         )
 
     def check(self) -> None:
-        """Find truncations, and put changes aside that cannot be applied.
+        """Find truncations, and write the changes that cannot be applied into the table of bad changes.
 
         Raises:
             SinkConflict: If there is such a change, and the rules stop at it or its operation is one of
@@ -156,8 +156,8 @@ class BatchChanges:
     def _check_positions(self) -> None:
         """Refuse positions that are all lower than the table's highest one, and have another number of parts.
 
-        Merged tables may have positions of several kinds, since each source has a log of its own: there the
-        rows of each source count.
+        Merged tables may have positions of several kinds, since each source has a log of its own. There,
+        each source's positions are compared only with the rows of that source.
 
         Raises:
             SinkConflict: If the positions are such.
@@ -181,7 +181,7 @@ class BatchChanges:
             )
 
     def _refuting_rows(self, lower: Mapping[Key, Order]) -> Iterator[tuple[Key, Order]]:
-        """Yield sources with the place of a stored row that refutes theirs.
+        """Yield sources whose place is refuted (:func:`_is_refuted`), with the place that refutes it.
 
         ``lower`` has at least one source. Read files until each source has a row with a position of its kind.
         """
@@ -231,7 +231,7 @@ class BatchChanges:
                 yield bad
 
     def _counting(self, bad: pa.Table) -> pa.Table:
-        """Leave out statements that remove only columns which the table lacks; MySQL ignores their case."""
+        """Leave out statements that remove only columns which the table lacks; names may differ in case."""
         names = {name.lower() for name in (*self.columns.keys, *self.columns.others)}
         counts = [
             operation != SCHEMA or removed is None or not names.isdisjoint(map(str.lower, removed))
@@ -304,7 +304,10 @@ class BatchChanges:
             ) from error
 
     def _between(self, parts: Sequence[pa.Table]) -> str:
-        """Return a condition with the least and the greatest key, by which delta-rs leaves out files."""
+        """Return a condition by which delta-rs leaves out files: bounds of each integer or text key column.
+
+        Empty if the batch has a truncation, no row or no such column.
+        """
         [rows] = parts
         if self.truncations or not len(rows):
             return ""
@@ -330,7 +333,7 @@ def _highest_of(rows: pa.Table, sources: Sequence[str]) -> dict[Key, Order]:
 
 
 def _is_refuted(at: Order, stored: Order) -> bool:
-    """Return whether a place is lower than one that is stored, and its position is of another kind."""
+    """Return whether a place is lower than one that is stored, and has another number of parts."""
     return at < stored and parts_in(at) != parts_in(stored)
 
 
@@ -410,7 +413,7 @@ def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRule
 
 
 def _has_its_columns(table: TableSnapshot, rules: ChangeRules) -> bool:
-    """Return whether a table has the columns of its first row, which may be only those of the key."""
+    """Return whether a table already got the columns of its first row; these may be only the key's."""
     return bool(rules.columns_of(table.arrow_schema).others) or _COLUMNS in table.form().configuration
 
 

@@ -172,7 +172,7 @@ def real_number(value: Decimal | float, type_: str) -> float:
 def _is_text_of(value: Decimal, number: float) -> bool:
     """Return whether a program may write a number with the digits of ``value``.
 
-    Before Java 19 the last digit is not always the nearest one, but its error is less than 1.
+    Before Java 19 the last digit is not always the nearest one, but the error is less than 1 in that digit.
     """
     if not number or not isfinite(number):
         return False

@@ -111,8 +111,8 @@ class KeyedChanges:
     def unfinished(self) -> list[Key]:
         """The keys whose rows in the table must be read before a MERGE, to decide their state.
 
-        A row of another key must be read, too, if some of its values are older than its newest change
-        (:data:`OLDER`), and if its key is among the changes or the batch has a truncation.
+        The table's row of another key must be read, too, if it has values that are older than its newest
+        change (:data:`OLDER`), and its key is among the changes or the batch has a truncation.
         """
         return [
             key
@@ -142,8 +142,8 @@ class DividedChanges:
         Args:
             columns: Columns of the table.
             rows: Changes with a key.
-            others: Keys of which something else is known, a row of the table or a deletion: their changes are
-                among ``rows``.
+            others: Keys of which something else is known, a row of the table or a deletion: their changes go
+                into ``rows`` of the result.
             floor: See :func:`~pyspark_rocketmq.change_data.effects.combine`.
         """
         is_whole = pc.equal(pc.fill_null(pc.list_value_length(rows[ABSENT]), 0), 0)
@@ -185,7 +185,10 @@ def keys_of(rows: pa.Table, names: Sequence[str]) -> Iterator[Key]:
 
 
 def has_keys_of(rows: pa.Table, keys: pa.Table) -> pa.Array:
-    """Return for each row whether each column of its key has a value that one of the keys has there."""
+    """Return for each row whether each column of its key has a value that one of the keys has there.
+
+    This may hold for a row with another key, whose values come from several of the keys.
+    """
     found = pa.repeat(pa.scalar(True), len(rows))
     for name in keys.column_names:
         found = pc.and_(found, pc.is_in(rows[name], value_set=keys[name].combine_chunks()))

@@ -43,6 +43,7 @@ def _may_have(
 def _has_exact_bounds(type_: pa.DataType) -> bool:
     """Return whether delta-rs reads the bounds of a file's values of this type exactly.
 
-    It reads the bounds of decimals as floats, or as 64-bit integers, and rounds or cuts off digits.
+    False for floats and decimals: delta-rs reads the bounds of decimals as floats, or as 64-bit integers, and
+    rounds or cuts off digits.
     """
     return not (pa.types.is_decimal(type_) or pa.types.is_floating(type_))

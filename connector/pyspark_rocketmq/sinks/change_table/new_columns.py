@@ -100,8 +100,9 @@ class WholeChanges:
     def of(self, rows: pa.Table) -> pa.Table:
         """Return changes with all columns.
 
-        If a value does not fit its column, the change gets the reason in ``PROBLEM``. Columns that an update
-        does not carry are added to its ``ABSENT``, so they keep their values.
+        If the table lacks a value's column, or the value does not fit it, the change gets the reason in
+        ``PROBLEM``; with ``schema_changes='ignore'``, values without a column are dropped. Columns that an
+        update does not carry are added to the update's ``ABSENT``, so they keep their values.
         """
         missing = [
             field

@@ -253,7 +253,7 @@ class PastChanges:
         self.recent.append(pa.concat_tables([changes.select(self.schema.names).cast(self.schema), truncated]))
 
     def of_keys(self, keys: Collection[Key], since: Order) -> pa.Table:
-        """Return the changes of these keys from a place on.
+        """Return the changes of these keys that come at or after a place in the order of changes.
 
         There may be changes of other keys among them that have the same value in the first column.
 
@@ -267,7 +267,7 @@ class PastChanges:
         return self._read(since, may_have, pa.array([key[0] for key in keys], columns.field(0).type))
 
     def after(self, at: Order) -> pa.Table:
-        """Return all changes with a key from a place on.
+        """Return all changes with a key that come at or after a place in the order of changes.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -276,7 +276,7 @@ class PastChanges:
         return found.filter(pc.is_valid(found[self.keys[0]]))
 
     def truncations(self, since: Order) -> dict[Order, datetime | None]:
-        """Return the truncations from a place on.
+        """Return the truncations at or after a place in the order of changes, with their times.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -287,7 +287,10 @@ class PastChanges:
 
     @cached_property
     def _begun(self) -> DeltaTable | None:
-        """The table as of the first read. Members that record something later also commit later."""
+        """The table as it was when first read; None if it was missing.
+
+        A member that records something after this also commits after this.
+        """
         return self.recent.opened()
 
     def _read(self, since: Order, may_have: MayHave, first_values: pa.Array | None = None) -> pa.Table:

@@ -28,7 +28,7 @@ class TargetChanges:
 
     @property
     def keys(self) -> list[tuple[str, ...]]:
-        """The keys, each as its columns: ``[("id",)]``; two or more if the key has changed.
+        """Names of the key's columns, ``[("id",)]``; two or more tuples if changes have different keys.
 
         Empty if there are only truncations.
         """

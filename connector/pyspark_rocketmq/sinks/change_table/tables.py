@@ -263,7 +263,9 @@ class ChangeTables(DeltaSink):
                 self._table_of(target, own, keep).apply(own)
 
     def _folders_below(self, targets: Collection[str], watermarks: TableSnapshot) -> str:
-        """Return how many folders below the sink's folder these tables are, and those of earlier batches.
+        """Return how many folders below the sink's folder each of its tables is, as text.
+
+        These tables must be as many below it as the tables of earlier batches. Empty without any table.
 
         Raises:
             SinkConflict: If the numbers differ. Then one could lie within another, whose VACUUM would remove
@@ -397,7 +399,7 @@ class _Opened:
 
 
 def _is_of_target(rows: pa.Table) -> pa.ChunkedArray:
-    """Return which rows are for their table: changes to apply, and those of its schema."""
+    """Return for each row whether it is for its table: a change to apply, or one of the schema."""
     return pc.or_(pc.is_null(rows[PROBLEM]), pc.equal(rows[OPERATION], SCHEMA))
 
 

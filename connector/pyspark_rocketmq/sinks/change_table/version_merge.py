@@ -86,7 +86,11 @@ class VersionMerge:
         )
 
     def of_share(self, number: int) -> pa.Table:
-        """Record what the versions of a share of the keys will not show; return its rows for the MERGE."""
+        """Record which changes of one share of the keys the table's versions will not show.
+
+        A share is a part of the batch, by key. Return the versions of its keys to write or to delete, as rows
+        for the MERGE.
+        """
         batch = self._batch
         facts = _FactsOfShare(self._table, self._past, batch, self._stored_schema, number)
         known = known_of(self._columns, batch.share(number), batch.truncations, facts)
@@ -126,7 +130,7 @@ class VersionMerge:
 
 @dataclass(frozen=True)
 class _FactsOfShare:
-    """All that is stored of a share of the keys; implements ``versions.Facts``."""
+    """Reads all that is stored of one share (part) of the keys; implements ``versions.Facts``."""
 
     table: TableSnapshot
     past_changes: PastChanges

@@ -73,7 +73,7 @@ class Facts(Protocol):
     """Reads all that is stored of the keys of a batch."""
 
     def versions(self, keys: Collection[Key], since: Order) -> pa.Table:
-        """Return the versions of keys that did not end before a place."""
+        """Return those versions of ``keys`` that end at place ``since`` or later, or have not ended."""
         ...
 
     def past(self, keys: Collection[Key], since: Order) -> pa.Table:
@@ -85,7 +85,7 @@ class Facts(Protocol):
         ...
 
     def keys_after(self, at: Order) -> set[Key]:
-        """Return the keys of which something is stored from a place on.
+        """Return the keys, also ones not in the batch, of which something is stored from place ``at`` on.
 
         It may be a version that begins, changes or ends at that place or later, or a remembered change.
         """
@@ -192,9 +192,10 @@ def keys_after(stored: pa.Table, keys: Sequence[str], place_of: Callable[[Key], 
 
 
 def _overwritten_later(stored: pa.Table, keys: Sequence[str], lowest: Mapping[Key, Order]) -> list[Order]:
-    """Return the places of versions that do not show all values which their key had at its lowest place.
+    """Return where those versions begin that lack a value which their key had at its ``lowest`` place.
 
-    A later change has overwritten them, and only the version before shows what this one inherited.
+    Such a version began before that place, and a later change has overwritten the value in it. Only an
+    earlier version shows the value if this one inherited it.
     """
     hidden = zip(stored[POSITION].to_pylist(), stored[PLACES].to_pylist(), strict=True)
     return [
@@ -218,9 +219,10 @@ class _Key:
     stored: list[StoredVersion] = field(default_factory=list)
 
     def begin(self, since: Order, columns: Sequence[str]) -> tuple[Order, Mapping[str, int]]:
-        """Return the place where the known events begin, and rows with the values before it, by column.
+        """Return the place where the known events begin, and numbers of rows with the values before it.
 
-        The place is the beginning of the first known version if it is below ``since``, else ``since``.
+        The place is the beginning of the first known version if it is below ``since``, else ``since``. The
+        numbers are by column: only for those that this version inherited, and none if the place is ``since``.
         """
         first = min(self.stored, key=lambda version: version.at, default=None)
         if first is None or first.at >= since:

@@ -23,7 +23,10 @@ class Appender(Protocol):
 
     @property
     def commits_by(self) -> str:
-        """Name of the writer that makes the commits, for log messages: Spark, delta-rs or itself."""
+        """Name of the writer that makes the commits, for log messages.
+
+        It is ``Spark``, ``delta-rs``, or ``itself`` if this package writes the commits.
+        """
         ...
 
     def append(
@@ -117,7 +120,7 @@ class FileAppender:
     ) -> int:
         """Commit the rows of the tasks' files by ``merge``, then remove the files; return the new version.
 
-        If there are no files, commit only the watermarks and the record, without ``merge``. It raises as
+        If there are no files, commit only the watermarks and the record, without ``merge``. Raises as
         :meth:`Appender.append`.
         """
         commit = with_record(before, commit)
@@ -174,7 +177,10 @@ class MergeAppender:
 
 
 def with_record(before: GroupCommit, commit: SinkCommit) -> SinkCommit:
-    """Return ``commit`` with the group's progress, and with the watermarks that the transaction ids lack."""
+    """Return ``commit`` with the record of the group's progress after it.
+
+    The result also moves those watermarks of ``before`` that the table's transaction ids lack.
+    """
     return commit._replace(
         # After this commit readers use the transaction ids, so add those that are missing for other queues.
         watermarks={**before.not_in_ids, **commit.watermarks},

@@ -120,7 +120,7 @@ class DeltaBatch:
         """Add the files and move the watermarks to ``acked`` (next offsets), in one commit.
 
         Returns and raises as :meth:`commit_group`. A queue that an earlier commit of this batch has moved is
-        refused.
+        refused with ``SinkMoved``.
         """
         spans = {queue: Span(self.watermarks.get(queue, 0), at) for queue, at in acked.items()}
         return self.commit_group(files, spans, str(uuid.uuid4()))
@@ -131,12 +131,13 @@ class DeltaBatch:
         """Add a group's files and move the watermarks, in one commit; see ``CommitsGroups.commit_group``.
 
         Returns:
-            The table's new version; None if no watermark grows, so that there is nothing to do.
+            The version of the group's commit, which an earlier call may have made; None if no watermark
+            grows, so that there is nothing to do.
 
         Raises:
             SinkMoved: If another consumer wrote one of the queues since ``begin``, if the table was replaced
                 or altered, if rows do not follow those of the batch's earlier commits, or if an earlier try
-                of the group was committed without one of these queues. Nothing was added.
+                of the group was committed without one of these queues. This call added nothing.
             SinkConflict: If a RESTORE removed rows, or if other changes of the table or errors of the storage
                 prevented the commit. The batch can be repeated.
             SchemaError, OptionError: If the table was altered so that the rows cannot be added.
@@ -256,7 +257,10 @@ class DeltaBatch:
         )
 
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int], group_id: str) -> int:
-        """Commit on a version with the watermarks reached so far; try until it is known to be stored."""
+        """Commit on top of a version that has the watermarks reached so far; return the commit's version.
+
+        A failed commit is tried again a few times, unless the log shows that it was made.
+        """
         mine = self._commit_of(grown, group_id)
 
         def follow(failure: Exception | None) -> Callable[[], int]:

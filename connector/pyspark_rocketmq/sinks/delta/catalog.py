@@ -102,7 +102,7 @@ def _rows(spark: SparkSession, sql: str) -> list[Row]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the most informative line of an error; Py4J puts a line before it."""
+    """Return the first line of an error's text; of a Py4J error the second, since its first says little."""
     lines = str(error).strip().splitlines()
     shown = lines[1:2] if isinstance(error, Py4JError) and len(lines) > 1 else lines[:1]
     return masked("".join(shown).lstrip(": "))
@@ -384,7 +384,10 @@ class CatalogHome:
             _remove_leftovers(filesystem, folder, time.time())
 
     def _address_of(self, name: str) -> str:
-        """Return the address by which Spark finds the folder that tasks write to."""
+        """Return the address by which Spark finds the folder that tasks write to.
+
+        ``name`` is a file in that folder, which Spark must be able to read there.
+        """
         given = self._location if self._staging is None else self._staging
         # Spark would look for a relative path in its default file system, which may be another one.
         addresses = [given if ":" in given or given.startswith("/") else self._rows_uri]

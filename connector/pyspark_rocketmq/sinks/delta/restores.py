@@ -46,7 +46,7 @@ class LogSummary:
 
     @classmethod
     def empty(cls, version: int) -> LogSummary:
-        """Return an empty summary, to which commits from ``version`` downwards can be added."""
+        """Return an empty summary, to which the commit of ``version`` can be added, then those below it."""
         return cls(version + 1, version)
 
     @classmethod
@@ -117,7 +117,7 @@ class LogSummary:
         return LogSummary(earlier.first, max(earlier.last, self.last), restored, commits, known_up_to)
 
     def _known_up_to(self, consumer_group: str) -> int:
-        """Return the version up to which the group has noticed every RESTORE; -1 without a commit of it."""
+        """Return the version up to which the group has noticed every RESTORE; -1 if it has no commit here."""
         return self.known_up_to.get(consumer_group, self.commits.get(consumer_group, -1))
 
     def covers(self, consumer_group: str) -> bool:

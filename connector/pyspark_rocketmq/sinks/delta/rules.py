@@ -57,9 +57,10 @@ def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str
 
 
 def group_app_id(consumer_group: str) -> str:
-    """Return the transaction id that counts a group's commits by Spark, or of the same form.
+    """Return the application id whose version counts a group's commits by Spark.
 
-    Ids of queues have another form.
+    Commits of this package that record watermarks as those by Spark do are counted, too. Application ids of
+    queues have another form.
     """
     return f"rocketmq:{consumer_group}"
 
@@ -115,7 +116,8 @@ def check_wanted(path: str, wanted: TableForm, *, has_positions: bool = True) ->
     """Refuse columns that no sink table can have.
 
     Raises:
-        SchemaError: If rows have positions, and the columns for them are missing or of another type.
+        SchemaError: If, with ``has_positions``, a column of the message's position is missing or of another
+            type.
         OptionError: If a partition column is missing, or its type does not allow partitioning.
     """
     types = wanted.column_types
@@ -186,7 +188,10 @@ class SinkCommit(NamedTuple):
         return cls(consumer_group, watermarks, str(uuid.uuid4()), newest or {})
 
     def metadata(self, **more: Any) -> dict[str, str]:
-        """Return the commit's information as ``userMetadata``, which every Delta writer can set."""
+        """Return ``userMetadata``, which every Delta writer can set, with the commit's information as JSON.
+
+        ``more`` are further fields of that information.
+        """
         return {"userMetadata": json.dumps(self.own(**more))}
 
     def own(self, **more: Any) -> dict[str, Any]:
@@ -286,7 +291,7 @@ def restored_to(entry: Mapping[str, Any]) -> int:
 
 
 def own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sink's part of a history entry; empty for commits of others.
+    """Return a history entry's ``userMetadata``, where sinks put their part; empty if it is no JSON object.
 
     The log has it as JSON; in an entry that this process keeps in memory it is parsed already.
     """

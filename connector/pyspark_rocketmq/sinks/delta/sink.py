@@ -163,9 +163,9 @@ class DeltaSink:
         self._table.home.session.use(spark)
 
     def expect_many_commits(self) -> None:
-        """Make ``prepare`` create a table whose log stays short.
+        """Make ``prepare`` give a new table properties that keep its log short.
 
-        If a table exists and its properties keep the log for longer, ``prepare`` logs a warning.
+        If the table exists and lacks one of these properties, ``prepare`` logs a warning.
         """
         self._table.properties = MANY_COMMITS
 
@@ -358,9 +358,9 @@ class DeltaSink:
     def rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         """Set watermarks, after a RESTORE or to have rows written again; return the table's new version.
 
-        Without ``next_offsets``, nothing is committed.
+        If ``next_offsets`` is empty, commit nothing and return the present version.
 
-        The watermark is set for the last generation of each queue of which the table has rows.
+        Each queue's watermark is set in the last generation in which the table has progress of the queue.
 
         Stop the query before you call this. Delete rows at or above the new watermarks first: otherwise they
         would be written a second time. No offset of the group may stay above its queue's watermark.
@@ -404,6 +404,7 @@ class DeltaSink:
 
         Raises:
             OptionError: If only Spark can set watermarks of this table, and no session can.
+            SchemaError: If there is no table.
         """
         handle = self._table.newest()
         self._table.check_rewind(handle)

@@ -60,8 +60,8 @@ class SinkLog:
     def has_commit_of(self, consumer_group: str) -> bool:
         """Return whether the log shows that the group has committed.
 
-        A summary in another group's commit shows it, too. The commit that it names may no longer be in the
-        log: then :meth:`newest_commit` returns None.
+        A summary in another group's commit is enough. The group's commit that the summary names may no longer
+        be in the log: then :meth:`newest_commit` returns None.
         """
         return consumer_group in self._summary(lambda seen: consumer_group in seen.commits).commits
 
@@ -70,7 +70,10 @@ class SinkLog:
         return not self.has_commit_of(consumer_group) and self._seen.first == 0
 
     def shows_restores_since(self, consumer_group: str) -> bool:
-        """Return whether the log reaches back to the group's newest commit, or to the table's first one."""
+        """Return whether the log shows if there was a RESTORE since the group's newest commit.
+
+        It does if it reaches back to that commit, to any RESTORE, or to the table's first commit.
+        """
         seen = self._summary(lambda seen: seen.covers(consumer_group))
         return seen.first == 0 or seen.covers(consumer_group)
 
@@ -124,7 +127,10 @@ class SinkLog:
         return entry
 
     def whole_record_of(self, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Return the entry of the commit with all queues to which ``entry`` refers; None if there is none."""
+        """Return the entry of the commit with all queues to which ``entry`` refers.
+
+        None if ``entry`` refers to no such commit, or if that commit is no longer in the log.
+        """
         version = None if entry is None else own_metadata(entry).get(CHANGED_SINCE)
         if not isinstance(version, int):
             return None
@@ -206,7 +212,7 @@ class SinkLog:
 
 
 def log_of(table: TableSnapshot) -> SinkLog:
-    """Return the log of a table that tasks write to by its path."""
+    """Return the log of a table into whose own folder tasks write their files."""
     return SinkLog(table, TaskFolder(table.log.table_uri, table.log.storage))
 
 

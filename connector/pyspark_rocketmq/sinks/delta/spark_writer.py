@@ -119,7 +119,7 @@ def log_store_problem(
     Args:
         address: The table's address.
         conf: Returns a setting of the session.
-        beside_delta_rs: Whether delta-rs makes the other commits. It does not use the service by which
+        beside_delta_rs: Whether delta-rs makes the other commits. delta-rs does not use the service by which
             Databricks coordinates its writers.
     """
     scheme = address.partition("://")[0]
@@ -222,7 +222,7 @@ class NameTarget:
         rows.writeTo(self.sql_name).options(**options).append()
 
     def columns_without_rows(self, log: SinkLog) -> pa.Schema:
-        """Return the columns that every commit must have; Delta fills the others."""
+        """Return the columns that are not nullable, and those of the position; Delta fills the others."""
         kept = (
             field for field in log.table.arrow_schema if not field.nullable or field.name in POSITION_COLUMNS
         )

@@ -149,7 +149,8 @@ class TableHome(Protocol):
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
         """Return ``form`` for a comparison with ``wanted``.
 
-        If ``form`` does not show which columns Delta computes, columns that ``wanted`` lacks are left out.
+        If Delta computes columns and ``form`` does not show which, columns that ``wanted`` lacks are left
+        out. Otherwise return ``form`` as it is.
         """
         ...
 
@@ -158,7 +159,7 @@ class TableHome(Protocol):
         ...
 
     def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:
-        """Refuse a table that Spark must write if no session can, or if it could overwrite commits.
+        """Refuse a table that Spark must write if no session can, or if Spark could overwrite commits.
 
         Raises:
             OptionError: If so.
@@ -351,7 +352,7 @@ class SinkTable:
         self.home.check_rows_place(schema)
 
     def _warn_of_long_log(self, form: TableForm) -> None:
-        """Log a warning if a table that gets many commits keeps all of them for Delta's usual times."""
+        """Log a warning if an existing table lacks a property of ``MANY_COMMITS`` that the sink expects."""
         missing = {name: value for name, value in self.properties.items() if name not in form.configuration}
         if missing:
             wanted = ", ".join(f"'{name}' = '{value}'" for name, value in missing.items())
@@ -423,8 +424,8 @@ class SinkTable:
         """Wait until the running maintenance is done.
 
         Raises:
-            TimeoutError: If the checkpoint or the compaction takes longer than ``timeout_s``; they are
-                awaited one after the other.
+            TimeoutError: If the checkpoint takes longer than ``timeout_s``, or after it the compaction. So
+                the call may take twice that time.
         """
         for thread in (self._upkeep, self._compactions):
             thread.wait(timeout_s)
@@ -490,7 +491,7 @@ class SinkTable:
         )
 
     def _warn_of_restores(self, consumer_group: str) -> None:
-        """Log once that there may have been a RESTORE that the log no longer shows."""
+        """Log, once for each group, that there may have been a RESTORE that the log no longer shows."""
         if consumer_group in self._warned:
             return
         self._warned.add(consumer_group)

@@ -81,7 +81,10 @@ class RecordedProgress(NamedTuple):
 
 
 class WholeRecord(NamedTuple):
-    """A commit of files that records all of its group's queues, which are very many."""
+    """The record of one commit with the progress in all queues of a group with very many queues.
+
+    For a while, later commits of the group record only changes since then, and refer to this commit.
+    """
 
     version: int
     at_ms: int
@@ -92,11 +95,13 @@ class WholeRecord(NamedTuple):
 def read_record(
     entry: Mapping[str, Any] | None, whole_entry: Mapping[str, Any] | None = None
 ) -> RecordedProgress:
-    """Return the record in a group's commit of files.
+    """Return the progress that a group's commit records.
+
+    If the record has the form of Spark's commits, its watermarks are left out.
 
     Args:
         entry: The commit's entry in the log; None if there is no commit.
-        whole_entry: The entry of the commit that it names as the one with all queues.
+        whole_entry: The entry of the commit that ``entry`` names as the one with all queues.
     """
     own = {} if entry is None else own_metadata(entry)
     watermarks, newest = _mapping(own, REACHED), _mapping(own, NEWEST)
@@ -152,14 +157,14 @@ class GroupCommit:
         *,
         number: int = 0,
     ) -> GroupCommit:
-        """Return the group's progress by the table's transaction ids and the record of its newest commit.
+        """Return a group's progress by the table's transaction ids and the record of the group's last commit.
 
         If they differ, the ids count, except if the record has the form of Spark's commits (``WATERMARKS``).
 
         Args:
             stored: Watermarks that the transaction ids have, by application id.
             entry: The newest commit's entry in the log; None if there is no commit.
-            whole_entry: The entry of the commit that it names as the one with all queues.
+            whole_entry: The entry of the commit that ``entry`` names as the one with all queues.
             number: Number of commits that Spark has made for the group, as the ids show it.
         """
         own = {} if entry is None else own_metadata(entry)
@@ -222,7 +227,10 @@ def _record(watermarks: Mapping[str, int], newest: Mapping[str, Any]) -> dict[st
 
 
 def records_progress(entry: Mapping[str, Any], whole_entry: Mapping[str, Any] | None = None) -> bool:
-    """Return whether a commit records its group's progress; commits of older releases do not."""
+    """Return whether a commit records the progress of its whole group; commits of older releases do not.
+
+    False also if the commit names another one as that with all queues, and ``whole_entry`` is None.
+    """
     return WATERMARKS in own_metadata(entry) or read_record(entry, whole_entry).is_whole
 
 

@@ -100,7 +100,7 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
 
 
 def repeated_texts(texts: Sequence[str], times: int) -> pa.StringArray:
-    """Return a column that repeats ``texts`` ``times`` times; equal columns up to 1 MiB share memory."""
+    """Return a column of all ``texts`` in order, ``times`` times; equal columns up to 1 MiB share memory."""
     longest = _shared_rows(times)
     if longest * sum(map(len, texts)) > _MOST_SHARED_BYTES:
         return _repeated(tuple(texts), times)
@@ -154,7 +154,10 @@ def fixed_column(arrow_type: pa.DataType, values: IntArray) -> pa.Array:
 
 
 class ByteMatrix(NamedTuple):
-    """One row of bytes for each message; a column with equal extremes is the same in all rows."""
+    """One row of bytes for each message, and the lowest and the highest byte of each column.
+
+    If these two are equal, the column is the same in all rows.
+    """
 
     rows: ByteArray
     lowest: ByteArray

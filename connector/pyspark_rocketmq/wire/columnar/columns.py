@@ -101,7 +101,7 @@ def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
 def _with_plain_bodies(
     rows: Rows, batches: IntArray, budget: ExpansionBudget
 ) -> tuple[bytes | bytearray, IntArray, IntArray]:
-    """Return the data followed by decompressed batch bodies, and where each batch's body is in it."""
+    """Return the data followed by decompressed batch bodies; where each batch's body begins; its length."""
     body_at, body_length = rows.body_at[batches], rows.body_length[batches]
     parts, size = [rows.data], len(rows.data)
     flags = rows.sys_flag[batches].tolist()

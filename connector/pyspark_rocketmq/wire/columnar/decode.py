@@ -72,8 +72,9 @@ class Undecodable(NamedTuple):
     def queue_offsets(self, at_least: int, end: int, *, is_filtered: bool) -> range:
         """Return its queue offsets; several for an inner batch.
 
-        With a broken layout it is one offset from ``at_least`` up to ``end`` (exclusive). The stored offset
-        is used only if it is in this range and messages before it may be filtered out.
+        With a broken layout it is one offset: the stored one if this is from ``at_least`` up to ``end``
+        (exclusive) and ``is_filtered`` is true, so that messages before it may be missing; otherwise
+        ``at_least``.
         """
         if self.stored is not None:
             return offsets_of(self.stored)
@@ -129,7 +130,10 @@ def why_undecodable(data: bytes) -> Undecodable | None:
 
 
 def message_starts(data: bytes) -> list[int]:
-    """Return where messages begin according to their total sizes, up to the first impossible size."""
+    """Return where messages begin according to their total sizes; the first impossible size ends the list.
+
+    The message with that size is the last one in it.
+    """
     starts = []
     at = 0
     while at < len(data):
@@ -287,7 +291,8 @@ class _Decoder:
     def decode_as_one(self, groups: Sequence[Sequence[PulledBody]]) -> list[pa.RecordBatch] | None:
         """Return slices of one batch, one for each group; None if any input is irregular or a group is empty.
 
-        It is also None if a column would take 2 GiB or, with several groups, if there is an inner batch.
+        It is also None if a body cannot be decompressed, if a column would take 2 GiB or, with several
+        groups, if there is an inner batch.
         """
         if not all(groups):
             return None

@@ -141,7 +141,7 @@ def _find_tokens(copied: _Text) -> _Tokens:
 
 
 def _find_separators(text: ByteArray) -> IntArray:
-    """Return all separators and the end of the text; search in pieces that stay in the processor's cache."""
+    """Return the positions of all separators, and the text's end; search in pieces that stay in the cache."""
     pieces = []
     for at in range(0, len(text), _PIECE):
         piece = np.flatnonzero(text[at : at + _PIECE] < _FIRST_OTHER_BYTE).astype(np.int32)
@@ -175,7 +175,10 @@ def _without_empty(tokens: pa.StringArray, is_filled: BoolArray, row_at: IntArra
 
 
 def _kept(layout: bytes) -> _Kept:
-    """Return the number of each name's entry, the last one if there are several; Java drops empty names."""
+    """Return, by name, the index of the name's entry in a row, the last one if there are several.
+
+    Empty names are left out, because Java drops them.
+    """
     if not _LAYOUT.fullmatch(layout):
         raise IrregularLayout
     entries = layout[1:-1].decode().split("\x01\x02") if layout else []
@@ -214,7 +217,7 @@ class _Alike:
 
 
 def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
-    """Return the rows if all have the same names in the same order, else None."""
+    """Return the rows if all have the same names in the same order, and not only empty ones; else None."""
     rows, width = len(tokens.row_at) - 1, int(tokens.row_at[1])
     if len(names) != rows * width or (tokens.row_at[1:] - tokens.row_at[:-1] != width).any():
         return None
@@ -228,7 +231,7 @@ def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
 
 @dataclass(frozen=True, slots=True)
 class _Aligned:
-    """Rows of one layout in which each value has the same length in every row."""
+    """Rows with the same names in the same order, in which each value has one length in all rows."""
 
     table: ByteMatrix
     values: Sequence[tuple[int, int]]
@@ -247,7 +250,10 @@ class _Aligned:
 
 
 def _aligned(table: ByteMatrix) -> _Aligned | None:
-    """Return the rows if they share one layout and all value lengths, and no value is empty; else None."""
+    """Return the rows if they share one layout and all value lengths; else None.
+
+    Also None if there is an empty value, or a byte that is not ASCII.
+    """
     if table.lowest[-1] == table.highest[-1] == _PROPERTY_SEPARATOR:
         # Old producers write a separator at the end; newer ones may not.
         table = table.before(len(table.lowest) - 1)

@@ -174,7 +174,10 @@ def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> Int
 
 
 def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | None:
-    """Follow about ``chains`` chains at the same time, at least one in each slice; None if one fails."""
+    """Follow the messages' sizes from about ``chains`` places at the same time, at least one in each slice.
+
+    None if the sizes from one of these places do not lead to the next one.
+    """
     data, begins, ends = slices
     stride = max(1, int((ends - begins).sum()) // chains)
     entries_of = [
@@ -339,7 +342,10 @@ def _find_topics(
 def _read_ipv6(
     data: bytes | bytearray, starts: IntArray, ends: IntArray, fixed: np.ndarray
 ) -> tuple[IntArray, np.ndarray]:
-    """Move fields after longer hosts to their places in ``FIXED``; return where bodies begin, and hosts."""
+    """Move the fields that follow IPv6 hosts, which are longer, to their places in ``FIXED``.
+
+    Return where each body begins, and the hosts.
+    """
     is_born_ipv6 = (fixed["sysFlag"] & BORNHOST_V6) != 0
     is_store_ipv6 = (fixed["sysFlag"] & STOREHOST_V6) != 0
     born_host_at = starts + _BORN_HOST_AT

@@ -108,7 +108,10 @@ def decode_topic_attributes(body: bytes) -> dict[str, str]:
 
 
 def decode_topic_list(body: bytes) -> tuple[str, ...]:
-    """Read the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER, in any order and with system topics."""
+    """Read the topics' names from the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER.
+
+    They are in any order, and include system topics.
+    """
     return tuple(read_object(body, "TopicList").texts("topicList"))
 
 

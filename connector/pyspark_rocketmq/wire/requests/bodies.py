@@ -118,9 +118,10 @@ def decode_consumer_list(body: bytes) -> tuple[str, ...]:
 
 
 def decode_offset_table(body: bytes) -> dict[MessageQueue, int]:
-    """Read the queue offsets of 220 RESET_CONSUMER_CLIENT_OFFSET and of the answer to 222.
+    """Read the queue offsets in 220 RESET_CONSUMER_CLIENT_OFFSET.
 
-    They are a table, or a list that a broker sends for C++ administrators:
+    The answer to 222 INVOKE_BROKER_TO_RESET_OFFSET has the same form. The offsets are a table, or a list that
+    a broker sends for C++ administrators:
     ``{"offsetTable":[{"brokerName":…,"offset":…,"queueId":…,"topic":…}]}``.
     """
     where = "ResetOffsetBody.offsetTable"

@@ -59,7 +59,7 @@ class PullMessageRequestHeader(TopicRequestFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullMessageResponseHeader:
-    """Answer to a pull with code 0, 19, 20 or 21; others may lack required fields: do not decode them."""
+    """Answer to a pull with code 0, 19, 20 or 21; answers with other codes may lack required fields."""
 
     suggest_which_broker_id: int = long_field("suggestWhichBrokerId")
     next_begin_offset: int = long_field("nextBeginOffset")
@@ -187,7 +187,7 @@ class GroupConfigRequestHeader(RequestFields):
 class GroupRequestHeader(RequestFields):
     """38 GET_CONSUMER_LIST_BY_GROUP and 203 GET_CONSUMER_CONNECTION_LIST; 40 NOTIFY_CONSUMER_IDS_CHANGED.
 
-    The broker sends the last one, oneway, to make members rebalance immediately.
+    The broker sends 40, oneway, to make members rebalance immediately.
     """
 
     consumer_group: str = text_field("consumerGroup")

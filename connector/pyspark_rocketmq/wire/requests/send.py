@@ -111,7 +111,7 @@ class SendSettings:
 
 
 def settings_of(message: Message, settings: SendSettings) -> SendSettings:
-    """Return the settings of a message: marked if it is a half message, with reconsume times if a retry.
+    """Return ``settings`` with the prepared bit for a half message, and reconsume times for a retry topic.
 
     The message keeps the properties from which these values are taken.
 
@@ -287,7 +287,7 @@ def _header(
 
 
 def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
-    """Check the body of a message for ``where`` before compression: it may have at most ``most`` bytes.
+    """Check that an uncompressed body has 1 to ``most`` bytes; errors name ``where`` it is to be sent.
 
     Raises:
         LocalProtocolError: If the body is empty or too large.
