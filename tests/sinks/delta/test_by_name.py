@@ -50,6 +50,13 @@ _KINDS = {
     "deletion vectors": "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
     "catalog-managed commits": "TBLPROPERTIES ('delta.feature.catalogManaged' = 'supported')",
 }
+_EACH_KIND = pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind == "catalog-managed commits" else pytest.param(kind, marks=pytest.mark.long)
+        for kind in _KINDS
+    ],
+)
 _COMPUTED = ", loud STRING GENERATED ALWAYS AS (upper(step)), number BIGINT GENERATED ALWAYS AS IDENTITY"
 _numbers = itertools.count()
 
@@ -110,16 +117,7 @@ class TestByName(GroupConformance):
         return lambda: stored_in(spark, name)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "catalog-managed commits",
-        pytest.param("nothing special", marks=pytest.mark.long),
-        pytest.param("column mapping", marks=pytest.mark.long),
-        pytest.param("clustering and row tracking", marks=pytest.mark.long),
-        pytest.param("deletion vectors", marks=pytest.mark.long),
-    ],
-)
+@_EACH_KIND
 def test_tables_of_every_kind_take_rows_by_their_name(spark: SparkSession, name: str, kind: str) -> None:
     """J5, H1, H2: another query goes on where the first one was, beside a Spark that writes, too."""
     make_table(spark, name, kind)
@@ -165,7 +163,7 @@ def test_groups_are_added_once_each_whatever_their_outcome(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", _KINDS)
+@_EACH_KIND
 def test_rows_are_merged_by_their_key(spark: SparkSession, name: str, kind: str) -> None:
     """H6, J5: within a batch and from batch to batch; settings of the session stay as they are."""
     make_table(spark, name, kind)
