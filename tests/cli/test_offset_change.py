@@ -44,7 +44,7 @@ from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
-from pyspark_rocketmq.offsets.store import NewGeneration, QueueCommit
+from pyspark_rocketmq.offsets.store import NewGeneration, OffsetStore, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding, recorded_sinks
 from pyspark_rocketmq.sinks.delta.rules import NUMBER, WATERMARKS, SinkCommit, app_id, group_app_id
@@ -752,28 +752,31 @@ def topic(cluster: ClusterUnderTest) -> str:
 def live(cluster: ClusterUnderTest, topic: str, tmp_path: Path) -> Iterator[Shop]:
     """A group with a member that holds both queues at offset 4."""
     shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
-    with joined(shop, cluster, topic, "one"):
+    with joined(shop.store, cluster.name_servers, topic, GROUP, "one"):
         yield shop
 
 
 @contextmanager
-def joined(shop: Shop, cluster: ClusterUnderTest, topic: str, instance: str, **more: str) -> Iterator[None]:
-    """Have a member in the group of the shop that holds both queues at offset 4."""
+def joined(
+    store: OffsetStore, name_servers: str, topic: str, group: str, instance: str, *, at: int = 4, **more: str
+) -> Iterator[str]:
+    """Have a member in the group that holds both queues of the topic at offset ``at``; yield its client id."""
     options = ReadOptions.parse(
         {
-            "nameServers": cluster.name_servers, "topic": topic, "consumerGroup": GROUP,
-            "offsetStore": shop.store.spec, "instanceName": instance, "requestTimeoutMs": str(PATIENCE_MS),
-            **more,
+            "nameServers": name_servers, "topic": topic, "consumerGroup": group,
+            "offsetStore": store.spec, "instanceName": instance, "requestTimeoutMs": str(PATIENCE_MS), **more,
         }
     )  # fmt: skip
-    name = offset_key(options)
-    member = join_group(options, client_id(options), shop.store, SystemClock())
+    member_id, name = client_id(options), offset_key(options)
+    member = join_group(options, member_id, store, SystemClock())
     member.start()
-    rows = shop.store.claim(name, client_id(options), dict.fromkeys(both_queues_of(member), 0))
-    commits = [QueueCommit(queue=queue, state=QueueState(4, row.epoch)) for queue, row in rows.items()]
-    shop.store.commit(name, commits, query_id="q", batch_id=0)
-    yield
-    member.stop(PATIENCE_S)
+    try:
+        rows = store.claim(name, member_id, dict.fromkeys(both_queues_of(member), 0))
+        commits = [QueueCommit(queue=queue, state=QueueState(at, row.epoch)) for queue, row in rows.items()]
+        store.commit(name, commits, query_id="q", batch_id=0)
+        yield member_id
+    finally:
+        member.stop(PATIENCE_S)
 
 
 def both_queues_of(member: RunningMember) -> Collection[MessageQueue]:
@@ -822,8 +825,10 @@ def test_an_instance_that_runs_is_not_harmed_although_others_have_its_queues_too
         for name in ("one", "two")
     }
     with ExitStack() as members:
-        for name, shop in shops.items():
-            members.enter_context(joined(shop, cluster, topic, name, messageModel="BROADCASTING"))
+        for name in shops:
+            members.enter_context(
+                joined(store, cluster.name_servers, topic, GROUP, name, messageModel="BROADCASTING")
+            )
         for name, shop in shops.items():
             with pytest.raises(JobFailed, match=f"2 of 2 queues are being consumed by .*@{name}"):
                 shop.do(reset, ToOffset(2))

@@ -6,6 +6,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,9 @@ from pyspark_rocketmq.cli.offsets.show import show_offsets
 from pyspark_rocketmq.cli.options import OffsetsLagSettings, OffsetsShowSettings
 from pyspark_rocketmq.cli.output import OutputForm
 from pyspark_rocketmq.cli.settings import JobFailed
-from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.group.join import client_id, join_group, offset_key
-from pyspark_rocketmq.model import Message, MessageQueue, QueueState, retry_topic
+from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options.read import ReadOptions
-from tests.cli.test_offset_change import both_queues_of
+from tests.cli.test_offset_change import joined
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
@@ -54,30 +51,14 @@ def table(tmp_path: Path) -> DeltaOffsetStore:
 @pytest.fixture
 def join(cluster: ClusterUnderTest, topic: str, table: DeltaOffsetStore) -> Iterator[Join]:
     """Let a member join, claim its queues and commit ``next_offset`` of each."""
-    members = []
+    with ExitStack() as members:
 
-    def join_as(group: str, instance: str, next_offset: int, **more: str) -> str:
-        options = ReadOptions.parse(
-            {
-                "nameServers": cluster.name_servers, "topic": topic, "consumerGroup": group,
-                "offsetStore": table.spec, "instanceName": instance,
-                "requestTimeoutMs": str(PATIENCE_MS), **more,
-            }
-        )  # fmt: skip
-        member_id, name = client_id(options), offset_key(options)
-        member = join_group(options, member_id, table, SystemClock())
-        members.append(member)
-        member.start()
-        rows = table.claim(name, member_id, dict.fromkeys(both_queues_of(member), 0))
-        commits = [
-            QueueCommit(queue=queue, state=QueueState(next_offset, row.epoch)) for queue, row in rows.items()
-        ]
-        table.commit(name, commits, query_id="q", batch_id=0)
-        return member_id
+        def join_as(group: str, instance: str, next_offset: int, **more: str) -> str:
+            return members.enter_context(
+                joined(table, cluster.name_servers, topic, group, instance, at=next_offset, **more)
+            )
 
-    yield join_as
-    for member in members:
-        member.stop(PATIENCE_S)
+        yield join_as
 
 
 def settings(

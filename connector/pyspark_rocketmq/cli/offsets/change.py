@@ -497,7 +497,8 @@ class _OffsetChange:
         silent = self._cluster.silent_members_of(name.group, topics)
         if name.instance is not None:
             # Every instance has all queues, so an owner runs if it is a member at all.
-            return {queue: row.owner for queue, row in rows.items() if row.owner in {*members, *silent}}
+            running = {*members, *silent}
+            return {queue: row.owner for queue, row in rows.items() if row.owner in running}
         holders = members_holding(members)
         unclear = f"{', '.join(sorted(silent))} (which did not report what it consumes)"
         return {**(dict.fromkeys(queues, unclear) if silent else {}), **holders}
