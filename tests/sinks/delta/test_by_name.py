@@ -162,7 +162,6 @@ def test_groups_are_added_once_each_whatever_their_outcome(
     assert [row[:2] for row in stored_in(spark, name)] == [(0, at) for at in range(5)] + [(1, 0)]
 
 
-@pytest.mark.long
 @_EACH_KIND
 def test_rows_are_merged_by_their_key(spark: SparkSession, name: str, kind: str) -> None:
     """H6, J5: within a batch and from batch to batch; settings of the session stay as they are."""
@@ -200,6 +199,7 @@ def test_a_merge_whose_answer_is_lost_is_made_once(
     assert stored_in(spark, name) == [(0, 1, "a")]
 
 
+@pytest.mark.long
 def test_computed_columns_are_left_to_delta(spark: SparkSession, name: str) -> None:
     """J5: Spark does not tell which they are; a watermark without rows names none of them."""
     make_table(spark, name, more=_COMPUTED)
