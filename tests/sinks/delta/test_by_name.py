@@ -81,9 +81,9 @@ def make_table(spark: SparkSession, name: str, kind: str = "nothing special", mo
     # Delta's own coordinator of commits, in memory, for which it wants to be tested.
     jvm: Any = spark._jvm
     coordinators = jvm.org.apache.spark.sql.delta.coordinatedcommits
-    coordinators.CatalogOwnedCommitCoordinatorProvider.registerBuilder(
-        "spark_catalog", coordinators.InMemoryCommitCoordinatorBuilder(3)
-    )
+    provider = coordinators.CatalogOwnedCommitCoordinatorProvider
+    if provider.getBuilder("spark_catalog").isEmpty():  # It is kept as long as the session's JVM.
+        provider.registerBuilder("spark_catalog", coordinators.InMemoryCommitCoordinatorBuilder(3))
     jvm.java.lang.System.setProperty("spark.testing", "true")
     try:
         spark.sql(create)
