@@ -381,6 +381,23 @@ def test_a_call_that_never_ends_does_not_hold_its_range(
     assert "1 listener calls have not returned" in caplog.text
 
 
+def test_the_end_of_a_batch_waits_for_no_call_that_takes_too_long() -> None:
+    """E7, I3: its messages are sent back, so the run ends without it."""
+    clock, seen = FakeClock(1_000.0), []
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        for lasted_s in (1.0, 898.0, 1.0):
+            clock.advance(lasted_s)
+            seen.append(run.awaited_call_s())
+        return SUCCESS
+
+    run = run_of(listener, clock=clock, offsets=[10])
+    run.consume()
+
+    assert seen == [1.0, 899.0, None]
+    assert run.awaited_call_s() is None
+
+
 def test_a_run_whose_threads_are_all_lost_ends_with_what_is_done() -> None:
     """E7, E9: the rest is planned again, at once and from the first message not delivered."""
     clock = FakeClock(1_000.0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -99,6 +99,7 @@ class Driver(RangeInstructions):
         self.standing: list[tuple[MessageQueue, str, bool]] = []
         self.settlings = 0
         self.cut: Callable[[], RangeCuts] = RangeCuts
+        self.calls: Callable[[], Mapping[MessageQueue, float]] = dict
         self.changed: Callable[[], None] = lambda: None
 
     def is_given_up(self, queue: MessageQueue) -> bool:
@@ -128,6 +129,9 @@ class Driver(RangeInstructions):
 
     def cut_with(self, cut: Callable[[], RangeCuts]) -> None:
         self.cut = cut
+
+    def shows_calls(self, calls: Callable[[], Mapping[MessageQueue, float]]) -> None:
+        self.calls = calls
 
     def pause(self, *, is_paused: bool = True) -> None:
         self.paused = is_paused
@@ -316,6 +320,27 @@ def test_a_failure_in_a_pause_leaves_no_thread(task: Running) -> None:
 
 
 # --- the end ------------------------------------------------------------------------------------------------
+
+
+def test_calls_in_hand_are_shown_by_queue(task: Running) -> None:
+    """D3, I3"""
+    gate = Gate(task, (3, 0))
+    task.start()
+    assert not task.driver.calls()
+    task.source.send(piece(MINE, 0, 1), piece(THEIRS, 0))
+    wait_until(lambda: (3, 0) in task.calls and (4, 0) in task.calls)
+    wait_until(lambda: set(task.driver.calls()) == {QUEUE})
+    lasted_s = task.driver.calls()[QUEUE]
+    wait_until(lambda: task.driver.calls()[QUEUE] > lasted_s)
+
+    task.driver.give_up(QUEUE)
+    task.source.send(piece(THEIRS, 1))
+    wait_until(lambda: (4, 1) in task.calls)
+    gate.open()
+    wait_until(lambda: not task.driver.calls())
+    task.end()
+    if task.is_orderly:
+        assert task.ends() == {QUEUE: 1, OTHER: 2}
 
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "given up"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.table import MANY_COMMITS
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -84,16 +85,24 @@ class LiveQuery:
             consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
             commit_interval="100 milliseconds",
         )
+        self.calls_may_end = folder / "calls may end"
         self.reports: list[BatchReport] = []
         self.consumer.register_batch_listener(self.reports.append)
         self.consumer.subscribe(self.topic)
-        log = self.log
+        log, may_end = self.log, self.calls_may_end
+
+        def hold(message: MessageExt) -> None:
+            gives_up_s = time.monotonic() + _PATIENCE_S
+            while message.body == b"held" and not may_end.exists():
+                assert time.monotonic() < gives_up_s
+                time.sleep(0.01)
 
         def in_order(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
             log.note(messages)
             if messages[0].body == b"later" and not messages[0].reconsume_times:
                 context.suspend_current_queue_time_millis = 50
                 return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+            hold(messages[0])
             context.emit(body="x")
             return ConsumeOrderlyStatus.SUCCESS
 
@@ -101,6 +110,7 @@ class LiveQuery:
             messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
         ) -> ConsumeConcurrentlyStatus:
             log.note(messages)
+            hold(messages[0])
             context.emit(body="x")
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
@@ -214,6 +224,34 @@ def test_a_batch_that_is_over_is_followed_by_the_next_one(
     live.send_until(lambda: len({report.batch_id for report in live.reports}) >= 3)
     live.await_rows()
 
+    assert sorted(live.delivered()) == live.wanted()
+    live.close()
+
+
+@SIM_ONLY
+@pytest.mark.parametrize("orderly", [True, False], ids=["orderly", "concurrent"])
+def test_a_long_call_at_the_end_of_a_batch_delays_no_other_queue(
+    spark: SparkSession,
+    cluster: ClusterUnderTest,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    orderly: bool,
+) -> None:
+    """D3, I3: a Java client's other queues go on, whatever it has to do again at the same time."""
+    caplog.set_level(logging.INFO, "pyspark_rocketmq.hub")
+    live = LiveQuery(spark, cluster, tmp_path, orderly=orderly, lasts="5 seconds")
+    live.send(0)
+    live.await_rows()
+    live.send(1, b"held")
+    wait_until(lambda: (1, 0) in live.delivered(), _PATIENCE_S)
+    ends = caplog.text.count("batch in real time ends")
+    wait_until(lambda: caplog.text.count("batch in real time ends") > ends, _PATIENCE_S)
+    live.send(0)
+    wait_until(lambda: (0, 1) in live.delivered(), _PATIENCE_S)
+
+    live.calls_may_end.touch()
+    live.send(1)
+    live.await_rows()
     assert sorted(live.delivered()) == live.wanted()
     live.close()
 

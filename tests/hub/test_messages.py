@@ -11,7 +11,9 @@ from pyspark_rocketmq.consume.cuts import EndReason, Place
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError, SchemaError
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
+    CallsEnded,
     CutWanted,
+    EndSoon,
     EndTask,
     FatalError,
     GiveUpQueues,
@@ -111,6 +113,7 @@ TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
         QueueStands("t", A, is_reset=True, reason="reset to 9"),
         '{"type":"stands","task":"t","queue":["T","broker-a",0],"reset":true,"reason":"reset to 9"}',
     ),
+    (CallsEnded("t"), '{"type":"callsEnded","task":"t"}'),
     (TaskIdle("t"), '{"type":"idle","task":"t"}'),
     (TaskFailed("t"), '{"type":"failed","task":"t","fatal":null}'),
     (
@@ -140,6 +143,7 @@ TO_TASK: tuple[tuple[ToTask, str], ...] = (
     (PartTaken("t", "p"), '{"type":"taken","task":"t","part":"p"}'),
     (CutWanted("t", 3), '{"type":"cut","task":"t","number":3}'),
     (PartsCommitted("t", frozenset({"q", "p"})), '{"type":"committed","task":"t","parts":["p","q"]}'),
+    (EndSoon("t"), '{"type":"endSoon","task":"t"}'),
     (EndTask("t", EndReason.TIME), '{"type":"end","task":"t","reason":"time"}'),
     (
         TaskMayGoOn(

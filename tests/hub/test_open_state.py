@@ -7,6 +7,7 @@ import pytest
 from pyspark_rocketmq.consume.cuts import EndReason, Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.hub.messages import (
+    EndSoon,
     EndTask,
     FatalError,
     GiveUpQueues,
@@ -81,6 +82,13 @@ class Driver:
     def is_done(self, task: str, *, connection: int = 1, now_s: float = 110.0) -> list[Action]:
         return self.state.task_done(peer(task, connection), task, None, now_s)
 
+    def calls_end(self, *tasks: str, connection: int = 1, now_s: float = 103.0) -> list[Action]:
+        """Let these tasks report, by default all."""
+        reports = [
+            self.state.calls_ended(peer(task, connection), task, now_s) for task in tasks or sorted(BOTH_END)
+        ]
+        return [action for actions in reports for action in actions]
+
     def job_is_over(self, now_s: float = 110.0, *, could_ask: bool | None = True) -> list[Action]:
         over = self.state.job_is_over(now_s, is_whole=True)
         return over + self.state.batch_ends(now_s, could_ask=could_ask)
@@ -88,6 +96,10 @@ class Driver:
 
 def peer(task: str, connection: int = 1) -> tuple[str, int]:
     return task, connection
+
+
+def announced(actions: list[Action]) -> set[str]:
+    return {message.task for message in sent(actions, EndSoon)}
 
 
 def ended(actions: list[Action]) -> dict[str, EndReason]:
@@ -119,12 +131,58 @@ BOTH_END = {"one", "two"}
 
 
 def test_a_batch_is_ended_when_its_time_is_over() -> None:
-    state = Driver().state
+    driver = Driver()
+    state = driver.state
     assert (state.tick(399.9), state.next_tick_s) == ([], 400.0)
     actions = state.tick(400.0)
-    assert ended(actions) == dict.fromkeys(BOTH_END, EndReason.TIME)
+    assert (announced(actions), ended(actions)) == (BOTH_END, {})
     assert why(actions) == ["its time is over"]
+    assert ended(driver.calls_end()) == dict.fromkeys(BOTH_END, EndReason.TIME)
     assert state.tick(401.0) == []
+
+
+def test_no_task_is_ended_before_the_calls_of_all_tasks_have_ended() -> None:
+    """D3, I3: otherwise all queues would wait for the slowest call."""
+    driver = Driver(begins=False)
+    driver.begins("one", A)
+    assert announced(driver.state.replan(1, "a queue was gained", 101.0)) == {"one"}
+    assert why(driver.state.tick(101.0 + FOR_S)) == [], "it is announced once"
+    late = driver.begins("two", B, partition=1)
+    assert (announced(late), is_stopped(late)) == ({"two"}, False)
+    assert driver.calls_end("two") == []
+    assert driver.state.calls_ended(peer("stranger"), "one", 104.0) == []
+
+    assert ended(driver.calls_end("one")) == dict.fromkeys(BOTH_END, EndReason.PLAN)
+
+
+@pytest.mark.parametrize("outcome", ["done", "failed"])
+def test_a_task_that_has_ended_has_no_calls(outcome: str) -> None:
+    """I3"""
+    driver = Driver()
+    driver.state.replan(1, "a queue was gained", 101.0)
+    driver.calls_end("two")
+    over = driver.is_done("one") if outcome == "done" else driver.state.task_failed(peer("one"), "one", 104.0)
+    assert ended(over) == {"two": EndReason.PLAN}
+
+
+def test_the_end_of_the_query_does_not_wait_for_calls() -> None:
+    """B7, H11"""
+    driver = Driver()
+    driver.state.replan(1, "a queue was gained", 101.0)
+    assert ended(driver.state.stop(102.0)) == dict.fromkeys(BOTH_END, EndReason.STOP)
+    assert driver.calls_end() == []
+
+
+def test_an_announced_end_is_announced_again_to_a_task_that_resumes() -> None:
+    """I3: the message, or the report, was lost with the connection."""
+    driver = Driver()
+    driver.state.replan(1, "a queue was gained", 101.0)
+    driver.breaks("one")
+    driver.calls_end("two")
+    assert announced(driver.resumes("one")) == {"one"}
+    driver.breaks("one", connection=2)
+    assert announced(driver.resumes("one", connection=3)) == {"one"}
+    assert set(ended(driver.calls_end("one", connection=3))) == BOTH_END
 
 
 def test_the_planner_has_the_batch_of_its_newest_plan_ended() -> None:
@@ -132,8 +190,9 @@ def test_the_planner_has_the_batch_of_its_newest_plan_ended() -> None:
     driver = Driver()
     assert driver.state.replan(0, "a queue was gained", 101.0) == []
     actions = driver.state.replan(1, "a queue was gained", 102.0)
-    assert ended(actions) == dict.fromkeys(BOTH_END, EndReason.PLAN)
+    assert announced(actions) == BOTH_END
     assert why(actions) == ["a queue was gained"]
+    assert ended(driver.calls_end()) == dict.fromkeys(BOTH_END, EndReason.PLAN)
 
 
 def test_a_plan_that_is_old_before_its_batch_has_begun_ends_it_at_once() -> None:
@@ -145,7 +204,8 @@ def test_a_plan_that_is_old_before_its_batch_has_begun_ends_it_at_once() -> None
 
     actions = driver.begins("one", A)
     assert not is_stopped(actions)
-    assert ended(actions) == {"one": EndReason.PLAN}
+    assert announced(actions) == {"one"}
+    assert ended(driver.calls_end("one")) == {"one": EndReason.PLAN}
     assert is_stopped(driver.begins("two", B, partition=1))
 
 
@@ -158,7 +218,7 @@ def test_what_the_planner_wanted_of_an_older_plan_does_not_end_a_later_batch() -
     driver.state.plan_made(2, BOTH)
     driver.state.batch_begins(7)
 
-    assert ended(driver.begins("three", A, now_s=120.0)) == {}
+    assert announced(driver.begins("three", A, now_s=120.0)) == set()
 
 
 def test_a_batch_whose_tasks_find_no_slot_is_ended_and_the_next_plan_has_fewer() -> None:
@@ -166,8 +226,9 @@ def test_a_batch_whose_tasks_find_no_slot_is_ended_and_the_next_plan_has_fewer()
     driver = Driver(begins=False)
     driver.begins("one", A)
     actions = driver.state.tick(105.0)
-    assert ended(actions) == {"one": EndReason.PLAN}
+    assert announced(actions) == {"one"}
     assert sent(actions, SlotsKnown) == [SlotsKnown(1, 5.0)]
+    assert ended(driver.calls_end("one")) == {"one": EndReason.PLAN}
 
     assert driver.state.slots_are(Slots(4, 4)) == []
     assert sent(driver.state.slots_are(Slots(6, 6)), SlotsKnown) == [SlotsKnown(6, 5.0)]
@@ -194,7 +255,7 @@ def test_a_queue_that_cannot_go_on_ends_the_batch() -> None:
     stands = QueueStands("one", A, is_reset=True, reason="reset to 9")
     assert driver.state.queue_stands(peer("stranger"), stands, 101.0) == []
     actions = driver.state.queue_stands(peer("one"), stands, 101.0)
-    assert ended(actions) == dict.fromkeys(BOTH_END, EndReason.PLAN)
+    assert announced(actions) == BOTH_END
     assert why(actions) == [f"{A}: reset to 9"]
 
 
@@ -203,14 +264,14 @@ def test_a_queue_that_was_claimed_or_reset_is_dropped_and_ends_the_batch() -> No
     driver = Driver()
     actions = driver.state.moved({A: 2, B: 1}, 101.0)
     assert sent(actions, GiveUpQueues) == [GiveUpQueues("one", frozenset({A}), is_dropped=True)]
-    assert ended(actions) == dict.fromkeys(BOTH_END, EndReason.PLAN)
+    assert announced(actions) == BOTH_END
 
 
 def test_a_queue_that_leaves_anyway_does_not_end_the_batch() -> None:
     """B5: losing a queue needs no new plan."""
     driver = Driver()
     driver.state.must_leave(1, frozenset({A}), 101.0)
-    assert ended(driver.state.moved({A: 2, B: 1}, 102.0)) == {}
+    assert announced(driver.state.moved({A: 2, B: 1}, 102.0)) == set()
 
 
 def test_a_refused_queue_ends_the_batch() -> None:
@@ -218,7 +279,7 @@ def test_a_refused_queue_ends_the_batch() -> None:
     driver = Driver()
     driver.hands_over("one", part_of("p", A))
     driver.state.tick(101.2)
-    assert set(ended(driver.state.committed(frozenset({A}), 102.0))) == BOTH_END
+    assert announced(driver.state.committed(frozenset({A}), 102.0)) == BOTH_END
 
 
 def test_another_attempt_of_a_task_consumes_nothing_and_ends_the_batch() -> None:
@@ -321,8 +382,10 @@ def test_nothing_is_sent_to_a_task_that_is_not_connected() -> None:
 
 def test_a_task_that_resumes_in_a_batch_that_is_ended_has_to_end() -> None:
     driver = Driver()
+    driver.state.replan(1, "a queue was gained", 101.5)
+    driver.calls_end("one")
     driver.breaks("one")
-    driver.state.replan(1, "a queue was gained", 102.5)
+    driver.calls_end("two")
     actions = driver.resumes("one")
     assert not goes_on(actions).is_stopped
     assert ended(actions) == {"one": EndReason.PLAN}

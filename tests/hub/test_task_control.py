@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from pyspark_rocketmq.consume.cuts import EndReason, Place
 from pyspark_rocketmq.consume.part import Part
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.hub.messages import (
+    CallsEnded,
     CutWanted,
+    EndSoon,
     EndTask,
     FatalError,
     FromTask,
@@ -30,6 +34,7 @@ from pyspark_rocketmq.hub.messages import (
 from pyspark_rocketmq.hub.task_end import Fate, TaskControl
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.parts import part_of
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
 P, Q = part_of("p", A), part_of("q", A)
@@ -52,6 +57,10 @@ class Connection:
 
     def forget(self, _: TaskControl) -> None:
         pass
+
+    def has(self, message: FromTask) -> bool:
+        """Return whether a message was sent since the last :meth:`taken`."""
+        return message in self._sent
 
     def taken(self) -> list[FromTask]:
         """Return what was sent since the last call."""
@@ -336,6 +345,26 @@ def test_a_task_with_open_ranges_waits_for_its_suspended_queues_until_it_is_ende
     assert ended == [True]
     assert not task.control.is_batch_at_work()
     assert task.control.is_given_up(B)
+
+
+def test_a_task_reports_when_the_calls_have_ended_that_were_in_hand_at_the_announcement() -> None:
+    """D3, I3: the queue of the long call makes no further one, and the other queue goes on."""
+    task, changes, may_end = Task(), threading.Event(), threading.Event()
+    task.control.notifies(changes.set)
+    task.control.shows_calls(lambda: {} if may_end.is_set() else {A: 60.0})
+    for _ in range(2):
+        task.control.receive(EndSoon("t"))
+    assert changes.wait(PATIENCE_S)
+    assert (task.control.is_given_up(A), task.control.is_given_up(B)) == (True, False)
+    assert task.control.fate(A) is Fate.KEPT
+    assert task.connection.taken() == []
+
+    may_end.set()
+    wait_until(lambda: task.connection.has(CallsEnded("t")), PATIENCE_S)
+    assert task.connection.taken() == [CallsEnded("t")]
+    task.control.receive(EndSoon("t"))
+    wait_until(lambda: task.connection.has(CallsEnded("t")), PATIENCE_S)
+    assert not task.control.is_given_up(B)
 
 
 @pytest.mark.parametrize(

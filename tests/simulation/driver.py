@@ -15,6 +15,7 @@ from pyspark_rocketmq.consume.cuts import Asking, Committing, Place
 from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.messages import (
+    CallsEnded,
     CutWanted,
     FromTask,
     NothingToCut,
@@ -56,6 +57,7 @@ _TAKEN_BY: Final[Mapping[type[FromTask], Callable[[HubState, Peer, Any, float], 
         peer, nothing.task, nothing.cut, now_s
     ),
     QueuesReleased: lambda hub, peer, each, now_s: hub.released(peer, each.task, each.queues, now_s),
+    CallsEnded: lambda hub, peer, ended, now_s: hub.calls_ended(peer, ended.task, now_s),
     QueueStands: lambda hub, peer, stands, now_s: hub.queue_stands(peer, stands, now_s),
 }
 """Methods of the hub for the messages of tasks."""
@@ -421,7 +423,8 @@ class Driver:
             yield task.name, f"has released {queue}"
         for queue in sorted(known.asked - control._given_up):
             yield task.name, f"is to give up {queue}"
-        is_replanned = self.cuts.is_ending or (self.hub._open.next_tick_s or inf) < self.world.now_s + 6.0
+        is_ended = self.cuts.is_ending or self.hub._ending is not None
+        is_replanned = is_ended or (self.hub._open.next_tick_s or inf) < self.world.now_s + 6.0
         if any(each.is_standing for each in task.ranges) and not is_replanned:
             yield task.name, "has a queue that cannot go on"
         is_dirty = control._cuts._is_dirty and control._cuts._is_reported

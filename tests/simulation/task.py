@@ -18,6 +18,7 @@ from pyspark_rocketmq.consume.cuts import Place
 from pyspark_rocketmq.consume.orderly import NoStatus, OrderlyConsumption, OrderlySettings
 from pyspark_rocketmq.consume.part import Part, QueueAck
 from pyspark_rocketmq.errors import RocketMQError, SchemaError
+from pyspark_rocketmq.hub.calls_in_hand import AnnouncedEnd, CallsInHand
 from pyspark_rocketmq.hub.connections import Reconnecting
 from pyspark_rocketmq.hub.messages import FromTask, ToTask
 from pyspark_rocketmq.hub.task_end import Fate, TaskControl
@@ -143,6 +144,26 @@ class _Part(Part):
     facts: ClassVar[dict[str, Any]] = {}
 
 
+class _Calls(CallsInHand):
+    """The call in hand, watched by the simulated clock instead of a thread."""
+
+    def __init__(self, task: Task) -> None:
+        control = task.control
+        super().__init__(lambda: control._all, control._end_queues, control._calls_ended)
+        self._task = task
+
+    def watch(self) -> None:
+        """See ``CallsInHand``."""
+        is_watched, self._is_watched = self._is_watched, True
+        if not is_watched:
+            self._watch(AnnouncedEnd(self._task.world.now_s))
+
+    def _watch(self, end: AnnouncedEnd) -> None:
+        task = self._task
+        if task.life is not _OVER and not self.look(end, task.world.now_s):
+            task.world.after(end.pause_s, self._watch, end)
+
+
 class _Job(NamedTuple):
     cut: int | None
     queues: tuple[MessageQueue, ...]
@@ -174,6 +195,7 @@ class Task:
         self._ranges = {queue: _Range(queue, place) for queue, place in places.items()}
         self._turns = deque(self._ranges.values())
         self._call: _Range | None = None
+        self._call_began_s = 0.0
         self._jobs: deque[_Job] = deque()
         self._is_writing = False
         self._pauses = world.has("pause")
@@ -182,6 +204,8 @@ class Task:
             self._connection, places, is_cut=driver.is_cut, open_for_s=driver.open_for_s
         )
         self.control.id = self.name
+        self.control._calls = _Calls(self)
+        self.control.shows_calls(self.calls)
         self.control.when_cut(self._cut_wanted)
         self.control.ask(driver.plan, partition, attempt=attempt, tasks=driver.tasks_planned)
 
@@ -216,15 +240,19 @@ class Task:
         for _ in range(len(turns)):
             turns.rotate(-1)
             each = turns[0]
-            is_held = each.is_given_up or each.is_standing
+            is_held = each.is_given_up or each.is_standing or self.control.is_given_up(each.queue)
             if not is_held and each.next_call(ends[each.queue], now_s, settings):
-                self._call = each
+                self._call, self._call_began_s = each, now_s
                 self.world.check_delivery(self, each.queue)
                 is_deadly = self._is_open and self.world.is_deadly(each.queue, each.settled)
                 self.world.after(self.world.call_s(), self.die if is_deadly else self._call_ends)
                 return
         if not self._is_open and all(each.is_over or each.settled >= ends[each.queue] for each in turns):
             self._ends()
+
+    def calls(self) -> dict[MessageQueue, float]:
+        """Return how long the call in hand has lasted, by its queue."""
+        return {} if self._call is None else {self._call.queue: self.world.now_s - self._call_began_s}
 
     def _call_ends(self) -> None:
         each, self._call = self._call, None

@@ -23,7 +23,7 @@ from pyspark_rocketmq.consume.offset_pace import OffsetPace
 from pyspark_rocketmq.consume.part import QueueAck
 from pyspark_rocketmq.consume.task_cuts import TaskCuts
 from pyspark_rocketmq.hub import state
-from pyspark_rocketmq.hub.messages import TaskBegins, TaskMayGoOn, TaskResumes
+from pyspark_rocketmq.hub.messages import EndSoon, TaskBegins, TaskMayGoOn, TaskResumes
 from pyspark_rocketmq.hub.state import HubState, Send
 from pyspark_rocketmq.hub.task_end import TaskControl
 from pyspark_rocketmq.model import MessageQueue
@@ -261,6 +261,17 @@ class OverWithTheJob(HubState):
         return self._close(now_s, could_ask=could_ask, is_whole=is_whole)
 
 
+class AnnouncesOnce(HubState):
+    """Leave the announced end of the batch out of the answer to a task that resumes."""
+
+    def task_resumes(self, peer: Hashable, resumed: TaskResumes, now_s: float) -> list[state.Action]:
+        return [
+            each
+            for each in super().task_resumes(peer, resumed, now_s)
+            if not (isinstance(each, Send) and isinstance(each.message, EndSoon))
+        ]
+
+
 class GivesUpOnce(HubState):
     """Leave what a task was to give up out of the answer to it when it resumes."""
 
@@ -356,6 +367,7 @@ LEFT_OUT = {
     "a broken connection pauses": (left_out("pause"), "two deliverers"),
     "a task's newest connection counts": (left_out(hub=AnyConnection), "not heard"),
     "the answer has the end": (left_out(cuts=EndIsSentOnce), "stands still"),
+    "the answer has the announced end": (left_out(hub=AnnouncesOnce), "stands still"),
     "the answer has what is given up": (left_out(hub=GivesUpOnce), "is to give up"),
     "two parts": (left_out(control=CutsAlways), "too many parts"),
     "parts in doubt are sent again": (left_out(control=SendsPartsOnce), "broken chain"),

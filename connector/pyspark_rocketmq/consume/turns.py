@@ -30,7 +30,7 @@ Times are seconds of one monotonic clock, which is passed in. Not thread-safe; n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from math import inf
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -105,6 +105,13 @@ class RangeInstructions:
 
         Engines need it in real time: there a queue may have no messages for hours, so the task must be
         notified.
+        """
+
+    def shows_calls(self, calls: Callable[[], Mapping[MessageQueue, float]]) -> None:
+        """Set the function that returns the listener calls in hand; engines need it in real time.
+
+        For each queue with such calls, the function returns how many seconds its oldest call has lasted. Any
+        thread may call it; it must not wait.
         """
 
     def stands(self, queue: MessageQueue, reason: str, *, is_reset: bool = False) -> None:

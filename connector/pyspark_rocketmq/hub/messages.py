@@ -327,6 +327,14 @@ class QueueStands:
 
 
 @dataclass(frozen=True, slots=True)
+class CallsEnded:
+    """No listener call is left that was in hand when the batch's end was announced (:class:`EndSoon`)."""
+
+    kind: ClassVar[str] = "callsEnded"
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskIdle:
     """The task has only suspended queues left; answered by :class:`BatchAtWork`."""
 
@@ -498,6 +506,14 @@ class PartsCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class EndSoon:
+    """Announcement that the batch will end; answered by :class:`CallsEnded`, perhaps much later."""
+
+    kind: ClassVar[str] = "endSoon"
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
 class EndTask:
     """Instruction to end after the running call; results so far become the task's result or last part."""
 
@@ -534,6 +550,7 @@ FromTask = (
     | NothingToCut
     | QueuesReleased
     | QueueStands
+    | CallsEnded
     | TaskIdle
     | TaskFailed
     | TaskDone
@@ -541,7 +558,15 @@ FromTask = (
 ToDriver = FromPlanner | FromTask
 ToPlanner = SlotsKnown | QueuesHeldUp | PlanOver | QueuesFree | StorageRenewed
 ToTask = (
-    TaskMayBegin | TaskMayGoOn | GiveUpQueues | BatchAtWork | CutWanted | PartTaken | PartsCommitted | EndTask
+    TaskMayBegin
+    | TaskMayGoOn
+    | GiveUpQueues
+    | BatchAtWork
+    | CutWanted
+    | PartTaken
+    | PartsCommitted
+    | EndSoon
+    | EndTask
 )
 FromDriver = ToPlanner | ToTask
 

@@ -2,7 +2,8 @@
 
 In real time the ranges of a batch are *open*: they have no end, and tasks consume them until the driver ends
 the tasks. A running task cannot be given another queue. So the batch also ends when its plan is outdated, and
-the next plan has the new queues.
+the next plan has the new queues. An end is announced before the tasks are ended
+(:mod:`~pyspark_rocketmq.hub.calls_in_hand`).
 
 Rule 1 (time): the batch ends when it has lasted as long as its plan allows.
 Rule 2 (slots): the batch ends if not all tasks have begun within five seconds, because task slots are

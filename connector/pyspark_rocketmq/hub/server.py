@@ -16,6 +16,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
 from pyspark_rocketmq.hub.encryption import HubCertificate
 from pyspark_rocketmq.hub.messages import (
+    CallsEnded,
     JsonObject,
     NothingToCut,
     PartHandedOver,
@@ -178,7 +179,14 @@ class HubServer(ConnectionLoop):
         match message:
             case TaskBegins() | TaskResumes() | TaskIdle() | TaskFailed() | TaskDone():
                 self._act(self._task_event(connection, message))
-            case TaskDirty() | PartHandedOver() | NothingToCut() | QueuesReleased() | QueueStands():
+            case (
+                TaskDirty()
+                | PartHandedOver()
+                | NothingToCut()
+                | QueuesReleased()
+                | QueueStands()
+                | CallsEnded()
+            ):
                 self._act(self._progress_event(connection, message))
             case QueuesLeaving() | ReplanWanted() | PlannerLeaving():
                 self._act(self._plan_event(message))
@@ -259,7 +267,7 @@ class HubServer(ConnectionLoop):
     def _progress_event(
         self,
         connection: Connection,
-        message: TaskDirty | PartHandedOver | NothingToCut | QueuesReleased | QueueStands,
+        message: TaskDirty | PartHandedOver | NothingToCut | QueuesReleased | QueueStands | CallsEnded,
     ) -> list[Action]:
         """Pass the progress of a task to the state."""
         state, now_s = self._state, self._clock.monotonic_s()
@@ -274,6 +282,8 @@ class HubServer(ConnectionLoop):
                 return state.released(connection, task, queues, now_s)
             case QueueStands():
                 return state.queue_stands(connection, message, now_s)
+            case CallsEnded(task):
+                return state.calls_ended(connection, task, now_s)
             case _:
                 assert_never(message)
 

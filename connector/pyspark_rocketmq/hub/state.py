@@ -19,8 +19,9 @@ is *at work*: all tasks have begun, and at least one is not idle. While some hav
 seconds if a slot is free; without a free slot it ends, because they may need its slot. An instruction to end
 is final.
 Rule 6: in real time ranges are *open*: they have no end. ``hub.open_batch`` decides when such a batch ends;
-it also ends when another attempt of one of its tasks begins (``consume.cuts``). If a task's connection
-breaks, the task pauses and resumes, and keeps its parts and queues. The batch is over when no task delivers
+its tasks are ended when no listener call is left that was in hand then (``hub.calls_in_hand``). The
+batch ends immediately when another attempt of one of its tasks begins (``consume.cuts``). If a connection
+breaks, its task pauses and resumes, and keeps its parts and queues. The batch is over when no task delivers
 any more, not even an attempt that Spark believes dead; a minute after its job it is over in any case.
 Rule 7: a planner that ends keeps its locks until no task delivers any more; so all tasks are ended, and none
 may begin, when it reports its end. Its plan is over when the batch is committed or given up, and each task
@@ -40,6 +41,7 @@ from pyspark_rocketmq.consume.part import Group, Part
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
     CutWanted,
+    EndSoon,
     EndTask,
     FatalError,
     FromDriver,
@@ -107,7 +109,7 @@ class Flushed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Log that the batch in real time is being ended; there is nothing else to do."""
+    """Log that the end of the batch in real time is announced; there is nothing else to do."""
 
     ending: Ending
 
@@ -148,6 +150,8 @@ class _Task:
     """Number of the newest connection on which the task has begun or resumed."""
     left_out: Queues = _NOTHING
     """Queues that the task was instructed to leave out when it began."""
+    have_calls_ended: bool = False
+    """Whether no call is left that was in hand when the batch's end was announced."""
 
     @property
     def is_open(self) -> bool:
@@ -228,6 +232,8 @@ class HubState:
         self._is_flushing = False
         """Whether the batch is closed, and something of it may still wait for its commit."""
         self._closing: _Closing | None = None
+        self._ending: Ending | None = None
+        """The announced end of the open batch; None before it is announced, and after the tasks are ended."""
         self._replan: tuple[int, str] = (0, "")
         """Number of the newest plan that the planner wants to replace, and the reason."""
         self.is_stopping = False
@@ -315,7 +321,7 @@ class HubState:
         self._wanted = set(self._leaving)
         self._is_settled = self._is_any_unseen = self._is_flushing = False
         self._failure = None
-        self._closing = None
+        self._closing = self._ending = None
         self._cuts.begin_batch()
         plan, why = self._replan
         self._open.begin_batch(why if plan == self._plan else "")
@@ -474,7 +480,7 @@ class HubState:
         freed = self._carry_out(self._cuts.released(start.task, left_out - begun, now_s), now_s)
         if start.open_for_s is not None:
             self._open.begins(start.partition, tasks=start.tasks, lasts_s=start.open_for_s, now_s=now_s)
-            freed += self._end_if_due(now_s)
+            freed += self._announce_to(task) if self._ending is not None else self._end_if_due(now_s)
         return [Send(peer, go), *superseded, *stopped, *freed]
 
     def _begins_again(self, task: _Task, peer: Hashable, start: TaskBegins, now_s: float) -> list[Action]:
@@ -484,7 +490,7 @@ class HubState:
         answer, *others = self._reconnects(task, peer, start.connection, (), now_s)
         assert isinstance(answer, cuts.Answer)
         go = TaskMayBegin(start.task, task.left_out | task.asked, answer.is_stopped)
-        return [Send(peer, go), *self._carry_out(others, now_s)]
+        return [Send(peer, go), *self._carry_out(others, now_s), *self._announce_to(task)]
 
     def task_resumes(self, peer: Hashable, resumed: TaskResumes, now_s: float) -> list[Action]:
         """Answer a task with open ranges that has connected again."""
@@ -505,7 +511,7 @@ class HubState:
             given_up=frozenset(task.asked) | task.left_out,
             dropped=answer.dropped,
         )
-        return [Send(peer, go_on), *self._carry_out(others, now_s)]
+        return [Send(peer, go_on), *self._carry_out(others, now_s), *self._announce_to(task)]
 
     def _reconnects(
         self, task: _Task, peer: Hashable, connection: int, in_doubt: Collection[str], now_s: float
@@ -528,6 +534,13 @@ class HubState:
             return []
         self._open.stands(f"{stands.queue}: {stands.reason}", now_s, at_once=stands.is_reset)
         return self._end_if_due(now_s)
+
+    def calls_ended(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
+        """Note that no call of a task is left that was in hand when the batch's end was announced."""
+        if (task := self._task(peer, task_id)) is None:
+            return []
+        task.have_calls_ended = True
+        return self._end_after_calls(now_s)
 
     def task_is_dirty(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
         """Note that a task has settled something since its last cut."""
@@ -571,7 +584,7 @@ class HubState:
             return self._late_ended(peer, task_id)
         task.is_done, task.done = True, result
         ended = self._carry_out(self._cuts.done(task_id, now_s), now_s)
-        return ended + self._give_up(now_s) + self._end_idle(now_s)
+        return ended + self._give_up(now_s) + self._end_idle(now_s) + self._end_after_calls(now_s)
 
     def task_failed(
         self, peer: Hashable, task_id: str, now_s: float, fatal: FatalError | None = None
@@ -591,7 +604,7 @@ class HubState:
             if fatal is None
             else self._cuts.failed(task_id, fatal.to_error(), now_s)
         )
-        return self._carry_out(over, now_s) + self._end_idle(now_s)
+        return self._carry_out(over, now_s) + self._end_idle(now_s) + self._end_after_calls(now_s)
 
     def lost(self, peer: Hashable, now_s: float, *, is_silent: bool = False) -> list[Action]:
         """Note that a connection is lost; ``is_silent``: its other end may not have noticed that."""
@@ -651,17 +664,34 @@ class HubState:
         return self.is_stopping or self._is_orphaned or self._last_plan is not None
 
     def _end_if_due(self, now_s: float) -> list[Action]:
-        """End the open batch if it is time."""
+        """Announce the end of the open batch if it is time."""
         ending = self._open.tick(now_s)
-        if ending is None or self._cuts.is_ending:
+        if ending is None or self._ending is not None or self._cuts.is_ending:
             return []
+        self._ending = ending
         actions: list[Action] = [Ended(ending)]
         # After one batch with fewer tasks, try again with all slots: the shortage may be over by then.
         most_planned = self._slots.most_planned if ending.slots is None else ending.slots
         if most_planned != self._most_planned:
             self._most_planned = most_planned
             actions += self._slots_report()
-        return actions + self._carry_out(self._cuts.end(ending.reason, now_s), now_s)
+        for task in self._running():
+            actions += self._announce_to(task)
+        return actions + self._end_after_calls(now_s)
+
+    def _announce_to(self, task: _Task) -> list[Action]:
+        """Announce the batch's end to a task, if it is announced, and once the task is connected."""
+        is_announced = self._ending is not None and not self._cuts.is_ending
+        hears = task.is_open and task.is_reached and not task.have_calls_ended
+        return [Send(task.peer, EndSoon(task.start.task))] if is_announced and hears else []
+
+    def _end_after_calls(self, now_s: float) -> list[Action]:
+        """End the tasks if the batch's end is announced, and no call is left that was in hand then."""
+        ending = self._ending
+        if ending is None or not all(task.have_calls_ended for task in self._running()):
+            return []
+        self._ending = None
+        return self._carry_out(self._cuts.end(ending.reason, now_s), now_s)
 
     def _late_ended(self, peer: Hashable, task_id: str) -> list[Action]:
         if self._late.get(task_id) == peer:

@@ -38,10 +38,13 @@ from pyspark_rocketmq.errors import (
     TransportError,
     UndecodableMessage,
 )
+from pyspark_rocketmq.hub.calls_in_hand import CallsInHand
 from pyspark_rocketmq.hub.connections import RECONNECT_S, SILENT_FOR_S, HubClient
 from pyspark_rocketmq.hub.messages import (
     BatchAtWork,
+    CallsEnded,
     CutWanted,
+    EndSoon,
     EndTask,
     FatalError,
     FromTask,
@@ -112,6 +115,10 @@ class Fate(Enum):
     """Nothing of the range is committed, for example because its queue was claimed or reset meanwhile."""
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class TaskControl(RangeInstructions):
     """The driver's instructions to one attempt of a task, and the attempt's reports to the driver.
 
@@ -136,13 +143,16 @@ class TaskControl(RangeInstructions):
         self._connection = connection
         self._places = places
         self._given_up: set[MessageQueue] = set()
+        self._ended: set[MessageQueue] = set()
+        """Queues without further deliveries: given up, or with a long call at the batch's end."""
         self._dropped: set[MessageQueue] = set()
         self._all = False
         self._begun: set[MessageQueue] = set()
         self._kept: set[MessageQueue] = set()
         self._on_cut: Callable[[int | None], bool] = lambda _: False
         self._cutter: Callable[[], Any] = lambda: None
-        self._on_work_end: Callable[[], None] = lambda: None
+        self._calls = CallsInHand(lambda: self._all, self._end_queues, self._calls_ended)
+        self._on_change = self._on_settled = self._on_rest = self._on_work_end = _do_nothing
         self._idle_s: float | None = None
         self._is_batch_at_work = False
         """Whether other tasks of the batch have work, according to the driver's last report."""
@@ -156,13 +166,10 @@ class TaskControl(RangeInstructions):
         self._is_lost = False
         """Whether the connection is lost for good."""
         self._is_paused = False
-        self._on_change: Callable[[], None] = lambda: None
         self._counts_rows = False
         self._is_held = False
         """Whether no message may be delivered, because too many rows are uncut (``TaskCuts.is_held``)."""
         self._on_full: Callable[[], bool] = lambda: False
-        self._on_settled: Callable[[], None] = lambda: None
-        self._on_rest: Callable[[], None] = lambda: None
         self._guard = threading.Lock()
         """Guards everything below: messages are recorded and sent in the same order."""
         self._cuts = TaskCuts()
@@ -179,7 +186,7 @@ class TaskControl(RangeInstructions):
 
     def is_given_up(self, queue: MessageQueue) -> bool:
         """See :class:`RangeInstructions`."""
-        return self._all or queue in self._given_up
+        return self._all or queue in self._ended
 
     def idles(self, changed: Callable[[], None]) -> None:
         """See ``RangeInstructions``."""
@@ -205,10 +212,14 @@ class TaskControl(RangeInstructions):
         """See :class:`RangeInstructions`."""
         self._on_change = changed
 
+    def shows_calls(self, calls: Callable[[], Mapping[MessageQueue, float]]) -> None:
+        """See :class:`RangeInstructions`."""
+        self._calls.lasting = calls
+
     def begins(self, queue: MessageQueue) -> bool:
         """Report that the range of a queue begins; return whether it may."""
-        # Write _begun, then read _given_up: _give_up writes _given_up, then reads _begun. So at least one of
-        # the two notices a queue that begins and is given up at the same time.
+        # Write _begun, then read _ended: _give_up writes _given_up and _ended, then reads _begun. So at least
+        # one of the two notices a queue that begins and is given up at the same time.
         self._begun.add(queue)
         if not self.is_given_up(queue):
             return True
@@ -443,6 +454,7 @@ class TaskControl(RangeInstructions):
         match message:
             case TaskMayBegin(_, left_out, is_stopped):
                 self._given_up |= left_out
+                self._ended |= left_out
                 self._all = self._all or is_stopped
                 with self._guard:
                     self._is_online = True
@@ -457,8 +469,8 @@ class TaskControl(RangeInstructions):
                     self._is_batch_at_work = True
                 else:
                     self._end_idle()
-            case EndTask():
-                self.stop()
+            case EndSoon() | EndTask():
+                self._ends(message)
             case CutWanted() | PartTaken() | PartsCommitted():
                 self._receive_of_parts(message)
             case _:
@@ -492,6 +504,20 @@ class TaskControl(RangeInstructions):
             is_due = self._cuts.cut_wanted()
         if not (is_due and self._on_cut(number)):
             self.nothing_to_cut(number)
+
+    def _ends(self, message: EndSoon | EndTask) -> None:
+        if isinstance(message, EndTask):
+            self.stop()
+        else:
+            self._calls.watch()
+
+    def _end_queues(self, queues: frozenset[MessageQueue]) -> None:
+        if not queues <= self._ended:
+            self._ended |= queues
+            self._on_change()
+
+    def _calls_ended(self) -> None:
+        self._send(CallsEnded(self.id))
 
     def stop(self) -> None:
         """Make no further deliveries; messages delivered so far remain in the task's result."""
@@ -576,6 +602,7 @@ class TaskControl(RangeInstructions):
         if is_dropped:
             self._dropped.update(queues)
         self._given_up.update(queues)
+        self._ended.update(queues)
         for queue in queues:
             if queue not in self._begun:
                 self.released(queue)

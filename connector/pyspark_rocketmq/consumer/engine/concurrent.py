@@ -77,7 +77,7 @@ from pyspark_rocketmq.listeners.row_buffer import (
     spill,
 )
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
+from pyspark_rocketmq.model import MessageExt, MessageModel, MessageQueue, QueueRange
 from pyspark_rocketmq.source.schema import Arrival
 
 logger = logging.getLogger(__name__)
@@ -353,9 +353,20 @@ class ConcurrentRun(RangeRun):
         """See ``PooledRun``."""
         if self._machine.is_last_out and not self._arrivals:
             return True
-        slow_since_s = self._clock.monotonic_s() - QUEUE_PACE.slow_s
-        began = [call.began_s for _, call in list(self._out.values())]
-        return any(at_s is not None and at_s <= slow_since_s for at_s in began)
+        return any(for_s >= QUEUE_PACE.slow_s for for_s in self._calls_s_so_far())
+
+    def awaited_call_s(self) -> float | None:
+        """Return how long the oldest call that the run's end must wait for has lasted, in seconds.
+
+        None without such a call. The run does not wait for a call longer than ``consume_timeout``. Any thread
+        may call this.
+        """
+        return max((for_s for for_s in self._calls_s_so_far() if for_s < self._timeout_s), default=None)
+
+    def _calls_s_so_far(self) -> list[float]:
+        now_s = self._clock.monotonic_s()
+        calls = list(self._out.values())
+        return [now_s - began_s for _, call in calls if (began_s := call.began_s) is not None]
 
     def _release(self, number: int) -> None:
         """Give back the slot of a call that ended after the run; does nothing the second time."""
@@ -626,7 +637,11 @@ class ConcurrentEngine:
             cuts = [run.cut() for run in list(runs)]
             return RangeCuts(going_on=[each for each in cuts if each is not None])
 
+        def calls() -> dict[MessageQueue, float]:
+            return {run.queue: for_s for run in list(runs) if (for_s := run.awaited_call_s()) is not None}
+
         instructions.cut_with(cut)
+        instructions.shows_calls(calls)
         with closing(CallPool(self._settings.consume_thread_max)) as pool:
             consume = partial(self._consume, pool=pool, instructions=instructions, runs=runs)
             yield from RangesAtOnce(source, consume, pool, give_away, instructions).consumed()

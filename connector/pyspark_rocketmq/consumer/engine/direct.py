@@ -120,6 +120,7 @@ class OrderlyTask:
             RocketMQError: If a range cannot be read or consumed, or its queue had another one in this task.
         """
         self._instructions.cut_with(self._cut)
+        self._instructions.shows_calls(self._calls)
         # The first worker is the task's own thread.
         worker = self._new_worker()
         if self._is_open:
@@ -150,6 +151,16 @@ class OrderlyTask:
         # Not under the guard of the task: a run may hold its own guard for a while, as long as it packs rows.
         cuts = [run.cut() for run in runs]
         return RangeCuts(ended, [each for each in cuts if each is not None])
+
+    def _calls(self) -> dict[MessageQueue, float]:
+        """Return how long each queue's oldest call in hand has lasted, in seconds; for any thread."""
+        lasting: dict[MessageQueue, float] = {}
+        now_s = self._clock.monotonic_s()
+        with self._changed:
+            for each in self._workers:
+                if each.queue is not None:
+                    lasting[each.queue] = max(each.lasts_s(now_s), lasting.get(each.queue, 0.0))
+        return lasting
 
     # --- arrivals -------------------------------------------------------------------------------------------
 
@@ -402,7 +413,7 @@ class OrderlyTask:
             run = self._run_of(one)
             delivering = run.turn() if self._consumer.is_shared else run
             delivering.listener, delivering.ends_turn = listener, False
-            worker.begin(delivering, self._clock.monotonic_s())
+            worker.begin(delivering, self._clock.monotonic_s(), turn.queue)
             if not self._goes_on or self._is_paused or (self._done and worker is self._workers[0]):
                 worker.stop()
             delivering.consume(turn.lasts_s)
@@ -484,13 +495,15 @@ class _Worker:
 
     def __init__(self, now_s: float) -> None:
         self.is_resting = False
+        self.queue: MessageQueue | None = None
+        """The queue that the worker delivers; None if it does something else."""
         self._turn: RangeTurn | None = None
         self._began_s = now_s
 
-    def begin(self, turn: RangeTurn | None, now_s: float) -> None:
-        """Note that the worker delivers a range from now on, or does something else (None)."""
+    def begin(self, turn: RangeTurn | None, now_s: float, queue: MessageQueue | None = None) -> None:
+        """Note that the worker delivers a range of ``queue`` from now on, or does something else (None)."""
         self.is_resting = False
-        self._turn, self._began_s = turn, now_s
+        self._turn, self._began_s, self.queue = turn, now_s, queue
 
     def lasts_s(self, now_s: float) -> float:
         """Return how long the listener's current call, or other work, has lasted."""

@@ -30,7 +30,7 @@ from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer, SpillFile, size_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, RowColumns
-from pyspark_rocketmq.model import MessageExt, QueueRange, QueueState
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import NOTHING_READ, Arrival, EndReason, RangeEnd
 from pyspark_rocketmq.stored_values import NO_MESSAGES, RememberedMessages, RetryCounts
 
@@ -105,6 +105,11 @@ class RangeRun(ABC):
         self._messages_failed = 0
         self._calls = 0
         self._calls_s = 0.0
+
+    @property
+    def queue(self) -> MessageQueue:
+        """Queue of the range."""
+        return self._planned.queue
 
     def extend(self, arrival: Arrival) -> None:
         """Add the next piece of the range; any thread may call this, it does not wait."""

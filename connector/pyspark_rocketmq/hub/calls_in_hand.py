@@ -1,0 +1,100 @@
+"""Decides which queues of a task in real time end first when the end of their batch is announced.
+
+A task ends only when its listener calls have ended, and the next batch begins only when all tasks have ended.
+If every queue stopped with its running call, one slow call would keep all queues of the batch waiting. So the
+driver announces the end before it ends the tasks:
+
+Rule 1: a queue ends with a call that was in hand at the announcement and lasts for 0.1 s or longer.
+Rule 2: all other queues go on.
+Rule 3: the task reports when all calls that were in hand at the announcement have ended. When all tasks have
+reported, the driver ends them.
+
+:class:`AnnouncedEnd` decides, without a clock; :class:`CallsInHand` looks at the calls on a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from pyspark_rocketmq.model import MessageQueue
+
+_SLOW_S: Final = 0.1
+_SHORTEST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.01
+
+
+class AnnouncedEnd:
+    """The time from the announcement until all calls of before have ended; not thread-safe, does not wait."""
+
+    def __init__(self, now_s: float) -> None:
+        self._began_s = now_s
+        self._lasted_s = 0.0
+        self.is_over = False
+        """Whether no call is left that was in hand at the announcement."""
+
+    def look(self, calls: Mapping[MessageQueue, float], now_s: float) -> frozenset[MessageQueue]:
+        """Return the queues that must end with their running call.
+
+        Args:
+            calls: For each queue with a call in hand, how long its oldest one has lasted, in seconds.
+            now_s: A time before ``calls`` was made, by the clock of the announcement.
+        """
+        self._lasted_s = lasted_s = now_s - self._began_s
+        # A call that began within a millisecond after the announcement counts too.
+        of_before = {queue: for_s for queue, for_s in calls.items() if for_s >= lasted_s - _SHORTEST_PAUSE_S}
+        self.is_over = not of_before
+        return frozenset(queue for queue, for_s in of_before.items() if for_s >= _SLOW_S)
+
+    @property
+    def pause_s(self) -> float:
+        """Time until the next :meth:`look`, in seconds."""
+        return min(max(self._lasted_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+
+
+class CallsInHand:
+    """The listener calls of a task, and what follows from the announcement that its batch ends."""
+
+    def __init__(
+        self,
+        is_ended: Callable[[], bool],
+        end_queues: Callable[[frozenset[MessageQueue]], None],
+        over: Callable[[], None],
+    ) -> None:
+        """Begin without calls.
+
+        Args:
+            is_ended: Returns whether the driver has ended the task.
+            end_queues: Ends queues with their running calls; called on any thread, perhaps repeatedly.
+            over: Called when no call is left that was in hand at the announcement; called on any thread.
+        """
+        self.lasting: Callable[[], Mapping[MessageQueue, float]] = dict
+        """Function given to :meth:`RangeInstructions.shows_calls`."""
+        self._is_ended, self._end_queues, self._over = is_ended, end_queues, over
+        self._guard = threading.Lock()
+        self._is_watched = False
+
+    def watch(self) -> None:
+        """Wait, on a thread, until the calls in hand have ended; nothing changes if one waits already."""
+        with self._guard:
+            is_watched, self._is_watched = self._is_watched, True
+        if not is_watched:
+            threading.Thread(target=self._await_end, name="rocketmq-batch-end", daemon=True).start()
+
+    def _await_end(self) -> None:
+        end, pause = AnnouncedEnd(time.monotonic()), threading.Event()
+        while not self.look(end, time.monotonic()):
+            pause.wait(end.pause_s)
+
+    def look(self, end: AnnouncedEnd, now_s: float) -> bool:
+        """End the queues whose calls take long; return whether no call of before the announcement is left."""
+        if not self._is_ended():
+            self._end_queues(end.look(self.lasting(), now_s))
+            if not end.is_over:
+                return False
+        with self._guard:
+            self._is_watched = False
+        self._over()
+        return True
