@@ -814,7 +814,7 @@ class OffsetCommitConflict(OffsetError):
 
 
 class SinkConflict(OffsetError):
-    """The batch cannot be added: the sink's table was changed, usually by RESTORE, or writing kept failing.
+    """The sink cannot add the batch, for example after RESTORE, a bad change or writes that kept failing.
 
     Do: Follow the error's advice;
     [guarantees](guarantees.md#the-sink-is-deleted-replaced-or-restored-to-an-earlier-version).

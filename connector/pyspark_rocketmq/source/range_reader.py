@@ -483,7 +483,11 @@ class RangeReader:
         return row
 
     def _pull_again(self) -> None:
-        """Pull again from the range's next message; the message before the range is no longer compared."""
+        """Drop the rest of the window, so that the range is pulled again from its next message.
+
+        The message before the range is not pulled again, because it may be what cannot be decoded. Without
+        it, the reader cannot see whether the queue still has the log that was consumed up to the range.
+        """
         self._before = None
         self._is_pulled_again = True
         self._window.stop()
