@@ -66,6 +66,8 @@ class TlsConnector:
             ConnectFailed: If the address is malformed, nobody accepts, or the handshake takes too long or
                 fails in another way.
             TlsFailed: If one side does not trust the other, or the server does not speak TLS, at least 1.2.
+                With TLS 1.3 a server checks the client's certificate only later: if it is refused,
+                ``sendall`` or ``recv_into`` raises this error.
         """
         connected = open_socket(address, timeout_s)
         try:

@@ -116,7 +116,7 @@ _NOTHING: Final = Watched(-inf, (0.0, 0.0), ConsumeMetrics(), ConsumeMetrics())
 
 
 class MetricsSnapshot(StoredValue[Watched]):
-    """Sums of the last minute and hour as of the moment at which they were stored.
+    """A queue's sums of the last minute and hour, as of the moment at which they were stored.
 
     Text: ``{"at": 1700000000.5, "seconds": [60.5, 1800.0], "minute": [12, 1, …], "hour": [640, 3, …]}``. A
     text that cannot be read counts as empty: the next batch writes a new one.
