@@ -271,6 +271,6 @@ class RemoteGroup:
         if missing:
             raise BrokerOffsetUnavailable(
                 f"The offsets of group {self.consumer_group} cannot be reached at {', '.join(missing)}: no "
-                "route names a master of this broker. The queues wait; start the broker."
+                "route names a master there. Start each of these brokers; its queues wait until then."
             )
         return RemoteBrokerOffsets.of(self._options, self._clock)

@@ -182,7 +182,8 @@ def _header_bytes(text: str) -> bytes:
         return base64.b64decode(text.encode(), validate=True)
     except (ValueError, binascii.Error):
         raise _Reason(
-            f"property {CONFLUENT_PROPERTY} should be a GUID, hexadecimal or base64, but is {text[:60]!r}"
+            f"property {CONFLUENT_PROPERTY} should be the text of a GUID, or a header (00 and an id, or 01 "
+            f"and a GUID) in hexadecimal or base64, but is {text[:60]!r}"
         ) from None
 
 
