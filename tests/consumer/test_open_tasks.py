@@ -99,6 +99,10 @@ class Driver(RangeInstructions):
         self.standing: list[tuple[MessageQueue, str, bool]] = []
         self.settlings = 0
         self.cut: Callable[[], RangeCuts] = RangeCuts
+        self.leaving: set[MessageQueue] = set()
+        """Queues that another member is to have."""
+        self.taken: list[MessageQueue] = []
+        """Queues whose results were sent before the task's end."""
         self.calls: Callable[[], Mapping[MessageQueue, float]] = dict
         self.changed: Callable[[], None] = lambda: None
 
@@ -132,6 +136,13 @@ class Driver(RangeInstructions):
 
     def shows_calls(self, calls: Callable[[], Mapping[MessageQueue, float]]) -> None:
         self.calls = calls
+
+    def take(self, brought: object) -> bool:
+        assert isinstance(brought, Consumed)
+        if brought.ack.queue not in self.leaving:
+            return False
+        self.taken.append(brought.ack.queue)
+        return True
 
     def pause(self, *, is_paused: bool = True) -> None:
         self.paused = is_paused
@@ -320,6 +331,27 @@ def test_a_failure_in_a_pause_leaves_no_thread(task: Running) -> None:
 
 
 # --- the end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_ended", [True, False], ids=["ended before", "dry"])
+def test_a_queue_that_is_to_leave_does_not_wait_for_the_call_of_another_one(has_ended: bool) -> None:
+    """B5: whoever would yield its result, the task's own thread, is with the listener."""
+    task = Running(is_orderly=True)
+    gate = Gate(task, (3, 0))
+    task.start()
+    task.source.send(piece(MINE, 0), piece(THEIRS))
+    wait_until(lambda: task.calls == [(3, 0)])
+    if has_ended:
+        task.driver.give_up(OTHER)
+        wait_until(lambda: task.source.left == [OTHER])
+    assert not task.driver.taken
+    task.driver.leaving = {OTHER}
+    task.driver.give_up(OTHER)
+
+    wait_until(lambda: task.driver.taken == [OTHER])
+    gate.open()
+    task.end()
+    assert task.ends() == {QUEUE: 1}
 
 
 def test_calls_in_hand_are_shown_by_queue(task: Running) -> None:

@@ -21,7 +21,17 @@ from pyspark_rocketmq.hub.messages import (
     TaskMayGoOn,
     TaskResumes,
 )
-from pyspark_rocketmq.hub.state import Action, Ended, Flushed, HubState, Look, Send, Slots, StillDelivered
+from pyspark_rocketmq.hub.state import (
+    Action,
+    Commit,
+    Ended,
+    Flushed,
+    HubState,
+    Look,
+    Send,
+    Slots,
+    StillDelivered,
+)
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.parts import part_of
 from tests.hub.test_state import committed, freed, plans_over, sent
@@ -178,11 +188,50 @@ def test_an_announced_end_is_announced_again_to_a_task_that_resumes() -> None:
     driver = Driver()
     driver.state.replan(1, "a queue was gained", 101.0)
     driver.breaks("one")
-    driver.calls_end("two")
     assert announced(driver.resumes("one")) == {"one"}
-    driver.breaks("one", connection=2)
-    assert announced(driver.resumes("one", connection=3)) == {"one"}
-    assert set(ended(driver.calls_end("one", connection=3))) == BOTH_END
+    assert driver.calls_end("two") == []
+    assert set(ended(driver.calls_end("one", connection=2))) == BOTH_END
+
+
+@pytest.mark.parametrize("breaks_first", [True, False])
+def test_an_announced_end_waits_for_no_task_that_is_not_connected(breaks_first: bool) -> None:
+    """D1, I3: it may be dead, and wait for a slot that another task has."""
+    driver = Driver()
+    if breaks_first:
+        driver.breaks("one")
+    driver.state.replan(1, "a queue was gained", 102.0)
+    actions = driver.calls_end("two")
+    if not breaks_first:
+        actions += driver.breaks("one")
+    assert ended(actions) == {"two": EndReason.PLAN}
+
+
+def test_a_task_that_stays_away_ends_the_batch() -> None:
+    """D1, I3: otherwise its queues would wait for the batch's time, if Spark has no slot to run it again."""
+    driver = Driver()
+    driver.breaks("one")
+    assert driver.state.tick(113.9) == []
+    actions = driver.state.tick(114.0)
+    assert (announced(actions), why(actions)) == ({"two"}, ["task 0 does not come back"])
+    assert driver.state.tick(114.5) == []
+    assert ended(driver.calls_end("two")) == {"two": EndReason.PLAN}
+
+
+def test_a_task_that_comes_back_in_time_does_not_end_the_batch() -> None:
+    """D1"""
+    driver = Driver()
+    driver.breaks("one")
+    driver.resumes("one", now_s=111.0)
+    assert driver.state.tick(120.0) == []
+
+
+def test_a_queue_that_ends_before_its_batch_may_leave_when_its_part_is_committed() -> None:
+    """B5: its offset must be shown to the brokers before, as nothing of it is planned."""
+    driver = Driver()
+    driver.state.replan(1, "a queue was gained", 101.0)
+    handed = PartHandedOver("one", part_of("p", A), cut=None, ends=frozenset({A}))
+    actions = driver.state.handed_over(peer("one"), handed, 101.0)
+    assert [action.leaving for action in actions if isinstance(action, Commit)] == [{A}]
 
 
 def test_the_planner_has_the_batch_of_its_newest_plan_ended() -> None:

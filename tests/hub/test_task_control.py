@@ -367,6 +367,21 @@ def test_a_task_reports_when_the_calls_have_ended_that_were_in_hand_at_the_annou
     assert not task.control.is_given_up(B)
 
 
+@pytest.mark.parametrize("outcome", ["done", "failed"])
+def test_a_task_that_has_ended_waits_for_no_calls(outcome: str) -> None:
+    """D5: Spark uses the process again, and a call that has failed may still count as in hand."""
+    task, before = Task(), set(threading.enumerate())
+    task.control.shows_calls(lambda: {A: 60.0})
+    task.control.receive(EndSoon("t"))
+    wait_until(lambda: task.control.is_given_up(A), PATIENCE_S)
+    if outcome == "done":
+        task.control.done(None)
+    else:
+        task.control.forget(ValueError("It is a bug."))
+
+    wait_until(lambda: set(threading.enumerate()) <= before, PATIENCE_S)
+
+
 @pytest.mark.parametrize(
     ("open_for_s", "error", "fatal"),
     [

@@ -276,7 +276,12 @@ class Driver:
         """Run a task again, whether its attempt before is dead or not."""
         if self.is_alive and self.is_at_work and task.name in self.tasks and self._is_newest(task):
             self._attempts[task.partition] += 1
-            self.world.after(0.1, self.start_task, task.partition, self.plan)
+            others = [each for each in self.tasks.values() if each.is_running and self._is_newest(each)]
+            if others and self.world.random.random() < 0.2:
+                self.world.counts["no slot to run again"] += 1
+                self._not_started.append(task.partition)
+            else:
+                self.world.after(0.1, self.start_task, task.partition, self.plan)
 
     def task_over(self, task: Task, *, is_good: bool) -> None:
         """Note the end of a task's process, as Spark sees it."""

@@ -211,6 +211,11 @@ class Task:
 
     # --- the listener ---------------------------------------------------------------------------------------
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the task consumes messages; in its driver's view it may be dead."""
+        return self.life is _RUNNING
+
     def may_deliver(self, queue: MessageQueue) -> bool:
         """Whether the listener may be called with a message of this queue now or at any later step."""
         each = self._ranges.get(queue)

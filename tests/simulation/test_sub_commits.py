@@ -69,6 +69,7 @@ _OPEN_EVENTS = (
     "tasks failed for good",
     "standing queues",
     "slots too few",
+    "no slot to run again",
     "replans wanted",
     "deadly calls",
     "skipped",

@@ -7,7 +7,7 @@ driver announces the end before it ends the tasks:
 Rule 1: a queue ends with a call that was in hand at the announcement and lasts for 0.1 s or longer.
 Rule 2: all other queues go on.
 Rule 3: the task reports when all calls that were in hand at the announcement have ended. When all tasks have
-reported, the driver ends them.
+reported, the driver ends them. A call that begins meanwhile may delay the end once more.
 
 :class:`AnnouncedEnd` decides, without a clock; :class:`CallsInHand` looks at the calls on a thread.
 """

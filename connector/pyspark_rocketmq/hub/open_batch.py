@@ -8,7 +8,8 @@ the next plan has the new queues. An end is announced before the tasks are ended
 Rule 1 (time): the batch ends when it has lasted as long as its plan allows.
 Rule 2 (slots): the batch ends if not all tasks have begun within five seconds, because task slots are
 missing. The next plan has only as many tasks as have begun; the plan after that uses all slots again.
-Rule 3 (plan): the batch ends immediately if the planner wants another plan, or if a queue was reset. It also
+Rule 3 (plan): the batch ends immediately if the planner wants another plan, if a queue was reset, or if a
+task stays away, because Spark may have no slot to run it again while the others run. It also
 ends if a queue cannot go on for another reason, but at most every five seconds, because the reason may still
 be there in the next batch.
 """
@@ -73,7 +74,7 @@ class OpenBatch:
         self._begun.add(partition)
 
     def wants_plan(self, why: str, now_s: float) -> None:
-        """Note that the planner wants another plan."""
+        """Note that another plan is needed, for example because the planner wants one."""
         self._replans_at(now_s, why, is_by_queue=False)
 
     def stands(self, why: str, now_s: float, *, at_once: bool) -> None:

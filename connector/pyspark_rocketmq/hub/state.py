@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, NamedTuple, assert_never
 
 from pyspark_rocketmq.consume import cuts
@@ -74,6 +75,8 @@ _PLANNER_GONE_S: Final = 15.0
 _ZOMBIES_END_S: Final = 60.0
 """Time for which an open batch waits for attempts that Spark believes dead, in seconds: as long as a lock
 lasts."""
+_BACK_WITHIN_S: Final = 12.0
+"""Time within which a task with open ranges is connected again, if it lives: it tries for ten seconds."""
 _BEGIN_WITHIN_S: Final = 2.0
 """How long an idle task waits for tasks that have not begun although there seems to be a slot for them."""
 _NOTHING: Final[Queues] = frozenset()
@@ -146,6 +149,8 @@ class _Task:
     """True while it is idle and waits because the batch is at work."""
     is_connected: bool = True
     """False once its connection is lost; a task with open ranges may connect again."""
+    lost_s: float = inf
+    """When its connection was lost; infinite while it is connected."""
     connection: int = 0
     """Number of the newest connection on which the task has begun or resumed."""
     left_out: Queues = _NOTHING
@@ -518,7 +523,7 @@ class HubState:
     ) -> list[cuts.Action]:
         """Continue a task on its newer connection; return the actions of ``Cuts``, the answer first."""
         task_id = task.start.task
-        task.peer, task.connection, task.is_connected = peer, connection, True
+        task.peer, task.connection, task.is_connected, task.lost_s = peer, connection, True, inf
         # It may not be known yet that the previous connection broke.
         lost = self._cuts.lost(task_id, now_s)
         return [*self._cuts.resume(task_id, in_doubt), *lost]
@@ -614,14 +619,15 @@ class HubState:
             look.append(Look())
         for task in self._tasks.values():
             if task.peer == peer and not task.is_done:
-                task.is_connected, task.is_lost = False, not task.is_open
+                task.is_connected, task.is_lost, task.lost_s = False, not task.is_open, now_s
                 lost = self._cuts.lost(task.start.task, now_s, is_silent=is_silent)
                 look += self._carry_out(lost, now_s)
-        return look + self._end_idle(now_s)
+        return look + self._end_idle(now_s) + self._end_after_calls(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
         """Check the time. Without a planner, nobody renews the locks: tasks must end before the locks do."""
         idle = self._end_idle(now_s) + self._carry_out(self._cuts.tick(now_s), now_s)
+        self._look_for_absent(now_s)
         idle += self._end_if_due(now_s) + self._close_if_quiet(now_s)
         is_gone = self._planner_lost_s is not None and now_s - self._planner_lost_s >= _PLANNER_GONE_S
         if not is_gone or self._is_orphaned:
@@ -663,6 +669,12 @@ class HubState:
     def _may_nobody_begin(self) -> bool:
         return self.is_stopping or self._is_orphaned or self._last_plan is not None
 
+    def _look_for_absent(self, now_s: float) -> None:
+        """Have the open batch end if a task stays away; Spark may have no slot to run it again before."""
+        absent = [task.start.partition for task in self._running() if now_s - task.lost_s >= _BACK_WITHIN_S]
+        if absent:
+            self._open.wants_plan(f"task {absent[0]} does not come back", now_s)
+
     def _end_if_due(self, now_s: float) -> list[Action]:
         """Announce the end of the open batch if it is time."""
         ending = self._open.tick(now_s)
@@ -686,9 +698,14 @@ class HubState:
         return [Send(task.peer, EndSoon(task.start.task))] if is_announced and hears else []
 
     def _end_after_calls(self, now_s: float) -> list[Action]:
-        """End the tasks if the batch's end is announced, and no call is left that was in hand then."""
+        """End the tasks if the batch's end is announced, and no call is left that was in hand then.
+
+        A task that is not connected does not count: it may be dead, and Spark may run it again only when
+        another task has ended.
+        """
         ending = self._ending
-        if ending is None or not all(task.have_calls_ended for task in self._running()):
+        connected = (task for task in self._running() if task.is_connected)
+        if ending is None or not all(task.have_calls_ended for task in connected):
             return []
         self._ending = None
         return self._carry_out(self._cuts.end(ending.reason, now_s), now_s)
@@ -790,7 +807,9 @@ class HubState:
             stored |= group.queues
             if not action.stores_offsets:
                 return Commit(group, stores_offsets=False)
-        return Commit(group, stored & self._wanted & (self._settled | self._cuts.ended))
+        # A queue that ends before its batch may leave at any time: nothing of it is planned.
+        may_leave = self._wanted if self._ending is None else stored
+        return Commit(group, stored & may_leave & (self._settled | self._cuts.ended))
 
     def _replan_without(self, queues: Queues, reason: str, now_s: float) -> list[Action]:
         # With closed ranges nothing needs to be done: the next batch reads the rest of the range anyway.

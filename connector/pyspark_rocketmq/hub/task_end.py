@@ -391,7 +391,7 @@ class TaskControl(RangeInstructions):
     def done(self, last: Part | None) -> None:
         """Report the task's end; the driver gets a copy of the last part, if it is not too large."""
         copy = None if last is None or len(str(last.facts)) > _LARGEST_COPY else last
-        self._connection.forget(self)
+        self._leave()
         self._connection.send(TaskDone(self.id, copy))
 
     def forget(self, error: BaseException | None = None) -> None:
@@ -402,9 +402,14 @@ class TaskControl(RangeInstructions):
         task as done.
         """
         fatal = FatalError.of(error) if self.is_open and isinstance(error, _FATAL) else None
-        self._connection.forget(self)
+        self._leave()
         # Send this even before the driver has answered on a new connection: no other message follows it.
         self._connection.send(TaskFailed(self.id, fatal))
+
+    def _leave(self) -> None:
+        """Take no further message, and forget the calls: one that has failed may still count as in hand."""
+        self._connection.forget(self)
+        self._calls.lasting = dict
 
     def ask(self, batch_id: int, partition: int, *, attempt: int, tasks: int) -> None:
         """Ask the driver with which of the task's queues to begin; then call :meth:`await_answer`."""

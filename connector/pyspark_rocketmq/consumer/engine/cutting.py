@@ -250,7 +250,7 @@ class OwnCommits:
             add_cut(part, instructions.cut_ranges(), instructions)
             refused = part.commit()
             ends = list(part.ends)
-        if refused or any(instructions.fate(queue) is Fate.HANDED_OVER for queue in ends):
+        if instructions.kept(ends) or refused:
             # Report refused and handed over queues to the driver now.
             self._send_ended()
 

@@ -81,7 +81,7 @@ class OrderlyTask:
             instructions: The driver's instructions to the task.
             clock: Measures durations, and provides the times in acks.
             give_away: Sends the result of a range that was given up; returns False if it cannot. It is called
-                by the worker that consumed the range, as the task's own thread may be in a slow call.
+                on any thread, as the task's own thread may be in a slow call, and must not wait.
             most_held: Number of waiting messages at which no more are read from an open range's queue (D13).
         """
         self._arrivals = Arrivals(source)
@@ -323,7 +323,11 @@ class OrderlyTask:
         ]
         for queue, one in found:
             turns.withdrawn(queue)
-            self._give_out(queue, self._stopped(self._run_of(one)))
+            consumed = self._stopped(self._run_of(one))
+            if is_given_up(queue) and self._give_away(consumed):
+                self._end(queue)
+            else:
+                self._give_out(queue, consumed)
         return bool(found)
 
     def _give_out(self, queue: MessageQueue, consumed: Consumed) -> None:
@@ -390,7 +394,12 @@ class OrderlyTask:
 
     def _instructions_changed(self) -> None:
         """Check what the driver has ordered; called by any thread."""
+        is_given_up = self._instructions.is_given_up
         with self._changed:
+            # The task's own thread, which would yield these results, may be in a slow call.
+            self._done = [
+                each for each in self._done if not (is_given_up(each.ack.queue) and self._give_away(each))
+            ]
             if self._is_paused:
                 for each in self._workers:
                     each.stop()
