@@ -276,9 +276,9 @@ class RetryCounts(StoredValue[tuple[RetrySpan, ...]]):
     def of(cls, spans: Iterable[RetrySpan], next_offset: int, times: int) -> Self:
         """Return the counts in ``spans``; empty if only the message at ``next_offset`` was given back.
 
-        That message's count is stored beside this value, so it is left out here to keep rows short. If there
-        are very many spans, the last ones are left out, too: their messages are counted from 0 again, so they
-        are delivered more often, and none is given up early.
+        In that case the count stored beside this value is enough, and the row stays short. If there are more
+        than ``MOST_SPANS`` spans, the last ones are left out: their messages are counted from 0 again, so
+        they are delivered more often, and none is given up early.
 
         Args:
             spans: By ascending offset.

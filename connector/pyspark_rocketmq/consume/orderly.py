@@ -334,7 +334,8 @@ class OrderlyConsumption:
     def next_delivery(self, now_s: float) -> OrderlyDelivery | None:
         """Return the next messages for the listener.
 
-        None if there are none: because the run is dry, or for the reason in ``finished``.
+        None in two cases: more messages must arrive first (``is_dry``), or the run makes no more deliveries
+        (``finished`` contains the reason).
 
         Raises:
             RuntimeError: If the previous delivery was not answered, or its dead letters were not sent.
@@ -476,7 +477,7 @@ class OrderlyConsumption:
             self.finished = finish
 
     def _used_up(self, stop: int) -> tuple[int, ...]:
-        """Return the messages of the running delivery that have been put back as often as allowed."""
+        """Return the indexes of the running delivery's messages that were put back as often as allowed."""
         most = self._settings.max_reconsume_times
         if most == UNLIMITED:
             return ()

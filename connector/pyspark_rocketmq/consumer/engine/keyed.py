@@ -121,7 +121,7 @@ class HeldRows:
 
 
 class _KeyedContext(ConsumeOrderlyContext):
-    """The context of a delivery whose messages have one key, with messages of other keys between them."""
+    """The context of a delivery whose messages have one key; others may be between them in the queue."""
 
     __slots__ = ("_offsets",)
 
