@@ -106,7 +106,8 @@ class Session:
         if not self.is_open and data.startswith(_TLS_HANDSHAKE):
             raise RemoteProtocolError(
                 f"{self._peer}: the process there encrypts, but this query does not, because its Spark does "
-                "not. The process may belong to an earlier query that had this port."
+                "not. The process may belong to an earlier query that had this port: end it, or start this "
+                "query again."
             )
         longest = LONGEST_LINE + 2 * _CODE_CHARS if self.is_open else LONGEST_GREETING
         end = data.rfind(b"\n") + 1
@@ -122,7 +123,10 @@ class Session:
             return self._greeted(line), None
         code, body = line[:_CODE_CHARS], line[_CODE_CHARS:]
         if not hmac.compare_digest(code, _code(self._receive_key, self._received, body)):
-            raise RemoteProtocolError(f"{self._peer}: a line was not written by the peer of this connection.")
+            raise RemoteProtocolError(
+                f"{self._peer}: a line was not written by the peer of this connection, or was changed on its "
+                "way. If this happens again, look for what changes data between executors and driver."
+            )
         self._received += 1
         return b"", self._object(body)
 
