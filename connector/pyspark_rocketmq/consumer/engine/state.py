@@ -303,7 +303,9 @@ def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
 
 
 def ranges_from_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
-    """Yield the ranges in rows that have crossed Spark, each when its marker row has come: rows, then end.
+    """Yield the pieces of each range whose rows have crossed Spark: its rows, then its end.
+
+    Pieces of a range are held back until its marker row has arrived and the range has been checked.
 
     Raises:
         RocketMQError: If rows of a range were lost, doubled, moved, or mixed with another queue's.
