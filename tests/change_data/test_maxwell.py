@@ -147,3 +147,15 @@ def test_key_is_named_by_the_reader_where_maxwell_has_none() -> None:
 def test_damaged_message_is_bad(body: bytes) -> None:
     """K6: what cannot be understood is a bad change, never an exception."""
     assert [type(change) for change in decode(body)] == [BadChange]
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b'{"type": "insert"}', 'the type "insert" must name its table'),
+        (b'{"type": "merge", "table": "t"}', 'no message of the type "merge"'),
+    ],
+)
+def test_a_bad_message_names_what_it_lacks(body: bytes, named: str) -> None:
+    """K6"""
+    assert named in reason(decode(body))

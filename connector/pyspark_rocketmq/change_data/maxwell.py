@@ -70,10 +70,12 @@ class MaxwellJson:
             yield PassedOver(kind)
         elif kind.startswith(_STATEMENTS):
             yield SchemaChange(table=table, statement=str(event.get("sql") or ""), kind=kind)
-        elif kind in _OPERATIONS and table is not None:
-            yield from self._image(_OPERATIONS[kind], table, event).changes()
+        elif kind not in _OPERATIONS:
+            raise Unreadable(f"Maxwell has no message of the type {show(kind)}")
+        elif table is None:
+            raise Unreadable(f"a message of the type {show(kind)} must name its table")
         else:
-            raise Unreadable(f"Maxwell has no message with the type {show(kind)} and this table")
+            yield from self._image(_OPERATIONS[kind], table, event).changes()
 
     def _image(self, operation: Operation, table: SourceTable, event: Mapping[str, Any]) -> RowImage:
         row, old = _row(event, "data"), _row(event, "old")

@@ -413,7 +413,7 @@ def add_new_columns(table: TableSnapshot, changes: ChangeRows, rules: ChangeRule
 
 
 def _has_its_columns(table: TableSnapshot, rules: ChangeRules) -> bool:
-    """Return whether a table already got the columns of its first row; these may be only the key's."""
+    """Return whether the columns of the table's first row were added; a row may have none but the key's."""
     return bool(rules.columns_of(table.arrow_schema).others) or _COLUMNS in table.form().configuration
 
 
