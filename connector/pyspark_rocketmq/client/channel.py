@@ -357,7 +357,10 @@ class Channel:
             self._silence.answered_after(took_s)
 
     def close(self) -> None:
-        """End the connection, fail requests under way, and wait for the threads unless called from one."""
+        """End the connection and fail requests under way; wait some seconds at most for its threads.
+
+        If one of these threads calls, it waits only for the others.
+        """
         self._end(ChannelClosed(self.address, "it was closed on this side"))
         if threading.current_thread() is not self._reader:
             self._reader.join(_JOIN_S)

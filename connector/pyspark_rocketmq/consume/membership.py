@@ -309,7 +309,10 @@ class Membership:
         return self._plan, self._planned
 
     def must_leave(self) -> frozenset[MessageQueue]:
-        """Return queues of the plan under way that are no longer ours: their tasks must give them up (D7)."""
+        """Return queues of the plan under way that this member no longer holds: tasks must give them up.
+
+        See row D7 of ``docs/semantics.md``.
+        """
         return frozenset(queue for queue in self._planned if self._phases.get(queue) is not Phase.HELD)
 
     def claimed_by_other(self, queue: MessageQueue, now_s: float) -> None:

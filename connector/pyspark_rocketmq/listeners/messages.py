@@ -232,7 +232,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return self._ends[number] - len(offsets) + bisect_left(offsets, queue_offset)
 
     def in_objects(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> list[MessageExt]:
-        """Return the messages from index ``start`` to before ``stop``, at least one, as objects.
+        """Return the messages from index ``start`` to before ``stop``, which is above ``start``, as objects.
 
         ``retry_counts``, one for each message, are added to their reconsume times.
         """

@@ -439,12 +439,13 @@ class RangeReader:
     def _kept(self, undecodable: Undecodable) -> pa.RecordBatch:
         """Return an undecodable message's row, or an empty batch.
 
-        The batch is empty if the message is not in the range, if the range ends before it, or if it may be
-        the message before the range.
+        The batch is empty if the message is not in the rest of the range, or may be the one just before the
+        range. It is also empty if a group reads and such messages are not kept: this call ends the range
+        before the message.
 
         Raises:
-            UndecodableMessage: If such messages are not kept, and this one is the range's first or the range
-                is not read for a group.
+            UndecodableMessage: If such messages are not kept, and this one is at the start of the range or no
+                group reads.
         """
         partition, expected = self.partition, self._expected
         planned, wanted = partition.planned, _decode_args(partition)
