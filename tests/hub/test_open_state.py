@@ -206,10 +206,14 @@ def test_an_announced_end_waits_for_no_task_that_is_not_connected(breaks_first: 
     assert ended(actions) == {"two": EndReason.PLAN}
 
 
-def test_a_task_that_stays_away_ends_the_batch() -> None:
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_task_that_stays_away_ends_the_batch(has_failed: bool) -> None:
     """D1, I3: otherwise its queues would wait for the batch's time, if Spark has no slot to run it again."""
     driver = Driver()
-    driver.breaks("one")
+    if has_failed:
+        driver.state.task_failed(peer("one"), "one", 102.0)
+    else:
+        driver.breaks("one")
     assert driver.state.tick(113.9) == []
     actions = driver.state.tick(114.0)
     assert (announced(actions), why(actions)) == ({"two"}, ["task 0 does not come back"])

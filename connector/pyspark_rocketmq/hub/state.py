@@ -150,7 +150,7 @@ class _Task:
     is_connected: bool = True
     """False once its connection is lost; a task with open ranges may connect again."""
     lost_s: float = inf
-    """When its connection was lost; infinite while it is connected."""
+    """When its connection was lost, or it failed; infinite before."""
     connection: int = 0
     """Number of the newest connection on which the task has begun or resumed."""
     left_out: Queues = _NOTHING
@@ -603,7 +603,7 @@ class HubState:
         if task is None:
             return self._late_ended(peer, task_id)
         if not task.is_done:
-            task.is_lost = True
+            task.is_lost, task.lost_s = True, now_s
         over = (
             self._cuts.done(task_id, now_s)
             if fatal is None
@@ -671,7 +671,11 @@ class HubState:
 
     def _look_for_absent(self, now_s: float) -> None:
         """Have the open batch end if a task stays away; Spark may have no slot to run it again before."""
-        absent = [task.start.partition for task in self._running() if now_s - task.lost_s >= _BACK_WITHIN_S]
+        absent = [
+            task.start.partition
+            for task in self._tasks.values()
+            if task.is_open and not task.is_done and now_s - task.lost_s >= _BACK_WITHIN_S
+        ]
         if absent:
             self._open.wants_plan(f"task {absent[0]} does not come back", now_s)
 
