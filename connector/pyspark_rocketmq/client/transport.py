@@ -290,11 +290,13 @@ class TcpTransport:
 
     def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
         """See :class:`Transport`."""
-        if (sent := self._send_at_once(data)) == len(data):
-            return
-        rest = memoryview(data)[sent:]
+        rest = memoryview(data)
         time_left = SendingTime(len(data), timeout_s, self._stall_s)
         try:
+            # The system mostly takes everything without a wait; send() waits first, and takes Python's lock
+            # once more.
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(self._sender.fileno(), rest) :]
             # Not sendall(): the time-out of send() counts from the last progress, so a large frame on a slow
             # line does not look like a stuck peer.
             while rest:
@@ -308,33 +310,14 @@ class TcpTransport:
     def recv_into(self, buffer: memoryview) -> int | None:
         """See :class:`Transport`."""
         try:
-            # If bytes are there, this takes Python's lock once; recv_into() waits first, and takes it twice.
-            return os.readv(self._receiver.fileno(), [buffer])
-        except BlockingIOError:
-            pass
-        except OSError as exc:
-            raise self._receiving_failed(exc) from exc
-        try:
+            # Mostly bytes are there; recv_into() waits first, and takes Python's lock once more.
+            with contextlib.suppress(BlockingIOError):
+                return os.readv(self._receiver.fileno(), [buffer])
             return self._receiver.recv_into(buffer)
         except TimeoutError:
             return None
         except OSError as exc:
-            raise self._receiving_failed(exc) from exc
-
-    def _receiving_failed(self, error: OSError) -> ChannelClosed:
-        return ChannelClosed(self.address, f"receiving failed: {error}")
-
-    def _send_at_once(self, data: bytes) -> int:
-        """Send what the system takes without a wait, which is mostly everything; return the number of bytes.
-
-        Python's lock is taken once, instead of once more for a wait.
-        """
-        try:
-            return os.write(self._sender.fileno(), data)
-        except BlockingIOError:
-            return 0
-        except OSError as exc:
-            raise ChannelClosed(self.address, f"sending failed: {exc}") from exc
+            raise ChannelClosed(self.address, f"receiving failed: {exc}") from exc
 
     def await_bytes(self, count: int) -> bool:
         """See :class:`Transport`."""
