@@ -323,21 +323,26 @@ class OrderlyTask:
         ]
         for queue, one in found:
             turns.withdrawn(queue)
-            consumed = self._stopped(self._run_of(one))
-            if is_given_up(queue) and self._give_away(consumed):
-                self._end(queue)
-            else:
-                self._give_out(queue, consumed)
+            self._give_out(queue, self._stopped(self._run_of(one)))
         return bool(found)
 
     def _give_out(self, queue: MessageQueue, consumed: Consumed) -> None:
-        """Have the task's own thread yield a result after its current call; called with the guard held."""
+        """End a range, and hand its result over if the range is given up; called with the guard held.
+
+        Any other result is yielded by the task's own thread after its current call.
+        """
         self._end(queue)
+        if self._is_given_away(consumed):
+            return
         self._done.append(consumed)
         if consumed.ack.counts:
             self._instructions.settled()
         self._workers[0].stop()
         self._changed.notify_all()
+
+    def _is_given_away(self, consumed: Consumed) -> bool:
+        """Hand over the result of a range that is given up; return whether that was possible."""
+        return self._instructions.is_given_up(consumed.ack.queue) and self._give_away(consumed)
 
     def _end(self, queue: MessageQueue) -> None:
         one = self._ended[queue] = self._begun.pop(queue)
@@ -394,12 +399,9 @@ class OrderlyTask:
 
     def _instructions_changed(self) -> None:
         """Check what the driver has ordered; called by any thread."""
-        is_given_up = self._instructions.is_given_up
         with self._changed:
             # The task's own thread, which would yield these results, may be in a slow call.
-            self._done = [
-                each for each in self._done if not (is_given_up(each.ack.queue) and self._give_away(each))
-            ]
+            self._done = [each for each in self._done if not self._is_given_away(each)]
             if self._is_paused:
                 for each in self._workers:
                     each.stop()
@@ -464,26 +466,21 @@ class OrderlyTask:
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
         """Report the end of a worker's turn, and with it the state or the result of the range.
 
-        The worker counts as busy until this method has reported: it may have to pack and send a result first.
+        The worker counts as busy until this method has reported: it may have to pack a result first.
         """
         if self._consumer.is_shared and self._leaves(worker, one, run):
             return
         queue = one.planned.queue
-        is_given_up = self._instructions.is_given_up(queue)
-        goes_on = run.finished in _GOING_ON and not is_given_up
+        goes_on = run.finished in _GOING_ON and not self._instructions.is_given_up(queue)
         consumed = None if goes_on else self._stopped(run)
         if consumed is not None and self._is_open:
             report_stand(self._instructions, consumed.ack, one.end)
-        is_gone = consumed is not None and is_given_up and self._give_away(consumed)
         with self._changed:
             now_s = self._clock.monotonic_s()
             worker.begin(None, now_s)
             if consumed is not None:
                 self._turns.ended(queue)
-                if is_gone:
-                    self._end(queue)
-                else:
-                    self._give_out(queue, consumed)
+                self._give_out(queue, consumed)
             else:
                 self._end_turn(one, run, now_s)
             self._check_lead()
