@@ -27,7 +27,7 @@ _LONGEST_PAUSE_S: Final = 0.01
 
 
 class AnnouncedEnd:
-    """The time from the announcement until all calls of before have ended; not thread-safe, does not wait."""
+    """The time from the announcement until the calls in hand then have ended; not thread-safe."""
 
     def __init__(self, now_s: float) -> None:
         self._began_s = now_s
@@ -44,9 +44,9 @@ class AnnouncedEnd:
         """
         self._lasted_s = lasted_s = now_s - self._began_s
         # A call that began within a millisecond after the announcement counts too.
-        of_before = {queue: for_s for queue, for_s in calls.items() if for_s >= lasted_s - _SHORTEST_PAUSE_S}
-        self.is_over = not of_before
-        return frozenset(queue for queue, for_s in of_before.items() if for_s >= _SLOW_S)
+        awaited = {queue: for_s for queue, for_s in calls.items() if for_s >= lasted_s - _SHORTEST_PAUSE_S}
+        self.is_over = not awaited
+        return frozenset(queue for queue, for_s in awaited.items() if for_s >= _SLOW_S)
 
     @property
     def pause_s(self) -> float:
@@ -89,7 +89,7 @@ class CallsInHand:
             pause.wait(end.pause_s)
 
     def look(self, end: AnnouncedEnd, now_s: float) -> bool:
-        """End the queues whose calls take long; return whether no call of before the announcement is left."""
+        """End the queues whose calls take long; return whether the wait for the calls in hand is over."""
         if not self._is_ended():
             self._end_queues(end.look(self.lasting(), now_s))
             if not end.is_over:

@@ -19,10 +19,10 @@ is *at work*: all tasks have begun, and at least one is not idle. While some hav
 seconds if a slot is free; without a free slot it ends, because they may need its slot. An instruction to end
 is final.
 Rule 6: in real time ranges are *open*: they have no end. ``hub.open_batch`` decides when such a batch ends;
-its tasks are ended when no listener call is left that was in hand then (``hub.calls_in_hand``). The
-batch ends immediately when another attempt of one of its tasks begins (``consume.cuts``). If a connection
-breaks, its task pauses and resumes, and keeps its parts and queues. The batch is over when no task delivers
-any more, not even an attempt that Spark believes dead; a minute after its job it is over in any case.
+its tasks are ended when no listener call is left that was in hand then (``hub.calls_in_hand``). The batch
+ends immediately when another attempt of one of its tasks begins (``consume.cuts``). If a connection breaks,
+its task pauses and resumes, and keeps its parts and queues. The batch is over when no task delivers any
+more, not even an attempt that Spark believes dead; a minute after its job it is over in any case.
 Rule 7: a planner that ends keeps its locks until no task delivers any more; so all tasks are ended, and none
 may begin, when it reports its end. Its plan is over when the batch is committed or given up, and each task
 has ended or may not begin.
@@ -147,10 +147,10 @@ class _Task:
     """Since when it has had only suspended queues left; None while it has others."""
     is_waiting: bool = False
     """True while it is idle and waits because the batch is at work."""
-    is_connected: bool = True
-    """False once its connection is lost; a task with open ranges may connect again."""
     lost_s: float = inf
-    """When its connection was lost, or it failed; infinite before."""
+    """When it failed, or lost its connection, after which a task with open ranges may connect again.
+
+    Infinite while it is connected."""
     connection: int = 0
     """Number of the newest connection on which the task has begun or resumed."""
     left_out: Queues = _NOTHING
@@ -165,6 +165,10 @@ class _Task:
     @property
     def is_running(self) -> bool:
         return not self.is_done and not self.is_lost
+
+    @property
+    def is_connected(self) -> bool:
+        return self.lost_s == inf
 
     @property
     def is_reached(self) -> bool:
@@ -523,7 +527,7 @@ class HubState:
     ) -> list[cuts.Action]:
         """Continue a task on its newer connection; return the actions of ``Cuts``, the answer first."""
         task_id = task.start.task
-        task.peer, task.connection, task.is_connected, task.lost_s = peer, connection, True, inf
+        task.peer, task.connection, task.lost_s = peer, connection, inf
         # It may not be known yet that the previous connection broke.
         lost = self._cuts.lost(task_id, now_s)
         return [*self._cuts.resume(task_id, in_doubt), *lost]
@@ -619,7 +623,7 @@ class HubState:
             look.append(Look())
         for task in self._tasks.values():
             if task.peer == peer and not task.is_done:
-                task.is_connected, task.is_lost, task.lost_s = False, not task.is_open, now_s
+                task.is_lost, task.lost_s = not task.is_open, now_s
                 lost = self._cuts.lost(task.start.task, now_s, is_silent=is_silent)
                 look += self._carry_out(lost, now_s)
         return look + self._end_idle(now_s) + self._end_after_calls(now_s)
@@ -696,7 +700,7 @@ class HubState:
         return actions + self._end_after_calls(now_s)
 
     def _announce_to(self, task: _Task) -> list[Action]:
-        """Announce the batch's end to a task, if it is announced, and once the task is connected."""
+        """Announce the batch's end to a task that can be reached; do nothing unless an end is announced."""
         is_announced = self._ending is not None and not self._cuts.is_ending
         hears = task.is_open and task.is_reached and not task.have_calls_ended
         return [Send(task.peer, EndSoon(task.start.task))] if is_announced and hears else []
