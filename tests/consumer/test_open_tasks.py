@@ -242,6 +242,15 @@ class Gate:
             assert self._open.wait(PATIENCE_S)
 
 
+def begun_with_a_call(task: Running) -> Gate:
+    """Start a task with two queues: of one, a call is in hand until the gate opens; the other one is dry."""
+    gate = Gate(task, (3, 0))
+    task.start()
+    task.source.send(piece(MINE, 0), piece(THEIRS))
+    wait_until(lambda: task.calls == [(3, 0)])
+    return gate
+
+
 def give_time(driver: Driver) -> None:
     """Give an engine every occasion to do something that it must not do."""
     for _ in range(20):
@@ -337,10 +346,7 @@ def test_a_failure_in_a_pause_leaves_no_thread(task: Running) -> None:
 def test_a_queue_that_is_to_leave_does_not_wait_for_the_call_of_another_one(has_ended: bool) -> None:
     """B5: whoever would yield its result, the task's own thread, is with the listener."""
     task = Running(is_orderly=True)
-    gate = Gate(task, (3, 0))
-    task.start()
-    task.source.send(piece(MINE, 0), piece(THEIRS))
-    wait_until(lambda: task.calls == [(3, 0)])
+    gate = begun_with_a_call(task)
     if has_ended:
         task.driver.give_up(OTHER)
         wait_until(lambda: task.source.left == [OTHER])
@@ -398,10 +404,7 @@ def test_a_task_of_dry_queues_ends_when_the_driver_says_so(task: Running, is_sto
 
 def test_a_queue_that_is_given_up_leaves_the_others_alone(task: Running) -> None:
     """D7, B1"""
-    gate = Gate(task, (3, 0))
-    task.start()
-    task.source.send(piece(MINE, 0), piece(THEIRS))
-    wait_until(lambda: (3, 0) in task.calls)
+    gate = begun_with_a_call(task)
     task.driver.give_up(QUEUE)
     task.source.send(piece(MINE, 1), piece(THEIRS, 0))
     wait_until(lambda: (4, 0) in task.calls)
@@ -467,10 +470,7 @@ def test_a_suspended_queue_begins_30_s_late_at_most_whatever_its_computers_clock
 
 def test_an_open_range_lasts_however_long_it_has_something_to_do(task: Running) -> None:
     """D7, I1: another plan for each minute of load would be no real time."""
-    gate = Gate(task, (3, 0))
-    task.start()
-    task.source.send(piece(MINE, 0), piece(THEIRS))
-    wait_until(lambda: task.calls == [(3, 0)])
+    gate = begun_with_a_call(task)
     time.sleep(2 * _SLICE_S)
     task.source.send(piece(MINE, 1, 2))
     if task.is_orderly:
@@ -548,10 +548,7 @@ def test_a_range_that_ends_by_itself_is_reported_once(
 @pytest.mark.parametrize("is_given_up", [True, False])
 def test_a_range_that_ends_because_of_the_driver_is_not_reported(task: Running, is_given_up: bool) -> None:
     """B7, D7: the driver knows."""
-    gate = Gate(task, (3, 0))
-    task.start()
-    task.source.send(piece(MINE, 0), piece(THEIRS))
-    wait_until(lambda: task.calls == [(3, 0)])
+    gate = begun_with_a_call(task)
     if is_given_up:
         task.driver.give_up(QUEUE)
     task.source.send(ended(EndReason.EARLY if is_given_up else EndReason.STOPPED))
