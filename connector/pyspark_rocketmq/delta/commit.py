@@ -1,4 +1,4 @@
-"""Commits of a Delta table: their actions, their writers, and the loop that follows other writers.
+"""Commits of a Delta table: their actions, the two ways to make one, and a loop that retries after conflicts.
 
 On disks of this machine, a commit of whole files is a file of JSON lines that gets its name by a link
 (:meth:`LogFiles.put`).  delta-rs makes all other commits.
@@ -37,7 +37,7 @@ Partition = tuple[tuple[str, str | None], ...]
 
 
 class StoredFile(NamedTuple):
-    """A file of the table."""
+    """A data file of one version of a table."""
 
     path: str
     """Path as the log has it: URL-encoded."""
@@ -46,12 +46,15 @@ class StoredFile(NamedTuple):
 
 
 def is_below(path: str) -> bool:
-    """Return whether a file is below the table's folder; a shallow clone also has files of another table."""
+    """Return whether a data file is below the table's folder, by its path in the log.
+
+    False for absolute paths and URIs: a shallow clone has them for the files of the original table.
+    """
     return "://" not in path and not path.startswith("/")
 
 
 def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
-    """Yield the table's files, the oldest first."""
+    """Yield the data files of the version that ``table`` is at, the oldest first by modification time."""
     files = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     files = files.sort_by("modification_time")
     names = table.metadata().partition_columns
@@ -75,7 +78,11 @@ class CommitNote:
     """Transaction ids that the commit sets, with their versions."""
 
     def properties(self, now_ms: int | None = None, *, max_retries: int | None = None) -> CommitProperties:
-        """Return the note for delta-rs; ``now_ms`` is the time of the transaction ids, None for no time."""
+        """Return the note in delta-rs' form.
+
+        ``now_ms`` is the time of the transaction ids; None for no time.  ``max_retries`` limits how often
+        delta-rs tries again after commits of others; None for its default.
+        """
         return CommitProperties(
             custom_metadata=dict(self.metadata),
             app_transactions=[Transaction(name, at, now_ms) for name, at in self.transactions.items()],
@@ -135,7 +142,7 @@ class FileCommit:
         yield from (transaction_line(name, at, now_ms) for name, at in self.note.transactions.items())
 
     def actions_of_delta_rs(self, now_ms: int) -> list[AddAction | RemoveAction]:
-        """Return the changes of files in delta-rs' form."""
+        """Return the removed and added files as actions of delta-rs, without the commit's note."""
         removed = (
             RemoveAction(
                 unquote(file.path),
@@ -168,7 +175,7 @@ def commit_files(
     delta-rs may put the commit after others that it finds compatible, unless ``only_next``.
 
     Raises:
-        FileExistsError: If another commit came first; from delta-rs this is a DeltaError.  On a mount that
+        FileExistsError: If another commit came first; delta-rs raises DeltaError instead.  On a mount that
             sends requests twice, the other commit may be this very one.
         DeltaError, OSError: If the commit failed, or if its outcome is unknown.
     """
@@ -205,7 +212,8 @@ def commit_on_top(
             function makes the commit on top of theirs and returns the result, or raises FileExistsError if
             another commit came first.  If an earlier try has stored the commit, it only returns the result.
             ``follow`` gets the error of the last try; None the first time.
-        pauses_s: Pauses before further tries; when they are used up, the last error reaches the caller.
+        pauses_s: Pauses in seconds before further tries; when they are used up, the last error reaches the
+            caller.
         sleep: Function that waits.
         unknown: Errors after which the commit may have been stored; all others reach the caller immediately.
     """

@@ -53,14 +53,16 @@ from pyspark_rocketmq.process_end import process_ends
 logger = logging.getLogger(__name__)
 
 TARGETS: Final = (1 << 20, 16 << 20, 128 << 20)
-"""Size of a file after each step, in bytes."""
+"""File sizes in bytes at which compaction aims, one after another; a table's property may set the last."""
 MIN_SMALL_FILES: Final = 64
 """Number of small files at which a partition is compacted."""
 _MAX_COMMIT_BYTES: Final = 256 << 20
 _MAX_COMMIT_FILES: Final = 10_000
 _MAX_BIN_FILES: Final = 4_000
-"""Maximum number of files of a bin; credentials are renewed between bins, and on slow storage this many take
-a minute."""
+"""Maximum number of files in a bin (files that are joined into one).
+
+Credentials are renewed between bins, and on slow storage this many files take a minute.
+"""
 _COMMIT_AFTER_S: Final = 60.0
 """Time after which the work so far is committed, so that it is kept if the process ends."""
 _ROWS_AT_ONCE: Final = 16 * 1024
@@ -80,7 +82,7 @@ _COMMIT_ID: Final = "compactionId"
 _PLAIN: Final = "!$&'()+,-./:;=@_~"
 """Characters that delta-rs does not encode in a path, besides letters and digits."""
 _FIRST_CHECKED: Final = 100
-"""Number of earlier versions that the first check covers."""
+"""Number of versions that the first check of a :class:`Compactor` for removals by delta-rs covers."""
 
 
 class Compacted(NamedTuple):
@@ -128,9 +130,10 @@ def targets_of(configuration: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
-    """Group the small files of a partition, in their order, into bins of at most ``target`` bytes.
+    """Group a partition's small files, in their order, into bins: lists of files to be joined into one.
 
-    A bin has at most 4,000 files. A bin of a single file is left out.
+    A file is small if it has less than half of ``target`` bytes. A bin has at most ``target`` bytes and 4,000
+    files. A bin of a single file is left out.
     """
     bins: list[list[StoredFile]] = []
     room = 0
@@ -149,7 +152,7 @@ class Throttle:
     """Slows down work that runs beside something more urgent; this base class itself never pauses."""
 
     def pause(self) -> bool:
-        """Pause if it is time to; return whether the work should continue."""
+        """Pause if a pause is due; return False if the work should stop. The base class only returns True."""
         return True
 
 
@@ -172,7 +175,7 @@ class BackgroundThrottle(Throttle):
         self._since_s = now_s()
 
     def pause(self) -> bool:
-        """See :class:`Throttle`."""
+        """Pause if the work since the last pause took 50 ms or more; return False if the process ends."""
         worked_s = self._now_s() - self._since_s
         if worked_s >= _PAUSE_AFTER_S:
             self._sleep(worked_s * self._pause_factor)
@@ -255,9 +258,9 @@ def unchecked_removals(log: LogFiles, since: int, version: int) -> list[tuple[in
 
 
 def count_missed_files(log: LogFiles, version: int) -> int:
-    """Return how many files the commit of a version removes that were no longer in the version before it.
+    """Return how many files a commit removes although the version before it no longer had them.
 
-    0 if the version before it can no longer be opened.
+    Return 0 if the version before it can no longer be opened.
     """
     if version - 1 not in log.readable_versions():
         return 0
@@ -353,7 +356,11 @@ class _Rewriter:
             self._table = open_table(self._log.table_uri, self._log.storage, version=self._version)
 
     def rewrite(self, files: Sequence[StoredFile]) -> bool:
-        """Join these files of one partition into one; return whether to go on."""
+        """Join these files of one partition into one, and commit if enough files have gathered.
+
+        Return False if the compaction should stop.  If a file cannot be compacted, keep the error for
+        :meth:`finish` and return True.
+        """
         self._renew_options()
         made = GrowingFile(self._filesystem, self._folder, self._schema, dict(files[0].partition))
         try:
@@ -438,7 +445,10 @@ class _Rewriter:
             logger.info("files changed while they were compacted path=%s", masked(self._log.table_uri))
 
     def _put(self, old: Sequence[StoredFile], new: Sequence[WrittenFile]) -> bool:
-        """Commit on top of other commits; return False if those changed these files, or more than files."""
+        """Replace the files ``old`` by ``new`` in one commit, on top of the commits of others.
+
+        Return False, without a commit, if others removed one of the ``old`` files or changed more than files.
+        """
         # Writers encode paths differently; for Spark, paths that decode to the same one are the same file.
         paths, commit_id = {unquote(file.path) for file in old}, str(uuid.uuid4())
 

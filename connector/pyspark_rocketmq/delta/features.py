@@ -1,7 +1,8 @@
 """Decides by a table's features and properties which commits need Spark, and which changes concern rows.
 
 Adding finished Parquet files to the log skips anything that Delta does to rows *while writing them*, such as
-computing generated columns.  Tables for which Delta does such things are left to Spark's own writer.  No I/O.
+computing generated columns.  Tables for which Delta does such things are left to Spark's own writer.  This
+module does no I/O.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def features_of_every_commit(form: TableForm) -> tuple[str, ...]:
 def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
     """Name the changes from ``before`` to ``now`` after which files written for ``before`` may not fit.
 
-    A name is, for example, ``column id`` or ``feature rowTracking``.
+    A name is, for example, ``column id`` or ``feature rowTracking``. Empty if there are no such changes.
     """
     columns = [
         {column.name: replace(column, metadata=_without_comment(column.metadata)) for column in form.columns}

@@ -141,7 +141,7 @@ class ListedFiles:
         return pa.nulls(self._count, pa.int64()) if found is None else found
 
     def counts_nulls_of(self, name: str) -> bool:
-        """Return whether the statistics may count the nulls of a column."""
+        """Return whether the statistics of any file can count the nulls of a column."""
         return any(self._field(kind, name) is not None for kind in ("partition", "null_count"))
 
     def bounds(self, name: str) -> tuple[pa.Array, pa.Array]:
@@ -155,12 +155,15 @@ class ListedFiles:
         return lowest, _above_cut(highest)
 
     def partition(self, number: int) -> dict[str, pa.Scalar]:
-        """Return the values of the partition columns of a file."""
+        """Return a file's partition values by column; ``number`` is its index in :attr:`paths`."""
         values = self._rows.get("partition")
         return {} if values is None else dict(values[number].items())
 
     def chosen(self, may_have: MayHave) -> Iterator[int]:
-        """Yield the indexes in ``paths`` of the files that may have rows which meet a condition."""
+        """Yield the index in :attr:`paths` of each file that may have a row which meets a condition.
+
+        A file whose statistics do not show it is among them.
+        """
         for number, is_chosen in enumerate(may_have.test(self).to_pylist()):
             if is_chosen is not False:
                 yield number
@@ -177,7 +180,10 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _above_cut(highest: pa.Array) -> pa.Array:
-    """Return upper bounds; those of times are 1 ms higher, since writers cut off the microseconds."""
+    """Return true upper bounds for the ``highest`` values in the statistics.
+
+    Those of times are 1 ms higher, since writers cut off the microseconds; null if that overflows.
+    """
     if not pa.types.is_timestamp(highest.type):
         return highest
     unit = pa.scalar(_TIME_UNIT_US, pa.duration("us"))
@@ -253,9 +259,10 @@ def _filesystem(table: DeltaTable, sizes: dict[str, int]) -> fs.FileSystem:
 
 
 def _has_values(partition: dict[str, pa.Scalar]) -> ds.Expression | None:
-    """Return the expression from which Arrow takes the values of partition columns, which no file has.
+    """Return an expression that is true for rows with these values of the partition columns.
 
-    None if there are no partition columns.
+    Files do not store partition columns; Arrow takes their values from this expression. None if there are
+    no partition columns.
     """
     import pyarrow.dataset as ds
 

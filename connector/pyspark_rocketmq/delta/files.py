@@ -234,7 +234,10 @@ def _cast(column: pa.Array, field: pa.Field, required: Collection[str]) -> pa.Ar
 def split_by_partition(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
-    """Yield the batch in parts, each with its partition's values and without the partition columns."""
+    """Yield the values of each partition in the batch, and its rows without the partition columns.
+
+    Without partition columns, yield ``()`` and the whole batch.  Yield nothing for an empty batch.
+    """
     if not batch.num_rows:
         return
     if not partition_by:
@@ -320,7 +323,7 @@ class GrowingFile:
             self.write_row_group()
 
     def finish(self) -> WrittenFile:
-        """Write the gathered rows and close the file; a local file is then on its disk."""
+        """Write the gathered rows, close the file and return its facts; a local file is then on its disk."""
         self.write_row_group()
         self._writer().close()
         size = self.size
@@ -374,7 +377,7 @@ def repeated_columns(rows: pa.RecordBatch) -> list[str]:
 
 
 def _leaves(path: str, column: pa.Array) -> Iterator[tuple[str, pa.Array]]:
-    """Yield the Parquet columns of a column with their values."""
+    """Yield path and values of each Parquet column that stores a part of ``column``, except empty ones."""
     kind = column.type
     if pa.types.is_map(kind):
         # Even in a slice, the attributes ``keys`` and ``items`` are those of all rows.

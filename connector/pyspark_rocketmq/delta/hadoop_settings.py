@@ -195,7 +195,7 @@ def _encryption_options(found: _HadoopSettings) -> dict[str, str]:
 
 
 def _only_account(settings: Mapping[str, str], uri: str) -> str:
-    """Return the account that settings name; empty if they name none or several."""
+    """Return the storage account that the settings name; an empty string if they name none or several."""
     matches = map(_ACCOUNT.match, settings)
     accounts = sorted({match[1] for match in matches if match is not None})
     if len(accounts) > 1:

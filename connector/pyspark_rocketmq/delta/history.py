@@ -23,7 +23,7 @@ read takes 0.2 s."""
 ReadCommits = Callable[[int | None], list[dict[str, Any]]]
 """Function that reads the newest commits, the newest first: at most the number given, or all for None.
 
-Times are in nanoseconds.
+Each commit is a dict with columns of ``DESCRIBE HISTORY``; its ``timestamp`` is in nanoseconds.
 """
 
 
@@ -33,9 +33,10 @@ class CatalogHistory:
     def __init__(
         self, name: str, storage: StorageOptions, read: ReadCommits, *, last: int | None = None
     ) -> None:
-        """Read nothing yet.
+        """Set up the history; its commits are read when they are first needed.
 
-        ``name`` is the table's, and ``last`` the newest version to show; None for the table's newest.
+        ``name`` is the table's name, and ``read`` reads its newest commits.  Commits after version ``last``
+        are not shown; None shows all.
         """
         self.table_uri: Final = name
         self.storage: Final = storage
@@ -43,15 +44,15 @@ class CatalogHistory:
         self._last = last
         self._pages = iter(_PAGES)
         self._entries: list[dict[str, Any]] = []
-        """Commits as of the last look, the newest first, without a gap."""
+        """Commits read since the last :meth:`refresh`, the newest first, without a gap."""
         self._is_whole = False
 
     def as_of(self, version: int) -> CatalogHistory:
-        """Return the history as of a version."""
+        """Return the same history without the commits after ``version``; nothing is read yet."""
         return CatalogHistory(self.table_uri, self.storage, self._read, last=version)
 
     def refresh(self) -> int:
-        """Look for newer commits; return the newest version.
+        """Read the newest commits again; return the newest version.
 
         Raises:
             DeltaError: If the history cannot be read, or has no commits any more.
@@ -65,7 +66,7 @@ class CatalogHistory:
 
     @property
     def newest(self) -> int:
-        """The newest version at the last look."""
+        """The newest version at the last :meth:`refresh`."""
         return int(self._entries[0]["version"])
 
     def _read_more(self) -> None:
@@ -75,12 +76,12 @@ class CatalogHistory:
         self._is_whole = limit is None or len(entries) < limit
 
     def commit_info(self, version: int) -> dict[str, Any] | None:
-        """See ``LogFiles.commit_info``."""
+        """Return the entry of a commit in the history, with its ``version``; None if the history lacks it."""
         found = next(self.commit_infos_below(version + 1), None)
         return found if found is not None and found["version"] == version else None
 
     def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
-        """See ``LogFiles.commit_infos_below``."""
+        """Yield the entries of the commits below ``version``, the newest first; read older ones as needed."""
         while True:
             for entry in self._entries:
                 if entry["version"] < version:
@@ -91,7 +92,11 @@ class CatalogHistory:
             self._read_more()
 
     def commit_file(self, version: int) -> CommitFile:
-        """Return a mark that distinguishes a commit, as of the last look, from one of another table."""
+        """Return values that distinguish a commit from the one with this number in another table.
+
+        ``size`` is a checksum of the commit's entry in the history, and ``mtime_ns`` its time.  Both are None
+        if the history lacks the commit.
+        """
         entry = self.commit_info(version)
         if entry is None:
             return CommitFile(version, None, None)

@@ -60,7 +60,7 @@ _Read = TypeVar("_Read")
 
 
 class CommitFile(NamedTuple):
-    """A commit's file; size and time are None if it is missing."""
+    """Size and modification time of a commit's file in the log; both are None if there is no such commit."""
 
     version: int
     size: int | None
@@ -80,7 +80,7 @@ def transaction_line(app_id: str, version: int, now_ms: int) -> str:
 
 
 class LogFiles:
-    """The log of the table at ``table_uri``."""
+    """Reads and writes the log, the folder ``_delta_log``, of the table at ``table_uri``."""
 
     def __init__(self, table_uri: str, storage: StorageOptions = NO_OPTIONS) -> None:
         self.table_uri: Final = table_uri
@@ -113,11 +113,13 @@ class LogFiles:
         return range(first, commits[-1] + 1)
 
     def commit_file(self, version: int) -> CommitFile:
-        """Return size and time of the file of commit ``version``.
+        """Return size and time of the file of commit ``version``; both are None if the log lacks it.
 
-        If another table was put at this place, they distinguish its commit from the one with the same number
-        in the former table; delta-rs does not notice the difference.  This takes 0.01 ms.  To list the log
-        for a newer commit, delta-rs takes 0.3 ms, and 6 ms after 5,000 commits.
+        If another table was put into this folder, they distinguish its commit from the one with the same
+        number in the former table; delta-rs does not notice the difference.
+
+        This takes 0.01 ms.  To list the log for a newer commit, delta-rs takes 0.3 ms, and 6 ms after 5,000
+        commits.
         """
         [info] = self._files.get_file_info([_commit_path(version)])
         return CommitFile(version, info.size, info.mtime_ns)
@@ -152,7 +154,7 @@ class LogFiles:
             return None
 
     def actions(self, version: int) -> list[dict[str, Any]]:
-        """Return the actions of a commit that is known to be small.
+        """Return all actions of a commit; only for small commits, since all of them are in memory.
 
         Raises:
             OSError: If it is not in the log, or cannot be read.
@@ -161,7 +163,11 @@ class LogFiles:
         return self._actions(_commit_path(version))
 
     def removed_paths(self, version: int) -> set[str]:
-        """Return the paths of the files that a commit removes, as the log writes them."""
+        """Return the paths of the files that a commit removes, URL-encoded as in the log.
+
+        Raises:
+            FileNotFoundError: If the commit is not in the log.
+        """
         with self._lines(version) as lines:
             actions = [json.loads(line) for line in lines if b'"remove"' in line]
         return {action["remove"]["path"] for action in actions if "remove" in action}
@@ -199,7 +205,7 @@ class LogFiles:
             fsync_path(log)
 
     def remove_unfinished(self) -> None:
-        """Remove the files of processes that were killed in :meth:`put`."""
+        """Remove files older than an hour that processes left when they were killed in :meth:`put`."""
         if not self.takes_commits:
             return
         assert self._local_folder is not None
@@ -209,12 +215,12 @@ class LogFiles:
                     left.unlink()
 
     def last_checkpoint_file(self) -> tuple[int | None, int | None]:
-        """Return size and time of the file that names the newest checkpoint, as in :class:`CommitFile`."""
+        """Return size and time of the file that names the newest checkpoint; both None if it is missing."""
         [info] = self._files.get_file_info([_LAST_CHECKPOINT])
         return info.size, info.mtime_ns
 
     def may_lack_commits_after(self, version: int) -> bool:
-        """Return whether commits after ``version`` may be cleaned up, because there is a later checkpoint.
+        """Return whether there is a checkpoint after ``version``, so that commits up to it may be cleaned up.
 
         True if the file that names the newest checkpoint is damaged.
         """
@@ -225,7 +231,7 @@ class LogFiles:
             return True
 
     def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
-        """Yield :meth:`commit_info` of the versions below, the newest first, until one is not in the log."""
+        """Yield :meth:`commit_info` of versions below ``version``, newest first, up to a missing one."""
         found = self._read_each(self.commit_info, range(version - 1, -1, -1))
         return (info for info in takewhile(lambda info: info is not None, found) if info is not None)
 
@@ -263,7 +269,7 @@ class LogFiles:
         return self._with_later_commits(self._checkpointed_transactions(version), version)
 
     def remove_before(self, version: int) -> int:
-        """Remove log files before the newest checkpoint that is not above ``version``; return their number.
+        """Remove log files older than the newest checkpoint of ``version`` or before; return their number.
 
         delta-rs cleans the log up only by age, and every commit lists it: at ten commits a second, each list
         would have 860,000 files after a day.  The newest version is never touched.  If this is killed, the
@@ -330,7 +336,7 @@ class LogFiles:
         return Transactions(version, by_app_id)
 
     def _checkpointed_transactions(self, version: int) -> Transactions:
-        """Return the transaction ids of the newest checkpoint; version -1 if there is none.
+        """Return the transaction ids of the newest checkpoint; without one, no ids and table version -1.
 
         Delta protocol, "Transaction Identifiers", "Checkpoints" and "V2 spec": a checkpoint of the second
         form has its own kind of name, may be JSON, and keeps only file actions in its sidecar files.
@@ -358,7 +364,7 @@ class LogFiles:
 
 
 def read_ahead(read: Callable[[int], _Read], versions: Sequence[int]) -> Iterator[_Read]:
-    """Yield ``read(version)`` for each version; the further it goes, the more are read at the same time.
+    """Yield ``read(version)`` for each version, in order; read more and more at the same time, up to 32.
 
     Callers mostly need only the first one; an object store takes some 20 ms for each.
     """

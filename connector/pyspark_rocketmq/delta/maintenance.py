@@ -1,4 +1,4 @@
-"""Maintenance of a Delta table between its commits, in background threads."""
+"""Runs the maintenance of a Delta table, such as checkpoints, in background threads after commits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Maintenance:
-    """Background thread for the maintenance of one table; each object has at most one run at a time.
+    """Background thread for one kind of maintenance of one table; there is at most one run at a time.
 
     A failed run is logged; the next one makes up for it.
     """
@@ -29,11 +29,11 @@ class Maintenance:
         *,
         is_interruptible: bool = False,
     ) -> None:
-        """Create the thread's object; nothing runs before the first commit.
+        """Set the table; no thread starts before :meth:`after_commit` finds that a task is due.
 
         ``kind`` describes the table in one word, for the log and the thread's name.  A process that exits
-        normally waits for a running task.  It waits at most 30 s if ``is_interruptible`` is set, for a task
-        that checks :data:`process_ends`.
+        normally waits for a running task.  Set ``is_interruptible`` if the task ends early when
+        :data:`process_ends` is set: then the process waits for at most 30 s.
         """
         self._kind = kind
         self._table_uri = table_uri
@@ -47,8 +47,9 @@ class Maintenance:
     def after_commit(self, before: int, every: int, task: Callable[[int], None]) -> None:
         """Note a commit on top of version ``before``, and start ``task`` if it is due; return immediately.
 
-        ``task`` is due when the table's version reaches or passes a multiple of ``every``, and left out while
-        an earlier run goes on.  It gets the number of that multiple: the version divided by ``every``.
+        ``task`` is due if the table's version has reached or passed a multiple of ``every`` since the last
+        call.  It is skipped while an earlier run goes on.  Its argument is the version divided by ``every``,
+        rounded down.
         """
         with self._guard:
             last, self._seen = self._seen, before + 1
@@ -78,7 +79,7 @@ class Maintenance:
         return done
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the current run is done.
+        """Wait until the current run is done; return immediately if there is none.
 
         Raises:
             TimeoutError: If that takes longer than ``timeout_s``.

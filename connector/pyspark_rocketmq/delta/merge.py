@@ -133,7 +133,7 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
     """Refuse partition values that are too long for the name of a local folder.
 
     Raises:
-        SchemaError: If there is one; it names column and value.
+        SchemaError: If there is such a value; the error names column and value.
     """
     for name in partition_by:
         for value in rows.column(name).cast(pa.string()).unique().to_pylist():
@@ -161,6 +161,6 @@ def predicate(keys: Iterable[str], blank: Collection[str] = ()) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a column's name, quoted for an expression."""
+    """Return a column's name in double quotes, for delta-rs' SQL."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'

@@ -30,7 +30,7 @@ from pyspark_rocketmq.delta.storage_options import filesystem_of
 from pyspark_rocketmq.delta.table import query_rows, sql_literal
 
 _MOST_FOLLOWED = 50
-"""Maximum number of commits that are followed one by one."""
+"""Maximum number of commits that are read one by one to find a partition's files."""
 
 Files = tuple[StoredFile, ...]
 
@@ -56,11 +56,18 @@ class Partition(NamedTuple):
         return ((self.column, self.value),)
 
     def rows_in(self, table: DeltaTable) -> pa.Table:
-        """Return the partition's rows in the table's version; raise the errors of :func:`query_rows`."""
+        """Return the partition's rows in the version that ``table`` is at.
+
+        Raises:
+            DeltaError, OSError: If the table's files cannot be read.
+        """
         return query_rows(table, f"SELECT * FROM rows WHERE {self.predicate}")  # noqa: S608 - a quoted literal
 
     def files_in(self, table: DeltaTable) -> Files | None:
-        """Return the partition's files in the table's version; None if one is outside the table's folder."""
+        """Return the partition's files in the version that ``table`` is at.
+
+        None if one of them is outside the table's folder.
+        """
         files = tuple(file for file in stored_files(table) if file.partition == self._key)
         return files if all(is_below(file.path) for file in files) else None
 
@@ -91,7 +98,10 @@ class Partition(NamedTuple):
     def _files_from(
         self, log: LogFiles, replaced: int, version: int, actions: Sequence[dict[str, Any]], *, mark: str
     ) -> Files | None:
-        """Return the files in ``version``; the ``actions`` of commit ``replaced`` replaced all rows."""
+        """Return the partition's files in ``version``; None if the commits do not show them.
+
+        ``actions`` are those of commit ``replaced``, which replaced all rows of the partition.
+        """
         found: dict[str, StoredFile] = {}
         if not all(self._follow(action, found) for action in actions if "remove" not in action):
             return None
@@ -126,7 +136,10 @@ class Partition(NamedTuple):
         return tuple(found.values())
 
     def _follow(self, action: dict[str, Any], found: dict[str, StoredFile]) -> bool:
-        """Apply one action to ``found``, the files by decoded path; return whether its effect is known."""
+        """Apply one action of a commit to ``found``, the partition's files by decoded path.
+
+        Return False if the action's effect on these files is unknown.
+        """
         [(kind, fields)] = action.items()
         if kind == "add" and fields["partitionValues"] == self._values:
             path = fields["path"]
@@ -153,7 +166,7 @@ class Partition(NamedTuple):
             them.
 
         Raises:
-            FileExistsError: If another commit came first; from delta-rs this is a DeltaError.  On a mount
+            FileExistsError: If another commit came first; delta-rs raises DeltaError instead.  On a mount
                 that sends requests twice, the other commit may be this very one.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
@@ -175,7 +188,7 @@ class Partition(NamedTuple):
         return tuple(StoredFile(file.log_path, file.size, self._key) for file in added)
 
     def _written(self, log: LogFiles, rows: pa.Table) -> Sequence[WrittenFile]:
-        """Write rows without the partition column into a file; no file for no rows."""
+        """Write ``rows``, without the partition column, into a new file; into none if there are no rows."""
         if not rows.num_rows:
             return ()
         file = GrowingFile(*filesystem_of(log.table_uri), rows.schema, self._values)
@@ -189,7 +202,7 @@ class Partition(NamedTuple):
 
 
 def rows_of_files(log: LogFiles, files: Files) -> pa.Table:
-    """Return the rows of files of a partition on a disk, without the partition column.
+    """Return the rows of at least one file of a partition of a local table, without the partition column.
 
     Raises:
         DeltaError: If a file is damaged.

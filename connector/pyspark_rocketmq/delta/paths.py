@@ -87,7 +87,7 @@ class TableName(NamedTuple):
 
     @classmethod
     def is_name(cls, place: str | Path) -> bool:
-        """Return whether ``place`` can only be a table's name."""
+        """Return whether ``place`` is a table's name; False for paths, URIs and invalid or ambiguous names."""
         try:
             return cls.of(place) is not None
         except OptionError:
@@ -106,8 +106,8 @@ def table_uri(path: str | Path) -> str:
     ``file:/…`` as a path.
 
     Raises:
-        OptionError: If it is any other URI with a single slash.  That would name a folder below the current
-            one.
+        OptionError: If it is any other URI with a single slash, such as ``s3:/…``.  Read as a path, that
+            would name a folder below the current one.
     """
     text = str(path)
     blob = _BLOB_URI.match(text)
@@ -140,7 +140,7 @@ def local_path(path: str) -> str | None:
 
 
 def check_decodes_alike(uri: str) -> None:
-    """Refuse a folder of this machine whose path delta-rs would decode, and so use another folder.
+    """Refuse a local folder whose path looks URL-encoded: delta-rs would decode it and use another folder.
 
     Raises:
         OptionError: If the path has a percent sign with two hexadecimal digits.

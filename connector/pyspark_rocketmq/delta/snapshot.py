@@ -61,16 +61,16 @@ class CommitLog(Protocol):
         ...
 
     def commit_info(self, version: int) -> dict[str, Any] | None:
-        """Return the information in a commit; None if it is no longer known."""
+        """Return a commit's ``commitInfo`` or entry in the history, with its version; None if it is gone."""
         ...
 
     def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
-        """Yield ``commit_info`` of the versions below, the newest first."""
+        """Yield :meth:`commit_info` of versions below ``version``, newest first, as far as they are kept."""
         ...
 
 
 class TableView(Protocol):
-    """A view of a table that can move to newer versions."""
+    """A table as of one version; :meth:`refresh` moves it to the newest one."""
 
     @property
     def log(self) -> CommitLog:
@@ -103,11 +103,11 @@ class TableView(Protocol):
 
 
 class Handle(Protocol):
-    """View of a table that one thread keeps."""
+    """An object that one thread keeps to use a table; others must not share it."""
 
     @property
     def snapshot(self) -> TableView:
-        """The table, which this handle moves to newer versions."""
+        """The table as of the version that this handle is at."""
         ...
 
 
@@ -136,7 +136,11 @@ class Snapshot(TableView, Protocol):
 
     @property
     def shows_transactions(self) -> bool:
-        """Whether :meth:`all_transactions` also has the ids of commits made through a catalog."""
+        """Whether :meth:`all_transactions` has the ids of every commit.
+
+        False for a table in a catalog: its folder, from which ids are read, may lack commits made through the
+        catalog.
+        """
         ...
 
     def form(self) -> TableForm:
@@ -148,7 +152,7 @@ class Snapshot(TableView, Protocol):
         ...
 
     def all_transactions(self) -> Mapping[str, int]:
-        """Return transaction ids with their versions, as far as the log contains them."""
+        """Return the transaction ids in the log with their versions."""
         ...
 
     def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
@@ -197,22 +201,22 @@ class TableSnapshot:
         """Size and time, at the last look, of the file that names the newest checkpoint; None on remote
         storage."""
         self.commits_itself: Final = self._log.takes_commits and not needs_delta_rs
-        """Whether commits of files are made here, and not by delta-rs."""
+        """Whether this object makes commits of files, by a link in the log; otherwise delta-rs makes them."""
         self._table: DeltaTable | None = None
-        """The table at this version, if delta-rs makes the commits."""
+        """The table at this version, if delta-rs makes the commits; None if this object makes them."""
         self._facts: _TableFacts | None = None
         self._use(table)
         self._transactions: Transactions | None = None
-        """Transaction ids as of the last query for them, or the last commit of this object."""
+        """Transaction ids as of the last query for them, or this object's last commit; None before that."""
 
     @property
     def log(self) -> LogFiles:
-        """See :meth:`TableView.log`."""
+        """The table's log."""
         return self._log
 
     @property
     def version(self) -> int:
-        """See :meth:`Snapshot.version`."""
+        """The version of the table that this object is at."""
         return self._tip.version
 
     @property
@@ -227,26 +231,26 @@ class TableSnapshot:
 
     @property
     def table_id(self) -> str:
-        """See :meth:`Snapshot.table_id`."""
+        """The id in the table's metadata; only copies of the table's folder have the same one."""
         return self._current_facts().table_id
 
     @property
     def location(self) -> str:
-        """See :meth:`Snapshot.location`."""
+        """The path or URI of the table's folder."""
         return self._log.table_uri
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """See :meth:`Snapshot.arrow_schema`."""
+        """The table's columns as Delta writes them into Parquet."""
         return self._current_facts().arrow_schema
 
     @property
     def shows_transactions(self) -> bool:
-        """True; see :meth:`Snapshot.shows_transactions`."""
+        """True: the log, from which transaction ids are read, has all commits."""
         return True
 
     def form(self) -> TableForm:
-        """See :meth:`Snapshot.form`.
+        """Return the table's columns, partitioning, properties and features.
 
         If :attr:`commits_itself`, the object is the same until a commit may have changed the form; else each
         refresh makes a new one.
@@ -265,7 +269,7 @@ class TableSnapshot:
         return int(table.version())
 
     def use_renewed_options(self) -> None:
-        """See :meth:`TableView.use_renewed_options`."""
+        """Continue with the storage options as last renewed, if this object does not use them already."""
         storage = self._log.storage
         if storage.values is self._values:
             return
@@ -275,14 +279,14 @@ class TableSnapshot:
             self._table = self._open_version(self.version)
 
     def is_still_there(self) -> bool:
-        """See :meth:`TableView.is_still_there`.
+        """Return whether the log still has the commit that was the newest one at the last look.
 
         delta-rs does not notice if another table with as many commits was put here, and would commit to it.
         """
         return self._log.commit_file(self._tip.version) == self._tip
 
     def may_have_newer(self) -> bool:
-        """See :meth:`TableView.may_have_newer`.
+        """Return whether there may be a commit after the version that this object is at.
 
         If the next commit is missing, it may have been cleaned up after a checkpoint of a later version.  On
         remote storage, and after :data:`MAX_AGE_S` without a look, only delta-rs can find out, so the answer
@@ -294,7 +298,7 @@ class TableSnapshot:
         return self._log.commit_file(version + 1).size is not None or self._may_lack_commits_after(version)
 
     def refresh(self) -> None:
-        """See :meth:`TableView.refresh`."""
+        """Move to the newest version of the table."""
         refreshed_s, age_s = self._clock.monotonic_s(), self._age_s()
         # If this raises, the next look does a full refresh.
         self._refreshed_s = -math.inf
@@ -340,7 +344,7 @@ class TableSnapshot:
         return self._clock.monotonic_s() - self._refreshed_s
 
     def as_of(self, version: int) -> TableSnapshot:
-        """See :meth:`Snapshot.as_of`; the result only reads."""
+        """Return the table as of ``version``, only for reading; raise DeltaError if that version is gone."""
         return TableSnapshot(
             self._open_version(version), self._log.storage, needs_delta_rs=False, clock=self._clock
         )
@@ -351,7 +355,7 @@ class TableSnapshot:
         return self._transactions.by_app_id
 
     def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
-        """See :meth:`Snapshot.transaction_versions`."""
+        """Return the stored versions of these transaction ids, without those that the table lacks."""
         known: Mapping[str, int | None]
         try:
             known = self.all_transactions()
@@ -379,7 +383,7 @@ class TableSnapshot:
             self.refresh()
 
     def append(self, files: Sequence[WrittenFile], note: CommitNote) -> None:
-        """Add files to the table; see :meth:`commit`."""
+        """Add files to the table in one commit, and move to it; raise the errors of :meth:`commit`."""
         partition_by = json.dumps(self.form().partition_by, separators=(",", ":"))
         parameters = {"mode": "Append", "partitionBy": partition_by}
         self.commit(FileCommit(operation="WRITE", parameters=parameters, added=files, note=note))
@@ -437,7 +441,8 @@ class TableSnapshot:
     def write_next(self, write: Callable[[DeltaTable, CommitProperties], object], note: CommitNote) -> None:
         """Let delta-rs write exactly the next version, and move to the newest version.
 
-        If no row changes, ``write`` makes no commit; then an empty commit is made to store the note.
+        ``write`` gets the table at this object's version, and the properties of the commit that it must make.
+        If no row changes, it makes none; then an empty commit is made to store ``note``.
 
         Raises:
             FileExistsError: If another commit came first: ``write`` used the state before that commit.
@@ -469,7 +474,7 @@ HandleT = TypeVar("HandleT", bound=Handle)
 
 
 class HandlePerThread(Generic[HandleT]):
-    """The handles on one table, one for each thread that uses it."""
+    """Keeps one handle (an object to use a table) for each thread; ``open_handle`` opens a new one."""
 
     def __init__(self, open_handle: Callable[[], HandleT]) -> None:
         self._open = open_handle
@@ -503,5 +508,5 @@ class HandlePerThread(Generic[HandleT]):
         return handle
 
     def forget(self) -> None:
-        """Open the table again at the next use."""
+        """Drop the handles of all threads, so that each opens the table again at its next use."""
         self._local = threading.local()

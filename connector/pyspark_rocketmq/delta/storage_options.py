@@ -66,8 +66,10 @@ _FROM_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
 }
-"""Environment variables that are valid on any machine, by kind of storage. Names of roles or files are not:
-each process finds its own (``_ROLES``)."""
+"""Environment variables that are valid on any machine, by kind of storage, so that tasks get them, too.
+
+Variables that name roles or files (``_ROLES``) are not among them: each process reads its own.
+"""
 _ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": (
         "AWS_PROFILE",
@@ -130,10 +132,11 @@ class StorageOptions:
 
     @classmethod
     def parse(cls, text: str | None) -> StorageOptions:
-        """Create the options from the text of a JSON object; there are none if it is None.
+        """Create the options from the text of a JSON object; return no options for None.
 
         Raises:
-            ValueError: If the text is invalid.  The message is the end of a sentence and does not show it.
+            ValueError: If the text is invalid.  The message is the end of a sentence, and does not show the
+                text.
         """
         if text is None:
             return NO_OPTIONS
@@ -153,7 +156,10 @@ class StorageOptions:
 
     @property
     def values(self) -> Mapping[str, str]:
-        """The options as last renewed; after a renewal that changed them, this is another mapping object."""
+        """The given options as last renewed, without those of the environment.
+
+        After a renewal that changed them, this is another mapping object.
+        """
         return self.renew() if self._values is None else self._values
 
     def values_for(self, uri: str) -> dict[str, str]:
@@ -197,7 +203,7 @@ class StorageOptions:
         return self._values
 
     def for_tasks(self, uri: str) -> StorageOptions:
-        """Return the options for tasks: only values, including those of the environment."""
+        """Return the options for tasks: present values for ``uri``, including those of the environment."""
         return StorageOptions(self.values_for(uri))
 
     def describe_error(self, error: BaseException) -> str:
@@ -273,14 +279,17 @@ def _environment_for(uri: str) -> dict[str, str]:
 
 
 def is_reached_by_environment(uri: str) -> bool:
-    """Return whether this process's environment configures the storage of ``uri`` by more than a region."""
+    """Return whether the environment has a variable for the storage of ``uri``, other than a region."""
     place = table_uri(uri)
     roles = _ROLES.get(FAMILY_OF.get(urlsplit(place).scheme.lower(), ""), ())
     return not _environment_for(place).keys() <= _REGIONS or any(map(os.environ.get, roles))
 
 
 def _joined(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Join options; of several names for one option keep the first, since delta-rs might use any of them."""
+    """Join mappings of options by name, the first of which wins.
+
+    delta-rs has several names for some options, and might use any of them; so only the first is kept.
+    """
     joined: dict[str, str] = {}
     known: set[str] = set()
     for name, text in (item for layer in layers for item in layer.items()):
@@ -293,7 +302,7 @@ def _joined(*layers: Mapping[str, str]) -> dict[str, str]:
 
 
 NO_OPTIONS: Final = StorageOptions()
-"""Only the options of the environment."""
+"""No given options: only those of the environment apply."""
 
 
 def filesystem_of(uri: str, storage: StorageOptions | None = None) -> tuple[fs.FileSystem, str]:

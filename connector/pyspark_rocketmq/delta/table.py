@@ -154,13 +154,13 @@ def _nullable_type(type_: pa.DataType) -> pa.DataType:
 def read_with_retry(
     what: str, uri: str, storage: StorageOptions, read: Callable[[], T], sleep: Callable[[float], object]
 ) -> T:
-    """Return ``read()``; call it again if remote storage does not answer.
+    """Return ``read()``; if it fails and the table is on remote storage, call it up to five more times.
 
     Within each call delta-rs itself tries twenty times, which takes some ten seconds, unless the storage
-    options say otherwise.
+    options set other numbers.
 
     Raises:
-        DeltaError, OSError: If the storage still does not answer.
+        DeltaError, OSError: If the last call fails; on local storage, if the only one does.
     """
     pauses_s = _PAUSES_S if local_path(uri) is None else ()
 
