@@ -87,7 +87,7 @@ class TableName(NamedTuple):
 
     @classmethod
     def is_name(cls, place: str | Path) -> bool:
-        """Return whether ``place`` is a table's name; False for paths, URIs and invalid or ambiguous names."""
+        """Return whether ``place`` is a table's name; False for paths, URIs, invalid and ambiguous names."""
         try:
             return cls.of(place) is not None
         except OptionError:

@@ -63,14 +63,14 @@ class Appender(Protocol):
 
 @dataclass(frozen=True)
 class FileAppender:
-    """Adds files as they are; implements :class:`Appender`."""
+    """Adds the tasks' files to the table as they are; implements :class:`Appender`."""
 
     table: TableSnapshot
     """The same table as ``log.table`` of the log that is passed to the methods."""
 
     @property
     def commits_by(self) -> str:
-        """See :meth:`Appender.commits_by`."""
+        """``itself`` if this package writes the commits, else ``delta-rs``; for log messages."""
         return "itself" if self.table.commits_itself else "delta-rs"
 
     def append(
@@ -81,11 +81,16 @@ class FileAppender:
         commit: SinkCommit,
         columns: pa.Schema,  # noqa: ARG002 - files have them
     ) -> int:
-        """See :meth:`Appender.append`."""
+        """Commit files and watermarks together on top of the log's version; return the new version.
+
+        Raises:
+            FileExistsError: If another commit came first.
+            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
+        """
         return self.put(log, files, with_record(before, commit))
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """See :meth:`Appender.set_watermarks`."""
+        """Make a commit without rows that sets watermarks, for an operator; return the new version."""
         record = before.record_of_files(commit, time.time_ns() // 1_000_000)
         watermarks = {**before.watermarks, **commit.watermarks}
         return self.put(log, (), commit._replace(watermarks=watermarks, record=record))
@@ -101,7 +106,7 @@ class FileAppender:
         return self.put(log, (), commit._replace(watermarks=counter, record=record))
 
     def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:  # noqa: ARG002 - it has the same table
-        """See :meth:`Appender.add_columns`."""
+        """Add columns to the table, and move to the newest version."""
         self.table.add_columns(columns)
 
     def put(self, log: SinkLog, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
@@ -120,8 +125,8 @@ class FileAppender:
     ) -> int:
         """Commit the rows of the tasks' files by ``merge``, then remove the files; return the new version.
 
-        If there are no files, commit only the watermarks and the record, without ``merge``. Raises as
-        :meth:`Appender.append`.
+        ``merge`` gets the commit's information. If there are no files, commit only the watermarks and the
+        record, without ``merge``. Raises the errors of :meth:`Appender.append`.
         """
         commit = with_record(before, commit)
         if not files:
@@ -143,7 +148,7 @@ class MergeAppender:
 
     @property
     def commits_by(self) -> str:
-        """See :meth:`Appender.commits_by`."""
+        """``delta-rs``, which merges; for log messages."""
         return "delta-rs"
 
     def append(
@@ -154,7 +159,9 @@ class MergeAppender:
         commit: SinkCommit,
         columns: pa.Schema,
     ) -> int:
-        """See :meth:`Appender.append`. If the table has a row with the same key, update its ``columns``.
+        """Merge the rows of ``files`` by key and move watermarks, in one commit; return the new version.
+
+        If the table has a row with the key, its ``columns`` are updated; else the row is added.
 
         If there are several new rows of a key, the newest one is used: the one with the highest queue offset,
         and of one message's rows the one emitted last.  Messages with the same key should be in one queue,
@@ -168,11 +175,11 @@ class MergeAppender:
         return FileAppender(self.table).append_merged(log, files, before, commit, merge)
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """See :meth:`Appender.set_watermarks`."""
+        """Make a commit without rows that sets watermarks, for an operator; return the new version."""
         return FileAppender(self.table).set_watermarks(log, before, commit)
 
     def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:  # noqa: ARG002 - it has the same table
-        """See :meth:`Appender.add_columns`."""
+        """Add columns to the table, and move to the newest version."""
         self.table.add_columns(columns)
 
 

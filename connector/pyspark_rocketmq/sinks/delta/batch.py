@@ -39,7 +39,7 @@ from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, read_progress
 T = TypeVar("T")
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
-"""Pauses before further tries of a commit after a commit of others came first (DELETE, MERGE, ALTER)."""
+"""Pauses before further tries of a failed commit, before which, for example, a DELETE or MERGE came."""
 _UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
 """Errors after which it is unknown whether a commit was made."""
 _FILE_CHECK_PAUSES_S = (0.1, 0.5, 2.0, 0.0)
@@ -57,7 +57,7 @@ class _GroupCommit(NamedTuple):
 
 @dataclass(slots=True)
 class _Tried:
-    """The newest group whose commit was tried."""
+    """The newest group (results of tasks that are committed together) whose commit was tried."""
 
     group_id: str
     since: int
@@ -80,17 +80,17 @@ class DeltaBatch:
     """The consumer group's progress in the table when it was last read."""
     generations: Mapping[MessageQueue, int]
     ids: Mapping[MessageQueue, str]
-    """Application ids of the watermarks, in these generations."""
+    """Application id of each queue's watermark, in the queue's generation."""
     is_by_spark: bool
     sleep: Callable[[float], None]
     standings: tuple[SinkStanding, ...]
-    """See ``SinkBatch.standings``."""
+    """The table's id and the group's watermarks when the batch began, as the only element."""
     version: int
     """Version of the table when the batch began."""
     form: TableForm
     """Columns, partitioning and properties of that version, for which tasks write files."""
     newest: Mapping[MessageQueue, str] = field(default_factory=dict)
-    """See :meth:`note_newest`."""
+    """Newest message of each queue, as text, which commits store; set by :meth:`note_newest`."""
     _reached: dict[MessageQueue, int] = field(init=False)
     """The watermarks after the batch's commits so far."""
     _tried: _Tried | None = field(init=False, default=None)
@@ -113,7 +113,7 @@ class DeltaBatch:
         return self.writer
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
-        """See ``RemembersMessages.note_newest``."""
+        """Set the newest message of each queue, as text, for :meth:`commit` to store with the watermarks."""
         self.newest = newest
 
     def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
@@ -128,7 +128,10 @@ class DeltaBatch:
     def commit_group(
         self, files: Sequence[WrittenFile], spans: Mapping[MessageQueue, Span], group_id: str
     ) -> int | None:
-        """Add a group's files and move the watermarks, in one commit; see ``CommitsGroups.commit_group``.
+        """Add the files of a group of tasks' results, and move the watermarks, in one commit.
+
+        Watermarks move to the ends of ``spans``, the messages from which the rows come. If the commit of this
+        group was tried before, look for it in the log first, and do not make it twice.
 
         Returns:
             The version of the group's commit, which an earlier call may have made; None if no watermark
@@ -169,7 +172,7 @@ class DeltaBatch:
     def without(
         self, files: Sequence[WrittenFile], queues: Collection[MessageQueue]
     ) -> tuple[list[WrittenFile], int]:
-        """Return files without rows of these queues; see ``LeavesOutQueues.without``.
+        """Return files without the rows of these queues, and how many rows that leaves out.
 
         VACUUM removes the files that are left over.
 
@@ -192,7 +195,7 @@ class DeltaBatch:
         return kept, _rows_in(files) - _rows_in(kept)
 
     def _made_before(self, group_id: str, files: Sequence[WrittenFile]) -> int | None:
-        """Return the version of a group's commit if an earlier call has made it."""
+        """Return the version of a group's commit if an earlier call has made it; else None."""
         tried = self._tried_of(group_id)
         if tried is None:
             return None
@@ -207,7 +210,7 @@ class DeltaBatch:
         return self._read(f"the log of {self.table.path}", look)
 
     def _look_for(self, tried: _Tried, files: Sequence[WrittenFile]) -> int | None:
-        """Return the version of a group's commit if it is in the log."""
+        """Return the version of a group's commit if it is in the log, and note that it is made; else None."""
         for each in tried.commits:
             version = self.log.find_commit(each.commit, tried.since)
             if version is not None:
@@ -217,7 +220,7 @@ class DeltaBatch:
         return None
 
     def _made(self, tried: _Tried, version: int, made: _GroupCommit) -> int:
-        """Note that a group's commit is made; return its version."""
+        """Note that a group's commit is made, and how far it moved the watermarks; return its version."""
         tried.made_at = version
         self._reached.update(made.moved_to)
         return version
@@ -325,7 +328,15 @@ class DeltaBatch:
         return self._made(tried, made_at, mine)
 
     def _check_changes(self, grown: Mapping[MessageQueue, int]) -> None:
-        """Check that the commits of others since ``begin`` allow this one."""
+        """Check that the commits since ``begin`` allow one that moves the watermarks in ``grown``.
+
+        The group's progress is read again, so that the commit includes that of other members.
+
+        Raises:
+            SinkMoved: If the table was replaced or altered, or if another consumer moved a watermark.
+            SinkConflict: If a RESTORE removed rows.
+            SchemaError, OptionError: If the rows no longer fit the table.
+        """
         group, path = self.consumer_group, self.table.path
         if self.log.table.table_id != self.standings[0].identity:
             # CREATE OR REPLACE keeps the log of the previous table.

@@ -2,9 +2,9 @@
 
 A catalog may deny access to its tables' folders, and may make their commits itself.  So a sink reads by the
 table's name: the commits with ``DESCRIBE HISTORY``, the table's id and place with ``DESCRIBE DETAIL``.  SQL
-cannot read transaction ids.  So each commit records the progress of the whole group, and transaction ids only
-keep two writers from committing the same step twice.  After a commit that named the table by its path, they
-are read from the table's folder.
+cannot read transaction ids.  So each commit records the progress of the whole group.  Its only transaction id
+counts the group's commits: of two writers that begin at the same count, only one can commit.  After a commit
+that named the table by its path, transaction ids are read from the table's folder.
 
 Tasks put their rows into the table's folder or, if they may not write there, into a folder for staging.
 """
@@ -128,7 +128,7 @@ class CatalogSnapshot:
     """A table in a catalog, as Spark showed it at the last refresh; implements ``Snapshot``."""
 
     def __init__(self, spark: SparkSession, name: TableName, history: CatalogHistory, detail: Row) -> None:
-        """Start at the newest version; ``detail`` is its ``DESCRIBE DETAIL``."""
+        """Start at the newest version in ``history``; ``detail`` is the row of ``DESCRIBE DETAIL``."""
         self._spark = spark
         self._name = name
         self.log: Final = history
@@ -138,31 +138,31 @@ class CatalogSnapshot:
 
     @property
     def version(self) -> int:
-        """See ``Snapshot.version``."""
+        """The version of the table that this object is at."""
         return self._tip.version
 
     @property
     def table_id(self) -> str:
-        """See ``Snapshot.table_id``."""
+        """Id that distinguishes this table from every other one, except copies of its folder."""
         return str(self._detail["id"])
 
     @property
     def location(self) -> str:
-        """See ``Snapshot.location``."""
+        """The table's folder; empty if the catalog does not show it."""
         return self._detail["location"] or ""
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """See ``Snapshot.arrow_schema``."""
+        """The table's columns as Arrow types."""
         return arrow_schema(self._schema)
 
     @property
     def shows_transactions(self) -> bool:
-        """False; see ``Snapshot.shows_transactions``."""
+        """False: :meth:`all_transactions` may lack the ids of commits made through the catalog."""
         return False
 
     def form(self) -> TableForm:
-        """See ``Snapshot.form``."""
+        """Return the table's columns, partitioning, properties and features."""
         return TableForm(
             columns=parse_columns(self._schema.json()),
             partition_by=tuple(self._detail["partitionColumns"] or ()),
@@ -174,7 +174,10 @@ class CatalogSnapshot:
         """Do nothing: Spark reaches the storage with its own options."""
 
     def is_still_there(self) -> bool:
-        """See ``TableView.is_still_there``; this is also False if the table was replaced."""
+        """Return whether the history still has the commit at this version; read the newest commits for that.
+
+        False if the table was deleted, created again, put back to an earlier state or replaced.
+        """
         try:
             newest = self.log.refresh()
             # A folder that was put back keeps the table's id, and others may have committed to it since.
@@ -186,7 +189,7 @@ class CatalogSnapshot:
             return False
 
     def _keep_form_up_to(self, newest: int) -> bool:
-        """Return whether all newer commits changed only rows and columns."""
+        """Return whether all commits after this version, up to ``newest``, changed only rows and columns."""
         later = takewhile(
             lambda entry: entry["version"] > self.version, self.log.commit_infos_below(newest + 1)
         )
@@ -219,7 +222,7 @@ class CatalogSnapshot:
             ) from error
 
     def as_of(self, version: int) -> CatalogSnapshot:
-        """See ``Snapshot.as_of``."""
+        """Return the table as of ``version``; raise DeltaError if the history no longer has that version."""
         table = CatalogSnapshot(self._spark, self._name, self.log.as_of(version), self._detail)
         if table.version != version:
             raise DeltaError(f"The history of {self._name} does not have version {version} any more.")
@@ -240,7 +243,7 @@ class CatalogSnapshot:
         return by_path.all_transactions()
 
     def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
-        """See ``Snapshot.transaction_versions``; for errors see :meth:`all_transactions`."""
+        """Return those of these transaction ids that :meth:`all_transactions` has; raise its errors."""
         known = self.all_transactions()
         return {app_id: known[app_id] for app_id in app_ids if app_id in known}
 
@@ -281,20 +284,20 @@ class CatalogHome:
 
     @property
     def rows_uri(self) -> str:
-        """See ``TableHome.rows_uri``."""
+        """Path or URI of the folder that tasks write their rows to; empty until it is known."""
         return self._rows_uri
 
     @property
     def command_path(self) -> str:
-        """See ``TableHome.command_path``."""
+        """An empty string: commands find tables only by path."""
         return ""
 
     def session_of_handles(self) -> SparkSession | None:
-        """See ``TableHome.session_of_handles``."""
+        """Return the running Spark session through which the table is used from now on; None without one."""
         return self.session.take()
 
     def open(self) -> SinkHandle | None:
-        """See ``TableHome.open``.
+        """Open the table at its newest version; return None if the catalog has no such table.
 
         Raises:
             OptionError: If it is not a Delta table, if Spark does not understand the name, or if there is no
@@ -356,7 +359,11 @@ class CatalogHome:
         return OptionError((problem,), where="Delta sink")
 
     def check_rows_place(self, schema: pa.Schema) -> None:
-        """See ``TableHome.check_rows_place``."""
+        """Write a file to the folder for tasks' rows, and let Spark read it; remove old leftovers there.
+
+        Raises:
+            OptionError: If there is no such folder, or if one of the two fails.
+        """
         try:
             self._check_rows_place(schema)
         except (*STORAGE_ERRORS, *_ERRORS) as error:
@@ -404,7 +411,13 @@ class CatalogHome:
     def create(
         self, schema: pa.Schema, partition_by: tuple[str, ...], properties: Mapping[str, str]
     ) -> SinkHandle:
-        """See ``TableHome.create``."""
+        """Let Spark create the table if it is missing, and open it.
+
+        Raises:
+            OptionError: If it cannot be created, or cannot be a sink.
+            SchemaError: If the catalog has a table of that name without a folder.
+            DeltaError: If the catalog does not answer.
+        """
         columns = columns_ddl(from_arrow_schema(schema, prefer_timestamp_ntz=True).json())
         partitions = ", ".join(map(quoted_name, partition_by))
         sql = f"CREATE TABLE IF NOT EXISTS {self._name.sql} ({columns}) USING delta" + (
@@ -433,7 +446,11 @@ class CatalogHome:
         """Check nothing: where Spark's commits could overwrite each other, :meth:`check_spark` raises."""
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:
-        """See ``TableHome.comparable``."""
+        """Return ``form`` without the columns that ``wanted`` lacks, if the table has computed columns.
+
+        The form of a table in a catalog does not show which columns Delta computes. If the table has none,
+        return ``form`` as it is.
+        """
         if not _COMPUTED_BY & form.features:
             return form
         # The form of a table in a catalog does not show which columns are computed.
@@ -445,7 +462,13 @@ class CatalogHome:
         return _REASONS
 
     def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:
-        """See ``TableHome.check_spark``."""
+        """Refuse a table on S3 if this session's commits could overwrite those of others.
+
+        If the catalog itself makes the table's commits, that is not checked.
+
+        Raises:
+            OptionError: If commits could be overwritten.
+        """
         if "catalogManaged" not in form.features:
             problem = log_store_problem(self._location, self.session.setting)
             if problem is not None:
@@ -453,7 +476,7 @@ class CatalogHome:
 
 
 def _remove_leftovers(filesystem: fs.FileSystem, folder: str, now_s: float) -> None:
-    """Remove the files that killed tasks have left."""
+    """Remove files of ``folder`` that are older than seven days, which killed tasks have left."""
     for file in filesystem.get_file_info(fs.FileSelector(folder or "/", allow_not_found=True)):
         if file.mtime_ns is not None and now_s - file.mtime_ns / 1e9 > _LEFTOVER_AGE_S:
             with suppress(OSError):

@@ -51,7 +51,7 @@ class LogSummary:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> LogSummary:
-        """Return the summary of one commit."""
+        """Return the summary of only the commit of which ``entry`` is the log entry."""
         version = int(entry["version"])
         own = own_metadata(entry)
         group = own.get("consumerGroup")
@@ -121,7 +121,7 @@ class LogSummary:
         return self.known_up_to.get(consumer_group, self.commits.get(consumer_group, -1))
 
     def covers(self, consumer_group: str) -> bool:
-        """Return whether this goes back far enough for :meth:`restored_since` to be true of the whole log."""
+        """Return whether this goes back so far that a longer summary has the same :meth:`restored_since`."""
         if self.restored is not None:
             return True
         return consumer_group in self.commits and self.first <= self._known_up_to(consumer_group) + 1

@@ -28,9 +28,12 @@ _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
 REACHED: Final = "reached"
 """Field in the ``userMetadata`` of a commit of files: watermarks of the group's queues, by application id."""
 WATERMARKS: Final = "watermarks"
-"""Field for the watermarks in a commit by Spark, or of the same form; they override the ids of queues."""
+"""Field in the ``userMetadata`` of a commit by Spark, or one of the same form: the group's watermarks.
+
+They are by application id, and override the versions of the queues' transaction ids.
+"""
 NUMBER: Final = "commits"
-"""Field beside ``watermarks``: how many such commits there were; also the version of the group's own id."""
+"""Field beside ``watermarks``: number of the group's commits in this form; also the version of its own id."""
 NEWEST: Final = "newest"
 """Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
 WHOLE_AT: Final = "wholeAt"
@@ -225,7 +228,7 @@ def message_text(numbers: Sequence[int]) -> str:
 
 
 def last_generations(by_id: Mapping[str, V]) -> Mapping[str, V]:
-    """Return the entries of each queue's last generation; ``by_id`` and the result have application ids."""
+    """Return the entries of each queue's last generation; the keys of ``by_id`` are application ids."""
     last = _last_of_each(by_id)
     if len(last) == len(by_id):
         return by_id
@@ -233,7 +236,10 @@ def last_generations(by_id: Mapping[str, V]) -> Mapping[str, V]:
 
 
 def superseded(ids: Mapping[Q, str], by_id: Mapping[str, object]) -> frozenset[Q]:
-    """Return the keys of those ``ids`` for which ``by_id`` has a later generation of the queue."""
+    """Return the keys of those ``ids`` for which ``by_id`` has a later generation of the same queue.
+
+    Both the values of ``ids`` and the keys of ``by_id`` are application ids of queues.
+    """
     if by_id.keys() <= set(ids.values()):
         return frozenset()
     last = _last_of_each(by_id)

@@ -152,7 +152,10 @@ class DeltaSink:
 
     @property
     def place(self) -> str:
-        """See ``Sink.place``: once prepared, the table's id, which is the same by any name of its folder."""
+        """The table's id once prepared, the same by any name of its folder; before, its path or name.
+
+        Two sinks with the same place cannot serve one query.
+        """
         return self._table.table_id or self._table.home.place
 
     def use_session(self, spark: SparkSession) -> None:
@@ -182,7 +185,9 @@ class DeltaSink:
         self._read(f"The Delta table {self.path}", lambda: self._table.prepare(schema))
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
-        """Read the newest version and the group's watermark of each queue, in the generation given.
+        """Begin a batch: read the table's newest version, and the group's watermark of each queue.
+
+        ``queues`` has the generation of each queue, a number that grows when the queue's offsets start again.
 
         Raises:
             SinkConflict: If a RESTORE removed rows since the group's last commit, or if the log no longer has
@@ -257,7 +262,10 @@ class DeltaSink:
         )
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
-        """See ``Sink.standings``.
+        """Return, as the only element, the table's id and its watermarks of the group's ``queues``.
+
+        ``queues`` has the generation of each queue, a number that grows when the queue's offsets start again.
+        If there is no table, the id is None.
 
         Raises:
             SinkConflict: If the log no longer contains the group's progress.
@@ -282,7 +290,7 @@ class DeltaSink:
         return SinkStanding(name, log.table.table_id, watermarks, path, later=later)
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:
-        """Count the rows of these queues from their offsets on; only for a table by path.
+        """Count the rows of each queue at or above the given offset; only for a table by path.
 
         Raises:
             OffsetError: If the table cannot be read.
@@ -301,7 +309,7 @@ class DeltaSink:
         return self._watermarks(consumer_group)
 
     def _watermarks(self, consumer_group: str, log: SinkLog | None = None) -> dict[QueueGeneration, int]:
-        """Return the watermarks as of ``log``, or of the newest version."""
+        """Return the group's watermarks as of ``log``; None reads the table's newest version."""
         try:
             log = log or self._table.newest().log
             return by_generation(consumer_group, read_progress(log, consumer_group))
@@ -367,7 +375,7 @@ class DeltaSink:
 
         Raises:
             OffsetError: If a next offset is negative.
-            SinkConflict: If there is a :meth:`rewind_problem`.
+            SinkConflict: If :meth:`rewind_problem` describes a problem.
             OptionError: If only Spark can set watermarks of this table, and no session can.
             SchemaError: If there is no table.
             DeltaError, OSError, PySparkException: If the table could not be written.

@@ -28,7 +28,7 @@ from pyspark_rocketmq.sinks.delta.task_files import TaskFolder
 
 
 class SinkLog:
-    """A table's log with the records of sinks in it."""
+    """A table's log at one version; finds in it the commits of consumer groups, and RESTOREs."""
 
     def __init__(self, table: Snapshot, files: TaskFolder, lost_hint: str = "") -> None:
         """Start at the version of ``table``; ``files`` is the folder that tasks write to.
@@ -41,7 +41,7 @@ class SinkLog:
         self._seen = LogSummary.empty(table.version)
         """Summary of the part of the log that was read."""
         self._newest_commits: dict[str, Mapping[str, Any]] = {}
-        """Entry of the newest commit of each group, as it was last read."""
+        """Log entry of the newest commit of each group, as it was last read."""
         self._whole_record: Mapping[str, Any] | None = None
         """The entry that :meth:`whole_record_of` returned last."""
         self._recorded: tuple[SinkCommit, Mapping[str, Any]] | None = None
@@ -60,8 +60,8 @@ class SinkLog:
     def has_commit_of(self, consumer_group: str) -> bool:
         """Return whether the log shows that the group has committed.
 
-        A summary in another group's commit is enough. The group's commit that the summary names may no longer
-        be in the log: then :meth:`newest_commit` returns None.
+        Each commit of a sink records a summary of the log before it, and one that names the group is enough.
+        The group's commit itself may no longer be in the log: then :meth:`newest_commit` returns None.
         """
         return consumer_group in self._summary(lambda seen: consumer_group in seen.commits).commits
 
@@ -99,11 +99,14 @@ class SinkLog:
         return version
 
     def restored_since_last_commit(self, consumer_group: str) -> int | None:
-        """Return the version of the last RESTORE if no writer of the group has seen it; else None."""
+        """Return the version of the last RESTORE if no writer of the group had seen it when committing.
+
+        Otherwise return None. A statement that replaces the table counts as a RESTORE.
+        """
         return self._summary(lambda seen: seen.covers(consumer_group)).restored_since(consumer_group)
 
     def was_replaced_at(self, version: int) -> bool:
-        """Return whether the commit at ``version``, a RESTORE or a replacement, has replaced the table."""
+        """Return whether the commit of ``version`` replaced the table; False for a RESTORE or a lost one."""
         entry = self.log.commit_info(version)
         return entry is not None and is_replacement(entry)
 
@@ -115,7 +118,7 @@ class SinkLog:
         return self._summary(lambda seen: seen.covers(consumer_group)).commit_after_restore(consumer_group)
 
     def newest_commit(self, consumer_group: str) -> Mapping[str, Any] | None:
-        """Return the history's entry of the group's newest commit; None if the history has none."""
+        """Return the log entry of the group's newest commit; None if the log has none."""
         version = self._summary(lambda seen: consumer_group in seen.commits).commits.get(consumer_group)
         if version is None:
             return None
@@ -127,9 +130,10 @@ class SinkLog:
         return entry
 
     def whole_record_of(self, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Return the entry of the commit with all queues to which ``entry`` refers.
+        """Return the log entry of the earlier commit to which ``entry``, the group's newest commit, refers.
 
-        None if ``entry`` refers to no such commit, or if that commit is no longer in the log.
+        If a group has very many queues, most of its commits record only changes since an earlier commit that
+        records all queues. None if ``entry`` refers to no such commit, or if that is no longer in the log.
         """
         version = None if entry is None else own_metadata(entry).get(CHANGED_SINCE)
         if not isinstance(version, int):
@@ -199,7 +203,11 @@ class SinkLog:
         )
 
     def note_made(self, begun_at: int, commit: SinkCommit) -> int:
-        """Note a commit that was just made on top of version ``begun_at``; return the commit's version."""
+        """Remember a commit that was just made after version ``begun_at``; return the commit's version.
+
+        Raises:
+            DeltaError: If the commit is not in the log.
+        """
         if self.version != begun_at + 1:
             return self.version_of(commit, begun_at)
         own_commit = LogSummary(self.version, self.version, commits={commit.consumer_group: self.version})
@@ -212,10 +220,10 @@ class SinkLog:
 
 
 def log_of(table: TableSnapshot) -> SinkLog:
-    """Return the log of a table into whose own folder tasks write their files."""
+    """Return the sink's log of a table, where tasks write their files into the table's own folder."""
     return SinkLog(table, TaskFolder(table.log.table_uri, table.log.storage))
 
 
 def opened_log(table: DeltaTable, storage: StorageOptions = NO_OPTIONS) -> SinkLog:
-    """Return the log of a table that was just opened with these storage options, for reading."""
+    """Return the sink's log of a table just opened with these storage options; only for reading."""
     return log_of(TableSnapshot(table, storage, needs_delta_rs=False))

@@ -90,8 +90,8 @@ def newest_of(
 ) -> DataFrame:
     """Return the newest row of each key, and all rows whose key contains a null.
 
-    In the columns ``blank``, replace texts that a partition column stores as null by "", so that they are the
-    same key. For the other arguments see :func:`merge_rows`.
+    In the columns ``blank``, replace ``__HIVE_DEFAULT_PARTITION__`` by "", so that both are the same key: a
+    partition column stores both as null. For the other arguments see :func:`merge_rows`.
     """
     file_number = sf.array_position(sf.lit(list(files)), sf.col("_metadata.file_name"))
     newest_first = [

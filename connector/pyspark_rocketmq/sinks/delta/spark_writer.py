@@ -61,7 +61,7 @@ class Session:
         self._spark = spark
 
     def living(self) -> SparkSession | None:
-        """Return the session, or another one if it no longer runs; None if there is none."""
+        """Return the session, or another running one if it was stopped; None if none runs."""
         return living_session(self._spark)
 
     def take(self) -> SparkSession | None:
@@ -99,7 +99,7 @@ def spark_address(spark: SparkSession | None, path: str) -> str | None:
 
 
 def addresses(path: str) -> tuple[str, ...]:
-    """Return the addresses by which a Spark session may find a path."""
+    """Return the addresses by which a Spark session may find a path; for ``s3://`` also ``s3a://``."""
     return (path, f"s3a{path[2:]}") if path.startswith("s3://") else (path,)
 
 
@@ -144,7 +144,7 @@ def log_store_problem(
 
 
 class SparkTarget(Protocol):
-    """A table as Spark's writer addresses it."""
+    """A table as Spark's writer addresses it: by path or by name."""
 
     record: Mapping[str, Any]
     """Further fields in the record of each commit."""
@@ -157,7 +157,7 @@ class SparkTarget(Protocol):
         ...
 
     def append(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
-        """Add rows in one commit."""
+        """Add rows in one commit, with these options of the write."""
         ...
 
     def columns_without_rows(self, log: SinkLog) -> pa.Schema:
@@ -176,7 +176,7 @@ class PathTarget:
         self._asked: SparkSession | None = None
         """The session that was last asked for the address."""
         self.files_address = ""
-        """See :attr:`SparkTarget.files_address`; empty until :meth:`find` has found it."""
+        """Address by which Spark finds the table's folder; empty until :meth:`find` has found it."""
 
     def find(self) -> str:
         """Return the address by which a running session finds the table; empty if none does."""
@@ -188,15 +188,15 @@ class PathTarget:
 
     @property
     def sql_name(self) -> str:
-        """See :attr:`SparkTarget.sql_name`."""
+        """Name of the table in a statement: ``delta`` and its quoted address."""
         return f"delta.{quoted_name(self.files_address)}"
 
     def append(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
-        """See :meth:`SparkTarget.append`."""
+        """Add rows to the table in one commit, with these options of the write."""
         rows.write.format("delta").mode("append").options(**options).save(self.files_address)
 
     def columns_without_rows(self, log: SinkLog) -> pa.Schema:
-        """Return all columns except those that Delta computes."""
+        """Return the columns for Spark's commits without rows: all except those that Delta computes."""
         given = writable_columns(log.table.form())
         return pa.schema([field for field in log.table.arrow_schema if field.name in given])
 
@@ -209,20 +209,23 @@ class NameTarget:
     def __init__(self, name: TableName) -> None:
         self.name = name
         self.files_address = ""
-        """See :attr:`SparkTarget.files_address`; known once the table is prepared."""
+        """Address by which Spark finds the folder that tasks write to; empty until the table is prepared."""
 
     @property
     def sql_name(self) -> str:
-        """See :attr:`SparkTarget.sql_name`."""
+        """Name of the table in a statement, each part quoted."""
         return self.name.sql
 
     def append(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
-        """See :meth:`SparkTarget.append`."""
+        """Add rows to the table in one commit, with these options of the write."""
         # saveAsTable would create the table if it is missing.
         rows.writeTo(self.sql_name).options(**options).append()
 
     def columns_without_rows(self, log: SinkLog) -> pa.Schema:
-        """Return the columns that are not nullable, and those of the position; Delta fills the others."""
+        """Return the columns for Spark's commits without rows: those not nullable, and those of the position.
+
+        Delta fills the others.
+        """
         kept = (
             field for field in log.table.arrow_schema if not field.nullable or field.name in POSITION_COLUMNS
         )
@@ -240,7 +243,7 @@ class SparkWriter:
 
     @property
     def commits_by(self) -> str:
-        """See ``Appender.commits_by``."""
+        """``Spark``, which makes the commits; for log messages."""
         return "Spark"
 
     def append(
@@ -251,7 +254,7 @@ class SparkWriter:
         commit: SinkCommit,
         columns: pa.Schema,
     ) -> int:
-        """See ``Appender.append``.
+        """Let Spark add or merge the files' rows and move watermarks, in one commit; return its version.
 
         Raises:
             PySparkException: If the rows do not fit the table, or another commit of the group won.
@@ -286,11 +289,11 @@ class SparkWriter:
         return spark.read.schema(schema).options(**_READ_ALL).parquet(*paths)
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """See ``Appender.set_watermarks``."""
+        """Let Spark make a commit without rows that sets watermarks; return the new version."""
         return self.append(log, (), before, commit, self.target.columns_without_rows(log))
 
     def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:
-        """See ``Appender.add_columns``."""
+        """Let Spark add columns to the table, and move to the newest version."""
         ddl = columns_ddl(from_arrow_schema(columns, prefer_timestamp_ntz=True).json())
         self.session.spark.sql(f"ALTER TABLE {self.target.sql_name} ADD COLUMNS ({ddl})")
         log.table.refresh()

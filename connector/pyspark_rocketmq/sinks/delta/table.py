@@ -65,9 +65,9 @@ logger = logging.getLogger(__name__)
 _CHECKPOINT_EVERY = 100
 """Versions between checkpoints if the table's properties set none; delta-rs has the same default."""
 _COMPACT_EVERY = 100
-"""Versions, at least, between two checks of the sizes of all files."""
+"""Least number of versions between two checks of the sizes of all files, which may start a compaction."""
 _CLEAN_UP_EVERY = 1_000
-"""Versions, at least, between two removals of expired files of the log; each checks all files of the log."""
+"""Least number of versions between two removals of expired log files; each checks all files of the log."""
 
 
 MANY_COMMITS: Final[Mapping[str, str]] = {
@@ -81,7 +81,7 @@ MANY_COMMITS: Final[Mapping[str, str]] = {
 
 
 class TableHome(Protocol):
-    """The place of a table, and everything that depends on it."""
+    """Opens, creates and checks a sink's table, in the way that a path or a name in a catalog needs."""
 
     storage: StorageOptions
     session: Session
@@ -106,15 +106,15 @@ class TableHome(Protocol):
 
     @property
     def command_path(self) -> str:
-        """Path for commands; empty if the table has only a name."""
+        """Path by which commands in error messages name the table; empty if it has only a name."""
         ...
 
     def session_of_handles(self) -> SparkSession | None:
-        """Return the session that handles use, which is a running one; None if they use none."""
+        """Return the running Spark session through which threads use the table; None if they use none."""
         ...
 
     def open(self) -> SinkHandle | None:
-        """Open the table at its newest version, with renewed storage options; return None without a table.
+        """Open the table at its newest version, with renewed storage options; None if there is no table.
 
         Raises:
             OptionError: If it cannot be a sink.
@@ -135,14 +135,18 @@ class TableHome(Protocol):
         ...
 
     def check_place(self) -> None:
-        """Refuse a place in which commits could overwrite each other."""
+        """Refuse a place in which commits could overwrite each other.
+
+        Raises:
+            OptionError: If it is such a place.
+        """
         ...
 
     def check_rows_place(self, schema: pa.Schema) -> None:
-        """Refuse :attr:`rows_uri` if a file cannot be written there, or if Spark cannot read it.
+        """Check that a file can be written to :attr:`rows_uri`, and that Spark can read it there.
 
         Raises:
-            OptionError: If so.
+            OptionError: If one of the two fails.
         """
         ...
 
@@ -159,10 +163,10 @@ class TableHome(Protocol):
         ...
 
     def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:
-        """Refuse a table that Spark must write if no session can, or if Spark could overwrite commits.
+        """Check a table that Spark must write, for these ``reasons``.
 
         Raises:
-            OptionError: If so.
+            OptionError: If no session can write it, or if Spark's commits could overwrite those of others.
         """
         ...
 
@@ -190,25 +194,29 @@ class PathHome:
 
     @property
     def place(self) -> str:
-        """See :attr:`TableHome.place`."""
+        """The table's URI, or its path with links followed."""
         return normal_place(self.path)
 
     @property
     def rows_uri(self) -> str:
-        """See :attr:`TableHome.rows_uri`."""
+        """The table's own folder, to which tasks write their rows."""
         return self.path
 
     @property
     def command_path(self) -> str:
-        """See :attr:`TableHome.command_path`."""
+        """The table's path, by which commands in error messages name it."""
         return self.path
 
     def session_of_handles(self) -> SparkSession | None:
-        """See :meth:`TableHome.session_of_handles`."""
+        """Return None: a table by path is opened without a Spark session."""
         return None
 
     def open(self) -> SinkHandle | None:
-        """See :meth:`TableHome.open`."""
+        """Open the table at its newest version, with renewed storage options; None if there is no table.
+
+        Raises:
+            DeltaError, OSError: If the storage does not answer.
+        """
         self.storage.renew()
         try:
             return self._handle(open_table(self.path, self.storage))
@@ -218,7 +226,12 @@ class PathHome:
     def create(
         self, schema: pa.Schema, partition_by: tuple[str, ...], properties: Mapping[str, str]
     ) -> SinkHandle:
-        """See :meth:`TableHome.create`."""
+        """Create the table, or open the one that another process created.
+
+        Raises:
+            OptionError: If it cannot be created in a local folder.
+            DeltaError, OSError: If remote storage does not answer.
+        """
         try:
             table = create_table(
                 self.path, schema, partition_by, self.storage, configuration=dict(properties)
@@ -244,14 +257,18 @@ class PathHome:
         )
 
     def check_place(self) -> None:
-        """See :meth:`TableHome.check_place`."""
+        """Refuse a local folder in which commits could overwrite each other.
+
+        Raises:
+            OptionError: If the folder is on a file system without hard links.
+        """
         check_exclusive_create(self.path)
 
     def check_rows_place(self, schema: pa.Schema) -> None:
         """Check nothing: :attr:`rows_uri` is the table's folder, in which each commit looks for its files."""
 
     def comparable(self, form: TableForm, wanted: TableForm) -> TableForm:  # noqa: ARG002 - it shows them
-        """See :meth:`TableHome.comparable`."""
+        """Return ``form`` as it is: it shows which columns Delta computes."""
         return form
 
     def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:
@@ -259,7 +276,11 @@ class PathHome:
         return refused_features(form)
 
     def check_spark(self, form: TableForm, reasons: tuple[str, ...]) -> None:  # noqa: ARG002 - of a protocol
-        """See :meth:`TableHome.check_spark`."""
+        """Check that a Spark session can read the table, and that its commits could overwrite no others.
+
+        Raises:
+            OptionError: If one of the two is not so; it names ``reasons``, for which Spark must write.
+        """
         address = self._target.find()
         if not address:
             why = "no Spark session here can read it (with delta-spark, its extension and its catalog)"
@@ -296,7 +317,10 @@ class SinkTable:
         self._compactor = Compactor()
         self._wanted: TableForm | None = None
         self._checked_form: TableForm | None = None
-        """The form that the table had at the last successful check; most commits leave it as it is."""
+        """The form for which :meth:`check_unaltered` last found that the rows fit and Spark is not needed.
+
+        Most commits leave the form as it is, so the check need not be repeated.
+        """
         self.schema = pa.schema([])
         """Columns of the rows; empty until the table is prepared."""
         self.table_id: str | None = None
@@ -309,7 +333,11 @@ class SinkTable:
         self._compactions = Maintenance("sink", self.path, self.storage, is_interruptible=True)
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Create the table if it is missing, else check it; see ``DeltaSink.prepare``."""
+        """Create the table if it is missing, else check that rows of ``schema`` can be added to it.
+
+        With ``schema_evolution``, columns that an existing table lacks are added first. For the errors see
+        ``DeltaSink.prepare``.
+        """
         _check_keys(self.merge_keys, schema)
         _check_names(self.path, schema.names)
         wanted = TableForm(
@@ -382,14 +410,18 @@ class SinkTable:
         check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
 
     def count_rows(self, where: str) -> int:
-        """Count the rows that fulfil a condition."""
+        """Count the rows for which the SQL condition ``where`` is true."""
         self.storage.renew()
         sql = f"SELECT count(*) AS found FROM rows WHERE {where}"  # noqa: S608 - quoted literals
         [count] = query_rows(open_table(self.path, self.storage), sql).column("found").to_pylist()
         return int(count)
 
     def newest(self) -> SinkHandle:
-        """Return this thread's handle, moved to the newest version."""
+        """Return this thread's handle (its opened table), moved to the newest version.
+
+        Raises:
+            SchemaError: If there is no table.
+        """
         self._forget_handles_of_another_session()
         return self._handles.newest()
 
@@ -533,7 +565,7 @@ class SinkTable:
         return form_changes(before, now if self._has_positions else without_additions(now, before))
 
     def reasons_for_spark(self, form: TableForm) -> tuple[str, ...]:
-        """Return the reasons why Spark must write the table; empty if there are none.
+        """Return the reasons why Spark must write a table of this form; empty if there are none.
 
         Raises:
             OptionError: If there are such reasons, but Spark's writer cannot be used.
@@ -556,7 +588,13 @@ class SinkTable:
             self.reasons_for_spark(handle.log.table.form())
 
     def rewind(self, handle: SinkHandle, before: GroupCommit, commit: SinkCommit) -> int:
-        """Make a commit without rows that sets watermarks; return the new version."""
+        """Make a commit without rows that sets the watermarks in ``commit``; return the new version.
+
+        ``before`` is the group's progress in the table.
+
+        Raises:
+            OptionError: If only Spark can set them, and no session can.
+        """
         before = before.after_rewind(commit)
         form = handle.log.table.form()
         if not self.home.reasons_for_spark(form):
@@ -590,7 +628,7 @@ class SinkTable:
 
 
 def checkpoint_interval(configuration: Mapping[str, str]) -> int:
-    """Return the number of versions between checkpoints, by a table's properties."""
+    """Return the number of versions between checkpoints that a table's properties set; 100 by default."""
     wanted = configuration.get("delta.checkpointInterval", "")
     return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else _CHECKPOINT_EVERY
 

@@ -64,11 +64,11 @@ class TaskWriter:
     """Storage options as of the batch's beginning."""
 
     def open(self) -> FileSet:
-        """See ``RowWriter.open``."""
+        """Start writing, in the task; return the set of files to which rows are added."""
         return FileSet(self)
 
     def written(self, facts: Mapping[str, Any]) -> WrittenFile:
-        """See ``RowWriter.written``."""
+        """Rebuild a finished file's facts from ``WrittenFile.to_dict``, on the driver."""
         return WrittenFile(**facts)
 
 
@@ -115,7 +115,7 @@ class FileSet:
                 self._finish_one(values)
 
     def finish(self) -> list[WrittenFile]:
-        """See ``Writing.finish``.
+        """Finish all files and return them; they are not part of the table until the driver commits them.
 
         Raises:
             RocketMQError: If the storage cannot be written to.
@@ -139,7 +139,7 @@ class FileSet:
             ) from error
 
     def abandon(self) -> None:
-        """Remove the files; see ``Writing.abandon``."""
+        """Remove all files of this task as far as possible; any that stay are never committed."""
         for file in self._open.values():
             file.close_quietly()
         paths = [file.path for file in self._open.values()] + [file.path for file in self._finished]
@@ -163,7 +163,7 @@ class FileSet:
 
 
 class TaskFolder:
-    """The folder that tasks write files to, as the driver sees it."""
+    """Lets the driver check, read and remove the files that tasks wrote to a folder."""
 
     def __init__(self, uri: str, storage: StorageOptions) -> None:
         self._uri = uri
@@ -178,7 +178,7 @@ class TaskFolder:
         return self._opened[1:]
 
     def unseen(self, files: Sequence[WrittenFile]) -> list[str]:
-        """Describe the ``files`` that this machine does not see, or sees with another size."""
+        """Describe each of ``files`` that is missing here or has another size; empty if none is."""
         filesystem, folder = self._place()
         found = filesystem.get_file_info([f"{folder}/{file.path}" for file in files])
         return [
@@ -199,7 +199,7 @@ class TaskFolder:
         )
 
     def stream(self, files: Sequence[WrittenFile]) -> Iterator[pa.Table]:
-        """Yield the rows of ``files`` in parts, one at a time in memory."""
+        """Yield the rows of ``files`` in batches, one at a time in memory."""
         filesystem, folder = self._place()
         for file in files:
             with filesystem.open_input_file(f"{folder}/{file.path}") as stored:
@@ -209,9 +209,9 @@ class TaskFolder:
     def without(
         self, file: WrittenFile, schema: pa.Schema, queues: Collection[MessageQueue]
     ) -> WrittenFile | None:
-        """Return a file with only the rows of other queues; None if there are none.
+        """Return a file with the rows of ``file`` except those of ``queues``; None if no row is left.
 
-        If no row is left out, return ``file`` itself, otherwise a new file. ``schema`` has the columns of
+        If all rows are left, return ``file`` itself, otherwise a new file. ``schema`` has the columns of
         ``file``.
         """
         filesystem, folder = self._place()
@@ -251,9 +251,9 @@ def _of_other_queues(
     schema: pa.Schema,
     queues: Collection[MessageQueue],
 ) -> list[pa.RecordBatch]:
-    """Return the rows of a file that are not of these queues.
+    """Return the rows of ``batch``, read from a file, that are not of these queues.
 
-    If the table is partitioned by a column of the position, its value comes from ``partition_values``.
+    If the table is partitioned by topic, broker or queue id, that value comes from ``partition_values``.
     """
     rows = pa.Table.from_batches([batch])
     for column in QUEUE_FIELDS:

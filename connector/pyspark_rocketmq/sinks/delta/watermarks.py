@@ -68,7 +68,7 @@ _LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
 
 
 class RecordedProgress(NamedTuple):
-    """A group's progress as one of its commits records it."""
+    """A group's progress as one of its commits records it; watermarks are by application id."""
 
     watermarks: Mapping[str, int]
     newest: Mapping[str, Any]
@@ -194,7 +194,10 @@ class GroupCommit:
         return last_generations({**self.watermarks, **commit.watermarks})
 
     def record_of_files(self, commit: SinkCommit, now_ms: int) -> dict[str, Any]:
-        """Return the record of the group for a commit of files."""
+        """Return the group's progress after ``commit``, as a commit of files records it.
+
+        If very many queues are idle, it has only the changes since the commit that :attr:`whole` describes.
+        """
         reached, newest = self.watermarks_after(commit), commit.newest_after(self.newest)
         if len(reached) <= _MAX_IDLE_RECORDED:
             return _record(reached, newest)
@@ -210,7 +213,7 @@ class GroupCommit:
         return {**_record(reached, newest), WHOLE_AT: now_ms}
 
     def record_by_spark(self, commit: SinkCommit) -> dict[str, Any]:
-        """Return the record of the group for a commit by Spark, or one in the same form."""
+        """Return the group's progress after ``commit``, as a commit by Spark or in this form records it."""
         newest = commit.newest_after(self.newest)
         kept = {NEWEST: newest} if newest else {}
         return {WATERMARKS: self.watermarks_after(commit), NUMBER: self.number + 1, **kept}
@@ -229,7 +232,8 @@ def _record(watermarks: Mapping[str, int], newest: Mapping[str, Any]) -> dict[st
 def records_progress(entry: Mapping[str, Any], whole_entry: Mapping[str, Any] | None = None) -> bool:
     """Return whether a commit records the progress of its whole group; commits of older releases do not.
 
-    False also if the commit names another one as that with all queues, and ``whole_entry`` is None.
+    If the commit records only changes since another one, ``whole_entry`` is the log entry of that one. False
+    if it is needed and None.
     """
     return WATERMARKS in own_metadata(entry) or read_record(entry, whole_entry).is_whole
 
@@ -330,9 +334,10 @@ def _ids_by_path(log: SinkLog, consumer_group: str) -> dict[str, int] | None:
 
 
 def last_known_progress(log: SinkLog, consumer_group: str) -> GroupCommit:
-    """Return :func:`read_progress`, but without watermarks that are no longer in the log.
+    """Return the group's progress for an operator who is about to set watermarks.
 
-    For an operator who is about to set them.
+    Where :func:`read_progress` would raise SinkConflict, leave out the watermarks that are no longer in the
+    log.
     """
     try:
         known = read_progress(log, consumer_group)
@@ -397,12 +402,12 @@ def read_queues(log: SinkLog, consumer_group: str, queues: Mapping[MessageQueue,
 
 
 def app_ids(consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
-    """Return the application id of each queue in its generation."""
+    """Return the application id of each queue's watermark; ``queues`` has the generation of each."""
     return {queue: app_id(consumer_group, queue, generation) for queue, generation in queues.items()}
 
 
 def by_generation(consumer_group: str, known: GroupCommit) -> dict[QueueGeneration, int]:
-    """Return the watermark of each queue in its last generation."""
+    """Return the watermarks in ``known`` of each queue's last generation, by queue and generation."""
     generations = {generation_of(name, consumer_group): at for name, at in known.watermarks.items()}
     return newest_generations({key: at for key, at in generations.items() if key is not None})
 
