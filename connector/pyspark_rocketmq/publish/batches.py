@@ -177,7 +177,11 @@ class QueueSelector:
         sampler: KeySampler | None = None,
         queues_now: Callable[[str], Sequence[MessageQueue]] = lambda _: (),
     ) -> None:
-        """``queues_of`` returns the queues of a topic and may use a cache; ``queues_now`` always asks."""
+        """Set the look-ups.
+
+        ``queues_of`` returns the queues of a topic and may use a cache; ``queues_now`` always asks the name
+        server. ``sampler`` gets the sharding keys; None if they are not checked.
+        """
         self._queues_of = queues_of
         self._queues_now = queues_now
         self._now: dict[str, Sequence[MessageQueue]] = {}
@@ -200,7 +204,7 @@ class QueueSelector:
         """Return the queues, as last looked up, for rows of the topic that have neither key nor queue.
 
         Raises:
-            RocketMQError: For the reasons of :meth:`queues`.
+            RocketMQError: If they cannot be looked up.
         """
         return self._now.get(topic) or self.queues(topic)
 

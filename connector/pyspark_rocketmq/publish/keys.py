@@ -44,7 +44,7 @@ class KeySampler:
     _end: int = 1 << 64
 
     def add(self, topic: str, sharding_key: str) -> None:
-        """Add a key; it may have been added before."""
+        """Add the key of a row; it has no effect if the key was added before."""
         digest = hashlib.blake2b(f"{topic}\0{sharding_key}".encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "big")
         if number >= self._end:
@@ -66,7 +66,7 @@ class KeySampler:
 
 
 def keys_of_several_tasks(samples: Iterable[KeySample]) -> list[str]:
-    """Return the sharding keys that the samples of several tasks share."""
+    """Return the sharding keys, sorted, that the samples of several tasks share; empty if there are none."""
     known = list(samples)
     end = min((sample.end for sample in known), default=0)
     seen: set[int] = set()

@@ -4,9 +4,10 @@ The thread that puts batches in does all the work; the callbacks of sends only l
 ``_outcomes``. A batch stays at the head of its queue's buffer until it is acknowledged, so no other batch
 overtakes it. A retry after a lost answer may store a batch twice, one copy right after the other.
 
-Rule 1: a batch with its own queue is tried only on that queue (G5). Any other batch moves to another broker's
-queue after a failure (G3), after a refusal that another broker may not repeat, and from a queue that its
-topic no longer has. When each broker has refused it, any of them may be tried again.
+Rule 1: a batch with its own queue is tried only on that queue. Any other batch moves to another broker's
+queue after a failure, after a refusal that another broker may not repeat, and from a queue that its topic no
+longer has. When each broker has refused it, any of them may be tried again. See rows G3 and G5 of
+``docs/semantics.md``.
 Rule 2: a batch that may go anywhere waits for an idle queue, so that it never waits for a request that may
 hang: a broker that does not answer delays only its own batches.
 Rule 3: a batch that its broker refuses for its size is sent again in two halves, one after the other, down to
@@ -64,7 +65,7 @@ _OF_A_NAME: Final = "topic length"
 
 @dataclass(slots=True)
 class _Sending:
-    """A batch that is not acknowledged."""
+    """A batch that waits or is being sent, until its broker acknowledges it."""
 
     batch: SendBatch
     failures: int = 0
@@ -75,7 +76,7 @@ class _Sending:
     due_s: float = 0.0
     """Monotonic second at which its next attempt may begin."""
     choices: Sequence[MessageQueue] = ()
-    """Queues to which it may go; none if it has its own queue."""
+    """Queues to which the batch may go; empty if it has its own queue."""
     refused_by: frozenset[str] = frozenset()
     """Brokers whose queues are left out for the moment."""
     failed_broker: str | None = None
@@ -103,7 +104,7 @@ class Sender:
         instead_of: Callable[[MessageQueue], Sequence[MessageQueue]] = lambda _: (),
         too_large: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """Send nothing yet.
+        """Set up the sender; :meth:`put` begins to send.
 
         Batches that may go anywhere avoid brokers that ``faults`` advises against. ``instead_of`` is called
         after a refusal: it returns the topic's current queues if the refused one is gone, otherwise none.
@@ -123,7 +124,7 @@ class Sender:
         self._bytes = 0
         self._turn = 0
         self._moved: list[_Sending] = []
-        """Batches that failed at one broker, until they go to an idle queue of another."""
+        """Batches, or second halves of batches, that failed at one queue and wait for an idle one."""
         self._unplaced: dict[str, deque[_Sending]] = {}
         """Batches that wait for any idle queue, in order, by topic."""
         self.messages = 0

@@ -181,7 +181,7 @@ class _Writer:
 
 
 class RocketMQWriter(_Writer, DataSourceArrowWriter):
-    """``df.write.format("rocketmq")``."""
+    """Writer of ``df.write.format("rocketmq")``: sends rows in the tasks, checks their keys in the driver."""
 
     def __init__(
         self, options: WriteOptions, positions: Mapping[str, int], seen: SeenRoutes | None = None
@@ -216,7 +216,7 @@ class RocketMQWriter(_Writer, DataSourceArrowWriter):
 
 
 class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """``df.writeStream.format("rocketmq")``."""
+    """Writer of ``df.writeStream.format("rocketmq")``: sends rows in the tasks, checks keys in the driver."""
 
     @without_frames
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:
