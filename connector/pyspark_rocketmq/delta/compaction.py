@@ -188,7 +188,7 @@ class Compactor:
 
     def __init__(self) -> None:
         self._checked_up_to: int | None = None
-        """The newest version that was checked for removals by delta-rs."""
+        """The newest version that was checked for removals by delta-rs; None before the first check."""
         self._has_stopped = False
 
     def compact_if_worth_it(self, table: DeltaTable, log: LogFiles) -> None:

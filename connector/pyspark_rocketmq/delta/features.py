@@ -130,7 +130,7 @@ def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
 
 
 def without_additions(form: TableForm, before: TableForm) -> TableForm:
-    """Return a form without columns that were added since ``before`` and may be null.
+    """Return ``form`` without columns that were added since ``before`` and may be null.
 
     Features that came only with such columns are left out, too.
     """

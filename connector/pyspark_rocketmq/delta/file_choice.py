@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 _READ_FEATURES: Final = frozenset({"timestampNtz"})
-"""Reader features of the tables whose files are chosen here."""
+"""Reader features that a table may have; with any other, delta-rs' data set reads all its files."""
 _TIME_UNIT_US: Final = 1_000
 """Unit of the bounds of times, in microseconds: writers cut off the rest, of an upper bound too."""
 
@@ -37,8 +37,10 @@ class MayHave:
     """A condition on rows, tested for whole files."""
 
     test: Callable[[ListedFiles], pa.Array]
-    """Return for each file whether it may have a row that meets the condition; null if its statistics do not
-    show it."""
+    """Function that returns for each file whether it may have a row that meets the condition.
+
+    Null if the file's statistics do not show it.
+    """
 
     def __and__(self, other: MayHave) -> MayHave:
         return MayHave(lambda files: pc.and_kleene(self.test(files), other.test(files)))
@@ -211,7 +213,7 @@ def rows_of_files(table: DeltaTable, columns: Sequence[str], may_have: MayHave) 
 
 
 def _is_plain(table: DeltaTable) -> bool:
-    """Return whether the rows of a table are those of its files, under the table's names of columns."""
+    """Return whether a table's files have its rows as they are: no column mapping, only known features."""
     is_mapped = table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
     return not is_mapped and _READ_FEATURES.issuperset(table.protocol().reader_features or ())
 

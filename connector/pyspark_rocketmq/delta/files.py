@@ -104,7 +104,7 @@ def _has_bounds(type_: pa.DataType) -> bool:
 
 
 def _min_max(column: pa.Array) -> tuple[Any, Any]:
-    """Return the least and the greatest value; times and dates as integers, since Python lacks some."""
+    """Return least and greatest value; times and dates as integers, since Python's types lack some."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     elif pa.types.is_date32(column.type):
@@ -301,7 +301,7 @@ class GrowingFile:
         self._local_file = f"{folder}/{self.path}" if isinstance(filesystem, fs.LocalFileSystem) else None
         self._stream = filesystem.open_output_stream(f"{folder}/{self.path}")
         self._parquet: pq.ParquetWriter | None = None
-        """Made with the first row group, whose values show which columns need a dictionary."""
+        """Writer, made with the first row group, whose values show which columns need a dictionary."""
 
     @property
     def num_records(self) -> int:
@@ -314,7 +314,7 @@ class GrowingFile:
         return int(self._stream.tell())
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Add rows of the file's columns."""
+        """Add rows of the file's columns; write a row group when enough rows are gathered."""
         self._statistics.add(rows)
         self._gathered.append(rows)
         self._gathered_rows += rows.num_rows

@@ -128,7 +128,7 @@ class _HadoopSettings:
         return next((self._settings[self._names[name]] for name in names if name in self._names), "")
 
     def options(self, by_name: Mapping[str, str]) -> dict[str, str]:
-        """Return the options for those settings that only differ in name."""
+        """Return delta-rs' options for the settings in ``by_name`` (setting → option), with their values."""
         return {option: text for name, option in by_name.items() if (text := self.take(name))}
 
     def get(self, name: str) -> str:

@@ -464,7 +464,7 @@ class TableSnapshot:
         self._note_commit(begun_at, note)
 
     def _note_commit(self, begun_at: int, note: CommitNote) -> None:
-        """Note the transaction ids of the commit just made, if no other one came before it."""
+        """Add the transaction ids of the commit just made to the known ones, if no other came before it."""
         known = self._transactions
         if self.version == begun_at + 1 and known is not None and known.table_version == begun_at:
             self._transactions = Transactions(self.version, {**known.by_app_id, **note.transactions})

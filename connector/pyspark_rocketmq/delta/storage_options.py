@@ -127,7 +127,7 @@ class StorageOptions:
 
     @classmethod
     def of(cls, given: StorageOptions | GivenOptions | None) -> StorageOptions:
-        """Create the options from ``given``, or return ``given`` if it is one of these objects already."""
+        """Create the options from ``given``, or return ``given`` if it is a ``StorageOptions`` already."""
         return given if isinstance(given, StorageOptions) else cls(given)
 
     @classmethod

@@ -34,10 +34,9 @@ STORAGE_ERRORS = (DeltaError, OSError)
 (``OSError``)."""
 
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before remote storage is asked again."""
+"""Pauses in seconds before remote storage is asked again."""
 _OPEN_ATTEMPTS: Final = 9
-"""Number of attempts to open a local table before the last one, which raises its error; see
-:func:`open_table`."""
+"""Number of attempts to open a local table before the last one; only the last one raises its error."""
 
 _LEGACY_WRITER_FEATURES = (
     (2, "appendOnly"),
@@ -154,13 +153,15 @@ def _nullable_type(type_: pa.DataType) -> pa.DataType:
 def read_with_retry(
     what: str, uri: str, storage: StorageOptions, read: Callable[[], T], sleep: Callable[[float], object]
 ) -> T:
-    """Return ``read()``; if it fails and the table is on remote storage, call it up to five more times.
+    """Return ``read()``; if it raises DeltaError or OSError, call it up to five more times.
+
+    A table on a local disk is read only once.
 
     Within each call delta-rs itself tries twenty times, which takes some ten seconds, unless the storage
     options set other numbers.
 
     Raises:
-        DeltaError, OSError: If the last call fails; on local storage, if the only one does.
+        DeltaError, OSError: If the last call fails.
     """
     pauses_s = _PAUSES_S if local_path(uri) is None else ()
 
@@ -208,7 +209,8 @@ def create_table(
 
     Raises:
         DeltaError, OSError: If it could neither be created nor opened.
-        OptionError: See :func:`check_exclusive_create` and :func:`check_decodes_alike`.
+        OptionError: If two writers could overwrite each other's commits in the folder, or if delta-rs would
+            decode its path.
     """
     check_decodes_alike(uri)
     folder = local_path(uri)

@@ -233,7 +233,7 @@ class QueueSelector:
 
         Raises:
             RowNotSent: If the row has both a queue and a key, or its queue does not exist or is ambiguous.
-            RocketMQError: For the reasons of :meth:`queues`.
+            RocketMQError: If the topic's queues cannot be looked up.
         """
         if row.queue_id is not None:
             return self._named(row)

@@ -298,7 +298,7 @@ def _required(value: Any, column: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _topic(name: str | None, namespace: str | None) -> str:
-    """Return the topic of a row, checked like option ``topic``."""
+    """Return ``name`` if it is a valid name of a topic; raise _BadRow if it is not, or too long or null."""
     try:
         topic = _TOPIC_NAME(_required(name, TOPIC))
     except ValueError as problem:

@@ -78,7 +78,7 @@ class _Sending:
     choices: Sequence[MessageQueue] = ()
     """Queues to which the batch may go; empty if it has its own queue."""
     refused_by: frozenset[str] = frozenset()
-    """Brokers whose queues are left out for the moment."""
+    """Brokers that refused the batch; it avoids their queues until no other broker is left."""
     failed_broker: str | None = None
     """Broker at which the last attempt failed; the next one avoids it if possible."""
 
@@ -133,7 +133,7 @@ class Sender:
     def put(self, batch: SendBatch, queues: Sequence[MessageQueue] = ()) -> None:
         """Put ``batch`` behind all earlier ones for its queue, without waiting for its acknowledgement.
 
-        But wait while more than ``maxInFlightBytes`` are not acknowledged. ``queues`` are the possible
+        Wait only while more than ``maxInFlightBytes`` bytes are not acknowledged. ``queues`` are the possible
         queues if the batch's destination is a topic.
 
         Raises:
@@ -314,7 +314,7 @@ class Sender:
 
 
 def is_too_large(error: RocketMQError) -> bool:
-    """Return whether the broker may accept the messages in smaller batches."""
+    """Return whether a broker refused a batch for its size, so that it may accept smaller ones."""
     if not isinstance(error, MessageRefused):
         return isinstance(error, BrokerError) and _SIZE_EXCEEDED in error.remark
     if isinstance(error, WrongMessageType) or _OF_A_NAME in error.remark:

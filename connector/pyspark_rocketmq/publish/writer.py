@@ -148,7 +148,7 @@ def _begin_send(producer: Producer, send_batch: SendBatch, queue: MessageQueue, 
 
 @dataclass(frozen=True)
 class SentMessage(WriterCommitMessage):
-    """The result of one task."""
+    """The result of one task: number of messages sent, and a sample of their sharding keys."""
 
     messages: int
     keys: KeySample

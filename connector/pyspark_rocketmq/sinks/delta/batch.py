@@ -39,7 +39,7 @@ from pyspark_rocketmq.sinks.delta.watermarks import GroupCommit, read_progress
 T = TypeVar("T")
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
-"""Pauses before further tries of a failed commit, before which, for example, a DELETE or MERGE came."""
+"""Pauses in seconds before further tries of a commit, after other commits came first or storage failed."""
 _UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
 """Errors after which it is unknown whether a commit was made."""
 _FILE_CHECK_PAUSES_S = (0.1, 0.5, 2.0, 0.0)
@@ -242,7 +242,12 @@ class DeltaBatch:
         self._check_seen(files)
 
     def _check_seen(self, files: Sequence[WrittenFile]) -> None:
-        """Refuse files that the driver does not see at the paths where readers will look for them."""
+        """Refuse files that the driver does not see at the paths where readers will look for them.
+
+        Raises:
+            StorageNotShared: If files are missing, or have another size, after several looks.
+            SinkMoved: If they are missing because the table was deleted or replaced.
+        """
         unseen: list[str] = []
         for pause_s in _FILE_CHECK_PAUSES_S:
             unseen = self.log.files.unseen(files)

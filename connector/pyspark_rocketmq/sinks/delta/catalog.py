@@ -243,7 +243,10 @@ class CatalogSnapshot:
         return by_path.all_transactions()
 
     def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
-        """Return those of these transaction ids that :meth:`all_transactions` has; raise its errors."""
+        """Return the versions of these transaction ids, without those that the table lacks.
+
+        Raises the errors of :meth:`all_transactions`.
+        """
         known = self.all_transactions()
         return {app_id: known[app_id] for app_id in app_ids if app_id in known}
 

@@ -35,9 +35,9 @@ class LogSummary:
     first: int
     last: int
     restored: int | None = None
-    """Version of the last RESTORE among them."""
+    """Version of the last RESTORE in the range; None if there is none."""
     commits: Mapping[str, int] = field(default_factory=dict)
-    """Version of the last commit of each group among them."""
+    """Version of each group's last commit in the range."""
     known_up_to: Mapping[str, int] = field(default_factory=dict)
     """Version up to which each group's writers had read the log.
 

@@ -187,7 +187,7 @@ class SinkCommit(NamedTuple):
     def of(
         cls, consumer_group: str, watermarks: Mapping[str, int], newest: Mapping[str, str] | None = None
     ) -> SinkCommit:
-        """Return a commit with a new id."""
+        """Return a commit with a new id; ``newest`` has the newest message of each queue that it moves."""
         return cls(consumer_group, watermarks, str(uuid.uuid4()), newest or {})
 
     def metadata(self, **more: Any) -> dict[str, str]:

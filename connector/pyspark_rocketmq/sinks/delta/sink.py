@@ -147,7 +147,10 @@ class DeltaSink:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Paths and URIs that tasks write to; known once prepared for a table by name without ``staging``."""
+        """Paths and URIs that tasks write to.
+
+        Empty before :meth:`prepare` for a table by name without ``staging``.
+        """
         return (self._table.home.rows_uri,) if self._table.home.rows_uri else ()
 
     @property
@@ -201,10 +204,10 @@ class DeltaSink:
         return self._read(what, lambda: self._begin(consumer_group, queues))
 
     def _read(self, what: str, read: Callable[[], T]) -> T:
-        """Return the result of ``read``, which is repeated if the storage does not answer.
+        """Return the result of ``read``, which is repeated if it fails on remote storage.
 
         Raises:
-            OffsetError: If the storage still does not answer.
+            OffsetError: If it still fails.
         """
         storage = self._table.storage
         try:

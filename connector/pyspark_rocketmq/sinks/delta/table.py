@@ -309,7 +309,7 @@ class SinkTable:
         self.storage = home.storage
         self.partition_by = partition_by
         self.properties: Mapping[str, str] = {}
-        """Properties of a table that is created."""
+        """Properties that :meth:`prepare` gives to the table if it creates it."""
         self.merge_keys = merge_keys
         self.schema_evolution = schema_evolution
         self.compaction = compaction

@@ -51,12 +51,12 @@ class TaskWriter:
     table_uri: str
     """Folder that files are written to: a local path, or a storage URI that delta-rs supports."""
     schema: pa.Schema
-    """The table's columns."""
+    """Columns to which rows are converted: the table's or, if Spark makes the commit, the rows'."""
     partition_by: tuple[str, ...]
     watermarks: Mapping[MessageQueue, int]
     """Next offset of every queue of the batch; rows below it are already in the table."""
     fills_missing: bool = False
-    """Whether rows may lack nullable columns."""
+    """Whether rows may lack nullable columns, which are then null."""
     max_file_bytes: int = 128 << 20
     """Size at which a file is finished, approximately."""
     max_file_rows: int = 1_000_000

@@ -137,7 +137,7 @@ class GroupCommit:
     watermarks: Mapping[str, int] = field(default_factory=dict)
     """Watermarks by application id; the table has no rows of queues that are missing here."""
     number: int = 0
-    """Number of commits that Spark has made for the group."""
+    """Number of commits that Spark has made for the group, or that have the form of Spark's commits."""
     not_in_ids: Mapping[str, int] = field(default_factory=dict)
     """Watermarks that the transaction ids lack, or have with another value."""
     newest: Mapping[str, Any] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class GroupCommit:
     Missing if it is unknown.
     """
     whole: WholeRecord | None = None
-    """The commit that has all queues, where there are very many."""
+    """The record of the last commit with all queues, if the group has very many; else None."""
 
     @classmethod
     def combined(
@@ -361,7 +361,7 @@ def _remaining_progress(log: SinkLog, consumer_group: str) -> GroupCommit:
 
 
 def has_rows_of(log: SinkLog, consumer_group: str) -> bool:
-    """Return whether the group has ever committed rows."""
+    """Return whether the table's transaction ids, or its log, show a commit of the group."""
     if log.table.shows_transactions:
         try:
             known = log.table.all_transactions()
@@ -383,14 +383,15 @@ class QueueProgress(NamedTuple):
     newest: Mapping[MessageQueue, str]
     """The newest message below each watermark, as text of ``RememberedMessages``; missing if unknown."""
     later: frozenset[MessageQueue]
-    """Queues with rows of a later generation."""
+    """Queues of which the table has progress in a later generation than the caller names."""
 
 
 def read_queues(log: SinkLog, consumer_group: str, queues: Mapping[MessageQueue, int]) -> QueueProgress:
     """Return the group's progress in these queues, in the given generation of each.
 
     Raises:
-        SinkConflict, DeltaError, OSError, ValueError, KeyError: For the reasons of :func:`read_progress`.
+        SinkConflict: If the progress is no longer in the log, or cannot be read.
+        DeltaError, OSError, ValueError, KeyError: If the log cannot be read.
     """
     known = read_progress(log, consumer_group, queues.items())
     ids = app_ids(consumer_group, queues)
