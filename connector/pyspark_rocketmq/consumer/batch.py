@@ -37,9 +37,9 @@ class Job(NamedTuple):
     """Result of one evaluation of a micro-batch."""
 
     parts: Sequence[Part]
-    """Parts that tasks have not handed over while the job ran, and copies of some that they have."""
+    """The tasks' results, in parts. Parts handed over while the job ran are missing, or are here as copies."""
     could_ask: bool | None
-    """Whether all tasks could reach the driver; None if none had to."""
+    """Whether all tasks that had to connect to the driver could; None if none had to."""
 
 
 def run_job(
@@ -48,7 +48,14 @@ def run_job(
     engine: Engine | None = None,
     terms: ControlEndpoint | None = None,
 ) -> Job:
-    """Evaluate ``batch`` in one Spark job; see ``BatchTask`` for the other arguments."""
+    """Evaluate ``batch`` in one Spark job, and return the results of its tasks.
+
+    Args:
+        batch: With ``engine``, the planned ranges; without it, the rows to write and acks.
+        writer: Writes the rows in the tasks; None without a sink.
+        engine: Reads the planned ranges and consumes their messages in the tasks.
+        terms: How the tasks connect to the driver; None if they do not.
+    """
     names: Sequence[str] = ()
     if engine is None:
         # mapInArrow looks columns up by name, and takes a dot in a name for access to a field. So the columns
@@ -65,7 +72,7 @@ def run_job(
 
 
 class BatchRunner:
-    """The ``foreachBatch`` function of a consumer."""
+    """The ``foreachBatch`` function of a consumer: evaluates each micro-batch and commits its results."""
 
     def __init__(
         self,
@@ -86,7 +93,8 @@ class BatchRunner:
 
         With ``engine``, a batch has the source's ranges, and the engine consumes them. Without it, a batch
         already has the rows to write, and acks. ``before_batch`` is called at the beginning of each batch.
-        ``keeps_others``: see ``PartCommitter``.
+        ``keeps_others``: if the commit of one queue is refused, still commit the other queues of the same
+        part of a task's result, if the sink can separate their rows. Otherwise such a part is dropped whole.
         """
         self._before_batch = before_batch
         self._group = consumer_group
@@ -133,7 +141,11 @@ class BatchRunner:
             self._hub.over(end.plan, lambda: self._parts.await_shown(committed))
 
     def _run(self, batch: DataFrame, open_batch: OpenBatch) -> BatchEnd:
-        """Evaluate the batch, and commit the parts that are handed over meanwhile; return what is left."""
+        """Evaluate the batch; return the results that are still to be committed.
+
+        Parts of the results that tasks hand over meanwhile are committed by another thread, before this
+        method returns.
+        """
         self._committed = {}
         terms = None
         if self._hub is not None:
@@ -151,7 +163,10 @@ class BatchRunner:
         return self._hub.end(job.parts, could_ask=job.could_ask)
 
     def _commit_ahead(self, commit: Commit, open_batch: OpenBatch) -> Committed:
-        """Make a commit while the batch's own thread waits for its job."""
+        """Make a commit while the batch's own thread waits for its job.
+
+        If queues are given up with this commit, wait until the brokers have their offsets, for at most 2 s.
+        """
         leaving = commit.leaving
         if leaving:
             logger.info(

@@ -48,7 +48,7 @@ _LOOKS: Final = 8
 
 
 def storage_secrets_of(store: OffsetStore) -> dict[str, str]:
-    """Renew the store's storage options, and return them; empty if it has none that must be renewed."""
+    """Renew the store's storage options, such as credentials, and return them; empty if none can expire."""
     return store.renew_storage() if isinstance(store, RenewsStorage) else {}
 
 
@@ -78,13 +78,17 @@ class CommitterParts:
     """
 
     def opened_store(self) -> OffsetStore:
-        """Return the offset store, opened if necessary."""
+        """Return :attr:`store`; if it is None, open the store that option ``offsetStore`` names."""
         return open_group_store(self.options) if self.store is None else self.store
 
     def committer(
         self, store: OffsetStore, query_id: Callable[[], str], hub: DriverControl | None
     ) -> BatchRunner:
-        """Return the function to call for each batch."""
+        """Return the ``BatchRunner``, which Spark is to call for each micro-batch.
+
+        If offsets are copied to the brokers, the copying also follows the events of ``hub``: queues leave,
+        the query ends.
+        """
         options, name = self.options, offset_key(self.options)
         is_shown = self.is_mirrored and not is_at_brokers(store)
         assert options.consumer_group is not None
@@ -124,7 +128,7 @@ def driver_control(
     has_sink: bool = False,
     is_encrypted: bool = False,
 ) -> DriverControl:
-    """Start the server for a query's planner and tasks; see ``DriverControl``.
+    """Start the server to which a query's planner and tasks connect; see ``DriverControl``.
 
     ``has_sink``: the query has a sink. Its watermarks show how far its rows go, so a store with epochs may
     get the offsets some time after the rows.
@@ -149,7 +153,7 @@ def driver_control(
 
 
 class ServerFunction:
-    """The ``foreachBatch`` function of a query of Spark Connect."""
+    """The ``foreachBatch`` function of a query of Spark Connect; pickled into a process of the server."""
 
     def __init__(self, parts: CommitterParts, columns: pa.Schema, query_name: str) -> None:
         """Keep the arguments; the first batch makes a ``BatchRunner`` from them.
@@ -165,7 +169,12 @@ class ServerFunction:
         self._committer: BatchRunner | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Commit a batch; see ``BatchRunner``."""
+        """Evaluate a batch and commit it, with a ``BatchRunner`` that the first call makes.
+
+        Raises:
+            RocketMQError: If the session has no active query of this name, or for the reasons of
+                ``BatchRunner``.
+        """
         if self._committer is None:
             self._committer = self._made(batch.sparkSession)
         self._committer(batch, batch_id)
@@ -236,14 +245,14 @@ def check_over_connect(parts: CommitterParts, known_problems: Sequence[str] = ()
 
 
 def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
-    """Check that the server's machines have the same folders as this one; make those that this one lacks.
+    """Check that the server's machines have the same folders as this machine; create those missing here.
 
     Args:
         spark: A session of Spark Connect.
         places: Paths by their names in errors; URIs of shared storage are not checked.
 
     Raises:
-        StorageNotShared: If a folder is not the same there; the error names the first one.
+        StorageNotShared: If a folder is another one there, or missing; the error names the first such folder.
     """
     for name, path in places.items():
         folder = local_path(path)
@@ -259,8 +268,8 @@ def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
 def _host_without(spark: SparkSession, folder: Path) -> str | None:
     """Return a host that does not see a new file in ``folder``; None if there is none.
 
-    Only hosts on which one of a few tasks happens to run are asked. The folder is made if this machine lacks
-    it.
+    Only hosts on which one of a few tasks happens to run are asked. If this machine lacks the folder, it is
+    created here.
     """
     marker = folder / f"_rocketmq_{uuid.uuid4()}"
     folder.mkdir(parents=True, exist_ok=True)

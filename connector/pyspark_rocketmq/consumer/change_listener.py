@@ -60,7 +60,7 @@ class Unusable(Exception):
     """A change cannot be applied; the text is the reason."""
 
     operation: str = _BAD
-    """Operation of the row with the reason, instead of that of the change; a truncation keeps its own."""
+    """Operation of the row that reports the reason, instead of the change's; a truncation keeps its own."""
     columns: Sequence[str] | None = None
     """Columns that the source has dropped or renamed, if that is the reason; otherwise None."""
 
@@ -108,14 +108,17 @@ class ChangeListener:
     def consume_message(
         self, messages: Sequence[MessageExt], context: DeliveryContext
     ) -> ConsumeOrderlyStatus:
-        """Emit the changes of each message."""
+        """Emit a row for each change in ``messages`` that the sink is to get; return SUCCESS."""
         for message in messages:
             for row in self.rows(message):
                 context.emit(message, **row)
         return ConsumeOrderlyStatus.SUCCESS
 
     def rows(self, message: MessageExt) -> Iterator[dict[str, Any]]:
-        """Yield a row for each change of a message that the sink is to see."""
+        """Yield a row for each change in a message that the sink is to apply or to report as bad.
+
+        There is none for a change of another table, or one that the sink's settings ignore.
+        """
         given = ChangeMessage(message.body, message.keys or "", message.properties)
         for number, decoded in enumerate(self._envelope.decode(given)):
             try:
@@ -157,11 +160,11 @@ class ChangeListener:
     def _carried(self, change: Change) -> str | None:
         """Return the values of columns that the table did not have when the query started, as one text.
 
-        None if there are none, or if ``schema_changes`` is ``ignore``. A column that an update leaves out
-        counts, too, with null.
+        None if there are none, or if ``schema_changes`` is ``ignore``. The text also has each new column
+        whose value an update leaves out, with null.
 
         Raises:
-            Unusable: If the text cannot hold a value, a name is impossible, or such columns end the query.
+            Unusable: If the text cannot hold a value, a name is impossible, or new columns end the query.
         """
         if self._schema_changes == "ignore":
             return None
@@ -186,7 +189,11 @@ class ChangeListener:
         return self._source_table is None or change.table is None or str(change.table) == self._source_table
 
     def _key(self, change: Change) -> dict[str, Any]:
-        """Return the values of the key's columns, checked."""
+        """Return the values of the key's columns, each converted to its column's type.
+
+        Raises:
+            Unusable: If a value is missing, or does not fit its column exactly.
+        """
         key = {name: self._key_value(change, name) for name in self._keys}
         missing = [name for name, value in key.items() if value is None]
         if missing:
@@ -232,7 +239,11 @@ class ChangeListener:
         return sorted(change.absent - self._known)
 
     def _checked(self, values: Mapping[str, Any], change: Change) -> dict[str, Any]:
-        """Return values that fit their columns exactly."""
+        """Return the values, each converted to its column's type.
+
+        Raises:
+            Unusable: If a value does not fit its column exactly.
+        """
         return {
             name: None if value is None else self._fitted(name, value, change)
             for name, value in values.items()
@@ -317,7 +328,7 @@ def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:
 
 
 def bad_row(decoded: Decoded, problem: Unusable, body: bytes) -> dict[str, Any]:
-    """Return the row for a change that cannot be applied."""
+    """Return the row for a change that cannot be applied: the reason, and ``body``, that of its message."""
     operation = _operation(decoded, problem)
     return {OPERATION: operation, PROBLEM: str(problem), BODY: body, ABSENT: problem.columns}
 
@@ -326,7 +337,7 @@ def place_of(change: Change, offset: int, number: int, *, by_queue: bool) -> Ord
     """Return the place of a change in the order of its table's changes.
 
     ``offset`` is the queue offset of the change's message, ``number`` the change's number in this message.
-    With ``by_queue`` only these two decide; otherwise first the change's position in the source's log.
+    With ``by_queue`` only these two decide. Otherwise the change's position in the source's log comes first.
 
     A snapshot's row without a position is below all changes that have one: changes since the snapshot are in
     the log.
@@ -365,8 +376,8 @@ def whole_row_problem(absent: Sequence[str]) -> Unusable:
 def _operation(decoded: Decoded, problem: Unusable) -> str:
     """Return the operation for the row of a change that cannot be applied.
 
-    It is that of ``problem``. Only a truncation keeps its own, because the sink always stops at a truncation
-    that cannot be applied.
+    It is ``problem.operation``, except that a truncation remains a truncation: the sink always stops at a
+    truncation that cannot be applied.
     """
     is_truncation = isinstance(decoded, Change) and decoded.operation is Operation.TRUNCATE
     return str(Operation.TRUNCATE) if is_truncation else problem.operation

@@ -81,7 +81,10 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
 
 
 def _is_text(text: Column) -> Column:
-    """Check that a string is UTF-8 and escapes no unpaired surrogate, which Spark would turn into ``?``."""
+    """Return the condition that a string is UTF-8 and has no escape of an unpaired surrogate.
+
+    Spark would turn such an escape into ``?``.
+    """
     has_halves = sf.contains(text, sf.lit("\\ud")) | sf.contains(text, sf.lit("\\uD"))
     are_pairs = ~sf.regexp_replace(text, _WHOLE_CHARACTERS, " ").rlike(_HALF)
     return sf.is_valid_utf8(text) & (~has_halves | are_pairs)
@@ -143,9 +146,10 @@ def _narrowed(value: Column, schema: StructType) -> Column:
 
 
 def _checks(value: Column, kind: DataType, is_infinity_sent: Column) -> Column | None:
-    """Check that ``value``, parsed into the wider type, is the one sent and fits ``kind``.
+    """Return the condition that ``value``, parsed into the wider type, is the one sent and fits ``kind``.
 
-    Return None for types that need no check, and for decimals of 38 digits, which have no wider type.
+    A null fits. Return None for types that need no check, and for decimals of 38 digits, which have no wider
+    type. ``is_infinity_sent``: whether an infinite number may be in the text, instead of a too large one.
     """
     match kind:
         case DecimalType() if kind.precision < _MOST_DIGITS:

@@ -37,21 +37,24 @@ class FailureSummary:
         self._tries_for_ever = tries_for_ever
         self._drains = drains
         self._suspended: dict[MessageQueue, tuple[int, float, int]] = {}
-        """Next offset, since when the queue has been at it (wall-clock seconds), and how often its message
-        has failed."""
+        """For each suspended queue: its next offset, since when it has been there (wall-clock seconds), and
+        how often the message there has failed."""
         self._failed = 0
         """Number of failed deliveries since the last summary."""
         self._last_error = ""
         self._due_s = 0.0
 
     def __call__(self, report: BatchReport) -> None:
-        """Take the report of a committed batch (``BatchListener``)."""
+        """Take the report of a commit (``BatchListener``), and log a summary if one is due."""
         summary = self.add(report)
         if summary is not None:
             logger.warning("%s", summary)
 
     def add(self, report: BatchReport) -> str | None:
-        """Return the summary that is due after a batch, if any."""
+        """Take the report of a commit; return the summary to log now.
+
+        None if no delivery has failed since the last summary, or if less than 60 s have passed since then.
+        """
         now_s = self._clock.now_s()
         for ack in report.acks:
             self._add(ack, now_s)
@@ -105,15 +108,18 @@ class FailureSummary:
 
 
 class RefusedLetters:
-    """A batch listener that passes to a function why dead letters are refused, while their queues wait."""
+    """A batch listener that passes to a function the reason why no broker accepts a dead letter.
+
+    The message's queue waits meanwhile.
+    """
 
     def __init__(self, report: Callable[[str], None]) -> None:
-        """Report nothing yet; ``report`` is called with a sentence, or with "" once no letter is refused."""
+        """Call ``report`` later with a sentence, or with "" once no letter is refused any more."""
         self._report = report
         self._refused: dict[MessageQueue, str] = {}
 
     def __call__(self, report: BatchReport) -> None:
-        """Take the report of a committed batch (``BatchListener``)."""
+        """Take the report of a commit (``BatchListener``); pass the reason on if it has changed."""
         before = dict(self._refused)
         for ack in report.acks:
             self._refused.pop(ack.queue, None)

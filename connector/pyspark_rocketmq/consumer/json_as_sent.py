@@ -57,9 +57,10 @@ def has_fields_once(text: Column, schema: StructType, options: Mapping[str, str]
 
 
 def has_whole_times(text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Return the condition that times have at most microseconds, and dates have no time of day.
+    """Return the condition that times have at most microseconds, and nothing follows a date.
 
-    With option ``dateFormat`` this leaves dates out: Spark itself is strict about them then.
+    Without it, ``from_json`` would drop the further digits, or the time of day. With option ``dateFormat``
+    dates are not checked here, because Spark is then strict about them.
     """
     finer: dict[type[DataType], str] = dict.fromkeys((TimestampType, TimestampNTZType), _TOO_FINE)
     signs: dict[type[DataType], str] = dict.fromkeys(finer, _MAY_BE_TOO_FINE)
@@ -88,7 +89,7 @@ def _parsing(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _let(value: Column, use: Callable[[Column], Column]) -> Column:
-    """Evaluate ``value`` only once, even if ``use`` uses it several times."""
+    """Return ``use(value)``, so that Spark evaluates ``value`` once even if ``use`` has it several times."""
     return sf.transform(sf.array(value), use)[0]
 
 
@@ -153,7 +154,7 @@ def _fields_once(text: Column, kind: DataType, options: Mapping[str, str]) -> Co
 
 
 def _texts_of(kind: DataType, finer: Mapping[type[DataType], str]) -> DataType | None:
-    """Return ``kind`` with only its parts of the types in ``finer``, as strings; None if it has none.
+    """Return ``kind`` with only its parts of the types in ``finer``, as strings; None if there are none.
 
     The keys of ``finer`` are types of times and dates; its values are not used here.
     """

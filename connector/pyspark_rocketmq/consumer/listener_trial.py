@@ -29,7 +29,7 @@ class ListenerRun(NamedTuple):
     consumed: int
     """How many messages, from the first on, are acknowledged or dead letters."""
     failed: int
-    """Number of deliveries that were given back."""
+    """Number of deliveries that the listener gave back, by its answer or by an exception."""
     dead_letters: list[MessageExt]
     last_error: str
     """Newest error of the listener or of its answer; empty if there was none."""
@@ -102,7 +102,7 @@ def run_listener(
 
 
 def _stored(message: Message | MessageExt, offset: int) -> MessageExt:
-    """Return the message as a broker would store it."""
+    """Return the message as a broker would store it at ``offset``."""
     if isinstance(message, MessageExt):
         return message._replace(queue_offset=offset)
     at_ms = int(_START_S * 1000)

@@ -123,9 +123,10 @@ def _idle_problems(context: LiveContext) -> list[str]:
 def live_context(
     spark: SparkSession, sink: Sink | None, consumer_group: str, hub: HubAddress | None, lasts_s: float
 ) -> LiveContext:
-    """Find the facts in a session, its executors and the prepared ``sink``.
+    """Return the facts about a session, its executors and the prepared ``sink`` (None without one).
 
-    ``hub`` is the address at which the driver accepts connections; None if it could not open a port.
+    Tasks on the executors try to connect to ``hub``, the address at which the driver accepts connections;
+    None if it could not open a port. ``lasts_s`` is the length of a batch in seconds.
     """
     begun: dict[str, Any] = {}
     if sink is not None:
@@ -165,22 +166,22 @@ def check_live(
 
 
 class FreeSlots:
-    """Function that returns the session's task slots now, without some that batches leave to other jobs."""
+    """Function that returns how many task slots the session has now, without some that are left free."""
 
     def __init__(self, spark: SparkSession, left: int) -> None:
         self._spark = spark
         self.left = left
-        """Number of slots to leave free."""
+        """Number of slots that a batch leaves free for Spark's other jobs."""
 
     def __call__(self) -> Slots:
-        """Return the session's slots, without those to leave free."""
+        """Return the session's task slots; ``most_planned`` does not count those to leave free."""
         return spared(task_slots(self._spark), self.left)
 
 
 def spared(slots: Slots, count: int) -> Slots:
-    """Return the slots for a batch that leaves ``count`` of them free; at least one is for its tasks.
+    """Return ``slots`` with ``most_planned`` lower by ``count``, so that a batch leaves these free.
 
-    If a batch may have any number of tasks, return ``slots`` unchanged.
+    At least one remains. If a batch may have any number of tasks, ``slots`` is returned unchanged.
     """
     return slots._replace(most_planned=max(1, slots.most_planned - count)) if slots.most_planned else slots
 
@@ -211,7 +212,7 @@ class Connect:
         self._hub = hub
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Connect once for the whole task."""
+        """Connect once for the whole task; yield a batch with one row if that fails, else an empty batch."""
         for _ in batches:
             pass
         problems = []

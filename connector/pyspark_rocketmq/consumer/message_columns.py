@@ -1,7 +1,9 @@
-"""Columns of a table that takes messages as they are, without a listener or a Python object per message (K7).
+"""Columns of a table that takes messages as they are, without a listener or a Python object per message.
 
-The body is binary or, if wanted, a string. A body that is not UTF-8 then stays in a column of its own: a bad
-record stops no queue.
+See row K7 of ``docs/semantics.md``.
+
+The body is binary or, if wanted, a string. A body that is not UTF-8 is then written as bytes into a separate
+column: a bad record stops no queue.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class MessageColumns:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Columns that must be read, in the order of the source."""
+        """Columns to read from the source, in its order: the table's, and those that the engine needs."""
         return tuple(name for name in MESSAGE_COLUMNS if name in {*_ALWAYS_READ, *self.names})
 
     @property
@@ -63,7 +65,7 @@ class MessageColumns:
 
     @cached_property
     def row_columns(self) -> RowColumns:
-        """The queue offset, and the columns."""
+        """Makes the rows for the sink: the queue offset, then the columns of :attr:`schema`."""
         return OutputColumns.of(self.schema).rows
 
     def rows(self, messages: pa.RecordBatch) -> pa.RecordBatch:
@@ -121,7 +123,7 @@ def texts_of(bodies: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _each_text_of(bodies: pa.Array) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Yield :func:`texts_of` of parts of ``bodies``; at least one body is not UTF-8.
+    """Yield the results of :func:`texts_of` for slices of ``bodies``, in order; not all bodies are UTF-8.
 
     Halving finds the bad bodies quickly: a half without any is converted as a whole.
     """

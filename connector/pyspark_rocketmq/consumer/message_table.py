@@ -40,7 +40,7 @@ _BODY = "body"
 
 
 def json_body(schema: str | StructType, options: dict[str, str] | None = None) -> Decode:
-    """Decode bodies with ``from_json`` and its own ``options`` (``timestampFormat``, ``allowComments`` …).
+    """Return a function that decodes bodies with Spark's ``from_json`` and its ``options``.
 
     A body that is not exactly one JSON object in UTF-8, or has a value that does not fit its column, is a bad
     record as a whole.
@@ -55,13 +55,13 @@ def json_body(schema: str | StructType, options: dict[str, str] | None = None) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageTable:
-    """Columns of a table of messages."""
+    """Settings of a table that gets every message as a row, without a listener."""
 
     decode: Decode
     message_columns: tuple[str, ...] = ()
     """Columns of the source to keep besides the position."""
     bad_record_column: str = "badRecord"
-    """Name of the column with the bodies whose decoded fields are all null; null in all other rows."""
+    """Name of the column with the bodies whose decoded fields are all null; in other rows it is null."""
 
     def rows(self, ranges: DataFrame) -> DataFrame:
         """Return the data rows of a stream of ranges, and for each range an *ack row*: its queue's progress.
@@ -155,11 +155,11 @@ class TableEngine:
         self._columns = RowColumns(schema)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read a task's ranges and yield their :meth:`rows`."""
+        """Read a task's ranges; yield their messages as rows, and after each range an ack row."""
         return self.rows(read_tickets(batches))
 
     def rows(self, pieces: Iterable[ReadPiece]) -> Iterator[pa.RecordBatch]:
-        """Yield messages as rows, and after each range its ack row."""
+        """Yield messages as rows, and after each range its ack row, which has the progress of its queue."""
         last = NO_MESSAGES
         for piece in pieces:
             if isinstance(piece, RangeEnd):

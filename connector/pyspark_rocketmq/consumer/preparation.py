@@ -64,7 +64,7 @@ def check_and_prepare(
         spark: The session that runs the query.
         options: The query's options.
         store: The query's offset store.
-        sink: The query's sinks, as one; None without a sink.
+        sink: The query's sinks, joined into one; None without a sink.
         schema: Columns of the sink's rows.
         is_orderly: Whether the listener is orderly; messages of a concurrent one go back to retry queues.
         states: Paths of further folders where tasks write, by their names in errors.
@@ -147,7 +147,7 @@ def use_session(sink: Sink, spark: SparkSession) -> None:
 
 
 def table_places(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
-    """Return the paths of the query's tables, by their names in errors."""
+    """Return the paths of the query's tables; the keys name them in errors, such as ``sink 2``."""
     sinks = () if sink is None else single_sinks(sink)
     paths = [path for each in sinks if isinstance(each, WritesFolders) for path in each.folders]
     tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
@@ -156,6 +156,9 @@ def table_places(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
 
 
 def _brokers_of(topic: str, key: str, store: OffsetStore) -> set[str]:
-    """Return the brokers at which a group has consumed a topic; a store that is missing is not created."""
+    """Return the brokers that the offset store's rows of a group and topic name.
+
+    A store that is missing is not created.
+    """
     rows = store.read(key) if key in store.groups() else {}
     return {queue.broker_name for queue in rows if queue.topic == topic}

@@ -293,7 +293,10 @@ class PushConsumer:
         self._columns = wanted
 
     def register_consume_message_hook(self, hook: ConsumeMessageHook) -> None:
-        """Have ``hook`` called on the executors before and after each call of the listener (row D10)."""
+        """Have ``hook`` called on the executors before and after each call of the listener.
+
+        See row D10 of ``docs/semantics.md``.
+        """
         self._hooks.append(hook)
 
     def register_batch_listener(self, listener: BatchListener) -> None:
@@ -439,9 +442,9 @@ class PushConsumer:
 
         Returns:
             Whether the batch was committed in time. A batch of engine ``state`` or of a message table, or one
-            whose tasks cannot connect to the driver, must end by itself in that time. Always False, without
-            waiting, over Spark Connect, which has no connection to the process that commits, if the driver
-            could not open a port, and if the query has ended before.
+            whose tasks cannot connect to the driver, must end by itself in that time. In three cases the
+            result is False without waiting: over Spark Connect, which has no connection to the process that
+            commits; if the driver could not open a port; and if the query had already ended.
         """
         hub = self._hubs.pop(str(query.runId), None)
         is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)
@@ -460,7 +463,10 @@ class PushConsumer:
         *,
         states: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Check cluster, tables and offsets; see :func:`check_and_prepare`."""
+        """Check cluster, tables, offsets and sinks before the query starts; create tables that are missing.
+
+        See :func:`check_and_prepare`.
+        """
         check_and_prepare(spark, options, store, sink, schema, is_orderly=self._is_orderly, states=states)
         makes_groups = self._settings.own.commit_interval is not None and options.real_time_ms is None
         if sink is not None and makes_groups:
@@ -472,7 +478,7 @@ class PushConsumer:
         warn_of_long_name(self._settings.consumer_group, options.namespace, has_letters=has_letters)
 
     def _free_name(self, spark: SparkSession) -> str:
-        """Return an unused name in the session for the query: further members get a number."""
+        """Return a name that no active query of the session has: the group's, with a number if necessary."""
         name = str(OffsetKey("", self._settings.consumer_group, self._settings.instance_name))
         taken = {query.name for query in spark.streams.active}
         numbered = (f"{name} ({number})" for number in itertools.count(2))
@@ -508,7 +514,10 @@ class PushConsumer:
     def _engine(
         self, messages: DataFrame, schema: StructType, options: ReadOptions
     ) -> tuple[DataFrame, Engine | None]:
-        """Return the stream for ``foreachBatch``, and the engine; None if the stream already has rows."""
+        """Return the stream for ``foreachBatch``, and the engine that makes rows from it.
+
+        The engine is None if the stream already has the rows (``orderly_engine='state'``).
+        """
         listener = form_of(self._listener, self._settings.consumer_group, orderly=self._is_orderly)
         hooks = ConsumeHooks(
             self._hooks, consumer_group=self._settings.consumer_group, namespace=options.namespace
@@ -568,7 +577,10 @@ class PushConsumer:
         *,
         has_sink: bool,
     ) -> DriverControl | None:
-        """Start the server to which planner and tasks connect; None if it has no port or cannot encrypt."""
+        """Start the server to which planner and tasks connect, and return it.
+
+        If it cannot open its port or encrypt, log a warning and return None.
+        """
         host, bind_host, is_local = driver_address(spark)
         has_engine = options.hand_over_ranges and self._table is None
         is_live = options.real_time_ms is not None
@@ -597,7 +609,10 @@ class PushConsumer:
             return None
 
     def _listen_for(self, sink: object) -> list[str]:
-        """Register the listener of a sink that takes changes; return the problems that prevent it."""
+        """Register the listener of a sink that takes changes of databases; return what prevents it.
+
+        The list is empty if nothing prevents it, and for other sinks, for which nothing is registered.
+        """
         given = sink if isinstance(sink, Sequence) else (sink,)
         takes = [
             each for each in given if isinstance(getattr(each, "sink", each), TakesChanges | RoutesChanges)

@@ -66,20 +66,20 @@ _REFUSED_TRIGGERS: Final = {
     "continuous": "is Spark's continuous processing, which takes no Python data source and no foreachBatch; "
     "use {'processingTime': '1 second'}",
 }
-"""The other triggers, with the reason and the alternative."""
+"""Spark's triggers that a consumer refuses, each with the reason and the alternative."""
 _INTERVAL: Final = re.compile(
     r"\s*(interval\s+)?[+]?[\d.]+\s*(millisecond|second|minute|hour|day|week)s?\b.*", re.IGNORECASE
 )
 """A Spark interval such as ``5 minutes``, not negative. Spark checks the parts after the first."""
 
 _REAL_TIME_COMMIT_INTERVAL_S: Final = 0.5
-"""Default time between two commits of a batch in real time."""
+"""Default time between two commits of a batch in real time, in seconds."""
 _SAFE_NAME: Final = 120
 """Maximum length of a group's name, in characters: brokers accept names of topics up to 127 characters, and
 the name of the group's retry topic is 7 characters longer (``%RETRY%``)."""
 _EPOCH_YEAR: Final = 1970
 _DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
-"""How far before now a group begins by default (``DefaultMQPushConsumer.consumeTimestamp``)."""
+"""How far before now a group begins if it is to begin at a time, and none is given, as in Java."""
 SET_BY = {
     "nameServers": "parameter name_servers",
     "topic": "subscribe()",
@@ -105,7 +105,8 @@ SET_BY = {
 _DECLARED: Final[Mapping[str, Field[Any]]] = {
     each.name: each for options in (ReadOptions, ConsumerOptions) for each in fields(options)
 }
-"""Declaration of each argument, by name; if source and consumer both declare a name, the consumer's."""
+"""Field that declares each argument, by the argument's name. If both classes declare a name, the field is
+that of ``ConsumerOptions``."""
 _REQUIRED: Final = ("consumer_group", "name_servers")
 
 
@@ -148,9 +149,9 @@ def _as_member(name: str, value: object) -> object:
 
 
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a call that names an unknown parameter raise a TypeError, with the one that was probably meant.
+    """Return ``function`` with a check: an unknown parameter raises a TypeError with the one probably meant.
 
-    For functions whose parameters are keyword-only. If no parameter has a similar name, all are listed.
+    The parameters of ``function`` must be keyword-only. If none has a similar name, the error lists all.
     """
     known = [name for name in inspect.signature(function).parameters if name != "self"]
     called = function.__qualname__.removesuffix(".__init__")
@@ -275,7 +276,7 @@ class ConsumerSettings:
     """The arguments of a ``PushConsumer``, with the same names and meanings."""
 
     own: ConsumerOptions
-    """Arguments that the source does not have."""
+    """Arguments that are no options of the source ``format("rocketmq")``."""
     consumer_group: str
     name_servers: str
     offset_store: OffsetStore | str = field(repr=False)
@@ -339,8 +340,8 @@ class ConsumerSettings:
     ) -> dict[str, str]:
         """Return the options of ``format("rocketmq")``.
 
-        ``subscriptions`` contains tags, or ``{"sql": condition}``, by topic. ``problems`` of listener and
-        hooks are reported together with those of the settings.
+        ``subscriptions`` contains tags, or ``{"sql": condition}``, by topic. ``problems`` that were found
+        before, such as those of listener and hooks, are reported together with those of the settings.
 
         Raises:
             OptionError: With all problems, if there are any.
@@ -377,7 +378,10 @@ class ConsumerSettings:
         return options
 
     def reads_in_engine(self, *, orderly: bool) -> bool:
-        """Return whether the engine reads the planned ranges itself, without a shuffle of their messages."""
+        """Return whether the tasks that call the listener read the messages themselves.
+
+        If not (``orderly_engine='state'``), messages reach the listener through a shuffle of Spark.
+        """
         return not orderly or self.own.orderly_engine == OrderlyEngineKind.DIRECT
 
     @property

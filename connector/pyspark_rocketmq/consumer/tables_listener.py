@@ -62,12 +62,12 @@ class TablesListener:
         self._ends_at_statements = schema_changes in ("evolve", "exception")
         self._keeps_columns = schema_changes in KEEPING_COLUMNS
         self._problems: dict[tuple[Any, ...], str | None] = {}
-        """Problems of the columns of a row, by their table and names."""
+        """For each table and set of columns seen so far: the problem of their names, None without one."""
 
     def consume_message(
         self, messages: Sequence[MessageExt], context: DeliveryContext
     ) -> ConsumeOrderlyStatus:
-        """Emit the changes of each message."""
+        """Emit a row for each change in ``messages`` that the sink is to get; return SUCCESS."""
         for message in messages:
             for row in self.rows(message):
                 context.emit(message, **row)

@@ -21,7 +21,9 @@ _MOST_SHOWN = 3
 
 
 def check_reached(spark: SparkSession, sink: Sink) -> None:
-    """Run a job whose tasks connect as those of a batch will, if the sink needs that.
+    """Check that tasks can connect to each sink into which they will commit; a small job tries it.
+
+    Other sinks are not checked, and nothing is refused if no executor runs in time.
 
     Args:
         spark: A classic session.
@@ -70,7 +72,7 @@ class Reach:
         self._check = check
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Check once for the whole task."""
+        """Check once for the whole task; yield a batch with one row if that fails, else an empty batch."""
         for _ in batches:
             pass
         problems = [problem] if (problem := self._check()) else []
