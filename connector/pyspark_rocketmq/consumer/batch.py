@@ -37,7 +37,7 @@ class Job(NamedTuple):
     """Result of one evaluation of a micro-batch."""
 
     parts: Sequence[Part]
-    """The tasks' results, in parts. Parts handed over while the job ran are missing, or are here as copies."""
+    """The tasks' results, in parts. Parts handed over while the job ran are missing, or present as copies."""
     could_ask: bool | None
     """Whether all tasks that had to connect to the driver could; None if none had to."""
 

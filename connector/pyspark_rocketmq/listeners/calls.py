@@ -28,15 +28,17 @@ from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, Return
 _SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 _LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
 _SEND_BACK_THREADS: Final = 16
-"""Maximum number of deliveries whose failed messages are sent back at the same time."""
+"""Maximum number of deliveries of a range whose failed messages are sent back at the same time."""
 _LOOP_END_S: Final = 1.0
-"""Maximum time for cancelling a range's calls; a loop that is blocked by a call is abandoned."""
+"""Maximum time for cancelling a range's calls, in seconds. If a call blocks the event loop even then, a new
+loop replaces that one."""
 Settling = bool | Awaitable[bool]
-"""Result of a call: whether its outcome was handled where the call ended, so that no event is needed."""
+"""Result of the function that runs a listener call: True if the outcome was handled where the call ended, so
+that no :class:`CallEnded` follows. For an asynchronous listener it is an awaitable of this."""
 
 
 class ListenerCall:
-    """A delivery: messages, context, and, after one of the ``run`` methods, the outcome."""
+    """A delivery to a concurrent listener: messages, context and, after a ``run`` method, the outcome."""
 
     def __init__(
         self, messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext, *, timeout_s: float
@@ -74,7 +76,7 @@ class ListenerCall:
     async def run_async(
         self, listener: MessageListenerConcurrently, hooks: ConsumeHooks, clock: Clock
     ) -> None:
-        """Call and await an asynchronous listener; see :meth:`run`."""
+        """Call and await an asynchronous listener; raise only errors that end the process, as :meth:`run`."""
         seen, began_s = self._begin(hooks, clock)
         answer: object = None
         try:
@@ -129,7 +131,7 @@ class CallEnded:
     """A listener call has returned or raised."""
 
     number: int
-    """Number of the delivery."""
+    """Number of the delivery, as given to ``ListenerWorkers.call``."""
     failure: BaseException | None = None
 
 
@@ -166,7 +168,7 @@ class DaemonThreads:
         self._work.put(work)
 
     def close(self) -> None:
-        """End the threads that are idle, and the others after their work."""
+        """End the threads: idle ones now, the others after the work given so far; return immediately."""
         for _ in range(self._started):
             self._work.put(None)
 
@@ -177,10 +179,10 @@ class DaemonThreads:
 
 
 class ListenerWorkers:
-    """Runs the calls of one range, and sends messages back.
+    """Runs the calls of a concurrent listener for one queue's range of offsets, and sends messages back.
 
-    Each call and each send-back ends in one event, which ``next_event`` returns. There is none for a call
-    that hangs, or that returned True (see ``Settling``).
+    When a call ends, or a message was sent back, ``next_event`` returns one event. There is none for a call
+    that hangs, or if ``invoke`` returned True (see :meth:`call`).
     """
 
     def __init__(self) -> None:
@@ -188,7 +190,7 @@ class ListenerWorkers:
         self._senders = DaemonThreads("rocketmq-send-back", _SEND_BACK_THREADS)
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
-        """Begin a listener call; no event follows if ``invoke`` returns True."""
+        """Begin ``invoke``, which calls the listener; a ``CallEnded`` follows unless it returns True."""
         raise NotImplementedError
 
     def abandon(self, number: int) -> None:
@@ -196,7 +198,7 @@ class ListenerWorkers:
         raise NotImplementedError
 
     def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
-        """Begin to send messages back one by one, in order; an event follows for each."""
+        """Begin to send messages back one by one, in order; a ``SendBackEnded`` follows for each."""
 
         def work() -> None:
             for index in indexes:
@@ -221,7 +223,7 @@ class ListenerWorkers:
         self._events.put(None)
 
     def close(self) -> None:
-        """End idle threads; abandon calls that hang."""
+        """End the threads that send messages back, once they are idle; do not wait for calls that hang."""
         self._senders.close()
 
 
@@ -233,7 +235,7 @@ class ThreadWorkers(ListenerWorkers):
         self._callers = threads
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
-        """See :class:`ListenerWorkers`."""
+        """Begin ``invoke`` on a thread; a ``CallEnded`` follows unless it returns True."""
 
         def work() -> None:
             try:
@@ -265,7 +267,10 @@ class LoopWorkers(ListenerWorkers):
         longer than beginning a call."""
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
-        """See :class:`ListenerWorkers`; ``invoke`` runs on the loop's thread and returns an awaitable."""
+        """Begin ``invoke`` on the event loop's thread, and await what it returns.
+
+        A ``CallEnded`` follows unless the awaited result is True.
+        """
         if self._loop is None:
             self._loop = listener_loop()
         if _running_loop() is self._loop:
@@ -282,7 +287,10 @@ class LoopWorkers(ListenerWorkers):
             self._loop.call_soon_threadsafe(self._cancel, number)
 
     def close(self) -> None:
-        """See :class:`ListenerWorkers`."""
+        """Cancel the calls that have not ended, and wait up to 2 s for them; end the sending threads.
+
+        If a call blocks the event loop, a new loop replaces it.
+        """
         super().close()
         if self._loop is None or not (self._tasks or self._wanted):
             return
@@ -335,5 +343,8 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def workers_for(listener: object, threads: DaemonThreads) -> ListenerWorkers:
-    """Return workers on the event loop for an ``async def`` listener, else on ``threads``; start nothing."""
+    """Return workers on the event loop for an ``async def`` listener, else on ``threads``.
+
+    No thread and no loop starts before the first call.
+    """
     return LoopWorkers() if is_async(listener) else ThreadWorkers(threads)

@@ -30,7 +30,7 @@ CONSUME_CONTEXT_TYPE: Final = "ConsumeContextType"
 """Key of the return type in a context's props (``MixAll.CONSUME_CONTEXT_TYPE``)."""
 
 _making = threading.Lock()
-"""Lock that keeps two threads of a listener from making two buffers of one list."""
+"""Lock that keeps two threads of a listener from making two buffers of one delivery's rows."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +107,10 @@ class ConsumeHooks:
     def after(
         self, context: ConsumeMessageContext | None, *, status: str, is_success: bool, return_type: str
     ) -> None:
-        """Call all hooks after a delivery (``executeHookAfter``)."""
+        """Write the outcome into ``context``, and call all hooks with it after a delivery.
+
+        Do nothing if ``context`` is None. Source: ``DefaultMQPushConsumerImpl.executeHookAfter``.
+        """
         if context is None:
             return
         context.status, context.success = status, is_success
@@ -264,7 +267,13 @@ class DeliveryContext:
         return emitted
 
     def _keep(self, keep: Callable[[RowBuffer], int]) -> None:
-        """Save memory with ``RowBuffer.look``, or ``RowBuffer.pack``, which packs even small rows."""
+        """Save memory: call ``keep``, a method of ``RowBuffer``, with the buffer of the emitted rows.
+
+        ``RowBuffer.look`` packs the rows if they are large or many, ``RowBuffer.pack`` always.
+
+        Raises:
+            RocketMQError: If the temporary file has no space for the rows.
+        """
         with _making:
             if self._buffer is None or self._buffer.rows is not self._emitted:
                 self._file = self._file or SpillFile()
@@ -277,9 +286,9 @@ class DeliveryContext:
             raise
 
     def follow(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
-        """For the engine: return the listener's list of ``messages``, whose loops set the current message.
+        """For the engine: return ``messages`` as a list for the listener; a loop sets the current message.
 
-        Messages of an ``ArrowListener`` stay in their batch.
+        Messages of an ``ArrowListener`` are returned unchanged.
         """
         if type(messages) is ArrowMessages:
             return messages
@@ -290,9 +299,9 @@ class DeliveryContext:
         self._current = message
 
     def broken_at(self, where: str) -> RocketMQError:
-        """For the engine, once ``broken`` is set: return it as the error that ends the query (D5).
+        """For the engine, once ``broken`` is set: return the error that ends the query.
 
-        ``where`` describes the place in the queue, for the error's text.
+        ``where`` describes the place in the queue, for the error's text. See row D5 of ``docs/semantics.md``.
         """
         if not isinstance(self.broken, SchemaError):
             return RocketMQError(f"{where}: {self.broken}")
@@ -328,7 +337,10 @@ def _unclear() -> NoReturn:
 
 class _PositionLogger(LoggerAdapter[Logger]):
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        """Format the message here, since a topic's name must not become part of the format."""
+        """Log a line that begins with the position of the current message.
+
+        ``msg`` is formatted here, since a topic's name must not become part of the format.
+        """
         if self.isEnabledFor(level):
             text = str(msg) % args if args else msg
             self.logger.log(level, "%s %s", (self.extra or {})["position"], text, **kwargs)
@@ -349,12 +361,12 @@ class ConsumeOrderlyContext(DeliveryContext):
         super().__init__(messages, output, file)
         self.accumulated: Final = accumulated
         """Number of the queue's messages right before this delivery that were consumed and wait for a COMMIT;
-        with ``orderly_by="sharding_key"`` those of its key. If it is 0, discard anything else that you hold
-        of the queue, or key: it was given back and will be redelivered."""
+        with ``orderly_by="sharding_key"`` those of its key. If it is 0, the listener must discard earlier
+        messages of the queue, or key, that it still holds: they will be delivered again."""
         self.auto_commit = True
-        """False: SUCCESS accumulates, COMMIT commits everything accumulated."""
+        """Whether SUCCESS commits the messages. If False, they wait until a later delivery returns COMMIT."""
         self.suspend_current_queue_time_millis = -1
-        """Pause after SUSPEND or ROLLBACK, clamped to 10..30000 ms; -1 uses the consumer's default."""
+        """Pause of the queue after SUSPEND or ROLLBACK, clamped to 10..30000 ms; -1: as the consumer sets."""
 
 
 class ConsumeConcurrentlyContext(DeliveryContext):
@@ -367,9 +379,15 @@ class ConsumeConcurrentlyContext(DeliveryContext):
     ) -> None:
         super().__init__(messages, output, file)
         self.ack_index = ACK_ALL
-        """With CONSUME_SUCCESS: index of the last message that is done; those after it have failed."""
+        """With CONSUME_SUCCESS: index of the last message that is done, by default that of the last message.
+
+        The messages after it have failed.
+        """
         self.delay_level_when_next_consume = BROKER_DECIDES
-        """Delay level of failed messages; 0: 3 + their reconsume times; -1: dead letters immediately."""
+        """Delay level with which failed messages are sent back to the broker.
+
+        0, the default: 3 + their reconsume times. -1: they become dead letters immediately.
+        """
 
 
 class _Followed(list[MessageExt]):
@@ -388,11 +406,16 @@ class _Followed(list[MessageExt]):
 
 
 MessageListenerOrderly = Callable[[Sequence[MessageExt], ConsumeOrderlyContext], ConsumeOrderlyStatus | None]
-"""Takes messages of one queue in ascending order; None and an exception count as SUSPEND (row D5)."""
+"""Takes messages of one queue in ascending order; None and an exception count as SUSPEND.
+
+See row D5 of ``docs/semantics.md``.
+"""
 
 MessageListenerConcurrently = Callable[
     [Sequence[MessageExt], ConsumeConcurrentlyContext],
     ConsumeConcurrentlyStatus | Awaitable[ConsumeConcurrentlyStatus | None] | None,
 ]
-"""Takes messages of one queue, with many calls at the same time; may be ``async def``. None and an exception
-count as RECONSUME_LATER (row E2)."""
+"""Takes messages of one queue, with many calls at the same time; may be ``async def``.
+
+None and an exception count as RECONSUME_LATER. See row E2 of ``docs/semantics.md``.
+"""

@@ -1,4 +1,7 @@
-"""Consumes one message for an administrator (row D12), whatever its queue's offsets are."""
+"""Consumes one message for an administrator, whatever its queue's offsets are.
+
+See row D12 of ``docs/semantics.md``.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ from pyspark_rocketmq.wire.requests.client_info import ConsumeMessageDirectlyRes
 logger = logging.getLogger(__name__)
 
 _LONGEST_CALL_S: Final = 900.0
-"""Time-out of an ``async def``: Java's consumeTimeout. The administrator's request times out much earlier."""
+"""Time-out of an ``async def``, in seconds: Java's consumeTimeout.
+
+The administrator's request times out much earlier.
+"""
 _ORDERLY_RESULTS = {
     ConsumeOrderlyStatus.SUCCESS: ConsumeResult.CR_SUCCESS,
     ConsumeOrderlyStatus.COMMIT: ConsumeResult.CR_COMMIT,
@@ -43,7 +49,7 @@ class DirectConsumer:
     """
 
     def __init__(self, listener: str, consumer_group: str, *, orderly: bool) -> None:
-        """Name a ``listener`` as ``module:name``, which this process must be able to import."""
+        """Take a listener by its name ``module:name``; this process must be able to import it."""
         self._form = form_of(listener, consumer_group, orderly=orderly)
         self._is_orderly = orderly
 
@@ -85,7 +91,7 @@ def _answer(listener: Call, messages: Sequence[MessageExt], context: DeliveryCon
 
 
 class _Rowless:
-    """A context that drops rows, which have no sink outside a batch."""
+    """A context that drops the rows that a listener emits: outside a batch they have no sink."""
 
     __slots__ = ()
 

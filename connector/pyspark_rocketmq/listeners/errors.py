@@ -36,7 +36,7 @@ class _Report:
     at_s: float
     pause_s: float
     since: int = 0
-    """Number of occurrences since this report."""
+    """Number of occurrences of the error since it was last logged."""
 
 
 class RateLimiter:
@@ -140,7 +140,7 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def _place(error: BaseException) -> tuple[str, int] | None:
-    """Return the innermost line of code that the error passed through; None without a traceback."""
+    """Return file and line where the error was raised; None without a traceback."""
     traceback = error.__traceback__
     if traceback is None:
         return None

@@ -28,7 +28,7 @@ _ANSWER_S: Final = 1.0
 """Time within which an unblocked loop begins a call."""
 
 _LONG_S: Final = 0.1
-"""Waits longer than this may be rounded."""
+"""Shortest wait, in seconds, that may be rounded up to whole milliseconds."""
 _MOST_FILES: Final = 1024
 """``FD_SETSIZE``: ``select`` accepts only smaller file numbers."""
 
@@ -45,7 +45,7 @@ def is_async(listener: object) -> bool:
 
 
 def listener_loop() -> asyncio.AbstractEventLoop:
-    """Return the running loop, which starts at the first call."""
+    """Return the event loop of this process; the first call starts it in a thread."""
     global _running  # noqa: PLW0603 - one per process is the point
     with _guard:
         if _running is None:
@@ -55,11 +55,11 @@ def listener_loop() -> asyncio.AbstractEventLoop:
 
 
 def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
-    """Replace the event loop if it does not respond within ``patience_s``.
+    """Give up the event loop if it does not respond within ``patience_s``; the next call starts a new one.
 
     The caller's time-out does not prove that the loop is blocked: after a pause of the process, all time-outs
-    have expired. So the loop gets this second chance, because connections that were opened on it are useless
-    on another loop.
+    have expired. The loop gets this second chance because connections that were opened on it are useless on
+    another loop.
     """
     global _running  # noqa: PLW0603
     with suppress(TimeoutError):
@@ -74,11 +74,14 @@ def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) ->
 
 
 def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> ResultT:
-    """Call ``begin`` on the loop and wait for its result; from any thread except the loop's.
+    """Call and await ``begin`` on the process's event loop, and return its result; waits for it.
+
+    It may be called from any thread except the loop's.
 
     Raises:
         TimeoutError: If the call takes longer than ``timeout_s``. The call is cancelled then; if it blocks
             the loop, a new loop replaces that one.
+        BaseException: The error that ``begin`` raises.
     """
 
     async def run() -> ResultT:
@@ -99,7 +102,7 @@ def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> Re
 
 
 def _forget() -> None:
-    """Reset a child of ``fork()``, which lacks the parent's threads that run the loop or hold the lock."""
+    """Forget the loop and renew the lock in a child of ``fork()``, which lacks the parent's threads."""
     global _running, _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _running = None
@@ -120,7 +123,7 @@ class _ExactEpoll(selectors.EpollSelector):
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """See ``selectors.BaseSelector.select``."""
+        """Wait for a registered file, at most ``timeout`` seconds; return the files that are ready."""
         if timeout is not None and 0 < timeout < _LONG_S and self.fileno() < _MOST_FILES:
             # The file of an epoll can itself be waited for.
             select.select([self.fileno()], (), (), timeout)

@@ -40,10 +40,13 @@ from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStat
 logger = logging.getLogger(__name__)
 
 IDLE_S: Final = 30.0
-"""Half of Spark's time-out for idle workers (``PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS``)."""
+"""Time without a user after which a listener is closed, in seconds.
+
+It is half of Spark's time-out for idle workers (``PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS``).
+"""
 _OPEN_S: Final = 60.0
 _CLOSE_S: Final = 10.0
-"""Time-out of an ``async def`` ``open`` or ``close``."""
+"""Time-out of an ``async def`` ``close``, in seconds."""
 
 Call = Callable[[Sequence[MessageExt], Any], Any]
 """A listener as engines call it, with messages and their context."""
@@ -58,7 +61,7 @@ class ListenerContext:
     """The argument of a listener's ``open``."""
 
     consumer_group: str
-    """Empty if the query has none."""
+    """Group of the query; empty if it has none."""
 
 
 class _Opened:
@@ -97,7 +100,7 @@ def lease_of_opened(
 
 
 def _take(key: str) -> tuple[_Opened, bool]:
-    """Add a user of the listener ``key``; return its entry, and whether this user has to open it."""
+    """Add a user of the listener ``key``; return its ``_Opened``, and whether this user must open it."""
     with _guard:
         found = _opened.get(key)
         opened = _opened[key] = found or _Opened()
@@ -108,7 +111,10 @@ def _take(key: str) -> tuple[_Opened, bool]:
 
 
 def _open(key: str, opened: _Opened, listener: Any, context: ListenerContext) -> None:
-    """Open the listener for all waiting users; after a failure, the next user tries again."""
+    """Open the listener for all users that wait for it; after a failure, the next new user tries again.
+
+    A failure is not raised here, but where users wait; only one that ends the process is raised here, too.
+    """
     try:
         made = listener() if isinstance(listener, type) else listener
         if hasattr(made, "open"):
@@ -163,7 +169,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """Reset a child of ``fork()``: the parent closes the listeners, and its threads may hold the lock."""
+    """Forget open listeners in a child of ``fork()``, since the parent closes them; make a new lock."""
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _opened.clear()
@@ -187,7 +193,7 @@ class FailedListener:
         self._error = error
 
     def __call__(self, messages: Sequence[MessageExt], context: object) -> NoReturn:  # noqa: ARG002
-        """Raise :meth:`error`."""
+        """Raise the error that :meth:`error` returns."""
         raise self.error()
 
     def error(self) -> ListenerError:
@@ -202,12 +208,12 @@ class ListenerForm(Protocol):
     """A listener as it is pickled to the executors."""
 
     def borrow(self) -> AbstractContextManager[Call]:
-        """Lend the listener for one range, in any process."""
+        """Return a context manager that yields the listener as a function, open while the context lasts."""
         ...
 
 
 def form_of(listener: object, consumer_group: str = "", *, orderly: bool = True) -> ListenerForm:
-    """Return a user's listener in the form that is pickled; such a form is returned unchanged.
+    """Return a user's listener in the form that is pickled; a ``ListenerForm`` is returned unchanged.
 
     A listener that is given as ``module:name`` is checked only where it is imported.
 
@@ -225,7 +231,7 @@ class _Origin:
     consumer_group: str
     is_orderly: bool
     key: str
-    """Identity of an object that is opened once; the same in every process."""
+    """Identity of a listener that each process opens once; the same in every process."""
 
 
 def _form(listener: object, origin: _Origin) -> ListenerForm:
@@ -260,9 +266,10 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
 
 
 def _parameters_given(listener: object) -> int | None:
-    """Return how many arguments ``listener.consume_message`` is called with.
+    """Return with how many arguments ``listener.consume_message`` is called.
 
-    These are two, and three for a class's function, with the object; None if only an instance shows it.
+    For an object these are two: messages and context. For a class, a plain function also gets the object, so
+    these are three. None if a class does not show it, only its instance.
     """
     if not isinstance(listener, type):
         return 2
@@ -273,7 +280,11 @@ def _parameters_given(listener: object) -> int | None:
 
 
 def _check_parameters(listener: object, call: Callable[..., object], *, given: int) -> None:
-    """Refuse a listener that does not take messages and a context: every delivery would fail."""
+    """Refuse a listener that does not take ``given`` arguments, since every delivery would fail.
+
+    Raises:
+        OptionError: If ``call`` has another number of parameters; a callable without a signature is accepted.
+    """
     try:
         # Check a decorator's own signature, not its function's: it may pass on more arguments than it takes.
         inspect.signature(call, follow_wrapped=False).bind(*range(given))
@@ -286,10 +297,10 @@ def _check_parameters(listener: object, call: Callable[..., object], *, given: i
 
 
 def load(name: str) -> object:
-    """Import ``module:name``.
+    """Import the module of ``module:name``, and return its attribute of that name.
 
     Raises:
-        OptionError: If that fails.
+        OptionError: If ``name`` has another form, or the import fails.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -312,13 +323,13 @@ class Plain:
     call: Call
 
     def borrow(self) -> AbstractContextManager[Call]:
-        """See :class:`ListenerForm`."""
+        """Return a context manager that yields the listener unchanged."""
         return nullcontext(self.call)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedOnce:
-    """A listener that holds resources such as connections."""
+    """A listener with a method ``consume_message``, which each process opens once, as for connections."""
 
     listener: Any
     """An object, or a class that each process instantiates."""
@@ -326,7 +337,10 @@ class OpenedOnce:
     key: str
 
     def borrow(self) -> AbstractContextManager[Call]:
-        """See :class:`ListenerForm`."""
+        """Return a context manager that yields ``consume_message`` of the open listener.
+
+        This process opens the listener if it is not open, and closes it when it was idle for 30 s.
+        """
         return lease_of_opened(self.key, self.listener, self.context)
 
 
@@ -338,7 +352,11 @@ class ByName:
     origin: _Origin
 
     def borrow(self) -> AbstractContextManager[Call]:
-        """See :class:`ListenerForm`."""
+        """Import the listener, and return a context manager that yields it as a function, open if necessary.
+
+        Raises:
+            OptionError: If the name cannot be imported, or is no listener.
+        """
         return _form(load(self.name), self.origin).borrow()
 
 

@@ -130,7 +130,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         pieces: Iterable[MessagePiece] = (),
         extra: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Begin with ``pieces``; see :meth:`extend`."""
+        """Begin with ``pieces``; their messages get the additional properties ``extra``."""
         self._queue = queue
         # Each of these lists has one item for each piece.
         self._pieces: list[MessagePiece] = []
@@ -184,7 +184,7 @@ class ArrivedMessages(Sequence[MessageExt]):
 
     @property
     def pieces(self) -> Sequence[MessagePiece]:
-        """The pieces that are not released."""
+        """The added pieces that :meth:`forget` has not released."""
         return self._pieces
 
     def forget(self, before: int) -> None:
@@ -243,7 +243,10 @@ class ArrivedMessages(Sequence[MessageExt]):
         return _with_times(messages, retry_counts) if retry_counts else messages
 
     def in_arrow(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> ArrowMessages:
-        """Return the messages of :meth:`in_objects` as a record batch."""
+        """Return the messages from index ``start`` to before ``stop``, which is above ``start``, in Arrow.
+
+        ``retry_counts``, one for each message, are added to their reconsume times.
+        """
         rows: list[pa.RecordBatch] = []
         offsets: list[npt.NDArray[np.int64]] = []
         number, at = self._place(start)
@@ -269,7 +272,10 @@ class ArrivedMessages(Sequence[MessageExt]):
         )
 
     def objects_at(self, indexes: Iterable[int], retry_counts: Sequence[int] = ()) -> list[MessageExt]:
-        """Return the messages at these indexes as objects, with ``retry_counts`` as in :meth:`in_objects`."""
+        """Return the messages at these indexes as objects.
+
+        ``retry_counts``, one for each message, are added to their reconsume times.
+        """
         found = []
         for index in indexes:
             number, at = self._place(index)
@@ -288,7 +294,10 @@ class ArrivedMessages(Sequence[MessageExt]):
         return _with_times(found, retry_counts) if retry_counts else found
 
     def arrow_at(self, indexes: Sequence[int], retry_counts: Sequence[int] = ()) -> ArrowMessages:
-        """Return the messages at these ascending indexes in Arrow; there must be at least one."""
+        """Return the messages at these ascending indexes in Arrow; there must be at least one.
+
+        ``retry_counts``, one for each message, are added to their reconsume times.
+        """
         stops = [at + 1 for at, index in enumerate(indexes) if index + 1 not in indexes[at + 1 : at + 2]]
         parts = [
             self.in_arrow(indexes[start], indexes[stop - 1] + 1, retry_counts[start:stop])
@@ -312,7 +321,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return found
 
     def last_message(self, index: int) -> RememberedMessages:
-        """Return :func:`last_message` for the message at ``index``."""
+        """Return what an ack records of the message at ``index``: queue offset, store time and log offset."""
         number, at = self._place(index)
         piece = self._pieces[number]
         if not isinstance(piece, list):
@@ -323,7 +332,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         )
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the number of the piece that has a message, and the message's place in that piece."""
+        """Return the number of the piece that has a message, and the message's index in that piece."""
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number] - len(self._pieces[number]))
 
@@ -383,7 +392,7 @@ def _with_times(messages: Sequence[MessageExt], retry_counts: Sequence[int]) -> 
 
 
 def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the columns of messages, with the topic to which they were first sent."""
+    """Return messages with the columns of ``format("rocketmq")``, and with the topic first sent to."""
     if batch.num_columns == len(MESSAGE_SCHEMA):
         return batch
     columns = [batch.column(name) for name in MESSAGE_SCHEMA.names]
@@ -447,9 +456,10 @@ def _dicts(column: pa.MapArray, extra: Mapping[str, str]) -> list[dict[str, str]
 
 
 def _alike(names: Sequence[str], values: Sequence[str], extra: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return dicts that all have the same keys: copies of one dict, in which each value is then set.
+    """Return dicts that all have the keys ``names`` and the items of ``extra``.
 
-    ``values`` are those of the first dict in the order of ``names``, then those of the next one.
+    ``values`` are those of the first dict in the order of ``names``, then those of the next one. A key in
+    ``extra`` has the value there.
     """
     width = len(names)
     pattern = {**dict.fromkeys(names, ""), **extra}
@@ -462,7 +472,10 @@ def _alike(names: Sequence[str], values: Sequence[str], extra: Mapping[str, str]
 
 
 def _repeats(column: pa.StringArray, width: int) -> bool:
-    """Whether the column repeats its first ``width`` values."""
+    """Return whether the column consists only of repetitions of its first ``width`` values.
+
+    False if a value is null, or ``width`` is 0.
+    """
     if not width or column.null_count:
         return False
     _, offsets, data = column.buffers()

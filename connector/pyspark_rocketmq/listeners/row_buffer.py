@@ -1,9 +1,10 @@
 """Keeps the emitted rows of a range until a commit takes them: in memory, or in a temporary file if many.
 
 A listener may emit any number of rows for a message, and they must stay in the task until the message is
-acknowledged. Rows are kept in order: the newest as tuples, older ones as record batches of about 1 MiB.
-Beyond 8 MiB they are written to the range's own file. Rows of a call that is given back are dropped. The file
-has no name and disappears with the process at the latest.
+acknowledged. A range is a span of one queue's offsets, which a task consumes. Rows are kept in order: the
+newest as tuples, older ones as record batches of about 1 MiB. Beyond 8 MiB they are written to the range's
+own file. Rows of a call whose messages are given back are dropped. The file has no name and disappears with
+the process at the latest.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ IN_MEMORY_BYTES: Final = 8 << 20
 """Memory for the batches of a range, and for those of each running call."""
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_ROWS: Final = 8192
-"""Number of rows of a running call at which they are packed into a batch."""
+"""Number of rows at which those of a running call are packed into a batch."""
 LOOK_EVERY: Final = 64
 """Number of rows of a call between two checks of their size."""
 _FEW_ROWS: Final = 1024
-"""Number of rows of a range's ended calls at which they are packed into a batch."""
+"""Number of rows at which those of a range's ended calls are packed into a batch."""
 _WRITTEN_BYTES: Final = 4 << 20
 _WRITTEN_ROWS: Final = 64 * 1024
 """Approximate number of rows that a sink's writer gets at a time."""
@@ -48,14 +49,14 @@ Emitted: TypeAlias = "Row | pa.RecordBatch | SpilledRows"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpilledRows:
-    """Rows in the file of a range."""
+    """Rows in a range's temporary file: the bytes from ``begin`` to before ``end``."""
 
     file: SpillFile
     begin: int
     end: int
 
     def read(self) -> pa.RecordBatch:
-        """Return the rows."""
+        """Read the rows from the file, and return them as one batch."""
         with pa.ipc.open_stream(self.file.read(self.begin, self.end)) as reader:
             return reader.read_next_batch()
 
@@ -74,7 +75,7 @@ class SpillFile:
         return self._file is not None
 
     def write(self, rows: pa.RecordBatch) -> SpilledRows:
-        """Append rows.
+        """Append rows to the file; return where they are.
 
         Raises:
             RocketMQError: If there is no space for them.
@@ -99,7 +100,7 @@ class SpillFile:
         return SpilledRows(self, begin, begin + len(data))
 
     def read(self, begin: int, end: int) -> bytes:
-        """Return the bytes from ``begin`` to ``end``."""
+        """Return the bytes from ``begin`` to before ``end``."""
         descriptor = self._opened().fileno()
         parts: list[bytes] = []
         while begin < end:
@@ -130,7 +131,7 @@ class SpillFile:
 
 
 def _folder() -> str:
-    """Return the folder of Spark's temporary files in one of its tasks, otherwise the system's."""
+    """Return the first writable folder of ``SPARK_LOCAL_DIRS``, else the system's temporary folder."""
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return next((folder for folder in folders if os.access(folder, os.W_OK)), gettempdir())
 
@@ -150,7 +151,7 @@ class RowBuffer:
     )
 
     def __init__(self, columns: RowColumns, file: SpillFile, rows: list[Emitted] | None = None) -> None:
-        """Take over ``rows``, which have ``columns``."""
+        """Take over ``rows``, which have ``columns``; rows beyond 8 MiB go to ``file``."""
         self.rows: list[Emitted] = [] if rows is None else rows
         self._columns = columns
         self._file = file
@@ -165,7 +166,10 @@ class RowBuffer:
         """Size of the batches in memory."""
 
     def look(self) -> int:
-        """Pack the newest rows into a batch if large or many; return at how many rows to look again."""
+        """Pack the newest rows into a batch if they are large or many.
+
+        Return the number of items in ``rows`` at which to call this again.
+        """
         with self._guard:
             stop = len(self.rows)
             newest: Any = self.rows[self._looked_at : stop]
@@ -176,20 +180,20 @@ class RowBuffer:
             return len(self.rows) + LOOK_EVERY
 
     def pack(self) -> int:
-        """Pack the newest rows into a batch; return at how many rows to look again."""
+        """Pack the newest rows into a batch; return the number of items at which to call :meth:`look`."""
         with self._guard:
             self._pack(len(self.rows))
             return len(self.rows) + LOOK_EVERY
 
     def add(self, emitted: Sequence[Emitted]) -> None:
-        """Add the rows of a call."""
+        """Add the rows of a call; pack the newest rows into a batch if they are many."""
         rows = self.rows
         rows += emitted
         if len(rows) - self._packed >= _FEW_ROWS or (emitted and type(emitted[0]) is not tuple):
             self.pack()
 
     def spill_to(self, file: SpillFile) -> None:
-        """Write rows from now on to another file."""
+        """Write rows to another file from now on; those written before stay in the old one."""
         self._file = file
 
     def take(self) -> list[Emitted]:
@@ -267,7 +271,10 @@ def to_rows(batch: pa.RecordBatch) -> list[Row]:
 def in_queue_order(
     emitted: Sequence[Emitted], queue_offsets: Sequence[int], columns: RowColumns, file: SpillFile
 ) -> list[Emitted]:
-    """Return the rows of the messages at these ascending offsets, message by message."""
+    """Return the rows of the messages at these ascending offsets, message by message; leave out other rows.
+
+    ``file`` takes the sorted rows if there are too many for the memory.
+    """
     wanted = set(queue_offsets)
     if all(type(each) is tuple for each in emitted):
         rows: Any = emitted
@@ -304,7 +311,7 @@ def _rows_at(batch: pa.RecordBatch, queue_offsets: Collection[int]) -> pa.Record
 
 
 def _in_batches(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.RecordBatch | SpilledRows]:
-    """Yield the rows, with each run of tuples as a batch."""
+    """Yield the rows in their order, with consecutive tuples as a batch; rows in a file are not read."""
     for kind, some in groupby(emitted, type):
         if kind is tuple:
             rows: Any = list(some)
@@ -326,7 +333,7 @@ def _as_one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _size_of_rows(rows: Sequence[Row], columns: RowColumns) -> int:
-    """Return the approximate memory of rows."""
+    """Return the approximate memory of rows, in bytes."""
     if not columns.is_plain:
         return sum(map(_size_of, chain.from_iterable(rows)))
     if not rows:
@@ -339,7 +346,7 @@ def _size_of_rows(rows: Sequence[Row], columns: RowColumns) -> int:
 
 
 def _size_of(value: object) -> int:
-    """Return ``sys.getsizeof`` of a value, including the parts of collections."""
+    """Return ``sys.getsizeof`` of a value plus that of its items, at any depth of lists, tuples and dicts."""
     if isinstance(value, list | tuple):
         return getsizeof(value) + sum(map(_size_of, value))
     if isinstance(value, dict):

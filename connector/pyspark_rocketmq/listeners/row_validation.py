@@ -1,8 +1,8 @@
 """Checks at ``emit()`` that each value fits its column.
 
 Spark would notice an error only when it converts a whole batch to Arrow; at ``emit()`` the error names value
-and column. It ends the query (D5): the cause is not a message, and every delivery would break the schema
-again.
+and column. It ends the query: the cause is not a message, and every delivery would break the schema again.
+See row D5 of ``docs/semantics.md``.
 
 Arrow's conversion of Python values and Spark's accept different values, and neither is safe: both truncate
 1.5 to 1 in a column of whole numbers, Arrow converts booleans to numbers, and a map with an entry of None
@@ -62,8 +62,10 @@ _SCALARS: tuple[tuple[type[st.DataType], tuple[type, ...], tuple[type, ...]], ..
     (st.TimestampNTZType, (datetime,), ()),
     (st.DayTimeIntervalType, (timedelta,), ()),
 )
-"""Column type, accepted classes, subclasses that would lose information; the first matching entry counts.
-pandas.NaT is a datetime, but Arrow refuses it."""
+"""Column type, accepted Python classes, and subclasses that are refused because they would lose information.
+
+The first item whose column type matches counts. pandas.NaT is a datetime, but Arrow refuses it.
+"""
 _KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]], ...] = (
     (pa.types.is_integer, (pa.types.is_integer,)),
     (pa.types.is_floating, (pa.types.is_floating, pa.types.is_integer)),
@@ -109,7 +111,10 @@ class RowColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def array(self, field: st.StructField, values: Any, count: int) -> pa.Array:
-        """Create one column; see :meth:`to_batch`."""
+        """Create the column ``field`` of a batch of ``count`` rows.
+
+        ``values`` is a list, an array, or one value for all rows.
+        """
         wanted = self.schema.field(field.name).type
         if not isinstance(values, list | np.ndarray):
             return pa.repeat(pa.scalar(values, wanted), count)
@@ -136,7 +141,10 @@ def _fits_scalar(
 
 
 def _fits_aware(check: _Check, value: Any) -> bool:
-    """Check a time in an array, map or struct: it needs a zone, since Spark would use the session's."""
+    """Return whether a time in an array, map or struct has a zone and fits.
+
+    Without a zone Spark would use the session's.
+    """
     return getattr(value, "tzinfo", None) is not None and check(value)
 
 
@@ -153,7 +161,7 @@ def _fits_map(key: _Check, item: _Check, value: Any) -> bool:
 
 
 def _fits_struct(fields: dict[str, _Check], value: Any) -> bool:
-    """Check a struct: a dict may omit nullable fields; a tuple has all fields, by position."""
+    """Return whether a value fits a struct: a dict may omit nullable fields; a tuple has all, by position."""
     if isinstance(value, tuple):
         return len(value) == len(fields) and all(
             check(item) for check, item in zip(fields.values(), value, strict=True)
@@ -166,7 +174,7 @@ def _fits_struct(fields: dict[str, _Check], value: Any) -> bool:
 
 
 def _check_of(data_type: st.DataType) -> _Check:
-    """Return the check of a column's values other than None."""
+    """Return a function that returns whether a value other than None fits a column of this type."""
     match data_type:
         case st.ArrayType():
             return partial(_fits_array, _part(data_type.elementType, nullable=data_type.containsNull))
