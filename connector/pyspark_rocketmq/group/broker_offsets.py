@@ -1,9 +1,9 @@
 """Reads and writes a group's offsets at its brokers, also for ``offsetStore=broker``, and finds resets.
 
-A broker keeps an operator's reset until the group's next pull of the queue, and returns it with the answer
-(F5).  A Java consumer always has a pull waiting at the broker. Here, the plan of a micro-batch lacks queues
-without new messages, so no task pulls them. Therefore the planner pulls such queues every 15 s. It does not
-wait for the answers; the next plan uses them.
+A broker keeps an operator's reset until the group's next pull of the queue, and returns it with the answer. A
+Java consumer always has a pull waiting at the broker. Here, the plan of a micro-batch lacks queues without
+new messages, so no task pulls them. Therefore the planner pulls such queues every 15 s. It does not wait for
+the answers; the next plan uses them. See row F5 of ``docs/semantics.md``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EVERY_S: Final = 15.0
 waits at the broker for the same time (``brokerSuspendMaxTimeMillis``)."""
 
 Addresses = Mapping[str, BrokerAddress]
-"""Address of each broker's master."""
+"""Address of each broker's master, by the broker's name."""
 
 
 class ReportedResets:
@@ -68,10 +68,10 @@ class ReportedResets:
 
 
 class ResetWatch(Protocol):
-    """Asks brokers for resets in the background."""
+    """Asks brokers in the background whether an operator has reset the group's offsets there."""
 
     def found(self) -> dict[MessageQueue, int]:
-        """Return the target offsets of the resets that were reported since the last call."""
+        """Return the target offsets of the resets that were reported since the last call, by queue."""
         ...
 
     def look(self, idle: Mapping[MessageQueue, int], addresses: Addresses) -> None:
@@ -92,11 +92,14 @@ class PullingResetWatch:
         self._look_at_s = clock.monotonic_s() + _EVERY_S
 
     def found(self) -> dict[MessageQueue, int]:
-        """See :class:`ResetWatch`."""
+        """Return the target offsets of the resets that were reported since the last call, by queue."""
         return self._reported.take()
 
     def look(self, idle: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """See :class:`ResetWatch`."""
+        """Send one pull for each queue of ``idle`` if 15 s have passed since the last pulls; do not wait.
+
+        ``idle`` has the next offsets of the queues without new messages.
+        """
         now_s = self._clock.monotonic_s()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + _EVERY_S
@@ -161,12 +164,17 @@ class RemoteBrokerOffsets:
     def of(
         cls, options: ReadOptions, clock: Clock, *, pool: ChannelPool | None = None
     ) -> RemoteBrokerOffsets:
-        """Create an instance for the group that a query reads as."""
+        """Create an instance for the consumer group in ``options``; nothing connects yet."""
         assert options.consumer_group is not None
         return cls(options.consumer_group, Cluster.of(options, clock, pool=pool).brokers())
 
     def read(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
-        """See :class:`BrokerOffsets`."""
+        """Return the group's offsets of ``queues``; leave out queues without one.
+
+        Raises:
+            BrokerOffsetUnavailable: If a broker did not answer or refused; no offset is returned then.
+            NoPermission: If the group's offsets may not be read.
+        """
 
         def query(address: BrokerAddress, queue: MessageQueue) -> int | None:
             try:
@@ -181,7 +189,14 @@ class RemoteBrokerOffsets:
         return {queue: offset for queue, offset in found.items() if offset is not None}
 
     def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """See :class:`BrokerOffsets`."""
+        """Store offsets at the brokers, even lower ones.
+
+        A broker that does not know the group stores nothing, which is no error.
+
+        Raises:
+            BrokerOffsetUnavailable: If a broker did not store one; others may be stored.
+            NoPermission: If the group's offsets may not be written.
+        """
 
         def update(address: BrokerAddress, queue: MessageQueue) -> None:
             try:
@@ -241,14 +256,22 @@ class RemoteGroup:
         return offset_key(self._options)
 
     def read(self, queues: Collection[MessageQueue] | None = None) -> Mapping[MessageQueue, int]:
-        """See ``GroupAtBrokers.read``."""
+        """Return the offsets of ``queues`` that have one; by default of all whose broker has a master.
+
+        Raises:
+            BrokerOffsetUnavailable: If a broker of the queues, or the name servers, did not answer.
+        """
         routes = self._routes()
         if queues is None:
             queues = [queue for queue in routes.queues if queue.broker_name in routes.masters]
         return self._offsets(queues, routes).read(queues, routes.masters)
 
     def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
-        """See ``GroupAtBrokers.write``."""
+        """Store offsets at the brokers, even lower ones; a broker that lacks the group stores nothing.
+
+        Raises:
+            BrokerOffsetUnavailable: If a broker did not store one; others may be stored.
+        """
         if next_offsets:
             routes = self._routes()
             self._offsets(next_offsets, routes).write(next_offsets, routes.masters)

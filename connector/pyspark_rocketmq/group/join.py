@@ -77,7 +77,10 @@ def _leave() -> None:
 
 
 def offset_key(options: ReadOptions) -> str:
-    """Return the key of this consumer's progress in the offset store and the sink."""
+    """Return the key under which offset store and sink keep the progress of this consumer.
+
+    It is ``GROUP`` or ``NAMESPACE%GROUP``, with ``@INSTANCE`` after it in broadcasting.
+    """
     assert options.consumer_group is not None
     is_broadcast = options.message_model is MessageModel.BROADCASTING
     instance = options.instance_name if is_broadcast else None
@@ -113,7 +116,8 @@ def join_group(
         timing: Intervals of heartbeats, rebalances and locks; RocketMQ's by default. Other values must fit
             the brokers' time-outs.
         driver: The driver connection of a ``PushConsumer``; None for another query.
-        open_listener: See :class:`ClientRemotingProcessor`.
+        open_listener: Opens the listener for a message that an administrator sends to this member; None if
+            the listener runs on executors only.
 
     Raises:
         OptionError: If there is no such allocation strategy, or a certificate cannot be used.
@@ -164,7 +168,9 @@ def join_group(
 
 
 def _logging_errors(strategy: AllocationStrategy, group: str) -> Allocate:
-    """Wrap a strategy, perhaps a user's: if it fails, log the error and let the member keep its queues.
+    """Return a function that allocates by ``strategy``, which may be a user's.
+
+    If the strategy fails, the function logs the error and returns None, so that the member keeps its queues.
 
     Source: ``RebalanceImpl.rebalanceByTopic``.
     """

@@ -66,7 +66,8 @@ _LONGEST_SLEEP_S = 1.0
 _BEAT_AGAIN_S = 1.0
 """Pause before a heartbeat that failed is tried again on a broken connection."""
 _LIST_AGAIN_S = 300.0
-"""Time for which a broker that has not listed the members is asked after the others."""
+"""Time, in seconds, for which the list of members is requested from other brokers first, after a request at a
+broker has failed."""
 _SETTLE_CHECK_S = 0.05
 
 
@@ -94,7 +95,10 @@ class QueueOwnership(Protocol):
         ...
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """Give a queue a new grant, because it has been in no plan for too long (B6)."""
+        """Give a held queue a new grant, because it has been in no plan for too long.
+
+        It must then be claimed in the offset store again. See row B6 of ``docs/semantics.md``.
+        """
         ...
 
     def await_settled(self, timeout_s: float) -> bool:
@@ -191,12 +195,15 @@ class PlanWatcher(Protocol):
         ...
 
     def calls_end_s(self) -> float:
-        """Maximum time for which a call of the listener may continue after the end of its query."""
+        """Return for how many seconds a call of the listener may continue after the end of its query."""
         ...
 
 
 class RunningMember:
-    """Implements :class:`QueueOwnership`. Start it, and always stop it."""
+    """A member of a consumer group: a thread keeps it in the group, and gets and gives back its queues.
+
+    Implements :class:`QueueOwnership`. Start it, and always stop it.
+    """
 
     def __init__(
         self, machine: Membership, heartbeat: HeartbeatData, calls: GroupCalls, clock: Clock
@@ -234,7 +241,8 @@ class RunningMember:
         self._silent: set[BrokerAddress] = set()
         """Brokers at which the last heartbeat failed."""
         self._unanswered_at_s: dict[BrokerAddress, float] = {}
-        """When a request for the members failed, by brokers that have answered none since."""
+        """Monotonic second at which a broker's last request for the members failed, by broker; a broker that
+        has answered such a request since is left out."""
         self._beats_again_at_s = -inf
         """Monotonic second before which no heartbeat follows a broken connection."""
         self._differences = SubscriptionConsistency(heartbeat.consumers[0], self._client_id)
@@ -279,13 +287,17 @@ class RunningMember:
 
     @property
     def calls_end_s(self) -> float:
-        """Maximum time for which :meth:`stop` may wait for calls of the listener."""
+        """Maximum time for which :meth:`stop` may wait for calls of the listener, in seconds."""
         return CALLS_END_S if self._watcher is None else self._watcher.calls_end_s()
 
     # --- for the planner ------------------------------------------------------------------------------------
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
-        """See :class:`QueueOwnership`."""
+        """End the previous plan; return the queues that may be planned now, with their grants' numbers.
+
+        A grant is a period for which this member holds a queue. The member gives none of the returned queues
+        up before :meth:`planned` is called.
+        """
 
         def begin(machine: Membership, now_s: float) -> Mapping[MessageQueue, int]:
             self._offered = machine.begin_plan(now_s)
@@ -294,7 +306,10 @@ class RunningMember:
         return self._notify(begin)
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """See :class:`QueueOwnership`."""
+        """Note the queues that the plan contains; return those of them that may still be run.
+
+        The watcher gets a report of the plan, unless no queue is left.
+        """
         valid = self._notify(lambda machine, now_s: machine.planned(grants, now_s))
         if self._watcher is not None and valid:
             plan, _ = self._query(lambda machine, _: machine.plan_under_way())
@@ -306,27 +321,30 @@ class RunningMember:
         return valid
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
-        """Note that the batch of ``plan`` is over for ``queues``, None: for all; other plans are ignored."""
+        """Note that the batch of ``plan`` is over for ``queues`` (None: for all its queues).
+
+        They may then go to other members. Nothing happens if ``plan`` is not the newest plan.
+        """
         self._notify(lambda machine, now_s: machine.free(plan, queues, now_s))
 
     def holds(self, queue: MessageQueue) -> bool:
-        """See :class:`QueueOwnership`."""
+        """Return whether the queue is in the current plan and may still be run."""
         return self._query(lambda machine, now_s: machine.is_planned(queue, now_s))
 
     def claimed_by_other(self, queue: MessageQueue) -> None:
-        """See :class:`QueueOwnership`."""
+        """Report that another consumer has claimed ``queue`` in the offset store."""
         self._notify(lambda machine, now_s: machine.claimed_by_other(queue, now_s))
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """See :class:`QueueOwnership`."""
+        """Give a held queue a new grant, under which it must be claimed in the offset store again."""
         self._notify(lambda machine, _: machine.reclaim(queue))
 
     def await_settled(self, timeout_s: float) -> bool:
-        """See :class:`QueueOwnership`."""
+        """Wait until every queue allocated to this member may be planned; return whether they all may."""
         return self._await(lambda machine, _: machine.is_settled, timeout_s)
 
     def await_held(self, timeout_s: float) -> bool:
-        """See :class:`QueueOwnership`."""
+        """Wait until at least one queue may be planned; return False if none may be in time."""
         return self._await(lambda machine, now_s: bool(machine.plannable(now_s)), timeout_s)
 
     def _await(self, is_so: Callable[[Membership, float], bool], timeout_s: float) -> bool:
@@ -339,7 +357,7 @@ class RunningMember:
         return True
 
     def notified(self) -> None:
-        """Handle a broker's notification that the group changed."""
+        """Have the members requested again soon, because a broker has notified that the group changed."""
         self._notify(lambda machine, now_s: machine.notified(now_s))
 
     def held(self) -> Mapping[MessageQueue, float]:
@@ -425,7 +443,7 @@ class RunningMember:
     def _report_outdated(self, watcher: PlanWatcher) -> None:
         """Report, once for each plan, that it lacks a queue of this member, or that a broker has moved.
 
-        In real time tasks know only the addresses of their plan.
+        In real time a plan is in use for minutes, and its tasks have only the brokers' addresses of the plan.
         """
 
         def gained(machine: Membership, now_s: float) -> tuple[int, list[MessageQueue]]:
@@ -458,10 +476,10 @@ class RunningMember:
         return bool(actions)
 
     def _do_all(self, actions: Sequence[GroupAction]) -> None:
-        """Perform the actions in order, neighbours of one kind at the same time.
+        """Perform the actions in order; consecutive actions of one kind run at the same time.
 
-        Those at silent brokers begin last: a process that ends starts no threads, and makes one call after
-        another.
+        Of these, actions at silent brokers begin last: a process that ends starts no threads, and makes one
+        call after another.
         """
         for _, alike in groupby(actions, key=type):
             run_concurrently([partial(self._do, action) for action in sorted(alike, key=self._is_slow)])

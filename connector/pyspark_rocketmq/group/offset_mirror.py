@@ -34,23 +34,26 @@ from pyspark_rocketmq.options.read import ReadOptions
 logger = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S: Final = 5.0
-"""``ClientConfig.persistConsumerOffsetInterval``."""
+"""Pause before offsets that could not be sent are tried again, in seconds.
+
+It is Java's ``ClientConfig.persistConsumerOffsetInterval``.
+"""
 _PACE_S: Final = 1.0
-"""Shortest time between two offsets of a queue (rule 4)."""
+"""Shortest time between two rounds in which offsets are sent, in seconds (rule 4)."""
 _QUIET_S: Final = LONGEST_S + 1.0
 """Seconds without a new offset after which the store records the offsets that have arrived. This is longer
 than the time between two offset commits of a busy query."""
 _LATE_S: Final = 1.5 * _PACE_S
-"""Age from which an offset is late (rule 2)."""
+"""Age in seconds from which an offset is late: it is sent only if the queue's epoch is unchanged (rule 2)."""
 _AT_EXIT_S: Final = 2.0
 _AFTER_QUERY_S: Final = 60.0
-"""How long offsets are sent after the end of their query."""
+"""Time for which offsets are still sent after the end of their query, in seconds."""
 
 Commits = Mapping[MessageQueue, QueueCommit]
 
 
 class OffsetMirror:
-    """The copy of one group's progress at the masters of its topics' queues."""
+    """Keeps a copy of one group's progress at the brokers: sends them the offsets that the store accepts."""
 
     def __init__(
         self,
@@ -69,9 +72,9 @@ class OffsetMirror:
             options: Group, topics and access to the cluster.
             store: The authoritative offset store.
             offset_key: Key of the group in the store.
-            again_after_s: Pause before offsets that could not be sent are tried again.
-            pace_s: Shortest time between two offsets of a queue.
-            quiet_s: Time without new offsets after which the store records the ones that have arrived.
+            again_after_s: Pause before offsets that could not be sent are tried again, in seconds.
+            pace_s: Shortest time between two rounds in which offsets are sent, in seconds.
+            quiet_s: Time without new offsets after which the store records those that have arrived.
             clock: The system's clock if not given.
         """
         assert options.consumer_group is not None
@@ -84,7 +87,7 @@ class OffsetMirror:
         self._sent_s = -inf
         """Monotonic second at which offsets were last sent."""
         self._is_hurried = False
-        """Whether offsets that arrived are recorded without waiting for newer ones."""
+        """Whether the store records arrived offsets immediately, without a wait for newer ones."""
         self._clock = clock or SystemClock()
         cluster = Cluster.of(options, self._clock)
         self._timeout_s = cluster.timeout_s
@@ -143,18 +146,24 @@ class OffsetMirror:
             return self._arrived.get(queue)
 
     def hurry(self) -> None:
-        """Send what waits, since queues are to change hands; return immediately."""
+        """Have the waiting offsets sent now, since queues go to other members; return immediately."""
         self._urgent.set()
 
     def query_ended(self) -> None:
-        """Note that no newer offsets come; return immediately."""
+        """Note that no newer offsets come; return immediately.
+
+        Offsets that cannot be sent within the next minute are given up.
+        """
         with self._guard:
             self._until_s = self._clock.monotonic_s() + _AFTER_QUERY_S
             self._is_hurried = self._thread is not None
         self._news.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Retry the remaining offsets and wait until none is left; return False after ``timeout_s``."""
+        """Send the remaining offsets now, and wait until none is left.
+
+        Return False if some are left after ``timeout_s``.
+        """
         with self._guard:
             thread = self._thread
             self._is_hurried = thread is not None
@@ -243,7 +252,11 @@ class OffsetMirror:
             self._unnoted -= {queue for queue, offset in arrived.items() if self._arrived[queue] == offset}
 
     def _still_true(self, waiting: Commits, tried: Commits) -> Commits:
-        """Return the offsets that may be sent by rule 2."""
+        """Return the offsets of ``waiting`` that may be sent, and drop the outdated ones.
+
+        An offset that is late, or was ``tried`` before, may be sent only if its queue's stored epoch is still
+        that of its commit (rule 2). If the store cannot be read, such an offset waits.
+        """
         is_late = self._clock.monotonic_s() - self._shown_at_s > _LATE_S
         again = {queue: commit for queue, commit in waiting.items() if is_late or tried.get(queue) == commit}
         if not again:
@@ -262,7 +275,10 @@ class OffsetMirror:
         return {queue: commit for queue, commit in waiting.items() if queue not in outdated}
 
     def _send(self, waiting: Commits, tried: Commits) -> None:
-        """Send each offset to its broker, and no more in this round to a broker that did not answer."""
+        """Send each offset that may be sent to its broker.
+
+        A broker that did not answer gets no more offsets in this round.
+        """
         try:
             masters = self._routes.look(Deadline.after(self._clock, self._timeout_s)).masters
         except RocketMQError as error:

@@ -173,16 +173,20 @@ class ClientRemotingProcessor:
     # --- requests, answered ---------------------------------------------------------------------------------
 
     def consumer_ids_changed(self, consumer_group: str) -> None:
-        """Rebalance immediately (B1). Such requests come often and in bursts."""
+        """Rebalance soon, because the members of ``consumer_group`` have changed; ignore other groups.
+
+        Such requests come often, and many within a short time. See row B1 of ``docs/semantics.md``.
+        """
         if self._member is not None and consumer_group == self._options.consumer_group:
             self._member.notified()
 
     def reset_offsets(
         self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
     ) -> None:
-        """Store the new positions: the next plan starts there, and the running batch cannot commit (F5).
+        """Store the new positions: the next plan starts there, and the running batch cannot commit.
 
         Negative offsets, queues that this member does not hold, other groups and other topics are ignored.
+        See row F5 of ``docs/semantics.md``.
         """
         if consumer_group != self._options.consumer_group or topic not in self._options.all_subscribed():
             return
@@ -234,9 +238,10 @@ class ClientRemotingProcessor:
     def consume_directly(
         self, consumer_group: str, message: MessageExt
     ) -> ConsumeMessageDirectlyResult | None:
-        """Call the listener here if it can be imported by its name (D12); otherwise refuse with the reason.
+        """Call the listener with ``message`` in this process, and return its answer or error.
 
-        None if this is not a member of the group.
+        If the listener was not registered by its name, return a refusal with the reason; if this is no
+        member of the group, None. See row D12 of ``docs/semantics.md``.
         """
         if consumer_group != self._options.consumer_group:
             return None
@@ -251,7 +256,10 @@ class ClientRemotingProcessor:
         )
 
     def _opened(self, open_listener: Callable[[], ConsumeOne]) -> ConsumeOne:
-        """Return the listener for direct calls: the first that a thread has opened serves all of them."""
+        """Return the listener for an administrator's messages; open it at the first call.
+
+        If several threads open it at the same time, all of them use the first one.
+        """
         if self._consume_one is None:
             opened = open_listener()
             with self._guard:
@@ -260,7 +268,10 @@ class ClientRemotingProcessor:
         return self._consume_one
 
     def _statuses(self, rows: Iterable[OffsetRow]) -> dict[str, ConsumeStatus]:
-        """Return statistics by topic, of the batches that this member's query has committed (D11)."""
+        """Return statistics by topic, from the batches that this member's query has committed.
+
+        See row D11 of ``docs/semantics.md``.
+        """
         snapshots: dict[str, list[MetricsSnapshot]] = {topic: [] for topic in self._options.all_subscribed()}
         for row in rows:
             snapshots.setdefault(row.queue.topic, []).append(row.statistics)

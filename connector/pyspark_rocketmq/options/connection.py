@@ -109,11 +109,15 @@ class ConnectionOptions(OptionSet):
         return implied_namespace(values)
 
     def connection_problems(self) -> list[str]:
-        """Return the problems found by :func:`connection_problems`."""
+        """Return a sentence for each connection option that lacks another option, or excludes another."""
         return connection_problems(self)
 
     def name_problems(self, names: Iterable[tuple[str, str, int]]) -> list[str]:
-        """Return a problem for each name (option key, name, limit) that is too long with the namespace."""
+        """Return a problem for each of ``names`` that is too long together with the namespace.
+
+        Each item has an option's key, the name that it gives, and the maximum number of characters. Without a
+        namespace there is no problem.
+        """
         if self.namespace is None:
             return []
         return [
@@ -125,7 +129,7 @@ class ConnectionOptions(OptionSet):
 
 
 def connection_problems(options: OptionSet) -> list[str]:
-    """Return the problems of connection options that lack another option, or exclude each other."""
+    """Return a sentence for each connection option that lacks another option, or excludes another."""
     given = options.given()
     problems = [
         f"option '{key}' needs '{other}'"
@@ -149,7 +153,7 @@ def implied_namespace(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parsed_addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:
-    """Parse the addresses of name servers from an argument: a sequence, or one text with all of them.
+    """Return the addresses of name servers in an argument: a sequence, or one text with all of them.
 
     Raises:
         OptionError: If one is not an address.

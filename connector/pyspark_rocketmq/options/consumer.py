@@ -37,7 +37,7 @@ def consume_time(text: str) -> datetime:
     """Parse a ``consumeTimestamp``: without a zone, ISO 8601 is in UTC, other forms in this machine's zone.
 
     Raises:
-        ValueError: With the end of a sentence.
+        ValueError: If it is no such time; the message is the end of a sentence.
 
     Source: RocketMQ 5.3.3 ``UtilAll.parseDate``, which reads the machine's zone; zones are this package's
     addition.
@@ -62,16 +62,16 @@ def consume_time(text: str) -> datetime:
 
 @parses("`yyyyMMddHHmmss`, perhaps with a zone: `Z`, `+08:00`; or ISO time")
 def parse_consume_timestamp(text: str) -> str:
-    """Parser of the strings that :func:`consume_time` reads."""
+    """Parser of the strings that :func:`consume_time` reads; returns the string without outer blanks."""
     consume_time(text)
     return text.strip()
 
 
 def commit_interval_ms(text: str) -> int:
-    """Parse a ``commitInterval``.
+    """Parse a ``commitInterval``; return it in milliseconds.
 
     Raises:
-        ValueError: With the end of a sentence.
+        ValueError: If it is not a duration, or below 50 ms; the message is the end of a sentence.
     """
     interval_ms = duration_ms(text)
     if interval_ms < _SHORTEST_COMMIT_INTERVAL_MS:
@@ -86,7 +86,7 @@ def real_time_ms(text: str) -> int:
     """Parse the length of one batch of the trigger ``realTime``; return it in milliseconds.
 
     Raises:
-        ValueError: If it is not a duration, or is too short; the message is the end of a sentence.
+        ValueError: If it is not a duration, or below 5 s; the message is the end of a sentence.
     """
     lasts_ms = duration_ms(text)
     if lasts_ms < _SHORTEST_REAL_TIME_MS:
@@ -100,7 +100,7 @@ def real_time_ms(text: str) -> int:
 
 @parses("duration, 50 ms or more")
 def parse_commit_interval(text: str) -> str:
-    """Parser of the strings that :func:`commit_interval_ms` reads."""
+    """Parser of strings that :func:`commit_interval_ms` reads; returns the string without outer blanks."""
     commit_interval_ms(text)
     return text.strip()
 

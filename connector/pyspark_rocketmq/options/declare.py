@@ -50,7 +50,7 @@ class FormerKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionSpec:
-    """One option, without its value."""
+    """Declaration of one option: its key, parser, documentation and uses, without a value."""
 
     key: str
     """camelCase, as Spark users write it; matched without regard to case, as Spark does."""
@@ -72,7 +72,7 @@ class OptionSpec:
 
     @property
     def type(self) -> str:
-        """Description of the form of its text."""
+        """Description of the form of the option's text, such as ``integer, 1 to 1024``."""
         return self.parse.type_name
 
 
@@ -83,7 +83,7 @@ class Declared(NamedTuple):
     default: Any
 
     def doc(self, text: str) -> Any:
-        """Create a dataclass field of the option; ``text`` is its documentation."""
+        """Return a dataclass field of the option; ``text`` is its documentation."""
         spec = dataclasses.replace(self.spec, doc=text)
         return dataclasses.field(default=self.default, metadata={"spec": spec})
 
@@ -102,10 +102,10 @@ def option(
     formerly: tuple[FormerKey, ...] = (),
     argument: ArgumentRule | None = None,
 ) -> Declared:
-    """Declare an option; without a default it is required.
+    """Declare an option; call ``doc`` of the result to get its dataclass field.
 
-    If one of the options ``instead`` is given in place of a required one, the required one is None. Without
-    ``argument``, the parser's rule for arguments applies.
+    Without a default the option is required. If one of the options ``instead`` is given in its place, its
+    value is None. Without ``argument``, the parser's rule for arguments applies.
     """
     required = default is dataclasses.MISSING
     if default_text is None:
@@ -119,7 +119,7 @@ def option(
 
 
 everywhere_option = partial(option, used_in=tuple(Use))
-"""For reading and writing."""
+"""Declares an option of reading and writing, as :func:`option` does."""
 read_option = partial(option, used_in=(Use.STREAM, Use.BATCH))
 stream_option = partial(option, used_in=(Use.STREAM,))
 batch_option = partial(option, used_in=(Use.BATCH,))
@@ -133,7 +133,7 @@ def _shown_default(value: object) -> str:
 
 
 def specs_of(options: type[OptionSet]) -> tuple[OptionSpec, ...]:
-    """Return the options that users can set, in the order of declaration."""
+    """Return the declarations of the options that users can set, in order; internal ones are left out."""
     specs = (field.metadata["spec"] for field in dataclasses.fields(options))
     return tuple(spec for spec in specs if not spec.internal)
 
@@ -167,12 +167,12 @@ class OptionSet:
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values of other fields that follow from ``values``, such as ``{"namespace": "shop"}``."""
+        """Return values of other fields that follow from ``values``, by field; here there are none."""
         del values
         return {}
 
     def cross_field_problems(self) -> list[str]:
-        """Return sentences about options that cannot be combined."""
+        """Return a sentence for each problem of options that cannot be combined; here there are none."""
         return []
 
     def given(self) -> dict[str, OptionSpec]:
@@ -184,11 +184,11 @@ class OptionSet:
         }
 
     def given_but_not_for(self, use: Use) -> list[str]:
-        """Return the keys of given options that have no meaning for this use."""
+        """Return the keys of options that have another value than the default, but no meaning for ``use``."""
         return [key for key, spec in self.given().items() if spec.used_in and use not in spec.used_in]
 
     def said_twice(self, *keys: str) -> list[str]:
-        """Return a problem if more than one of these mutually exclusive options is given."""
+        """Return a list with one problem if more than one of these options is given, else an empty list."""
         given = self.given()
         found = [f"'{key}'" for key in keys if key in given]
         return [f"options {' and '.join(found)} exclude each other; give one"] if len(found) > 1 else []

@@ -29,7 +29,7 @@ _TIMES_IN_SECONDS: Final = range(10**9, 10**10)
 milliseconds times in early 1970."""
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION_WORDS: Final = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}
-"""Units as Spark's intervals have them, without the s of the plural."""
+"""Units as words, as in Spark's intervals, without the s of the plural; each with its short form."""
 _ADDRESS: Final = "give host:port, such as '10.0.0.5:9876', or 'http://host:port' as clouds' consoles show it"
 _INSTANCE: Final = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
 _SEPARATES_TAGS: Final = re.compile(r"[|,;\s]|&&")
@@ -37,11 +37,11 @@ _SEPARATES_TAGS: Final = re.compile(r"[|,;\s]|&&")
 
 
 class ArgumentRule(NamedTuple):
-    """Rule for the Python values that a program may give as an argument, in place of an option's string."""
+    """Rule for the Python values that a program may pass as an argument in place of an option's string."""
 
     kinds: tuple[type, ...] = (str,)
     is_allowed: Callable[[Any], bool] = lambda _: True
-    """Called with a value of these types."""
+    """Function that returns whether a value, which has one of the types ``kinds``, is allowed."""
     problem: str = ""
     """End of the sentence ``name=value …`` about a value that is not allowed."""
 
@@ -61,19 +61,23 @@ class Parser(Generic[T]):
     """Least and largest value, if it is a whole number."""
 
     def __call__(self, text: str) -> T:
-        """Return the value."""
+        """Return the value of an option's ``text``.
+
+        Raises:
+            ValueError: If the text is wrong; the message is the end of the sentence ``key='value' …``.
+        """
         return self.function(text)
 
 
 def parses(
     type_name: str, argument: ArgumentRule = _ANY_TEXT, bounds: tuple[int, int] | None = None
 ) -> Callable[[Callable[[str], T]], Parser[T]]:
-    """Decorator that turns a function into a parser."""
+    """Return a decorator that makes a function from text to a value a :class:`Parser`."""
     return lambda function: Parser(type_name, function, argument, bounds)
 
 
 def int_between(low: int, high: int) -> Parser[int]:
-    """Parser of a whole number within inclusive bounds."""
+    """Return a parser of whole numbers from ``low`` to ``high``."""
     shown = f"{low} or more" if high >= UNBOUNDED else f"{low} to {high}"
     outside = f"is not between {low} and {high}"
     argument = ArgumentRule((Integral,), lambda value: bool(low <= value <= high), outside)
@@ -130,7 +134,7 @@ def duration_ms(text: str) -> int:
 
 
 def list_of(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
-    """Parser of several distinct values separated by commas."""
+    """Return a parser of one or more distinct values that are separated by commas."""
 
     @parses(f"list of {parse_one.type_name}s")
     def parse(text: str) -> tuple[T, ...]:
@@ -205,7 +209,7 @@ def secret_json(text: str) -> str:
 
 @parses("string")
 def text_value(text: str) -> str:
-    """Parser of any text that is not blank."""
+    """Parser of any text that is not blank; returns it without outer blanks."""
     return secret_value(text).strip()
 
 
@@ -219,7 +223,10 @@ def namespace_name(text: str) -> str:
 
 
 def resource_name(kind: str, max_length: int) -> Parser[str]:
-    """Parser of a topic or group name (``Validators.checkTopic``, ``checkGroup``)."""
+    """Return a parser of names of topics or groups; ``kind`` names their kind in errors.
+
+    Source: ``Validators.checkTopic``, ``checkGroup``.
+    """
 
     @parses("string")
     def parse(text: str) -> str:
@@ -288,7 +295,7 @@ def _address(text: str) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Return whether the text has the form ``host:port``."""
+    """Return whether the text has the form ``host:port``, with a port from 1 to 65535."""
     host, separator, port = text.rpartition(":")
     return bool(separator and host and "/" not in host) and port.isdecimal() and 0 < int(port) < 65536
 
@@ -304,7 +311,7 @@ def instance_namespace(name_servers: Iterable[str]) -> str | None:
 
 
 def one_of(values: type[E]) -> Parser[E]:
-    """Parser of the values of an enumeration, without regard to case."""
+    """Return a parser of the values of an enumeration, which ignores case and returns the member."""
     by_lower = {member.value.lower(): member for member in values}
 
     @parses(", ".join(f"`{value}`" for value in values), ArgumentRule((values,)))
@@ -319,7 +326,7 @@ def one_of(values: type[E]) -> Parser[E]:
 
 @parses("regular expression")
 def pattern(text: str) -> re.Pattern[str]:
-    """Parser of a regular expression in Python's syntax."""
+    """Parser of a regular expression in Python's syntax; returns it compiled."""
     try:
         return re.compile(text_value(text))
     except re.error as error:
@@ -328,7 +335,7 @@ def pattern(text: str) -> re.Pattern[str]:
 
 @parses("string")
 def tag_expression(text: str) -> str:
-    """Parser of ``*`` or tags separated by ``||``."""
+    """Parser of ``*`` or tags separated by ``||``; returns the text without outer blanks."""
     expression = text.strip()
     if not any(tag.strip() for tag in expression.split("||")):
         raise ValueError("names no tag; give tags separated by '||', or '*' for every message")
@@ -344,7 +351,10 @@ def tag_expression(text: str) -> str:
 
 @parses("JSON")
 def address_map(text: str) -> tuple[tuple[str, str], ...]:
-    """Parser of a JSON object that maps advertised addresses to those to connect to, both ``host:port``."""
+    """Parser of a JSON object that maps advertised addresses to those to connect to, both ``host:port``.
+
+    Returns the pairs in their order.
+    """
     found = json_texts(text, '{"10.0.0.5:10911": "1.2.3.4:10911"}')
     wrong = [address for pair in found.items() for address in pair if not is_address(address)]
     if wrong:

@@ -27,7 +27,7 @@ from pyspark_rocketmq.options.parsers import (
 )
 
 COMMITTED_OFFSET: Final = -3
-"""Value that means a group's committed offset."""
+"""Number that stands for the committed offset of a group, where others are an offset or a time."""
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
@@ -57,7 +57,7 @@ class QueuePositions:
 
     @property
     def topics(self) -> set[str]:
-        """Return the topics that are named."""
+        """Topics for which, or for queues of which, there is a number besides the default."""
         return {queue.topic for queue in self.by_queue} | self.by_topic.keys()
 
 
@@ -67,7 +67,7 @@ COMMITTED: Final = QueuePositions(COMMITTED_OFFSET)
 
 
 class _PositionsForm(NamedTuple):
-    """The JSON form of positions in one option."""
+    """The form of the JSON in which one option gives offsets or times for topics and queues."""
 
     shape: str
     parse_value: ParseValue
@@ -132,7 +132,7 @@ def _parse_queue_id(text: str, broker_name: str) -> int:
 
 
 def _whole_number(least: int, meaning: str) -> ParseValue:
-    """Create a parser of whole numbers from ``least`` on, described as ``meaning``."""
+    """Return a function that accepts whole numbers from ``least`` on; ``meaning`` names them in errors."""
 
     def parse(value: object, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
@@ -167,7 +167,7 @@ _TIMES: Final = _PositionsForm('{"topic": time} or {"topic": {"brokerName": {"qu
 def _positions(
     type_name: str, form: _PositionsForm, default: QueuePositions, words: Mapping[str, QueuePositions]
 ) -> Parser[QueuePositions]:
-    """Create a parser of ``words`` and of JSON; queues that the JSON does not name get ``default``."""
+    """Return a parser of ``words`` and of JSON; queues that the JSON does not name get ``default``."""
 
     @parses(type_name)
     def parse(text: str) -> QueuePositions:
@@ -260,7 +260,10 @@ class PositionOptions(ConnectionOptions):
         return self.starting_offsets_by_timestamp
 
     def ending_times(self) -> QueuePositions | None:
-        """Return each queue's ending time like :meth:`starting_times`, but with ``LATEST_OFFSET`` (-1)."""
+        """Return each queue's ending time in ms; None if no option gives times.
+
+        A queue that the option does not name has ``LATEST_OFFSET`` (-1) instead of a time.
+        """
         if self.ending_timestamp is not None:
             return QueuePositions(self.ending_timestamp)
         return self.ending_offsets_by_timestamp
@@ -270,7 +273,7 @@ class PositionOptions(ConnectionOptions):
         return self.ending_offsets == COMMITTED
 
     def problems_of_stream(self) -> list[str]:
-        """Return problems of options without a meaning for a stream."""
+        """Return a sentence for each given option that has no meaning for a stream."""
         return [
             f"option '{key}' is for batch reads: a stream has no end. Leave it out, and use "
             "trigger(availableNow=True) to read all present messages"
@@ -278,7 +281,10 @@ class PositionOptions(ConnectionOptions):
         ]
 
     def problems_of_batch(self) -> list[str]:
-        """Return problems of options without a meaning for a batch."""
+        """Return a sentence for each given option that has no meaning for a batch read.
+
+        To start at the latest offset has none, either.
+        """
         problems = [
             f"option '{key}' is for streams: a batch read touches no group's offsets and is planned once. "
             "Leave it out"
@@ -297,7 +303,13 @@ class PositionOptions(ConnectionOptions):
     def position_problems(
         self, is_read: Callable[[str], bool], what_is_read: str, *, reads_as_group: bool
     ) -> list[str]:
-        """Return problems of starts and ends: duplicates, contradictions, topics that are not read."""
+        """Return problems of starts and ends: duplicates, contradictions, topics that are not read.
+
+        Args:
+            is_read: Returns whether the query reads a topic.
+            what_is_read: Names of the topics for errors; empty with a pattern.
+            reads_as_group: Whether the query reads as a consumer group, with that group's offsets.
+        """
         problems = self.said_twice("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
         problems += self.said_twice("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
         problems += self._committed_problems(reads_as_group)

@@ -53,7 +53,7 @@ _NOT_OF_A_GROUP: Final = {
     "minPartitions": _IN_ORDER,
     "maxRecordsPerPartition": _IN_ORDER,
 }
-"""Options without a meaning for a consumer group, with the reasons."""
+"""Options without a meaning for a consumer group, each with the end of a sentence that has the reason."""
 
 
 class ReadFrom(StrEnum):
@@ -288,13 +288,13 @@ class ReadOptions(PositionOptions):
         return self.topics if self.topic is None else (self.topic,)
 
     def reads(self, topic: str) -> bool:
-        """Whether a query with these options reads ``topic`` if it exists."""
+        """Return whether a query with these options reads ``topic`` if it exists; False for a retry topic."""
         if self.topic_pattern is not None:
             return self.topic_pattern.fullmatch(topic) is not None
         return topic in self.subscribed()
 
     def subscription_of(self, topic: str) -> Subscription:
-        """Return the subscription to a topic that is read."""
+        """Return the subscription to a topic that is read: its tags or SQL; everything of the retry topic."""
         if topic == self.retry_topic():
             return Subscription(topic, EVERYTHING)
         named = (each for each in self.subscriptions if each.topic == topic)
@@ -306,40 +306,41 @@ class ReadOptions(PositionOptions):
         return named if self.decode_properties else tuple(name for name in named if name != _PROPERTIES)
 
     def retry_topic(self) -> str | None:
-        """Return the topic through which messages given back are redelivered; None if there is none.
+        """Return the topic from which messages that were sent back are delivered again.
 
-        Source: ``DefaultMQPushConsumerImpl.copySubscription``: every group has it, except broadcasting ones.
+        None without a group, or with ``messageModel=BROADCASTING``. Source:
+        ``DefaultMQPushConsumerImpl.copySubscription``.
         """
         if self.consumer_group is None or self.message_model is MessageModel.BROADCASTING:
             return None
         return retry_topic(self.consumer_group)
 
     def needs_locks(self) -> bool:
-        """Whether a group's queues are locked at their brokers: if orderly members share them (C1, B3).
+        """Return whether a group's queues are locked at their brokers: if orderly members share them.
 
-        Without ``consumerGroup`` the result has no meaning.
+        Without ``consumerGroup`` the result has no meaning. See rows C1 and B3 of ``docs/semantics.md``.
         """
         return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
 
     def goes_on_at_slaves(self) -> bool:
-        """Whether a slave is read while its master is down.
+        """Return whether a slave is read while its master is down.
 
-        Not with ``readFrom=master``, and not with locks, which only masters grant (C1).
+        It is not with ``readFrom=master``, and not if the group locks queues, since only masters grant locks.
         """
         is_locked = self.consumer_group is not None and self.needs_locks()
         return self.read_from is not ReadFrom.MASTER and not is_locked
 
     def all_subscribed(self) -> tuple[str, ...]:
-        """Return the topics that options name, and the retry topic."""
+        """Return the topics that options name, and the group's retry topic if it has one."""
         retry = self.retry_topic()
         return self.subscribed() if retry is None else (*self.subscribed(), retry)
 
     def trigger_delay_ms(self) -> int:
-        """Maximum time for which a plan may wait for ``minOffsetsPerTrigger``."""
+        """Return the maximum time, in ms, for which a plan may wait for ``minOffsetsPerTrigger``."""
         return _DEFAULT_TRIGGER_DELAY_MS if self.max_trigger_delay_ms is None else self.max_trigger_delay_ms
 
     def cross_field_problems(self) -> list[str]:
-        """Return problems of options that contradict, require or disable one another."""
+        """Return a sentence for each problem of options that contradict, require or disable one another."""
         names = [("consumerGroup", self.consumer_group or "", 255)]
         names += [("topic", topic, MAX_TOPIC_LENGTH) for topic in self.subscribed()]
         return [

@@ -53,7 +53,7 @@ class StoreSpec:
         """Read ``KIND:PLACE``, a bare path or a storage URI.
 
         Raises:
-            ValueError: With the end of a sentence that begins with the option.
+            ValueError: If it names no store; the message ends a sentence that begins with the option.
         """
         spec = text.strip()
         scheme, separator, place = spec.partition(":")
@@ -72,7 +72,7 @@ class StoreSpec:
         return cls(kind, place)
 
     def problems(self, message_model: MessageModel, *, consume_orderly: bool) -> list[str]:
-        """Return the reasons why such a consumer cannot use this store."""
+        """Return the reasons why a consumer with these settings cannot use this store; empty if it can."""
         is_broadcast = message_model is MessageModel.BROADCASTING
         checks = (
             (self.kind is StoreKind.FILE and not is_broadcast, _FILE_IS_LOCAL),
@@ -84,7 +84,7 @@ class StoreSpec:
 
 @parses("string")
 def offset_store(text: str) -> str:
-    """Parser of option ``offsetStore``; returns its text if it names a store."""
+    """Parser of option ``offsetStore``: checks that its text names a store, and returns the text."""
     StoreSpec.parse(text)
     return text.strip()
 

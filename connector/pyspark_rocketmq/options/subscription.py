@@ -37,7 +37,7 @@ def subscriptions_of(topics: Iterable[str], tags: str, sql_filter: str | None) -
 
 
 def topic_problems(options: OptionSet) -> list[str]:
-    """Return a problem if more than one option names the topics, or more than one filters their messages."""
+    """Return problems if more than one option names the topics, or more than one filters their messages."""
     filters = ("subscription", "sqlFilter")
     problems = options.said_twice("topic", "topics", "topicPattern", "subscriptions")
     problems += options.said_twice(*filters)
@@ -53,7 +53,10 @@ def topic_problems(options: OptionSet) -> list[str]:
 
 @parses("JSON")
 def parse_subscriptions(text: str) -> tuple[Subscription, ...]:
-    """Parse JSON ``{"topic": "expression"}``; the order is kept."""
+    """Parser of JSON such as ``{"orders": "created || paid", "payments": {"sql": "amount > 10"}}``.
+
+    Returns a subscription for each topic, in the order of the JSON.
+    """
     try:
         named = json.loads(text, object_pairs_hook=unique_members)
     except json.JSONDecodeError as error:

@@ -28,7 +28,7 @@ MOST_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 
 
 class BodyCompression(StrEnum):
-    """How message bodies are compressed; ``NONE`` leaves them as they are."""
+    """Compression of message bodies; ``NONE`` leaves them as they are."""
 
     NONE = "none"
     ZLIB = "zlib"
@@ -38,7 +38,7 @@ class BodyCompression(StrEnum):
 
 @parses("JSON")
 def parse_properties(text: str) -> tuple[tuple[str, str], ...]:
-    """Parser of a JSON object of strings."""
+    """Parser of a JSON object of strings that are not empty; returns its names and values as pairs."""
     found = json_texts(text, '{"source": "lake"}')
     empty = [name for name, value in found.items() if not name or not value]
     if empty:
