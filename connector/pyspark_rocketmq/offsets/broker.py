@@ -61,13 +61,13 @@ class GroupAtBrokers(Protocol):
 
 
 class BrokerOffsetStore:
-    """Implements the part of ``OffsetStore`` that brokers can keep, for one group.
+    """An offset store for one group, whose offsets its brokers keep; it stores nothing but offsets.
 
     Source: ``RemoteBrokerOffsetStore``.
     """
 
     is_at_brokers: Final = True
-    """See :func:`~pyspark_rocketmq.offsets.store.is_at_brokers`."""
+    """Marks a store whose offsets the brokers keep: it has no epochs and refuses no outdated commit."""
 
     def __init__(self, group: GroupAtBrokers) -> None:
         self._group = group
@@ -77,11 +77,11 @@ class BrokerOffsetStore:
 
     @property
     def spec(self) -> str:
-        """``broker:``; to open it again, the group's cluster and topics are needed too."""
+        """The text ``broker:``; to open the store again, the group's cluster and topics are needed, too."""
         return "broker:"
 
     def groups(self) -> tuple[str, ...]:
-        """Return the name of this group if it has an offset, else nothing."""
+        """Return the name of this store's group if it has an offset at a broker, else an empty tuple."""
         return (self._group.consumer_group,) if self._group.read() else ()
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
@@ -106,7 +106,8 @@ class BrokerOffsetStore:
     ) -> dict[MessageQueue, OffsetRow]:
         """Remember the owner in this process, and store the starts of queues that have no offset yet.
 
-        Generations are ignored.
+        Return the claimed queues' rows. No other member loses its claim, since brokers store no owner and no
+        epoch. Generations are ignored.
         """
         rows = self._checked(consumer_group, starts)
         claimed = apply_claim(rows, consumer_group, owner, starts, now_s=0.0, generations=generations).result
@@ -165,7 +166,7 @@ class BrokerOffsetStore:
     def begin_generations(
         self, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration]
     ) -> dict[MessageQueue, OffsetRow]:
-        """Continue at the given offsets; brokers have no generations."""
+        """Store the next offsets in ``generations``, and return the rows; brokers store no generations."""
         return self.reset(consumer_group, {queue: new.next_offset for queue, new in generations.items()})
 
     def reset(
@@ -175,7 +176,7 @@ class BrokerOffsetStore:
         *,
         under: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - brokers know no epochs
     ) -> dict[MessageQueue, OffsetRow]:
-        """Store other offsets; a running batch may still store its own afterwards."""
+        """Store the offsets ``targets``, and return the rows; a running batch may still replace them."""
         moved = apply_reset(self._checked(consumer_group, ()), consumer_group, targets, 0.0).result
         self._group.write({queue: row.next_offset for queue, row in moved.items()})
         return {queue: self._row(queue, row.next_offset, row.owner) for queue, row in moved.items()}

@@ -107,7 +107,13 @@ class DeltaOffsetStore(RowOffsetStore):
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Name the table; ``storage_options`` are those of :class:`DeltaSink`."""
+        """Take the table's path or URI, without opening it.
+
+        ``storage_options`` are options of delta-rs for remote storage, as in :class:`DeltaSink`.
+
+        Raises:
+            OptionError: If ``path`` is the name of a table in a catalog.
+        """
         if TableName.is_name(path):
             problem = (
                 f"{path} is the name of a table in a catalog, but delta-rs writes the offset table and needs "
@@ -132,7 +138,7 @@ class DeltaOffsetStore(RowOffsetStore):
 
     @property
     def spec(self) -> str:
-        """``delta:PATH``."""
+        """The text ``delta:PATH``, by which another process opens the same store."""
         return f"delta:{self._path}"
 
     @property
@@ -141,12 +147,12 @@ class DeltaOffsetStore(RowOffsetStore):
         return self.storage.is_renewable
 
     def renew_storage(self) -> dict[str, str]:
-        """Renew the storage options and return them in the form for another process."""
+        """Renew the options for remote storage; return those with which another process reaches the table."""
         self.storage.renew()
         return self.storage.values_for(self._path)
 
     def groups(self) -> tuple[str, ...]:
-        """See ``OffsetStore.groups``.
+        """Return the names of the groups that have rows, sorted; empty if there is no table.
 
         Raises:
             SchemaError, OptionError: If the table is not an offset table, or has other features.
@@ -193,7 +199,10 @@ class DeltaOffsetStore(RowOffsetStore):
             ) from error
 
     def changes(self, consumer_group: str) -> list[StoredChange]:
-        """See ``OffsetHistory.changes``."""
+        """Return the group's changes that can be restored, oldest first, from the log and the history table.
+
+        A change by another program is included, since it may have changed any group.
+        """
         log = LogFiles(self._path, self.storage)
         readable = log.readable_versions()
         found = (StoredChange.of_commit(version, log.row_change_info(version)) for version in readable)
@@ -202,11 +211,15 @@ class DeltaOffsetStore(RowOffsetStore):
         return older + [change for change in recent if change.consumer_group in (consumer_group, None)]
 
     def newest_version(self) -> int:
-        """See ``OffsetHistory.newest_version``."""
+        """Return the newest version of the offset table."""
         return LogFiles(self._path, self.storage).readable_versions().stop - 1
 
     def rows_of(self, consumer_group: str, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
-        """See ``OffsetHistory.rows_of``."""
+        """Return the group's rows right after ``change``.
+
+        Raises:
+            OffsetError: If they are no longer kept.
+        """
         found = self.rows_of_all(consumer_group, [change])
         if change.version not in found:
             raise OffsetError(
@@ -218,7 +231,7 @@ class DeltaOffsetStore(RowOffsetStore):
     def rows_of_all(
         self, consumer_group: str, changes: Sequence[StoredChange]
     ) -> Mapping[int, Mapping[MessageQueue, OffsetRow]]:
-        """See ``OffsetHistory.rows_of_all``."""
+        """Return the group's rows after each of ``changes``, by version; leave out those no longer kept."""
         found: dict[int, Mapping[MessageQueue, OffsetRow]] = {}
         for version in sorted({change.version for change in changes}, reverse=True):
             try:
@@ -237,21 +250,30 @@ class DeltaOffsetStore(RowOffsetStore):
         return open_table(self._path, self.storage, version=version)
 
     def open_anew(self) -> None:
-        """Use whatever table exists now, as a new object would; for a query that starts."""
+        """Forget the opened table, so that the next use takes the table that exists then.
+
+        Called when a query starts: the table may have been deleted and created again since an earlier query.
+        """
         self._handles.forget()
         self._cached.clear()
         self._table_id = None
 
     def wait_for_upkeep(self, timeout_s: float) -> None:
-        """Wait for the end of a clean-up (rule 4) that is running in the background.
+        """Wait until a clean-up of the table that is running in the background has ended (rule 4).
 
         Raises:
-            TimeoutError: If it has not ended by then.
+            TimeoutError: If it has not ended after ``timeout_s``.
         """
         self._upkeep.wait(timeout_s)
 
     def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
-        """Read, decide and write until the write is known to be stored, or the retries are used up."""
+        """Apply ``decide`` to the newest rows and store the outcome; return its result.
+
+        Read, decide and write again until the write is known to be stored, or the retries are used up.
+
+        Raises:
+            OffsetCommitConflict: If all tries failed.
+        """
 
         def follow(_: Exception | None) -> Callable[[], ResultT]:
             # The current rows show whether an earlier try was stored, so no try needs the last error.
@@ -371,7 +393,10 @@ class _CachedRows(NamedTuple):
 
 
 def _followed(newest: TableSnapshot, consumer_group: str, known: _CachedRows | None) -> _CachedRows | None:
-    """Return the group's newest rows, from the known rows and the commits since; None if impossible."""
+    """Return the group's newest rows, from the ``known`` rows and the log of the commits since.
+
+    None if there are no known rows, or the log does not show the group's files.
+    """
     if known is None or known.files is None or known.version > newest.version:
         return None
     since = range(known.version + 1, newest.version + 1)
@@ -389,9 +414,9 @@ def _read_files(newest: TableSnapshot, consumer_group: str, files: Files) -> _Ca
 
 
 def _read(newest: TableSnapshot, consumer_group: str) -> _CachedRows:
-    """Return the group's newest rows, from its newest commit if possible.
+    """Read the group's newest rows from the files of its newest commit, or by a query of delta-rs.
 
-    A query of delta-rs keeps some memory for each file that a checkpoint lists as removed.
+    The query is avoided if possible: it takes memory for each file that a checkpoint lists as removed.
     """
     if newest.commits_itself:
         files = _partition(consumer_group).files_at(newest.log, newest.version, mark=GROUP_KEY)
@@ -424,7 +449,10 @@ def _transaction_id(consumer_group: str) -> str:
 
 
 def _upgrade(path: str, newest: TableSnapshot) -> None:
-    """Upgrade a table of an earlier release; the next change completes an interrupted upgrade."""
+    """Upgrade a table of an earlier release to the newest version; do nothing if it has that version.
+
+    If an upgrade is interrupted, the next change completes it.
+    """
     form = newest.form()
     if check_version(path, form.configuration) == NEWEST_VERSION:
         return

@@ -60,14 +60,14 @@ _TABLE_PROPERTIES = {
 
 _SCHEMA = pa.schema([*_CHANGE_COLUMNS, *SCHEMA])
 EVERY: Final = 100
-"""Versions from one upkeep to the next."""
+"""Number of versions of the offset table from one upkeep to the next."""
 KEPT_COMMITS: Final = 200
 """Number of newest versions that stay in the log, so that each can be restored; older ones are thinned out.
 Each version in the log makes every commit a little slower, because the log's listing is longer."""
 _FILES_KEPT_S: Final = 3600.0
 """Minimum time for which a snapshot of the table stays readable."""
 _REMOVE_FILES_EVERY: Final = 10
-"""Upkeeps from one removal of data files to the next; each removal adds two versions to the table."""
+"""Number of upkeeps from one removal of data files to the next; a removal adds two versions to the table."""
 ReadRows = Callable[[DeltaTable, str], Mapping[MessageQueue, OffsetRow]]
 
 
@@ -78,7 +78,7 @@ class HistoryTable:
         self.path: Final = f"{table_uri.rstrip('/')}/{_FOLDER}"
         self._storage = storage
         self._recorded: DeltaTable | None = None
-        """The table as read by the last ``recorded_up_to``."""
+        """The history table as read by the last ``recorded_up_to``; None if it did not exist."""
 
     def recorded_up_to(self) -> int:
         """Return the version of the offset table up to which the history is written; -1 if it is empty."""
@@ -102,7 +102,7 @@ class HistoryTable:
         )
 
     def changes(self, consumer_group: str, before_version: int) -> list[StoredChange]:
-        """Return the group's changes before a version of the offset table, oldest first."""
+        """Return the group's recorded changes before a version of the offset table, oldest first."""
         found = self._query(
             "SELECT DISTINCT version, changed_at, action FROM rows "  # noqa: S608 - quoted literals
             f"WHERE consumer_group = {sql_literal(consumer_group)} AND version < {before_version} ORDER BY "
@@ -177,7 +177,7 @@ def _to_table(moment: Moment) -> pa.Table:
 
 
 class Upkeep:
-    """Maintains one offset table in the background."""
+    """Keeps one offset table small, in the background: copies old versions to the history and cleans up."""
 
     def __init__(
         self, table_uri: str, clock: Clock, read_rows: ReadRows, storage: StorageOptions = NO_OPTIONS
@@ -195,11 +195,17 @@ class Upkeep:
         )
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the end of a running upkeep."""
+        """Wait until a running upkeep has ended.
+
+        Raises:
+            TimeoutError: If that takes longer than ``timeout_s``.
+        """
         self._thread.wait(timeout_s)
 
     def run(self, *, removes_files: bool) -> None:
-        """Run all steps once, on this thread.
+        """Record old versions in the history, write a checkpoint, and delete old log entries, on this thread.
+
+        With ``removes_files``, also remove files that are no longer used, and old days of the history.
 
         Raises:
             DeltaError, OSError: If a step failed; the steps before it are done.

@@ -37,7 +37,7 @@ _QUEUE_COLUMNS = {
     "broker_name": "queue.broker_name",
     "queue_id": "queue.queue_id",
 }
-"""Column → attribute of an offset row that it stores."""
+"""Columns of group and queue, each with the attribute of an ``OffsetRow`` that it stores."""
 _ARROW_TYPES = {
     "string": pa.string(),
     "integer": pa.int32(),
@@ -114,7 +114,7 @@ SCHEMA = pa.schema([(name, _ARROW_TYPES[type_]) for name, type_ in COLUMN_TYPES.
 
 
 def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
-    """Create one table row of each offset row, sorted by queue so that equal rows make equal files."""
+    """Return a table of the offset rows, sorted by queue so that equal rows make equal files."""
     ordered = sorted(rows, key=attrgetter("queue"))
     columns = [list(map(attrgetter(path), ordered)) for path in _QUEUE_COLUMNS.values()]
     for field in STORED_FIELDS:
@@ -132,7 +132,10 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
 
 
 def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, OffsetRow]:
-    """Read one group's rows; ``table`` has only this group's rows, and may lack the newest columns."""
+    """Return the offset rows in ``table``, by queue.
+
+    ``table`` has only rows of ``consumer_group``. It may lack columns and have nulls, which get defaults.
+    """
     # Column by column, a thousand rows take about a millisecond; Table.to_pylist takes several times as long.
     known = frozenset(table.column_names)
     cells = {

@@ -65,7 +65,7 @@ _KEPT: Final = tuple(
     for field in STORED_FIELDS
     if field.name != "next_offset"
 )
-"""Key in ``rows``, field of the row or its state, and the types that its stored value may have."""
+"""Fields in ``rows`` of the file: key, declaration, and the types that the stored value may have."""
 
 _BAK: Final = f"{_NAME}.bak"
 _LOCK_TIMEOUT_S: Final = 10.0
@@ -73,7 +73,7 @@ _LOCK_PAUSE_S: Final = 0.005
 
 
 def encode_rows(rows: Iterable[OffsetRow]) -> bytes:
-    """Return the content of one group's file, sorted by queue."""
+    """Return the content of one group's file, in which ``rows`` are sorted by queue."""
     ordered = sorted(rows, key=lambda row: row.queue)
     return dumps_java(
         {
@@ -132,7 +132,7 @@ def _row(consumer_group: str, queue: MessageQueue, next_offset: int, kept: JsonO
 
 
 class FileOffsetStore(RowOffsetStore):
-    """Implements ``OffsetStore`` for the processes of one machine.
+    """An offset store in a folder of this machine, which its processes may share; for broadcasting consumers.
 
     Source: Java's ``LocalFileOffsetStore``, whose folder is ``~/.rocketmq_offsets/CLIENT_ID/GROUP``.
     """
@@ -152,11 +152,11 @@ class FileOffsetStore(RowOffsetStore):
 
     @property
     def spec(self) -> str:
-        """``file:PATH``."""
+        """The text ``file:PATH``, by which another process opens the same store."""
         return f"file:{self._folder}"
 
     def groups(self) -> tuple[str, ...]:
-        """See ``OffsetStore.groups``."""
+        """Return the names of the groups that have a file, sorted."""
         files = [file for name in (_NAME, _BAK) for file in self._folder.glob(f"*/{name}")]
         return tuple(sorted({unquote(file.parent.name) for file in files}))
 

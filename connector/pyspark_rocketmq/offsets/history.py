@@ -22,19 +22,19 @@ _APART_S: Final = 60.0
 
 
 class StoredChange(NamedTuple):
-    """One version of the store: who changed which group, and when."""
+    """A change that made one version of the store: of which group, what, and when."""
 
     version: int
     at_s: float
     """Wall-clock seconds, rounded to milliseconds."""
     consumer_group: str | None
-    """None if another program wrote the version; it may then have changed any group."""
+    """Group whose rows changed; None if another program wrote the version, perhaps for any group."""
     action: str
     """Description of the change, without the group's name."""
 
     @classmethod
     def of_commit(cls, version: int, info: Mapping[str, Any] | None) -> StoredChange | None:
-        """Return the change that a commit's information describes; None without information."""
+        """Return the change that a commit's information ``info`` describes; None if that is None."""
         if info is None:
             return None
         consumer_group = info.get(GROUP_KEY)
@@ -93,12 +93,16 @@ class OffsetHistory(Protocol):
     def rows_of_all(
         self, consumer_group: str, changes: Sequence[StoredChange]
     ) -> Mapping[int, Mapping[MessageQueue, OffsetRow]]:
-        """Return the rows after several changes, by version; leave out those that are no longer kept."""
+        """Return the group's rows after each of ``changes``, by version; leave out those no longer kept."""
         ...
 
 
 def worth_keeping(changes: Sequence[StoredChange]) -> list[StoredChange]:
-    """Return the ``changes`` (oldest first) that are kept when the others are deleted."""
+    """Return those of ``changes`` (oldest first) that are kept when the others are deleted.
+
+    For each group these are the last change in each minute, the newest change, each reset, and the change
+    before a reset.
+    """
     kept: dict[int, StoredChange] = {}
     newest: dict[str | None, StoredChange] = {}
     for change in changes:

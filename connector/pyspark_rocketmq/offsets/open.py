@@ -38,16 +38,16 @@ class MemoryOffsetStore(RowOffsetStore):
 
     @property
     def spec(self) -> str:
-        """``memory:NAME``; it names this store only within this process."""
+        """The text ``memory:NAME``, which names this store only within this process."""
         return f"memory:{self._name}"
 
     def groups(self) -> tuple[str, ...]:
-        """See ``OffsetStore.groups``."""
+        """Return the names of the groups that have rows, sorted."""
         with self._lock:
             return tuple(sorted(self._groups))
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-        """Return the group's rows."""
+        """Return a copy of the group's rows; empty if the group is unknown."""
         with self._lock:
             return dict(self._groups.get(consumer_group, {}))
 
@@ -109,14 +109,14 @@ def checked_rows(
     *,
     seen: Mapping[MessageQueue, OffsetRow],
 ) -> dict[MessageQueue, OffsetRow]:
-    """Return ``rows``, unless the store was restored to an older state since ``seen`` was read.
+    """Return ``rows`` after a check that the store has no older state now than when ``seen`` was read.
 
-    If ``rows`` look older, they are read again, and the newer ones are returned. With an older state a group
-    could look new, and members that lost a queue could commit again. A store at the brokers is not checked:
-    it has no epochs, and it returns no rows while all brokers are away.
+    If ``rows`` are older than ``seen``, the rows are read again, and these are returned if they are not
+    older. With an older state a group could look new, and members that lost a queue could commit again. A
+    store at the brokers is not checked: it has no epochs, and it returns no rows while all brokers are away.
 
     Raises:
-        OffsetError: If it was restored, replaced or deleted.
+        OffsetError: If the store was restored to an older state, replaced or deleted.
     """
     if is_at_brokers(store) or not describe_setbacks(seen, rows):
         return rows
@@ -143,10 +143,10 @@ def checked_rows(
 def describe_setbacks(
     before: Mapping[MessageQueue, OffsetRow], now: Mapping[MessageQueue, OffsetRow]
 ) -> tuple[str, ...]:
-    """Describe each queue whose row now shows that the store was set back, sorted by queue.
+    """Return a sentence for each queue whose row shows that the store has an older state now than before.
 
-    Such a row is missing, has a smaller epoch than before, or a smaller offset in the same epoch. No change
-    of a store does this.
+    Such a row is missing now, has a smaller epoch, or a smaller offset in the same epoch. No change of a
+    store does this. The sentences are in the order of the queues; there are none if all rows are fine.
     """
     return tuple(
         words for queue, row in sorted(before.items()) if (words := _describe_setback(row, now.get(queue)))

@@ -45,10 +45,10 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[ResultT]):
-    """The outcome of a rule."""
+    """Outcome of a change to the rows of one group, which the store is then to write."""
 
     rows: dict[MessageQueue, OffsetRow]
-    """Every row of the group."""
+    """All rows of the group after the change, also those that stay as they were."""
     result: ResultT
     """Value that the store returns to its caller."""
 
@@ -122,9 +122,9 @@ def apply_reset(
     now_s: float,
     under: Mapping[MessageQueue, int] | None = None,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Move queues to their targets, without their suspensions and counts of redeliveries.
+    """Move queues to their targets and raise their epochs; clear suspensions and counts of redeliveries.
 
-    See ``OffsetStore.reset``.
+    With ``under``, only queues that have the epoch given there are moved. See ``OffsetStore.reset``.
 
     Raises:
         OffsetError: If a target is negative.
@@ -147,7 +147,10 @@ def apply_reset(
 def apply_begin_generations(
     before: Rows, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration], now_s: float
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Begin the next generation of every queue in ``generations`` whose epoch is still the stored one.
+    """Begin the next generation of each queue in ``generations`` whose row still has the epoch given there.
+
+    A generation is the time until a queue's offsets start again with other messages. The row moves to the
+    offset given there, and its epoch grows.
 
     Raises:
         OffsetError: If an offset is negative.
@@ -203,7 +206,10 @@ def apply_last_skipped(before: Rows, passed: Mapping[MessageQueue, LastSkipped])
 def apply_sink_records(
     before: Rows, records: Mapping[MessageQueue, SinkRecord], now_s: float
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Remember what sinks have beyond the rows; see ``OffsetStore.note_sinks``."""
+    """Remember the newest messages of sinks that are ahead of the rows; raise the epochs of these rows.
+
+    The result has the changed rows. See ``OffsetStore.note_sinks``.
+    """
     noted = {
         queue: row
         for queue, record in records.items()
@@ -243,7 +249,10 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
 
 
 def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
-    """Return a row for a queue that was never claimed; its epoch 0 is never stored."""
+    """Return a row for a queue that has none yet, at ``start``, with epoch 0.
+
+    A row is stored only after a claim or reset has raised the epoch.
+    """
     return OffsetRow(
         consumer_group=consumer_group,
         queue=queue,
@@ -342,7 +351,7 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
 
 
 def _consumed_in(row: OffsetRow) -> OffsetRow:
-    """Return the row after a message of its generation was consumed: earlier boundaries are forgotten."""
+    """Return the row after a message of its generation was consumed, without boundaries to earlier ones."""
     return row._replace(boundaries=row.boundaries.consumed_in()) if row.boundaries.behind else row
 
 
@@ -386,8 +395,8 @@ class RowOffsetStore(ABC):
     def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
         """Read the group's rows, let ``decide`` change them and store the outcome, all in one atomic step.
 
-        ``decide`` may be called again with newer rows; ``action`` describes the change in the store's
-        history, if it has one.
+        Return the result of the change. ``decide`` may be called again with newer rows; ``action`` describes
+        the change in the store's history, if it has one.
         """
 
     def claim(
@@ -400,7 +409,10 @@ class RowOffsetStore(ABC):
         at_brokers: Mapping[MessageQueue, int] | None = None,
         rows_before: Rows = NO_ROWS,
     ) -> dict[MessageQueue, OffsetRow]:
-        """Take over queues; see ``OffsetStore.claim``."""
+        """Take queues over for ``owner``: raise their epochs, and return their rows.
+
+        See ``OffsetStore.claim``.
+        """
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,
@@ -420,7 +432,10 @@ class RowOffsetStore(ABC):
     def commit(
         self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
     ) -> CommitResult:
-        """Store the results of a batch; see ``OffsetStore.commit``."""
+        """Store the results of a batch for the queues whose stored epoch is the planned one.
+
+        See ``OffsetStore.commit``.
+        """
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,
@@ -431,19 +446,28 @@ class RowOffsetStore(ABC):
         )
 
     def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
-        """Remember the offsets that brokers have stored; see ``OffsetStore.note_arrivals``."""
+        """Remember which of the offsets sent to brokers have arrived there; move no queue.
+
+        See ``OffsetStore.note_arrivals``.
+        """
         self._change(
             consumer_group, lambda rows: apply_arrivals(rows, arrived), "offsets shown to the brokers"
         )
 
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, LastSkipped]) -> None:
-        """Remember the last message before a moved position; see ``OffsetStore.note_passed``."""
+        """Remember messages that a queue has skipped or lost, if its epoch is unchanged; move no queue.
+
+        See ``OffsetStore.note_passed``.
+        """
         self._change(consumer_group, lambda rows: apply_last_skipped(rows, passed), "messages passed over")
 
     def note_sinks(
         self, consumer_group: str, records: Mapping[MessageQueue, SinkRecord]
     ) -> dict[MessageQueue, OffsetRow]:
-        """Remember what sinks have beyond the rows; see ``OffsetStore.note_sinks``."""
+        """Remember the newest messages of sinks that are ahead of the rows; return the changed rows.
+
+        Their epochs grow. See ``OffsetStore.note_sinks``.
+        """
         now_s = self._clock.now_s()
         return self._change(
             consumer_group, lambda rows: apply_sink_records(rows, records, now_s), "sink ahead of the offsets"
@@ -452,7 +476,10 @@ class RowOffsetStore(ABC):
     def begin_generations(
         self, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration]
     ) -> dict[MessageQueue, OffsetRow]:
-        """Begin the next generation of queues; see ``OffsetStore.begin_generations``."""
+        """Begin the next generation of queues whose offsets started again; return the changed rows.
+
+        Their epochs grow. See ``OffsetStore.begin_generations``.
+        """
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,
@@ -467,7 +494,10 @@ class RowOffsetStore(ABC):
         *,
         under: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
-        """Move queues to any offset; see ``OffsetStore.reset``."""
+        """Move queues to any offset, raise their epochs, and return their rows.
+
+        With ``under``, only queues that have the epoch given there are moved. See ``OffsetStore.reset``.
+        """
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,

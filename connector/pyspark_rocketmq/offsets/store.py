@@ -52,9 +52,9 @@ NOTED = -5
 """``batch_id`` of a row that was claimed and then got a message from a sink's position, or that was moved to
 a sink's later generation. No batch has moved the row since."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
-"""Generations of queues whose offsets have never started again."""
+"""Names no generation: each queue is in its first one (0), as if its offsets had never started again."""
 NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
-"""No rows, as of a group whose rows were not read."""
+"""Empty mapping, for a group whose rows were not read."""
 
 
 class OffsetKey(NamedTuple):
@@ -118,7 +118,7 @@ class OffsetRow(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """Fencing token."""
+        """Fencing token of the queue: a commit that was planned under another epoch is refused."""
         return self.state.epoch
 
     @property
@@ -211,7 +211,7 @@ class QueueCommit:
     state: QueueState
     """State with which the next range begins. Its epoch is the one under which the batch was planned."""
     statistics: MetricsSnapshot = NO_METRICS
-    """Statistics after this batch; a commit that changes nothing else does not store them."""
+    """Statistics of the queue after this batch; a commit that changes nothing else does not store them."""
     is_shown: bool = False
     """Whether ``next_offset`` will be written to the queue's broker."""
     arrived: int | None = None
@@ -233,12 +233,12 @@ class NewGeneration(NamedTuple):
 
 
 class SinkRecord(NamedTuple):
-    """How far a sink is ahead of a queue's row."""
+    """Progress of a sink that may be ahead of a queue's offset row."""
 
     generation: int
     """Generation of the queue in the sink."""
     next_offset: int
-    """The sink's watermark."""
+    """The sink's watermark: the next offset whose rows the sink lacks."""
     last_message: RememberedMessages
     """Newest message below the watermark; empty if the sink does not store it."""
 
@@ -251,18 +251,18 @@ class LastSkipped(NamedTuple):
     """
 
     epoch: int
-    """Epoch stored when the queue was inspected."""
+    """Epoch stored when the queue was inspected; if it has changed since, nothing is remembered."""
     last_message: RememberedMessages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """Accepted and refused parts of a commit; the queue of a refused one has another epoch, or no row."""
+    """Results of queues that a store has accepted and refused in one commit."""
 
     accepted: tuple[QueueCommit, ...]
-    """Stored, or already stored by an earlier run of the same batch."""
+    """Results that are stored, by this commit or by an earlier run of the same batch."""
     refused: tuple[QueueCommit, ...]
-    """Planned under an epoch that is no longer the stored one; their results must be dropped."""
+    """Results planned under an epoch that is not the stored one, or of queues without a row; drop them."""
 
 
 class OffsetStore(Protocol):
@@ -383,12 +383,10 @@ class OffsetStore(Protocol):
         *,
         under: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
-        """Move queues to any offset; running batches are fenced off.
+        """Move queues to any offset, and return their rows.
 
-        Return the moved queues' rows.
-
-        With ``under``, move only queues that still have the epoch given there. Such a move counts as
-        ``SKIPPED``, not as ``RESET``.
+        Their epochs grow, so that running batches can no longer commit. With ``under``, move only queues that
+        still have the epoch given there. Such a move counts as ``SKIPPED``, not as ``RESET``.
 
         Raises:
             OffsetError: If a target is negative.
@@ -416,7 +414,7 @@ class OpensAgain(Protocol):
     """A store that remembers its table, which may be deleted and created again between two queries."""
 
     def open_anew(self) -> None:
-        """Use whatever table exists now; called before a query starts."""
+        """Forget the opened table, and use the one that exists now; called before a query starts."""
         ...
 
 
