@@ -65,7 +65,7 @@ class MessageColumns:
 
     @cached_property
     def row_columns(self) -> RowColumns:
-        """Makes the rows for the sink: the queue offset, then the columns of :attr:`schema`."""
+        """Columns of the rows for the sink: the queue offset, then the columns of :attr:`schema`."""
         return OutputColumns.of(self.schema).rows
 
     def rows(self, messages: pa.RecordBatch) -> pa.RecordBatch:

@@ -119,7 +119,9 @@ def check_commits_groups(sink: Sink, consumer_group: str, *, what: str = "commit
 
 
 def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:
-    """Log that ``where`` is ignored if the group already has progress; nothing is logged for the default.
+    """Log that ``where`` is ignored if the group already has progress.
+
+    Nothing is logged for the default, CONSUME_FROM_LAST_OFFSET.
 
     Raises:
         OffsetStoreUnavailable: If the store cannot be read.

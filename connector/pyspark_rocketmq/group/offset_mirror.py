@@ -112,7 +112,10 @@ class OffsetMirror:
         """Whether sending has failed since the last complete round, so that a warning was logged."""
 
     def show(self, accepted: Iterable[QueueCommit]) -> None:
-        """Send the commits that the store has just accepted; return immediately."""
+        """Have the offsets of commits that the store has just accepted sent to the brokers.
+
+        Return immediately: a thread sends them, at most once a second.
+        """
         news = {commit.queue: commit for commit in accepted}
         if not news:
             return

@@ -36,7 +36,10 @@ class ArrowListener:
         self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-        """Deliver ``messages`` as a batch; return the status."""
+        """Call the function with ``messages`` as a record batch, emit the rows that it returns.
+
+        Return the function's status or, if the function is an ``async def``, an awaitable of it.
+        """
         delivered = messages if isinstance(messages, ArrowMessages) else ArrowMessages.of(messages)
         returned = self._function(self._shown(delivered.batch), context)
         if self.is_async:

@@ -74,9 +74,9 @@ def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) ->
 
 
 def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> ResultT:
-    """Call and await ``begin`` on the process's event loop, and return its result; waits for it.
+    """Call and await ``begin`` on the process's event loop; wait for its result, and return it.
 
-    It may be called from any thread except the loop's.
+    This may be called from any thread except the loop's.
 
     Raises:
         TimeoutError: If the call takes longer than ``timeout_s``. The call is cancelled then; if it blocks

@@ -117,7 +117,7 @@ MessagePiece: TypeAlias = "pa.RecordBatch | list[MessageExt]"
 
 
 class ArrivedMessages(Sequence[MessageExt]):
-    """The messages of a range that have arrived; rows become objects only when messages are delivered.
+    """The messages that have arrived of a range of one queue's offsets; objects are made at delivery only.
 
     A few hundred objects are created at a time. As objects, messages take three times the memory of columns,
     and the garbage collector would visit a hundred thousand objects again and again. The index of the range's
@@ -392,7 +392,10 @@ def _with_times(messages: Sequence[MessageExt], retry_counts: Sequence[int]) -> 
 
 
 def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return messages with the columns of ``format("rocketmq")``, and with the topic first sent to."""
+    """Return messages with only the columns of ``format("rocketmq")``.
+
+    Messages of a retry topic get the topic to which they were first sent.
+    """
     if batch.num_columns == len(MESSAGE_SCHEMA):
         return batch
     columns = [batch.column(name) for name in MESSAGE_SCHEMA.names]

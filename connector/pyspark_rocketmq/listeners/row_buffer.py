@@ -28,7 +28,10 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.row_validation import Row, RowColumns
 
 IN_MEMORY_BYTES: Final = 8 << 20
-"""Memory for the batches of a range, and for those of each running call."""
+"""Maximum memory, in bytes, for the batches of a range, and for those of each running call.
+
+Beyond it, they are written to the range's file.
+"""
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_ROWS: Final = 8192
 """Number of rows at which those of a running call are packed into a batch."""
@@ -40,7 +43,7 @@ _WRITTEN_BYTES: Final = 4 << 20
 _WRITTEN_ROWS: Final = 64 * 1024
 """Approximate number of rows that a sink's writer gets at a time."""
 _VALUE_BYTES: Final = 50
-"""Memory of a value without the characters or bytes of a text, approximately."""
+"""Approximate memory of a value, in bytes, without the characters or bytes of a text."""
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 Emitted: TypeAlias = "Row | pa.RecordBatch | SpilledRows"

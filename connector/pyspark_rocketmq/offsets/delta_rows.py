@@ -25,7 +25,9 @@ from pyspark_rocketmq.stored_values import StoredValue
 
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
 NEWEST_VERSION: Final = 5
-"""Version 5 adds ``boundaries``. Earlier releases must refuse it for two more reasons: they would treat a row
+"""Version of the offset table that this release writes.
+
+Version 5 adds ``boundaries``. Earlier releases must refuse it for two more reasons: they would treat a row
 that remembers several messages (``RememberedMessages``) as damaged, and would mistake a message of which only
 the offset is known for another message.
 """

@@ -52,8 +52,11 @@ from pyspark_rocketmq.wire.requests.bodies import offsets_from_json, queue_from_
 logger = logging.getLogger(__name__)
 
 _VERSION: Final = 2
-"""Version 2 adds ``boundaries``. Earlier releases must refuse it, for the reasons given at ``NEWEST_VERSION``
-of ``offsets.delta_rows``."""
+"""Version of the file that this release writes.
+
+Version 2 adds ``boundaries``. Earlier releases must refuse it, for the reasons given at ``NEWEST_VERSION`` of
+``offsets.delta_rows``.
+"""
 _NAME: Final = "offsets.json"
 _KINDS: Final = {"string": (str,), "integer": (int,), "long": (int,), "timestamp": (float, int)}
 _KEPT: Final = tuple(

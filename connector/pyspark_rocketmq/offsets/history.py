@@ -17,7 +17,10 @@ RESET_ACTION: Final = "reset"
 """Prefix of the action of a reset: by an operator, or by a member that skips messages or repairs offsets."""
 GROUP_KEY: Final = "consumerGroup"
 ACTION_KEY: Final = "userMetadata"
-"""Keys of a commit's information. Spark's ``DESCRIBE HISTORY`` shows the second one."""
+"""Key of the action in a commit's information.
+
+Spark's ``DESCRIBE HISTORY`` shows its value, but not that of ``GROUP_KEY``.
+"""
 _APART_S: Final = 60.0
 
 

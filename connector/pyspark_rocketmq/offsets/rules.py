@@ -95,7 +95,7 @@ def apply_commit(
     batch_id: int,
     now_s: float,
 ) -> Change[CommitResult]:
-    """Apply each commit whose epoch is still the stored one.
+    """Apply each commit whose epoch is still the stored one, and refuse the others.
 
     Raises:
         OffsetRegressed: If a batch other than the one that wrote the row would move it back.
@@ -382,7 +382,7 @@ def _check_not_negative(consumer_group: str, offsets: Mapping[MessageQueue, int]
 
 
 def _round_to_us(seconds: float) -> float:
-    """Round to microseconds, the precision of Delta's timestamps, so that every store can keep the value."""
+    """Return ``seconds`` rounded to microseconds, the precision of Delta's timestamps, for every store."""
     return round(seconds, 6)
 
 

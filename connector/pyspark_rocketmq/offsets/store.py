@@ -49,8 +49,8 @@ SKIPPED = -4
 generation, or that a command moved to a recorded offset or back to a sink's. No batch has moved the row
 since."""
 NOTED = -5
-"""``batch_id`` of a row that was claimed and then got a message from a sink's position, or that was moved to
-a sink's later generation. No batch has moved the row since."""
+"""``batch_id`` of a claimed row to which the newest message of a sink was added, because the sink was ahead,
+or of a row that was moved to a sink's later generation. No batch has moved the row since."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 """Names no generation: each queue is in its first one (0), as if its offsets had never started again."""
 NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
@@ -69,7 +69,7 @@ class OffsetKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Split a stored name into its parts."""
+        """Return the key for a stored name: ``GROUP``, with or without ``NAMESPACE%`` and ``@INSTANCE``."""
         name, at, instance = text.partition(_BEFORE_INSTANCE)
         namespace, percent, group = name.partition(_AFTER_NAMESPACE)
         namespace, group = (namespace, group) if percent else ("", name)
@@ -100,7 +100,7 @@ class OffsetRow(NamedTuple):
     updated_at_s: float
     """Wall-clock seconds; like all seconds of a row, whole microseconds."""
     statistics: MetricsSnapshot = NO_METRICS
-    """Recent speed of the owner. A claim clears it."""
+    """Statistics of consuming the queue in the last minute and hour; a claim clears them."""
     generation: int = 0
     """Generation of the queue's offsets, from 0; incremented only when they start again."""
     shown: ShownOffsets = NEVER_SHOWN
@@ -109,7 +109,10 @@ class OffsetRow(NamedTuple):
     """Sinks of the batch that last moved the row. Empty without sinks, after a reset, and after the row
     followed an offset at the broker."""
     boundaries: Boundaries = NO_BOUNDARIES
-    """Offsets where the queue's generations meet; empty once a message of the newest one is consumed."""
+    """Offsets at which the queue's offsets started again with other messages, as far as they matter.
+
+    Empty once a message after the newest such start is consumed.
+    """
 
     @property
     def next_offset(self) -> int:

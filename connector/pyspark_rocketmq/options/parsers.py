@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from pyspark_rocketmq.model import MESSAGE_COLUMNS
 
 MAX_TOPIC_LENGTH: Final = 127
-"""``Validators.TOPIC_MAX_LENGTH``."""
+"""Maximum length of a topic's name, in characters (``Validators.TOPIC_MAX_LENGTH``)."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -150,7 +150,11 @@ def list_of(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
 
 
 def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Hook of ``json.loads`` that refuses duplicate names, of which ``json`` would keep only the last."""
+    """Return the members of a JSON object as a dict; for ``object_pairs_hook`` of ``json.loads``.
+
+    Raises:
+        ValueError: If a name occurs twice; ``json`` would keep only the last value.
+    """
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
@@ -215,7 +219,10 @@ def text_value(text: str) -> str:
 
 @parses("string")
 def namespace_name(text: str) -> str:
-    """Parser of a namespace, without ``%``: in ``NAMESPACE%TOPIC`` the first ``%`` ends the namespace."""
+    """Parser of a namespace of letters, digits, ``_`` and ``-``; returns it without outer blanks.
+
+    It has no ``%``, since in ``NAMESPACE%TOPIC`` the first ``%`` ends the namespace.
+    """
     name = text.strip()
     if not re.fullmatch(r"[a-zA-Z0-9_-]+", name):
         raise ValueError("is not a namespace: only letters, digits and the characters _ - are allowed")

@@ -283,7 +283,7 @@ class PositionOptions(ConnectionOptions):
     def problems_of_batch(self) -> list[str]:
         """Return a sentence for each given option that has no meaning for a batch read.
 
-        To start at the latest offset has none, either.
+        Starting offsets that are latest (-1) are such a problem, too.
         """
         problems = [
             f"option '{key}' is for streams: a batch read touches no group's offsets and is planned once. "
