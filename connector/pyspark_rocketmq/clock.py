@@ -72,7 +72,10 @@ class SleepWatch:
         self._slept_s = 0.0
 
     def slept_s(self) -> float:
-        """Return the seconds of all sleeps; they never decrease."""
+        """Return for how many seconds the machine has slept since this object was created.
+
+        The number never decreases. A sleep of at most 1 s between two calls is not counted.
+        """
         before_s, self._lead_s = self._lead_s, self._lead()
         # Ignore small differences: the process may be suspended between the two readings, and a wall clock is
         # always being corrected a little.

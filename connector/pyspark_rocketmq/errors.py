@@ -916,9 +916,10 @@ def _bare(error: RocketMQError) -> RocketMQError:
 
 
 def error_of_worker(text: str) -> RocketMQError | None:
-    """Return :func:`named_error` for the error of this package that ends a worker's traceback.
+    """Return the error of this package with which a worker's traceback in ``text`` ends.
 
-    None if the traceback ends with another error or with a LocalProtocolError.
+    It is created by :func:`named_error`. Return None if the traceback ends with another error or with a
+    LocalProtocolError.
     """
     found = _AT_THE_END_OF_A_TRACEBACK.search(text)
     if found is None or found[1] == LocalProtocolError.__name__:

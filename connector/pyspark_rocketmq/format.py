@@ -48,9 +48,10 @@ class DefaultSource(DataSource):
 
     @without_frames
     def schema(self) -> StructType:
-        """Return a message's columns; with ``consumerGroup`` also those of the row that ends a range.
+        """Return the columns of the rows that the options choose: by default, those of a message.
 
-        With ``handOverRanges`` return the columns of a ticket, which carries ranges in the place of messages.
+        With ``consumerGroup`` there are also columns for the extra row at the end of each range. With
+        ``handOverRanges`` a row carries ranges of offsets in the place of messages.
 
         Raises:
             OptionError: With every problem of the options; this is the first call in which Spark passes them.
@@ -114,7 +115,10 @@ class DefaultSource(DataSource):
         return RocketMQStreamWriter(options, column_positions(schema, options), seen_routes(options))
 
     def _schema_problems(self, schema: StructType) -> list[str]:
-        """Check the columns of a user's ``.schema(…)``; Spark takes ours only if the user gave none."""
+        """Return a sentence if a user's ``.schema(…)`` differs from our columns, else an empty list.
+
+        Spark passes our columns if the user gave none.
+        """
         given, ours = (
             [(field.name, field.dataType.simpleString()) for field in each]
             for each in (schema, self.schema())
@@ -152,7 +156,8 @@ class DefaultSource(DataSource):
 def _open_listener(options: ReadOptions) -> Callable[[], ConsumeOne] | None:
     """Return a function that opens the listener in the planner, the process that plans batches.
 
-    None without a group, or if the listener was not registered by name.
+    There the listener consumes single messages when an administrator requests it. Return None without a
+    group, or if the listener was not registered by name.
     """
     if options.listener is None or options.consumer_group is None:
         return None

@@ -25,7 +25,9 @@ BrokerAddress = NewType("BrokerAddress", str)
 """``host:port``; IPv6 hosts in brackets."""
 
 PulledBody = bytes | memoryview
-"""Stored messages of one answer, undecoded; a view is a view of bytes, and keeps their buffer alive."""
+"""Messages of one answer to a pull, as the broker stored them, not decoded yet.
+
+A memoryview has single bytes as items, and keeps the buffer that it shows alive."""
 
 OPEN_END: Final = (1 << 63) - 1
 """End of an open range, which goes on while its queue grows; higher than the offset of any message."""
@@ -47,7 +49,7 @@ def retry_topic(consumer_group: str) -> str:
 
 
 def is_retry_topic(topic: str) -> bool:
-    """Whether ``topic`` holds messages that a group has given back."""
+    """Whether ``topic`` is named ``%RETRY%GROUP``, so that it has messages that a group gave back."""
     return topic.startswith(RETRY_TOPIC_PREFIX)
 
 
@@ -102,9 +104,9 @@ class OrderlyEngineKind(StrEnum):
     """How Spark runs an orderly listener."""
 
     STATE = "state"
-    """Grouped by queue, with Spark's state: works with any order of the rows."""
+    """After a shuffle by queue, with Spark's state. The rows of messages may reach Spark in any order."""
     DIRECT = "direct"
-    """In the task that reads a queue's range, without shuffle or state."""
+    """In the task that reads the messages of a queue, without shuffle or state."""
 
 
 class OrderlyBy(StrEnum):
@@ -113,7 +115,7 @@ class OrderlyBy(StrEnum):
     QUEUE = "queue"
     """All messages of a queue are consumed one after the other."""
     SHARDING_KEY = "sharding_key"
-    """Messages of a queue with the same sharding key are consumed in order, those of other keys meanwhile."""
+    """Messages of a queue with the same sharding key are consumed in order, those of other keys at any time."""
 
 
 class ConsumeOrderlyStatus(StrEnum):
@@ -142,7 +144,10 @@ class LocalTransactionState(StrEnum):
 
 
 class SendStatus(IntEnum):
-    """Outcome of a stored send, by the broker's response code; only SEND_OK is fully durable."""
+    """Outcome of a send whose messages were stored, with the broker's response code as value.
+
+    Only SEND_OK means that they are as durable as the broker is set up for.
+    """
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -265,14 +270,15 @@ QUEUE_OFFSET: Final = camel_case("queue_offset")
 POSITION_COLUMNS: Final = (*QUEUE_COLUMNS, QUEUE_OFFSET)
 """Columns that identify the message of a row, in the source and in every sink."""
 DEFAULT_MESSAGE_COLUMNS: Final = ("keys", "tags", "body", "properties", "bornTimestamp", "storeTimestamp")
-"""Columns besides the position that are written of messages as they are: what their producer has sent, when,
-and when they were stored."""
+"""Columns of a table into which messages are written as they are, unless other columns are chosen.
+
+They have the producer's data, and the times of sending and storing; the columns of the position are added."""
 LISTENER_COLUMNS: Final = (*MESSAGE_COLUMNS, ORIGIN_TOPIC)
 """Columns from which a listener's messages are created."""
 
 
 def queue_columns(queue: MessageQueue) -> dict[str, Any]:
-    """Return the values of a queue by :data:`QUEUE_COLUMNS`."""
+    """Return topic, broker name and queue id by the names of their columns (:data:`QUEUE_COLUMNS`)."""
     return dict(zip(QUEUE_COLUMNS, queue, strict=True))
 
 
@@ -308,7 +314,7 @@ class BrokerData:
 
     @property
     def master(self) -> BrokerAddress | None:
-        """Address of the master, if it is alive."""
+        """Address of the master; None if the route lists none."""
         return self.addresses.get(0)
 
 
@@ -328,26 +334,29 @@ class TopicRoute:
     """``broker-a:4;broker-b:4``: if present, only this defines the queues to publish to."""
 
     def address_of(self, broker_name: str) -> BrokerAddress | None:
-        """Return the master of ``broker_name``, else its replica with the lowest id, else None."""
+        """Return the address of the broker's master, else of its replica with the lowest id, else None."""
         for broker in self.brokers:
             if broker.broker_name == broker_name and broker.addresses:
                 return broker.addresses[min(broker.addresses)]
         return None
 
     def master_of(self, broker_name: str) -> BrokerAddress | None:
-        """Return the master of ``broker_name``; None if the route names no living one."""
+        """Return the address of the broker's master; None if the route lists none."""
         masters = (broker.master for broker in self.brokers if broker.broker_name == broker_name)
         return next((master for master in masters if master is not None), None)
 
     def brokers_shown(self) -> str:
-        """Describe the brokers' names and masters for a person."""
+        """Return text for a person: each broker's name, with its master's address if there is one."""
         masters = ((broker.broker_name, broker.master) for broker in self.brokers)
         return ", ".join(
             peer_text(f"{name} ({master})" if master else name) for name, master in sorted(masters)
         )
 
     def subscribe_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return a consumer's queues, sorted (``MQClientInstance.topicRouteData2TopicSubscribeInfo``)."""
+        """Return the queues that consumers may read, sorted, as queues of ``topic``.
+
+        Source: ``MQClientInstance.topicRouteData2TopicSubscribeInfo``.
+        """
         return tuple(
             sorted(
                 MessageQueue(topic, data.broker_name, queue_id)
@@ -358,7 +367,12 @@ class TopicRoute:
         )
 
     def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return a producer's queues, in the order of the route (``topicRouteData2TopicPublishInfo``)."""
+        """Return the queues to which producers may write, as queues of ``topic``.
+
+        With ``order_topic_conf``, return the queues that it lists, in its order. Otherwise return the
+        writable queues of brokers with a master, by broker name. Source:
+        ``topicRouteData2TopicPublishInfo``.
+        """
         if self.order_topic_conf:
             return tuple(
                 MessageQueue(topic, name, queue_id)
@@ -384,16 +398,22 @@ class QueueState(NamedTuple):
     reconsume_times: int = 0
     """Number of times the listener gave back the message at ``next_offset``."""
     suspended_until_s: float | None = None
-    """Wall-clock second before which the queue is not planned, at most 30 s ahead (``plan_ranges``). In an
-    ack, the moment of the ack itself means that the queue has not moved and may go on immediately. None at an
-    unchanged offset means that the listener waits for more messages (``StallCounter``)."""
+    """Wall-clock second before which no messages of the queue are delivered.
+
+    A time more than 30 s ahead counts as over.
+
+    In an ack (a task's result for one queue), the moment of the ack itself means that the queue has not moved
+    and may go on immediately. In an ack with an unchanged offset, None means that the listener waits for more
+    messages before it commits (``StallCounter``)."""
     retry_counts: RetryCounts = NO_RETRIES
     """Numbers of times the listener gave back messages from ``next_offset`` on; empty if ``reconsume_times``
     is sufficient. The next owner continues counting from them; a reset clears them."""
     last_message: RememberedMessages = NO_MESSAGES
-    """The newest message consumed: in a row the newest since the queue's offsets last started again (of this
-    *generation*) and some before it, in an ack or a commit the newest of the batch. Before any was consumed,
-    the last one that the start of the generation skipped. Empty if there was none."""
+    """The newest messages consumed; they show later whether the queue's offsets began again.
+
+    In a stored row: the newest one since the offsets last began again, and up to two before it. If none was
+    consumed since then, the last one that was skipped. In a task's result or a commit: the newest one of the
+    batch. Empty if there was none."""
 
     @property
     def facts(self) -> tuple[int, int, int, float | None, str, str]:
@@ -415,7 +435,7 @@ class QueueState(NamedTuple):
 
     @property
     def retry_spans(self) -> tuple[RetrySpan, ...]:
-        """How often messages from ``next_offset`` on were given back.
+        """Spans of messages from ``next_offset`` on, with the number of times that they were given back.
 
         Raises:
             DamagedOffsets: If the stored text of ``retry_counts`` cannot be read.
@@ -432,13 +452,13 @@ class QueueState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """The part of one queue that a micro-batch or a batch read takes; its end may be open."""
+    """The offsets of one queue that a micro-batch or a batch read takes; the range may have no end."""
 
     queue: MessageQueue
     state: QueueState
-    """Start of the range, and the state for a group's next delivery, without ``last_message``.
+    """The group's progress at the start of the range, without ``last_message``.
 
-    Only an open range may be suspended; its reading begins when the suspension is over."""
+    Only a range without an end may be suspended; its reading begins when the suspension is over."""
     end: int
     """Exclusive queue offset; ``OPEN_END`` if the range is open."""
 

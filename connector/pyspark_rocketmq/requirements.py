@@ -39,7 +39,10 @@ def installed_version(package: str) -> str | None:
 
 
 def outdated(installed: Callable[[str], str | None] = installed_version) -> dict[str, str]:
-    """Return the packages that are too old: requirement → installed version."""
+    """Return the packages that are too old: requirement → installed version.
+
+    Packages whose version is not known are left out.
+    """
     lowest = [found for each in REQUIREMENTS if (found := _LOWEST.match(each))]
     versions = {each.string: (installed(each[1]), each[2]) for each in lowest}
     return {

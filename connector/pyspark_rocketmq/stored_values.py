@@ -24,8 +24,9 @@ _FAR: Final = 64
 """The oldest remembered message is forgotten when its distance from the newest one is more than this many
 times that of the second oldest."""
 MOST_SPANS: Final = 1000
-"""Maximum number of spans in a string, which every commit of the group writes again. A few are usual, because
-the messages of a batch are given back together."""
+"""Maximum number of spans that :class:`RetryCounts` stores, since every commit writes them again.
+
+A few are usual, because the messages of a batch are given back together."""
 
 
 class StoredValue(ABC, Generic[FactsT]):
@@ -116,11 +117,16 @@ def integers_text(numbers: Iterable[int]) -> str:
 
 
 class LastMessage(NamedTuple):
-    """A message consumed or skipped in a generation, or the one that a broker now has at that offset."""
+    """A message that was consumed or skipped, or the one that a broker now has at its offset.
+
+    The comparison of the two shows whether the queue's offsets have begun again.
+    """
 
     queue_offset: int
     store_timestamp: int
-    """Milliseconds since the epoch, by the clock of the broker that stored the message."""
+    """Milliseconds since the epoch, by the clock of the broker that stored the message.
+
+    0 if it is not known; -1 if the message is known to be lost."""
     commit_log_offset: int
     """Where the message begins in its broker's log; -1 if only the queue offset is known."""
 
@@ -152,7 +158,9 @@ class LastMessage(NamedTuple):
 
 
 class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
-    """The newest message consumed in a generation of a queue, and a few before it.
+    """The newest message consumed in a generation of a queue, and up to two before it.
+
+    A *generation* is a period in which each offset of the queue stands for only one message.
 
     Text: the three numbers of each message in one JSON list, the newest message first.
     """
@@ -161,7 +169,7 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
 
     @classmethod
     def of(cls, *messages: LastMessage | None) -> Self:
-        """Remember the ``messages``, the newest first; nothing for None."""
+        """Create the value from ``messages``, the newest first; None is left out."""
         return cls(tuple(message for message in messages if message is not None))
 
     @property
@@ -180,18 +188,22 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
 
     @property
     def has_loss(self) -> bool:
-        """Whether one of the messages is known to be lost."""
+        """Whether one of the messages is known to be lost: the queue was found to end before its offset."""
         return any(message.is_lost for message in self.messages)
 
     def is_behind(self, other: RememberedMessages) -> bool:
-        """Return whether all of these messages are at lower offsets than the newest of ``other``."""
+        """Return whether all of these messages are at lower offsets than the newest of ``other``.
+
+        Return False if ``other`` is empty.
+        """
         last, found = self.newest, other.newest
         return found is not None and (last is None or last.queue_offset < found.queue_offset)
 
     def with_newest_of(self, other: RememberedMessages) -> RememberedMessages:
-        """Return these messages and the newest of ``other``, three at most; all are of the same generation.
+        """Return these messages and the newest of ``other``, at most three, by descending offset.
 
-        If the newest of ``other`` is older than the newest of these messages, the latter stays the newest.
+        All must be of the same generation of the queue. An older message may be forgotten for the added one;
+        the message with the highest offset is kept.
         """
         known, newest = self.messages, other.newest
         if newest is None or (known and newest == known[0]):
@@ -208,10 +220,10 @@ class RememberedMessages(StoredValue[tuple[LastMessage, ...]]):
         return RememberedMessages(_thinned((newest, *known)))
 
     def with_passed(self, passed: RememberedMessages) -> RememberedMessages:
-        """Return three messages at most: the newest, then those of ``passed``, then others of these.
+        """Return at most three messages: the newest of all, those of ``passed``, then others of these.
 
-        The messages ``passed`` are of the same generation: the one right before the group's position, the
-        last one before the generation's end, or both.
+        The messages ``passed`` must be of the same generation of the queue: the one right before the group's
+        position, the last one before the generation's end, or both.
         """
         known, found = self.messages, passed.messages
         if not known or not found or found[0].queue_offset >= known[0].queue_offset:
@@ -242,7 +254,7 @@ NO_MESSAGES: Final = RememberedMessages()
 
 
 def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
-    """Keep the newest two messages and the oldest, or the second oldest if the oldest is too far back.
+    """Return at most three: the newest two, and the oldest or, if that is too far back, the second oldest.
 
     An old message that is kept shows later where the common part of two logs ends.
     """
@@ -255,7 +267,7 @@ def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
 
 
 class RetrySpan(NamedTuple):
-    """A span of a queue whose messages were given back equally often."""
+    """Consecutive messages of a queue that the listener gave back equally often."""
 
     start: int
     """First queue offset of the span."""
@@ -265,7 +277,7 @@ class RetrySpan(NamedTuple):
 
 
 class RetryCounts(StoredValue[tuple[RetrySpan, ...]]):
-    """How often messages of a queue were given back.
+    """Numbers of times that the listener gave back messages of a queue.
 
     Text: a JSON list of ``[start, end, times]``.
     """
@@ -312,5 +324,5 @@ NO_RETRIES: Final = RetryCounts()
 
 
 def spans_of_first(next_offset: int, times: int) -> tuple[RetrySpan, ...]:
-    """Return the spans if no message but the one at ``next_offset`` was given back."""
+    """Return one span of only the message at ``next_offset``; none if ``times`` is 0."""
     return (RetrySpan(next_offset, next_offset + 1, times),) if times else ()

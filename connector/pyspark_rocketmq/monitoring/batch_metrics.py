@@ -25,19 +25,21 @@ from pyspark_rocketmq.source.ranges import is_plan, offset_to_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueMetrics:
-    """One queue's part in one micro-batch, and its position afterwards."""
+    """Counts of one queue for a micro-batch, or for a commit while it runs, and the position afterwards."""
 
     queue: MessageQueue
     planned: int
-    """Offsets in the range; of an open range, messages read. 0 if the queue had no part in the batch."""
+    """Number of offsets that the batch was to read; 0 if it was to read none.
+
+    For a range without an end (real time) and for a commit while the batch runs: number of messages read."""
     read: int | None = None
     """Messages read. None without a consumer, because Spark then counts all queues together; also None if the
-    queue had no part in the batch, or the batch was dropped."""
+    batch read nothing of the queue, or was dropped."""
     acknowledged: int = 0
     """Messages done, dead letters included: the queue's position is past them. Without a consumer: offsets
     passed."""
     retried: int = 0
-    """Deliveries given back by the listener."""
+    """Number of deliveries that the listener gave back."""
     dead_letters: int = 0
     """Messages given up."""
     reconsume_times: int = 0
@@ -49,7 +51,10 @@ class QueueMetrics:
     moved to another consumer, or if the offset store refused this queue."""
 
     def is_suspended(self, now_s: float) -> bool:
-        """Whether the queue is paused, usually because its listener gave back the next message (D3)."""
+        """Whether the queue is paused, usually because its listener gave back the next message.
+
+        See row D3 of ``docs/semantics.md``.
+        """
         return self.suspended_until_s is not None and self.suspended_until_s > now_s
 
 
@@ -81,23 +86,23 @@ class BatchMetrics:
 
     @property
     def planned(self) -> int:
-        """Offsets of all ranges."""
+        """Number of offsets to read, or of messages read where no end is planned, summed over the queues."""
         return sum(one.planned for one in self.queues)
 
     @property
     def read(self) -> int | None:
-        """Messages read; None where a consumer's batch was dropped."""
+        """Messages read by a consumer; None if its batch was dropped. Without a consumer, ``input_rows``."""
         counts = [one.read for one in self.queues if one.read is not None]
         return sum(counts) if counts else self.input_rows
 
     @property
     def acknowledged(self) -> int:
-        """Messages done; see ``QueueMetrics.acknowledged``."""
+        """Messages done in all queues, dead letters included; without a consumer, offsets passed."""
         return sum(one.acknowledged for one in self.queues)
 
     @property
     def retried(self) -> int:
-        """Deliveries given back."""
+        """Number of deliveries that the listener gave back, in all queues."""
         return sum(one.retried for one in self.queues)
 
     @property
@@ -107,7 +112,7 @@ class BatchMetrics:
 
     @property
     def suspended(self) -> int:
-        """Number of paused queues."""
+        """Number of queues that were paused at ``at_s``."""
         return sum(one.is_suspended(self.at_s) for one in self.queues)
 
     @property
@@ -144,7 +149,10 @@ class BatchMetrics:
         return " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
 
     def with_stored_times(self, stored_at_s: Mapping[MessageQueue, float]) -> BatchMetrics:
-        """Return the metrics with the given times at which queues' next messages were stored."""
+        """Return the metrics with the wall-clock second at which each queue's next message was stored.
+
+        For queues that ``stored_at_s`` lacks, the time is not known. Queues without a lag stay as they are.
+        """
         queues = tuple(
             replace(
                 queue_metrics,
@@ -247,7 +255,7 @@ def metrics_of_commit(
 
 
 def _at(metrics: QueueMetrics, row: OffsetRow, max_offsets: Mapping[MessageQueue, int]) -> QueueMetrics:
-    """Return the metrics with the position of the queue's row."""
+    """Return ``metrics`` with retries, suspension and lag from the queue's row in the offset store."""
     return replace(
         metrics,
         reconsume_times=row.state.reconsume_times,
@@ -293,7 +301,10 @@ def _planned(planned: QueueRange, ack: QueueAck | None) -> int:
 
 
 def _plan_of(source: Mapping[str, Any]) -> _Plan | None:
-    """Return the plan of one source of a query; None for a source of another kind."""
+    """Return the ranges that a trigger planned, from one source of Spark's progress event.
+
+    None for a source of another kind than RocketMQ.
+    """
     end = source["endOffset"]
     if not is_plan(end) or end.keys().isdisjoint({"plan", "packed", "live"}):
         return None

@@ -55,7 +55,7 @@ MetricsListener = Callable[[BatchMetrics], None]
 class StoredTimes:
     """Queries the ends of queues, and when messages were stored, with the access configured by ``options``.
 
-    For one thread.
+    Only one thread may use it.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -69,7 +69,10 @@ class StoredTimes:
 
     @property
     def is_due(self) -> bool:
-        """Whether the pause since brokers were last asked is over; commits within a batch respect it."""
+        """Whether brokers may be asked again for a commit within a batch.
+
+        That is the case after a pause of 20 times as long as the last queries for the ends of queues took.
+        """
         return self._clock.monotonic_s() >= self._due_s
 
     def ends(self, positions: Mapping[MessageQueue, int], *, asks: bool) -> dict[MessageQueue, int]:
@@ -106,16 +109,18 @@ class StoredTimes:
         return {queue: bounds.max_offset for queue, bounds in statistics.items()}
 
     def last_known(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """Return the wall-clock second at which a message at or before each position was stored, if known.
+        """Return what the last :meth:`query` found for these queues, without asking a broker.
 
-        No broker is asked.
+        A value is the wall-clock second at which the message at the position of that query was stored. Queues
+        for which it found nothing are left out.
         """
         return {queue: stored for queue, (_, stored) in self._known.items() if queue in positions}
 
     def query(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
         """Return, by queue, the wall-clock second at which the message at its position was stored.
 
-        Queues whose brokers do not answer, or have no such message, are left out.
+        Brokers are asked only for positions that the previous call did not find. Queues whose brokers do not
+        answer, or have no such message, are left out.
         """
         self._known = {
             queue: known for queue, known in self._known.items() if positions.get(queue) == known[0]
@@ -158,7 +163,10 @@ class _Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """Totals of one query and one queue since the monitor started."""
+    """Numbers of messages of one query and one queue since the monitor started.
+
+    They are sums of the fields of the same names in ``QueueMetrics``.
+    """
 
     acknowledged: int = 0
     retried: int = 0
@@ -167,22 +175,22 @@ class QueueTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryState:
-    """State of one running query."""
+    """Newest metrics of one running query, and its sums since the monitor started."""
 
     latest: BatchMetrics
     batches: int = 0
-    """Micro-batches that have ended since the monitor started; the other sums begin then, too."""
+    """Number of micro-batches that have ended since the monitor started."""
     batch_s: float | None = None
     """Duration of the last micro-batch that has ended; None before."""
     rows: int = 0
     store_to_listener: LatencyHistogram = NONE_COUNTED
-    """See ``BatchMetrics``."""
+    """For all messages that a consumer has finished: times from storage at the broker to delivery."""
     store_to_commit: LatencyHistogram = NONE_COUNTED
-    """See ``BatchMetrics``."""
+    """For the same messages: times from storage at the broker to the commit that passed them."""
     queues: Mapping[MessageQueue, QueueTotals] = field(default_factory=dict)
 
     def after(self, metrics: BatchMetrics) -> QueryState:
-        """Return the state after one more batch, or one more commit of a batch."""
+        """Return the state after ``metrics``, of one more batch or one more commit while a batch runs."""
         totals = dict(self.queues)
         for queue_metrics in metrics.queues:
             before = totals.get(queue_metrics.queue, QueueTotals())
@@ -268,9 +276,10 @@ class QueryMonitor(StreamingQueryListener):
         self._thread.shutdown()
 
     def batch_committed(self, report: BatchReport, times: StoredTimes | None = None) -> None:
-        """Note that a consumer has committed (``BatchListener``); Spark will report the batch's end.
+        """Take the report of a consumer's commit (``BatchListener``).
 
-        A batch may have several commits, of which each has a report.
+        A commit while the batch's job runs is shown immediately. Any other is kept until Spark reports the
+        end of the batch. ``times`` queries the consumer's brokers; None means that they are not asked.
         """
         with self._guard:
             run = self._runs.get(report.query_id) if report.is_ahead else None
@@ -295,7 +304,7 @@ class QueryMonitor(StreamingQueryListener):
         """Do nothing: the metrics of the last micro-batch stay valid."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """Process the end of a micro-batch."""
+        """Compute and show the metrics of a micro-batch that has ended, on the monitor's thread."""
         progress = json.loads(event.progress.json)
         with self._guard:
             found = self._reports.pop((progress["id"], progress["batchId"]), (None, self._default_times))
@@ -386,5 +395,5 @@ class QueryMonitor(StreamingQueryListener):
 
 
 def _behind(metrics: BatchMetrics) -> dict[MessageQueue, int]:
-    """Return the next offsets of the queues that are behind."""
+    """Return the next offset of each queue that has messages which are not consumed yet."""
     return {one.queue: one.lag.next_offset for one in metrics.queues if one.lag and one.lag.messages}

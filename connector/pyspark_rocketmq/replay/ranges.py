@@ -35,7 +35,7 @@ MAX_STEPS: Final = 1_000_000
 
 
 def origin_of(origin: MessageQueue, queue_offset: int | str) -> str:
-    """Return the value of ``REPLAYED_FROM``."""
+    """Return ``topic/brokerName/queueId/queueOffset``, the value of property ``REPLAYED_FROM``."""
     return "/".join((*map(str, origin), str(queue_offset)))
 
 
@@ -44,7 +44,8 @@ def resent_message(
 ) -> Message:
     """Create the message for ``topic`` with the original's body, flag and properties.
 
-    Properties of the first delivery are left out; ``REPLAYED_FROM`` and ``REPLAYED_BY`` are added.
+    Properties that brokers wrote about the first delivery are left out. ``REPLAYED_FROM`` (the original's
+    position) and ``REPLAYED_BY`` (``run``) are added.
     """
     kept = {name: value for name, value in original.properties.items() if name not in _LEFT_OUT}
     if before := kept.get(REPLAYED_BY):
@@ -56,17 +57,20 @@ def resent_message(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """A range that a run was about to send."""
+    """A range of a source queue that a run of a replay was about to send to a target queue."""
 
     run: str
     """``REPLAYED_BY`` of its messages."""
     source: QueueRange
     target: MessageQueue
     target_offset: int
-    """End of the target before the first message was sent."""
+    """Offset at the end of the target queue before the first message of the range was sent."""
 
     def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
-        """Return a target message's source offset from its two properties; None if it is of another range."""
+        """Return a target message's source offset from its properties of these names.
+
+        None if the message is not of this run and range.
+        """
         if replayed_by != self.run or replayed_from is None:
             return None
         prefix = origin_of(self.source.queue, "")
@@ -76,10 +80,11 @@ class Sending:
         return int(text) if self.source.start <= int(text) < self.source.end else None
 
     def stored_until(self, highest: int | None, bounds: QueueBounds, *, fail_on_data_loss: bool) -> int:
-        """Return the first source offset that is not stored.
+        """Return the first source offset of the range that is not stored in the target.
 
         Args:
-            highest: The highest source offset found in the target from ``target_offset`` on.
+            highest: The highest source offset found in the target from ``target_offset`` on; None if there
+                is none.
             bounds: Bounds of the target when it was read.
             fail_on_data_loss: Whether to fail if the target has deleted messages that may be from this range.
 

@@ -81,7 +81,7 @@ class ReplayRecord:
         return [one.source for state, one in self._rows() if state == _STORED and one.source.count]
 
     def unfinished(self) -> list[Sending]:
-        """Return ranges that were begun and are not known to be stored: their run is active or has failed.
+        """Return ranges that a run began to send and has not recorded as stored: it is active or has failed.
 
         Raises:
             RocketMQError: If the table cannot be read.

@@ -69,13 +69,13 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySummary:
-    """The result of one run."""
+    """Result of one run of a replay."""
 
     queues: int
     planned: int
-    """Offsets between the starting and the ending positions."""
+    """Number of offsets between the starting and the ending positions."""
     recorded: int
-    """Planned offsets left out because earlier runs replayed them into the same topic."""
+    """Number of planned offsets left out because earlier runs replayed them into the same topic."""
     written: int
     """Rows added to the table, or messages sent. Fewer than planned if a filter left some out, the table had
     some already, or some offsets hold no message."""
@@ -234,7 +234,7 @@ class Replay:
         return self._run(partitions, write, on_step, in_order=True, done=recorded.done())
 
     def _finish_interrupted(self, recorded: ReplayRecord, targets: TargetTopic) -> None:
-        """Find in the target how much of an interrupted step is stored, and record that."""
+        """Find in the target topic how much of an interrupted step is stored; record that as replayed."""
         unfinished = recorded.unfinished()
         if not unfinished:
             return
@@ -265,7 +265,11 @@ class Replay:
         in_order: bool,
         done: Iterable[QueueRange] = (),
     ) -> ReplaySummary:
-        """Write the ranges without ``done``, step by step; ``in_order`` keeps a queue's range in one task."""
+        """Write the ranges of ``partitions`` step by step, without the ranges ``done``.
+
+        ``write`` gets the ranges of one step, one for each task, and returns the number of rows or messages
+        written. With ``in_order`` the offsets of a queue stay in one task; otherwise ranges are split.
+        """
         begun_s = time.monotonic()
         planned = [one.planned for _, one in sorted(partitions.items())]
         left = without(planned, done)
@@ -324,14 +328,17 @@ def _made_table(spark: SparkSession, path: str, name: TableName | None, columns:
 
 
 def _partitions(options: ReadOptions) -> dict[MessageQueue, QueuePartition]:
-    """Return one partition per queue with messages, planned as for a batch."""
+    """Return one partition for each queue with messages between start and end, as for a batch read."""
     whole = replace(options, min_partitions=None, max_records_per_partition=None)
     planned = RocketMQBatchReader(whole).partitions()
     return {one.planned.queue: one for one in planned if isinstance(one, QueuePartition)}
 
 
 def _same_position(ranges: Sequence[QueueRange]) -> str:
-    """Return the condition of the MERGE; its bounds let Delta skip files."""
+    """Return the SQL condition under which rows ``t`` and ``s`` are the same message.
+
+    It also names the topics and offsets of ``ranges``, so that Delta can skip files.
+    """
     same = " AND ".join(f"t.{name} = s.{name}" for name in POSITION_COLUMNS)
     topics = ", ".join(f"'{topic}'" for topic in sorted({one.queue.topic for one in ranges}))
     first, end = min(one.start for one in ranges), max(one.end for one in ranges)

@@ -28,17 +28,18 @@ from pyspark_rocketmq.source.reader import read_queue
 
 
 class TargetTail(NamedTuple):
-    """Contents of the end of a target queue."""
+    """Messages of replayed ranges that were found at the end of a target queue."""
 
     bounds: QueueBounds
     highest: tuple[int | None, ...]
-    """Highest source offset of each sending; None if the queue has none of its messages."""
+    """For each replayed range, the highest source offset found; None if none of its messages was found."""
 
 
 def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int) -> TargetTail:
-    """Find messages of ``sendings`` in a target queue, from ``from_offset`` to its present end.
+    """Find the highest source offset of each of ``sendings`` in a target queue.
 
-    ``how`` specifies queue and broker; its range is ignored.
+    The queue is read from ``from_offset`` to its present end. ``how`` specifies queue and broker; its range
+    is ignored.
 
     Raises:
         RocketMQError: If the queue cannot be read.
@@ -69,7 +70,7 @@ def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int
 
 
 class TargetTopic:
-    """The driver's view of the target topic."""
+    """The target topic of a replay, for the driver: its queues, their ends and its route."""
 
     def __init__(self, options: ReadOptions, topic: str) -> None:
         """Look up the topic's queues, for up to ``retryTimeoutMs``; this object keeps using them.
@@ -100,7 +101,7 @@ class TargetTopic:
         return self._producer.route(self._topic)
 
     def sendings(self, run: str, sources: Sequence[QueueRange]) -> list[Sending]:
-        """Return the target queue of each range, with the queue's current end.
+        """Return for each source range the target queue that gets its messages, and the queue's current end.
 
         Raises:
             RocketMQError: If a broker does not answer.

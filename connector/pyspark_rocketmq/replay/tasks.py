@@ -96,8 +96,8 @@ class QueueSender:
         """Offset up to which messages in the target may come from this sender."""
         self._seen_s = self._now_s()
         self._is_unsure = self._is_on_its_way = is_repeated
-        """Whether the target may have messages of this range that this sender does not count as stored, or
-        may still get some by a request under way."""
+        """The first: whether the target may have messages of this range that this sender does not count as
+        stored. The second: whether it may still get some by a request under way."""
 
     def _now_s(self) -> tuple[float, float]:
         # The monotonic clock stops while the machine sleeps.
@@ -162,20 +162,20 @@ def _numbers(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class ReadRanges:
-    """Returns the messages of the task's range."""
+    """Function of reading tasks: each returns the messages of its range, which its number selects."""
 
     partitions: Sequence[QueuePartition]
 
     @without_frames
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the source."""
+        """Yield the messages of the ranges whose numbers ``batches`` contains, with the source's columns."""
         for number in _numbers(batches):
             yield from read_queue(self.partitions[number])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resending:
-    """One range of a step."""
+    """One range of a replay to send, with its source queue and its target queue."""
 
     partition: QueuePartition
     """Partition that reads the range, with the columns :data:`RESEND_COLUMNS`."""
@@ -250,7 +250,7 @@ class ResendRanges:
 
 
 class TargetQueue:
-    """The target queue of one range."""
+    """Sends one range of a replay to its target queue, and reads from that queue what is stored."""
 
     def __init__(self, part: Resending, producer: Producer, send_timeout_s: float) -> None:
         self._part = part
@@ -261,7 +261,7 @@ class TargetQueue:
         """True until the queue has refused a batch."""
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Store messages.
+        """Send messages to the target queue; when this returns, they are stored.
 
         Raises:
             RocketMQError: If they are not stored, or less durably than the broker is set up for.
@@ -277,19 +277,18 @@ class TargetQueue:
         self._sending = replace(self._sending, target_offset=result.queue_offset)
 
     def stored_until(self) -> int:
-        """Read from the queue the first source offset that is not stored."""
+        """Read the target queue; return the first source offset of the range that is not stored there."""
         bounds, [highest] = read_tail(self._part.target, [self._sending], self._sending.target_offset)
         fails = self._part.partition.settings.fail_on_data_loss
         return self._sending.stored_until(highest, bounds, fail_on_data_loss=fails)
 
     def store(self, messages: Sequence[Message]) -> SendResult:
-        """Send a batch with its UNIQ_KEYs; send a message that is too large for a batch separately.
+        """Send messages as one batch; they keep their UNIQ_KEYs (message ids).
 
-        Such a message is sent compressed if the source's broker stored it so.
-
-        A batch that the target refuses for its size is sent in halves; if the target accepts no batches,
-        messages are sent one by one. The result is that of the first message, with the status of any message
-        that was stored less durably.
+        A batch that the target refuses for its size is sent in halves. If the target accepts no batches,
+        messages are sent one by one. A single message that is too large for a batch is sent without one,
+        compressed if the source's broker stored it so. The result is that of the first message, with the
+        status of any message that was stored less durably.
         """
         if len(messages) > 1 and not self._takes_batches:
             return self._store_in_turn([[message] for message in messages])
@@ -313,7 +312,7 @@ class TargetQueue:
         return outcome
 
     def _store_in_turn(self, parts: Sequence[Sequence[Message]]) -> SendResult:
-        """Store the parts of a batch one after the other; return one result for all, as :meth:`store` does.
+        """Send the parts of a batch one after the other; return one result for all, as :meth:`store` does.
 
         Raises:
             RocketMQError: If a part is not stored. It is not ``ConnectFailed`` after a stored part, since
