@@ -115,7 +115,7 @@ class OrderlyBy(StrEnum):
     QUEUE = "queue"
     """All messages of a queue are consumed one after the other."""
     SHARDING_KEY = "sharding_key"
-    """Messages of a queue with the same sharding key are consumed in order, those of other keys at any time."""
+    """Messages of a queue with the same sharding key are consumed in order; keys are independent."""
 
 
 class ConsumeOrderlyStatus(StrEnum):

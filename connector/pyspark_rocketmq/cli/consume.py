@@ -42,7 +42,9 @@ takes some of these."""
 
 
 def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None:
-    """Import ``module:name`` from ``py_files``, the current directory or PYTHONPATH, in this process.
+    """Import the listener ``module:name`` in this process, and check that it is one.
+
+    The module is searched in ``py_files``, the current directory and PYTHONPATH.
 
     Raises:
         OptionError: If there is no such module or listener, it is no listener, or importing the module fails.
@@ -68,7 +70,10 @@ def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None
 
 
 def _extend_path(py_files: Sequence[str]) -> None:
-    """Put archives and the folders of single files first, as ``--py-files`` does on the executors."""
+    """Put archives, the folders of single files and the current directory first on ``sys.path``.
+
+    On the executors, ``--py-files`` does the same with the files.
+    """
     folders = [path if path.endswith((".zip", ".egg")) else str(Path(path).parent) for path in py_files]
     sys.path[:0] = [*folders, str(Path.cwd())]
 
@@ -78,7 +83,9 @@ def _unusable(name: str, why: str) -> OptionError:
 
 
 def consume(settings: ConsumeSettings, console: Console) -> None:
-    """Run until the query ends; without ``trigger=availableNow``, until it is stopped or fails.
+    """Consume messages into a table until the query ends.
+
+    With ``trigger=availableNow`` it ends by itself, otherwise when it is stopped or fails.
 
     SIGINT and SIGTERM stop it in good order: it waits, for 20 s at most, for running calls of the listener,
     and commits what was consumed by then.
@@ -140,7 +147,7 @@ def with_storage(spark: SparkSession, settings: ConsumeSettings) -> tuple[Consum
 
 
 def sink_of(settings: ConsumeSettings) -> rmq.DeltaSink:
-    """Return the sink for the rows."""
+    """Return the Delta sink that the settings describe."""
     return rmq.DeltaSink(
         settings.sink,
         partition_by=settings.partition_by,
@@ -155,7 +162,13 @@ def sink_of(settings: ConsumeSettings) -> rmq.DeltaSink:
 def _stop(
     consumer: rmq.PushConsumer, query: StreamingQuery, received: signal.Signals, console: Console
 ) -> None:
-    """Stop the query after the running calls of the listener."""
+    """Stop the query when the running calls of the listener have ended, after 20 s at most.
+
+    Print whether their work was committed.
+
+    Raises:
+        JobFailed: If the query failed.
+    """
     console.print(
         f"{received.name}: waiting for the running listener calls; a second signal ends the command "
         "immediately.",
@@ -172,7 +185,7 @@ def _stop(
 
 @contextmanager
 def _endpoint(settings: ConsumeSettings, monitor: rmq.QueryMonitor) -> Iterator[None]:
-    """Serve metrics at ``metricsPort``, if given."""
+    """Serve metrics at ``metricsPort``, if given, within the ``with`` block."""
     if settings.metrics_port is None:
         yield
         return

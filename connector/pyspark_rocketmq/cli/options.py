@@ -68,7 +68,11 @@ class ReplaySettings(ReadOptions):
     )
 
     def cross_field_problems(self) -> list[str]:
-        """Return problems: a batch read's, not exactly one target, only one of ``toTopic`` and ``record``."""
+        """Return a sentence for each problem of options that depend on others.
+
+        These are the problems of a batch read; not exactly one of ``toTable`` and ``toTopic``; and only one
+        of ``toTopic`` and ``record``.
+        """
         problems = ReadOptions.cross_field_problems(self) + self.problems_of_batch()
         if (self.to_table is None) == (self.to_topic is None):
             problems.append("give one of the options 'toTable' and 'toTopic'")
@@ -191,24 +195,25 @@ class PublishSettings(ClusterAccess):
     retry_timeout_ms: int = like_writer("retry_timeout_ms")
 
     def sink_options(self) -> dict[str, str]:
-        """Options that the data source gets unchanged."""
+        """Return the options of the write with format ``rocketmq``, as strings by key."""
         return self.options_for(WriteOptions)
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When a batch begins and ends: one of Spark's triggers or real time."""
+    """Trigger of a consumer's query: an interval, real time, or (if neither is given) ``availableNow``."""
 
     interval: str | None = None
     """Time between two micro-batches."""
     real_time: str | None = None
     """Length of a batch in real time.
 
-    If neither is given, the query ends when it has consumed all messages that were there at its start.
+    If neither this nor ``interval`` is given, the query ends when it has consumed all messages that were
+    there at its start.
     """
 
     def keywords(self) -> dict[str, Any]:
-        """Return the argument ``trigger`` of ``PushConsumer.start``."""
+        """Return the trigger in the form of argument ``trigger`` of ``PushConsumer.start``."""
         if self.real_time is not None:
             return {REAL_TIME: self.real_time}
         return {"availableNow": True} if self.interval is None else {"processingTime": self.interval}
@@ -353,7 +358,10 @@ class ConsumeSettings(ClusterAccess):
     retry_timeout_ms: int = like_source("retry_timeout_ms")
 
     def cross_field_problems(self) -> list[str]:
-        """Return the problems that nothing else reports, or only Spark after its start."""
+        """Return a sentence for each problem of options that depend on others.
+
+        Nothing else would report these problems, or only Spark after its start.
+        """
         problems = topic_problems(self) + ClusterAccess.cross_field_problems(self)
         problems += self._listener_problems()
         wanted = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
@@ -385,10 +393,13 @@ class ConsumeSettings(ClusterAccess):
         ]
 
     def subscribed(self) -> tuple[Subscription, ...]:
-        """Subscriptions of the consumer."""
+        """Return the consumer's subscriptions: option ``subscriptions``, or the topics with one filter."""
         topics = self.topics if self.topic is None else (self.topic,)
         return self.subscriptions or subscriptions_of(topics, self.subscription, self.sql_filter)
 
     def source_options(self) -> dict[str, str]:
-        """Options that the data source gets unchanged."""
+        """Return the options that the data source gets unchanged, as strings by key.
+
+        Options that ``PushConsumer`` sets itself are left out.
+        """
         return self.options_for(ReadOptions, but=SET_BY)

@@ -30,7 +30,7 @@ _WHERE_ANY = (*BROKER_COLUMNS, "note", "reconsumeTimes", "suspendedUntil")
 """Columns shown only if at least one queue has a value."""
 _LAST = ("epoch", "updatedAt")
 _SPARE = ("epoch", "brokerMinOffset", "updatedAt", "brokerMaxOffset", "reconsumeTimes")
-"""Columns left out one by one if a table is too wide; JSON and CSV have all columns."""
+"""Columns left out one by one, in this order, if a table is too wide; JSON and CSV have all columns."""
 
 _TIMES: Final = ("suspendedUntil", "updatedAt")
 _TO_SECONDS: Final = len("2026-11-20T10:00:00")
@@ -72,7 +72,10 @@ def _fitted_table(
     records: Sequence[Mapping[str, Any]],
     spare: Sequence[str],
 ) -> Table:
-    """Create a table; leave out ``spare`` columns until it fits the console and 120 characters."""
+    """Create a table; leave out ``spare`` columns one by one until it fits the console and 120 characters.
+
+    If columns are left out, the table's caption names them.
+    """
     options = console.options.update(max_width=sys.maxsize)
     shown, left_out = list(columns), []
     table = records_table(title, shown, records)
@@ -127,7 +130,10 @@ def lag_table(total: LagTotal, console: Console) -> Table:
 
 
 def totals_table(sums: Sequence[LagTotal], console: Console) -> Table:
-    """Create a table with a row per group and topic; leave out some columns that are 0 or empty."""
+    """Create a table with a row for each group and topic.
+
+    Columns that are seldom of interest are left out if all their values are 0 or empty.
+    """
     records = [total.columns() for total in sums]
     names = tuple(records[0]) if records else ("consumerGroup",)
     columns = [

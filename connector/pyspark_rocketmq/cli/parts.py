@@ -49,7 +49,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or refuse with the nearest name."""
+        """Find the command; if there is none, fail with the nearest name, or with all names."""
         if self.get_command(ctx, args[0]) is None:
             near = difflib.get_close_matches(args[0], self.commands, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(self.commands))}"
@@ -82,7 +82,10 @@ class SettingsCommand(click.Command):
         return tuple(spec.key for spec in specs_of(self.settings))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; ``--topic orders`` is answered with ``--option topic=...``."""
+        """Parse the arguments.
+
+        If ``topic`` is a key of ``--option``, ``--topic orders`` fails with the hint ``--option topic=...``.
+        """
         try:
             ctx.allow_extra_args = True
             rest = super().parse_args(ctx, args)
@@ -103,7 +106,7 @@ class SettingsCommand(click.Command):
         return rest
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write one entry per option, required ones first."""
+        """Write the end of the help: each key of ``--option``, required ones first, then the examples."""
         access = {spec.key for spec in specs_of(ClusterAccess)}
         known = specs_of(self.settings)
         keys = {spec.key for spec in known}
@@ -128,7 +131,7 @@ class SettingsCommand(click.Command):
 
 
 def _plain(doc: str) -> str:
-    """Return an option's text with its links in a form for terminals."""
+    """Return an option's text, with each Markdown link as ``TEXT (docs/PATH)``."""
     return _LINK.sub(r"\1 (docs/\2)", doc)
 
 
@@ -143,7 +146,7 @@ def _complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def settings_options(function: CallableT) -> CallableT:
-    """Add ``--conf`` and ``--option``."""
+    """Add the options ``--conf`` and ``--option`` to a command's function."""
     conf = click.option(
         "--conf",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -161,7 +164,7 @@ def settings_options(function: CallableT) -> CallableT:
 
 
 def output_options(function: CallableT) -> CallableT:
-    """Add ``--format`` and ``--json``."""
+    """Add the options ``--format`` and ``--json``, which both set argument ``output`` of the function."""
     form = click.option(
         "--format",
         "output",

@@ -30,7 +30,7 @@ _VIEW: Final = "rocketmq_publish_input"
 
 
 def publish(settings: PublishSettings, console: Console) -> None:
-    """Send the rows and show the progress.
+    """Send the rows that ``settings`` choose from a table or from files to a topic, and show the progress.
 
     Raises:
         OptionError: If the settings or the session cannot be used.
@@ -99,7 +99,10 @@ def _stored(settings: PublishSettings) -> Callable[[], int | None]:
 
 @contextmanager
 def _watched(done: Callable[[], int | None], total: int, console: Console) -> Iterator[None]:
-    """Show the block's progress from another thread: Spark finds its session only on the block's thread."""
+    """Show the progress of the ``with`` block: ``done()`` of ``total`` messages, twice a second.
+
+    It is shown from another thread, since Spark finds its session only on the block's thread.
+    """
     is_over = threading.Event()
     # Ctrl-C inside a call to the JVM would be reported with a traceback.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -12,7 +12,7 @@ from pyspark_rocketmq.replay.replay import Replay, ReplaySummary
 
 
 def replay(settings: ReplaySettings, console: Console) -> None:
-    """Run to the end and print what was done.
+    """Replay the messages that ``settings`` choose into a table or a topic, and print a summary.
 
     Raises:
         OptionError: If topics or columns do not go together.
@@ -37,7 +37,7 @@ def replay(settings: ReplaySettings, console: Console) -> None:
 
 
 def summary_text(summary: ReplaySummary, what: str) -> str:
-    """Summarise the replay in one line."""
+    """Summarise a replay in one line; ``what`` names the things whose number is ``summary.written``."""
     parts = [
         f"queues: {summary.queues}",
         f"offsets planned: {summary.planned}",

@@ -215,10 +215,13 @@ def _take_from_jvm(spark: SparkSession) -> None:
 
 
 class _PassesOn:
-    """A ``sun.misc.SignalHandler``, which the JVM calls on a thread of its connection."""
+    """A ``sun.misc.SignalHandler`` of the JVM that passes SIGTERM on to this process.
+
+    The JVM calls it on a thread of the connection between both.
+    """
 
     def handle(self, of_java: object) -> None:  # noqa: ARG002 - the interface's
-        """Send SIGTERM to this process."""
+        """Send SIGTERM to this Python process."""
         os.kill(os.getpid(), signal.SIGTERM)
 
     class Java:
@@ -228,7 +231,10 @@ class _PassesOn:
 
 
 class RowCounter:
-    """Counts committed rows. Threads of the query update it, and the command's thread reads it."""
+    """Counts the rows that this run has committed, deliveries given back, and latencies.
+
+    Threads of the query update it, and the command's thread reads it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -239,7 +245,7 @@ class RowCounter:
         self._to_listener = NONE_COUNTED
 
     def __call__(self, report: BatchReport) -> None:
-        """Count the rows of a committed batch (``BatchListener``)."""
+        """Count the rows, the deliveries given back and the latencies of one commit (``BatchListener``)."""
         with self._lock:
             self._rows += report.rows
             self._batch_id = report.batch_id
@@ -251,7 +257,7 @@ class RowCounter:
 
     @property
     def rows(self) -> int:
-        """Rows added to the sink."""
+        """Number of rows that this run has added to the sink."""
         with self._lock:
             return self._rows
 
@@ -263,7 +269,10 @@ class RowCounter:
 
     @property
     def to_listener(self) -> LatencyHistogram:
-        """Times from the brokers' stores to the listener's calls since :meth:`forget_latencies`."""
+        """Times from messages' storage at the brokers to the listener's calls.
+
+        They are counted since the last :meth:`forget_latencies`, else since this object was created.
+        """
         with self._lock:
             return self._to_listener
 
@@ -279,7 +288,7 @@ class RowCounter:
             return self._given_back
 
     def __str__(self) -> str:
-        """Return the summary that is printed at the end of the run."""
+        """Return one line with the committed rows and, if any, deliveries given back and the last error."""
         with self._lock:
             text = f"{_ROWS}: {self._rows:,}"
             if self._given_back:
@@ -320,9 +329,10 @@ class Shown:
         self._bar.stop()
 
     def __call__(self, done: int, total: int | None, beside: str = "") -> None:
-        """Show that ``done`` of ``total`` are done, and the text ``beside``.
+        """Show that ``done`` of ``total`` things are done, and the text ``beside``.
 
-        ``total`` is None if there is no end.
+        ``total`` is None if there is no end. Without a terminal, a line is printed at most every 5 s, and one
+        at the end if the line before showed less.
         """
         more = f" · {beside}" if beside else ""
         self._bar.update(self._task, completed=done, total=total, description=self._what + more)
@@ -362,7 +372,10 @@ def behind_text(metrics: BatchMetrics, counter: RowCounter) -> str:
 
 
 def _latency_text(metrics: BatchMetrics) -> str:
-    """Describe how soon messages of a running batch reached the listener; empty if the batch has ended."""
+    """Describe how soon messages reached the listener, if ``metrics`` are of a commit while its batch runs.
+
+    Return an empty text if the batch has ended, or no latency was measured.
+    """
     if metrics.has_ended or not metrics.store_to_listener.messages:
         return ""
     return f", 99 % at the listener within {metrics.store_to_listener.percentile(99):,} ms"
@@ -396,7 +409,7 @@ def await_query(
 
 
 def check_ended_well(query: StreamingQuery) -> None:
-    """Wait for the end of a query that ends by itself.
+    """Wait until ``query`` has ended; it must end by itself or have been stopped.
 
     Raises:
         JobFailed: If it failed, with the reason without Spark's stack traces.

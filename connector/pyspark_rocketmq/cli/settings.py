@@ -45,17 +45,26 @@ class JobFailed(Exception):
 
 
 def like_source(name: str, **given: Any) -> Any:
-    """Declare the data source's option with field ``name`` for a command; ``given`` as in :func:`_like`."""
+    """Declare a command's option like the data source's option with field ``name``.
+
+    ``given`` may set another ``default``, ``default_text`` or ``doc``, or ``required=True``.
+    """
     return _like(ReadOptions, name, **given)
 
 
 def like_writer(name: str, **given: Any) -> Any:
-    """Declare the sink's option with field ``name`` for a command, as :func:`like_source` does."""
+    """Declare a command's option like the option with field ``name`` of writes with format ``rocketmq``.
+
+    ``given`` may set another ``default``, ``default_text`` or ``doc``, or ``required=True``.
+    """
     return _like(WriteOptions, name, **given)
 
 
 def like_consumer(name: str, **given: Any) -> Any:
-    """Declare the consumer's option with field ``name`` for a command, as :func:`like_source` does."""
+    """Declare a command's option like the consumer's option with field ``name``.
+
+    ``given`` may set another ``default``, ``default_text`` or ``doc``, or ``required=True``.
+    """
     return _like(ConsumerOptions, name, **given)
 
 
@@ -68,10 +77,10 @@ def _like(
     default_text: str | None = None,
     doc: str | None = None,
 ) -> Any:
-    """Declare an option as ``options`` does, except for what is given.
+    """Declare an option like field ``name`` of ``options``, except for the arguments that are given.
 
-    Key, parser and unit are always the same. ``doc`` is given if the option means something else in the
-    command, ``default`` if the command has another default.
+    Key, parser and unit are always the same. Give ``doc`` if the option means something else in the command,
+    ``default`` if the command has another default.
     """
     field = next(field for field in dataclasses.fields(options) if field.name == name)
     spec: OptionSpec = field.metadata["spec"]
@@ -87,7 +96,7 @@ def _like(
 def gather_texts(conf: Path | None, pairs: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Merge file ``conf`` and the ``--option`` pairs; return strings by key, and a sentence for each problem.
 
-    Keys are merged without regard to case, as Spark treats them.
+    A pair replaces the file's value of its key. Keys are merged without regard to case, as Spark treats them.
     """
     problems: list[str] = []
     texts: dict[str, str] = {}
@@ -178,7 +187,10 @@ def load_settings(settings: type[SettingsT], job: str, conf: Path | None, pairs:
 
 
 def _store_problems(texts: Mapping[str, str]) -> list[str]:
-    """Return the problem of a missing offset table on this machine, which would be found only later."""
+    """Return a sentence if option ``offsetStore`` names a local Delta table that is missing, else ``[]``.
+
+    Without it, the user would read of this problem only after all others are corrected.
+    """
     given = next((text for key, text in texts.items() if key.lower() == "offsetstore"), "")
     try:
         spec = StoreSpec.parse(given)
@@ -227,34 +239,45 @@ class ClusterAccess(OptionSet):
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the field ``namespace`` if an instance's host name implies it, as for the data source."""
+        """Return ``{"namespace": …}`` if a name server's host name contains a cloud instance's namespace.
+
+        Otherwise, or if a namespace is given, return an empty dictionary.
+        """
         return implied_namespace(values)
 
     def cross_field_problems(self) -> list[str]:
-        """Return problems that the data source would find only after Spark's start or the read of a store."""
+        """Return a sentence for each connection option that lacks another option or excludes another one.
+
+        The data source would find these problems only after Spark's start or the read of a store.
+        """
         return connection_problems(self)
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
-        """Return the given access options in the data source's form.
+        """Return the options of this class that are given, as strings by the data source's keys.
 
-        A ``namespace`` other than None replaces option ``namespace``.
+        A ``namespace`` other than None replaces option ``namespace``; an empty one removes it.
         """
         texts = _texts(self, (field.metadata["spec"].key for field in dataclasses.fields(ClusterAccess)))
         named = {} if namespace is None else {"namespace": namespace}
         return {key: text for key, text in (texts | named).items() if text}
 
     def options_for(self, options: type[OptionSet], *, but: Container[str] = ()) -> dict[str, str]:
-        """Return the values of those options that the data source has, too, in its form.
+        """Return this command's values of the options in ``options``, as strings by key.
+
+        Options that the command lacks, and empty values, are left out.
 
         Args:
-            options: The source's options, or the sink's.
+            options: Options of reads or of writes with format ``rocketmq``.
             but: Keys that are left out.
         """
         return _texts(self, (spec.key for spec in specs_of(options) if spec.key not in but))
 
 
 def _texts(settings: OptionSet, keys: Iterable[str]) -> dict[str, str]:
-    """Return the values of those ``keys`` that a command has, as strings; without those that are empty."""
+    """Return this command's values of the options ``keys`` as strings by key.
+
+    Keys that the command lacks, and those whose value is None or an empty tuple, are left out.
+    """
     values = {
         field.metadata["spec"].key: getattr(settings, field.name) for field in dataclasses.fields(settings)
     }

@@ -74,7 +74,7 @@ def check_order(
 class _Check:
     def __init__(self, expected: Mapping[str, Sequence[str]]) -> None:
         self._places: dict[tuple[str, str], list[int]] = defaultdict(list)
-        """Indexes among its key's steps at which each step occurs."""
+        """For each order key and step, the indexes of that step among the steps sent for the key."""
         for order_key, steps in expected.items():
             for place, step in enumerate(steps):
                 self._places[order_key, step].append(place)
@@ -160,7 +160,7 @@ def check_orders(rows: pa.Table, orders: int) -> OrderReport:
 
 
 def verdict_line(messages_sent: int, report: OrderReport) -> str:
-    """Return the result in one line: messages, rows, duplicates, losses and violations of the order."""
+    """Return the check's result in one line: messages sent, rows, duplicates, losses, order violations."""
     return (
         f"messages: {messages_sent} · rows: {report.rows} · duplicates: {report.duplicates} · "
         f"lost: {report.lost} · order violations: {report.order_violations}"
@@ -175,6 +175,6 @@ def print_head(rows: pa.Table, path: str, console: Console, count: int = 10) -> 
 
 
 def print_findings(findings: Iterable[str], console: Console) -> None:
-    """Print the examples of errors that the check has kept."""
+    """Print ``findings``, the errors that the check has kept as examples, one per line."""
     for finding in findings:
         console.print(f"  - {finding}", markup=False)

@@ -111,10 +111,10 @@ class RunNames:
 
 @contextmanager
 def embedded_cluster(brokers: int) -> Iterator[str]:
-    """Start a cluster, yield its name server's address, and stop it in any case.
+    """Start a simulated cluster in a child process; yield its name server's address; stop it in the end.
 
     Raises:
-        JobFailed: If it does not start.
+        JobFailed: If it does not start within 60 s.
     """
     # --exit-with-parent, because a demo that is killed cannot stop it.
     command = [
@@ -138,7 +138,11 @@ def embedded_cluster(brokers: int) -> Iterator[str]:
 
 
 def _read_addresses(output: IO[bytes]) -> str:
-    """Return the name server's address from the JSON in the first line."""
+    """Return the name server's address from the JSON in the first line of the simulator's output.
+
+    Raises:
+        JobFailed: If there is no such line within 60 s.
+    """
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
         line = output.readline() if selector.select(_START_TIMEOUT_S) else b""
@@ -162,7 +166,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def share_queues(broker_names: Collection[str], queues: int) -> dict[str, int]:
-    """Return how many of ``queues`` each broker gets: equal numbers, or one more for the first by name.
+    """Return the share of ``queues`` for each broker: equal numbers, and the rest to the first by name.
 
     Brokers without a queue are left out.
     """
@@ -246,7 +250,9 @@ def _masters(route: TopicRoute) -> Mapping[str, BrokerAddress]:
 
 
 def run_demo(settings: DemoSettings, console: Console) -> None:
-    """Produce, consume until the topic is drained, show and check.
+    """Send orders, consume all of them into a Delta table, show the first rows, and check the table.
+
+    In real time, consume while they are sent.
 
     Raises:
         JobFailed: If a message was lost, duplicated or out of order, or the demo could not run.
@@ -273,7 +279,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Make SIGTERM unwind the stack, so that the embedded cluster is stopped too."""
+    """Make SIGTERM raise SystemExit within the block, so that the embedded cluster is stopped, too."""
 
     def leave(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal module's
         sys.exit(128 + signal_number)
@@ -304,9 +310,9 @@ def _produce(
     per_second: float = inf,
     first_sent: Callable[[], None] | None = None,
 ) -> int:
-    """Send the messages; return their number. ``first_sent`` is called after the first message.
+    """Send the messages, at most ``per_second`` of them in a second; return their number.
 
-    It may wait; only then are the other messages sent.
+    ``first_sent`` is called after the first message. The other messages are sent when it has returned.
     """
     events = order_events(settings.orders, settings.seed)
     started_s = time.monotonic()
@@ -364,7 +370,7 @@ def _consume_in_real_time(
     queues: Sequence[MessageQueue],
     console: Console,
 ) -> tuple[int, LatencyHistogram]:
-    """Consume while messages are sent; return the number of sent ones, and latencies to the listener."""
+    """Consume while messages are sent; return their number, and their latencies up to the listener."""
     counter = RowCounter()
     with spark_session("demo") as spark:
         consumer = _consumer(settings, names, name_servers, counter, console)

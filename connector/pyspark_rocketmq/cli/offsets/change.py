@@ -97,9 +97,9 @@ class SinkWatermarks:
             return dict(read_queues(log, consumer_group, queues).watermarks)
 
     def lost(self, consumer_group: str, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """Return the table's next offset in each queue of which it lacks rows below the group's own offset.
+        """Return the table's position in each queue of which it lacks rows that the group has passed.
 
-        The offset is 0 if the table has no rows of the queue.
+        The position is the queue offset from which on the table lacks rows; 0 if it has no rows of the queue.
 
         Raises:
             JobFailed: If the table is missing or does not answer, lacks no rows, is one of several sinks, or
@@ -148,7 +148,12 @@ class SinkWatermarks:
         )
 
     def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:
-        """Set the watermarks; see ``DeltaSink.rewind``."""
+        """Set each queue's watermark in the table to its target, so that the sink takes rows from there on.
+
+        Raises:
+            JobFailed: If the table does not answer.
+            RocketMQError: If the watermarks cannot be set.
+        """
         with self._answering():
             self._sink().rewind(consumer_group, targets)
 
@@ -172,7 +177,7 @@ class SinkWatermarks:
             ) from error
 
     def _sink(self) -> DeltaSink:
-        """Open the sink, to rewind it or to return to its position: this loads Spark, which takes seconds."""
+        """Create the sink's object for the table. This loads Spark's Python package, which takes seconds."""
         from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 
         return DeltaSink(self._path, storage_options=self._storage)
@@ -180,7 +185,7 @@ class SinkWatermarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeOptions:
-    """The options of every change."""
+    """Options of all commands that move a group (``offsets reset``, ``skip``, ``clone``, ``accept-gap``)."""
 
     choice: QueueChoice
     is_dry_run: bool = False
@@ -194,7 +199,7 @@ class ChangeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Target positions of a command."""
+    """Offsets to which a command is to move a group, by queue."""
 
     targets: Mapping[MessageQueue, int]
     forgets_sinks: bool = False
@@ -221,7 +226,7 @@ def reset(
     options: ChangeOptions,
     console: Console,
 ) -> None:
-    """Move the chosen queues to ``target``: a position, or where the group was at a time or version.
+    """Move a group's chosen queues to ``target``: a position, or where the group was at a time or version.
 
     Raises:
         JobFailed: If the move cannot or must not be made, or is incomplete; the error reports what changed.
@@ -246,10 +251,13 @@ def reset(
 
 
 def accept_gap(settings: OffsetsChangeSettings, options: ChangeOptions, console: Console) -> None:
-    """Continue the chosen queues where they are, although their sink has lost rows.
+    """Let a group continue at its offsets in the chosen queues, although their sink has lost rows.
+
+    The queues' rows in the offset store are reset to the same offsets, so that the sink is no longer checked
+    for earlier rows.
 
     Raises:
-        JobFailed: As :func:`reset`.
+        JobFailed: If the move cannot or must not be made, or is incomplete; the error reports what changed.
     """
     change = _OffsetChange(settings)
     stay = accepted(change.chosen_rows(options))
@@ -259,10 +267,10 @@ def accept_gap(settings: OffsetsChangeSettings, options: ChangeOptions, console:
 def skip(
     settings: OffsetsChangeSettings, messages: int | None, options: ChangeOptions, console: Console
 ) -> None:
-    """Skip ``messages`` of each chosen queue, or all of them.
+    """Move a group past ``messages`` messages of each chosen queue, or to the queue's end if None.
 
     Raises:
-        JobFailed: As :func:`reset`.
+        JobFailed: If the move cannot or must not be made, or is incomplete; the error reports what changed.
     """
     change = _OffsetChange(settings)
     rows = {queue: row for queue, row in change.group.rows.items() if options.choice.takes(queue)}
@@ -270,10 +278,10 @@ def skip(
 
 
 def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, console: Console) -> None:
-    """Move the group to the position of the group ``source`` in the same store.
+    """Move the group of ``settings``, which may be new, to the offsets of group ``source`` of the same store.
 
     Raises:
-        JobFailed: As :func:`reset`.
+        JobFailed: If the move cannot or must not be made, or is incomplete; the error reports what changed.
     """
     change = _OffsetChange(settings, may_be_new=True)
     rows = open_group(settings, source, must_exist=True).rows
@@ -294,7 +302,12 @@ class _OffsetChange:
             self._cluster = ClusterInspector(settings, self.group.name.namespace, self._clock)
 
     def targets(self, target: Position | AtTime | AtVersion, choice: QueueChoice) -> dict[MessageQueue, int]:
-        """Return the target of each chosen queue."""
+        """Return the offset to which ``target`` moves each chosen queue.
+
+        Raises:
+            JobFailed: If the brokers or the store's history do not have the offsets.
+            OffsetError: If the history does not go back so far.
+        """
         if isinstance(target, AtTime | AtVersion):
             then = self.group.rows_at(target)
             return self._as_of({queue: row for queue, row in then.items() if choice.takes(queue)})
@@ -315,7 +328,7 @@ class _OffsetChange:
                 return self._cluster.stored_from(queues, at_s)
 
     def _as_of(self, then: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """Return the offsets of earlier rows.
+        """Return the next offset in each of the earlier rows ``then``.
 
         For a queue whose offsets have started again since, return the broker's first offset.
         """
@@ -351,7 +364,7 @@ class _OffsetChange:
     def needed_bounds(
         self, queues: Mapping[MessageQueue, object] | set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
-        """Return the bounds of all ``queues`` at their brokers.
+        """Return the minimum and maximum offsets of all ``queues`` at their brokers.
 
         Raises:
             JobFailed: If a broker does not give them, or no name servers are given.
@@ -422,7 +435,11 @@ class _OffsetChange:
         return [dataclasses.replace(move, new_epoch=rows[move.queue].epoch) for move in moves]
 
     def _stored(self, moves: Sequence[QueueMove], wanted: Wanted) -> Mapping[MessageQueue, OffsetRow]:
-        """Move the queues in the store; return their rows."""
+        """Move the queues in the offset store; return their new rows.
+
+        Raises:
+            JobFailed: If another process claimed or moved some queues meanwhile; the others were moved.
+        """
         store, group = self.group.store, str(self.group.name)
         # For recorded positions, nobody has confirmed that they belong to the broker's current log.
         under = {move.queue: move.row.epoch for move in moves if move.row and move.queue in wanted.recorded}
@@ -481,9 +498,10 @@ class _OffsetChange:
         return None
 
     def _holders(self, queues: Iterable[MessageQueue], topics: set[str]) -> Mapping[MessageQueue, str]:
-        """Return who consumes each queue, or may consume it: a silent member may have any queue.
+        """Return text by queue: who consumes it, or may consume it. Queues without a consumer are left out.
 
-        If no broker reports the members, owners of rows that changed within 60 s count as consuming.
+        A member that did not answer may have any queue. If the members are not known, the owners of rows that
+        changed within the last 60 s count as consuming.
         """
         name, rows = self.group.name, self.group.rows
         if self._cluster is None or not self._cluster.knows_members_of(name.group, topics):

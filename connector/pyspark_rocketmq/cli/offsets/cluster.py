@@ -27,7 +27,7 @@ CALLS_AT_ONCE = 32
 
 
 class Reach(Protocol):
-    """The settings with which a command reaches the cluster."""
+    """Settings with which a command reaches the cluster: addresses, time-out and access."""
 
     @property
     def name_servers(self) -> Sequence[str] | None:
@@ -40,7 +40,10 @@ class Reach(Protocol):
         ...
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
-        """Options such as credentials and TLS in the data source's form, without ``nameServers``."""
+        """Return options such as credentials and TLS as strings by the data source's keys.
+
+        A ``namespace`` other than None replaces option ``namespace``. ``nameServers`` is not included.
+        """
         ...
 
 
@@ -65,7 +68,10 @@ class ClusterInspector:
         self.brokers = cluster.brokers()
 
     def snapshot(self, topic: str) -> Snapshot | None:
-        """Return the state of a topic; None if it is gone or none of its brokers answers."""
+        """Return the bounds of a topic's queues and its brokers' addresses.
+
+        None if the topic is gone or none of its brokers answers.
+        """
         if topic not in self._snapshots:
             self._snapshots[topic] = self._read_snapshot(topic)
         return self._snapshots[topic]
@@ -78,14 +84,17 @@ class ClusterInspector:
         }
 
     def addresses(self, topics: Iterable[str]) -> dict[str, BrokerAddress]:
-        """Return the addresses of the brokers of ``topics``, by name."""
+        """Return the addresses of the brokers of ``topics``, by broker name."""
         seen = [self.snapshot(topic) for topic in topics]
         return {
             name: address for found in seen if found is not None for name, address in found.addresses.items()
         }
 
     def members_of(self, group: str, topics: Iterable[str]) -> Members:
-        """Return the queues that each member reports through the brokers of ``topics``."""
+        """Return the queues that each member of the group reports, by client id.
+
+        The members are asked through the brokers of ``topics``. Members that do not answer are left out.
+        """
         if group not in self._members:
             self._members[group] = self._query_members(group, sorted(set(self.addresses(topics).values())))
         return self._members[group]
@@ -96,7 +105,10 @@ class ClusterInspector:
         return self._silent.get(group, frozenset())
 
     def knows_members_of(self, group: str, topics: Iterable[str]) -> bool:
-        """Return whether brokers reported the members, or that there are none; else some may be unknown."""
+        """Return whether the group's members are known: a broker listed them, or all reported none.
+
+        If False, the group may have members that are not known.
+        """
         self.members_of(group, topics)
         return group in self._listed
 
@@ -114,7 +126,9 @@ class ClusterInspector:
         *,
         beside: Collection[MessageQueue] = (),
     ) -> tuple[dict[MessageQueue, int], ...]:
-        """Return for each time the offset up to which each queue was filled, if its broker answers.
+        """Return for each time the offset of each queue's first message stored then or later, else its end.
+
+        Queues whose brokers do not answer are left out.
 
         Queues of topics without a route, such as dead letters, are looked up at the brokers of the queues
         ``beside``.
@@ -197,7 +211,10 @@ def broker_bounds(
     request_timeout_ms: int,
     access_options: Mapping[str, str] | None = None,
 ) -> dict[MessageQueue, QueueBounds]:
-    """Return the current minimum and maximum offsets of ``topic``'s queues; empty if the topic is gone."""
+    """Return the current minimum and maximum offsets of ``topic``'s queues; empty if there is no such topic.
+
+    Queues whose brokers do not answer are left out.
+    """
     options = ReadOptions.parse(
         {
             "nameServers": ";".join(name_servers),
@@ -214,7 +231,10 @@ def broker_bounds(
 
 
 def members_holding(members: Members) -> Mapping[MessageQueue, str]:
-    """Return the member that reports to have each queue; the first by name if several do."""
+    """Return the client id of the member that reports each queue as its own; the first by name if several do.
+
+    A queue that a member reports as given up (``dropped``) does not count as its own.
+    """
     return {
         queue: client_id
         for client_id in sorted(members, reverse=True)

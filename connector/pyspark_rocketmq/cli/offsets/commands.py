@@ -44,7 +44,7 @@ class Parsed(click.ParamType[Any]):
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read one value."""
+        """Return the parsed value; if the parser refuses the text, fail with a sentence about it."""
         try:
             return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -55,7 +55,7 @@ _MOMENT = Parsed("time|version", parse_moment)
 
 
 def _change_options(function: CallableT) -> CallableT:
-    """Add the options of every change, and pass their values on as one ``ChangeOptions``."""
+    """Add the options of all commands that move a group; pass their values as one ``ChangeOptions``."""
 
     @wraps(function)
     def with_options(*, topics: Sequence[str], queues: Sequence[tuple[str, int]], **rest: Any) -> Any:

@@ -21,7 +21,7 @@ GroupRows = dict[OffsetKey, list[OffsetRow]]
 
 
 class StoreSettings(Protocol):
-    """The settings with which a command names a group."""
+    """Settings with which a command finds groups: the offset store, its access, and a namespace."""
 
     @property
     def offset_store(self) -> str:
@@ -35,13 +35,13 @@ class StoreSettings(Protocol):
 
     @property
     def namespace(self) -> str | None:
-        """None means any namespace."""
+        """Namespace of the groups; None means any."""
         ...
 
 
 @dataclass(frozen=True)
 class StoredGroup:
-    """One group of a store, perhaps without rows."""
+    """One group of an offset store, which may have no rows yet, with its present and earlier rows."""
 
     store: OffsetStore
     name: OffsetKey
@@ -49,7 +49,7 @@ class StoredGroup:
 
     @cached_property
     def changes(self) -> Sequence[StoredChange]:
-        """The changes that can be restored, oldest first; the log, which may be long, is read only once.
+        """Changes of the group's rows to which it can be reset, oldest first; read from the store only once.
 
         Raises:
             JobFailed: If the store keeps no history.
@@ -74,7 +74,12 @@ class StoredGroup:
         return change_of_version(self.changes, str(self.name), moment.version)
 
     def rows_at(self, moment: AtTime | AtVersion) -> Mapping[MessageQueue, OffsetRow]:
-        """Return the group's rows at ``moment``; raises the errors of ``change_at``."""
+        """Return the group's rows at ``moment``.
+
+        Raises:
+            JobFailed: If the store keeps no history, or has not reached that version yet.
+            OffsetError: If the history does not go back so far.
+        """
         return self.rows_of(self.change_at(moment))
 
     def rows_of(self, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
@@ -82,7 +87,10 @@ class StoredGroup:
         return self._history().rows_of(str(self.name), change)
 
     def rows_of_all(self, changes: Sequence[StoredChange]) -> Mapping[int, Mapping[MessageQueue, OffsetRow]]:
-        """Return the rows after several changes, by version; leave out versions that are no longer kept."""
+        """Return the group's rows after each of ``changes``, by version.
+
+        Versions that the store no longer keeps are left out.
+        """
         return self._history().rows_of_all(str(self.name), changes)
 
     def _history(self) -> OffsetHistory:
@@ -95,9 +103,10 @@ class StoredGroup:
 
 
 def read_groups(settings: StoreSettings, consumer_group: str | None) -> GroupRows:
-    """Return the rows of every group, or of ``consumer_group`` with all instances if it is broadcasting.
+    """Return the rows of ``consumer_group``, or of every group if None, by group.
 
-    With a namespace, groups of other namespaces are left out.
+    A broadcasting group has one entry for each of its instances. With a namespace in ``settings``, groups of
+    other namespaces are left out.
 
     Raises:
         JobFailed: If there is no such store or group.
@@ -110,7 +119,9 @@ def read_groups(settings: StoreSettings, consumer_group: str | None) -> GroupRow
 
 
 def open_group(settings: StoreSettings, consumer_group: str, *, must_exist: bool) -> StoredGroup:
-    """Return the only group called ``consumer_group`` (``GROUP@INSTANCE`` for one of several instances).
+    """Return the only group called ``consumer_group``, or a group without rows if there is none.
+
+    ``GROUP@INSTANCE`` names one of several instances of a broadcasting group.
 
     Raises:
         JobFailed: If the store is missing or has no group at all; with ``must_exist``, if there is no such

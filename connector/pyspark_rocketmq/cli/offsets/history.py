@@ -29,7 +29,7 @@ class Moments(NamedTuple):
 
 
 def show_history(settings: OffsetsHistorySettings, limit: int, form: OutputForm, console: Console) -> None:
-    """Print the newest ``limit`` changes to which the group can be reset, newest first.
+    """Print the newest ``limit`` versions of the offset store to which the group can be reset, newest first.
 
     Raises:
         JobFailed: If there is no such store or group, or the store keeps no history.

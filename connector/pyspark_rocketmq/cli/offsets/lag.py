@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def show_lag(settings: OffsetsLagSettings, console: Console, form: OutputForm = OutputForm.TABLE) -> None:
-    """Print the lag of the group, or of every group of the store.
+    """Print the lag of the group in ``settings``, or of every group of the store if none is given.
 
     Raises:
         JobFailed: If there is no such store or group.
@@ -49,7 +49,10 @@ def show_lag(settings: OffsetsLagSettings, console: Console, form: OutputForm = 
 
 
 def look_at_lag(settings: OffsetsLagSettings, clock: Clock | None = None) -> list[LagView]:
-    """Return the lag of every queue of the groups, sorted by group and queue."""
+    """Return the lag of every queue of the group in ``settings``, else of all groups, by group and queue.
+
+    Values that brokers or members do not give in time are None.
+    """
     groups = read_groups(settings, settings.consumer_group)
     clock = clock or SystemClock()
     looks: dict[str, _GroupLag] = {}
@@ -69,7 +72,7 @@ class _GroupLag:
         self._clock = clock
 
     def at(self, name: OffsetKey, rows: Collection[OffsetRow]) -> list[LagView]:
-        """Return the lag of one group's rows."""
+        """Return the lag of each queue in ``rows``, the rows of group ``name`` in the offset store."""
         topics = {row.queue.topic for row in rows}
         bounds = self._cluster.bounds(topics)
         members = self._cluster.members_of(name.group, topics)

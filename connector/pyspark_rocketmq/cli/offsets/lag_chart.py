@@ -23,7 +23,7 @@ SUSPENDED: Final = "suspended"
 RETRIED: Final = "retried"
 
 Ends = Mapping[MessageQueue, int]
-"""Offset up to which each queue was filled at one time."""
+"""End of each queue at one time: the offset of the first message stored at that time or later."""
 
 _WIDTH: Final = 900
 _HEIGHT: Final = 230
@@ -33,7 +33,7 @@ _TIME: Final = "time (UTC)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagHistory:
-    """Samples of one group, in order of time."""
+    """Samples of one group's offsets, of its queues' ends and of dead letters, in order of time."""
 
     group: str
     times_s: tuple[float, ...]
@@ -47,7 +47,11 @@ class LagHistory:
     """Wall-clock seconds at which the group was reset, by an operator or by a member."""
 
     def queue_records(self) -> list[dict[str, Any]]:
-        """Return one record per queue and sample that has it; times in ms, None for unknown values."""
+        """Return one record per queue and sample in which the group has the queue.
+
+        A record contains the backlog, the rate in messages per second, and whether the queue was suspended or
+        its next message given back. Times are in milliseconds; None stands for unknown values.
+        """
         queues = sorted({queue for moment in self.moments if moment is not None for queue in moment.rows})
         return [
             record
@@ -57,7 +61,7 @@ class LagHistory:
         ]
 
     def dead_letter_records(self) -> list[dict[str, Any]]:
-        """Return one record per sample that has new dead letters."""
+        """Return time (ms) and number of new dead letters for each sample with more than the one before."""
         steps = zip(self.times_s[1:], self.dead_letters, self.dead_letters[1:], strict=False)
         return [
             {"at": _ms(at_s), "deadLetters": after - before}
@@ -66,7 +70,7 @@ class LagHistory:
         ]
 
     def reset_records(self) -> list[dict[str, Any]]:
-        """Return one record per reset."""
+        """Return one record per reset of the group, with its time in milliseconds."""
         return [{"at": _ms(at_s)} for at_s in self.resets_s]
 
     def _record(self, queue: MessageQueue, index: int) -> dict[str, Any] | None:
@@ -91,7 +95,7 @@ class LagHistory:
         }
 
     def _rate(self, queue: MessageQueue, index: int) -> float | None:
-        """Messages consumed per second since the previous sample.
+        """Return the messages consumed per second since the previous sample.
 
         None if that sample lacks the queue, or if since then the queue's offset fell or the group was reset.
         """
@@ -113,7 +117,10 @@ def sample_times(since_s: float, until_s: float, count: int) -> tuple[float, ...
 
 
 def moments_at(times_s: Sequence[float], moments: Sequence[Moment]) -> tuple[Moment | None, ...]:
-    """Return the last of ``moments`` (oldest first) at each time; None before the first."""
+    """Return for each time the last of ``moments`` until then, or None if the first one is later.
+
+    Both arguments must be in order of time.
+    """
     found: list[Moment | None] = []
     index = -1
     for at_s in times_s:
@@ -137,7 +144,7 @@ except ImportError as error:
 
 
 def write_page(history: LagHistory, file: Path) -> None:
-    """Write a self-contained HTML page."""
+    """Write the chart as an HTML page that needs no other file."""
     _chart(history).save(
         str(file),
         format="html",

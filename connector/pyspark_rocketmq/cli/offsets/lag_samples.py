@@ -20,7 +20,7 @@ _SAMPLES: Final = 80
 
 
 def draw_lag(settings: OffsetsLagSettings, hours: float, page: Path | None, png: Path | None) -> None:
-    """Draw the group's last ``hours`` as a page, as a PNG, or both.
+    """Draw the group's lag in the last ``hours`` into the HTML file ``page``, the file ``png``, or both.
 
     Raises:
         JobFailed: If no group is named, there is nothing to draw, or the extra 'charts' is not installed.
@@ -35,7 +35,9 @@ def draw_lag(settings: OffsetsLagSettings, hours: float, page: Path | None, png:
 
 
 def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None = None) -> LagHistory:
-    """Sample the group's last ``hours``, or the time since its first change (at least a minute) if shorter.
+    """Return 80 samples of a group's offsets, queues' ends and dead letters over the last ``hours``.
+
+    The samples begin with the group's first change if that is later, and cover at least a minute.
 
     Raises:
         JobFailed: If no group is named, or no history of it is kept.
@@ -69,7 +71,7 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
 
 
 def _moments(group: StoredGroup, changes: Sequence[StoredChange], times_s: Sequence[float]) -> list[Moment]:
-    """Return the changes of the group that at least one sample shows, with their rows."""
+    """Return the group's rows after each change that is the last one before a time in ``times_s``."""
     shown = moments_at(times_s, [Moment(change, {}) for change in changes])
     wanted = {moment.change.version: moment.change for moment in shown if moment is not None}
     rows = group.rows_of_all(list(wanted.values()))

@@ -37,7 +37,7 @@ class AtVersion:
 
 
 def parse_moment(text: str) -> AtTime | AtVersion:
-    """Read ``v120`` or a time.
+    """Parse a version of the offset table, such as ``v120``, or a time in ISO 8601 (UTC without a zone).
 
     Raises:
         ValueError: If that fails; the message is the end of a sentence.
@@ -52,7 +52,7 @@ def parse_moment(text: str) -> AtTime | AtVersion:
 
 
 def parse_time(text: str) -> float:
-    """Read ISO 8601 as wall-clock seconds; UTC without a zone.
+    """Parse a time in ISO 8601 (UTC if it has no zone); return wall-clock seconds.
 
     Raises:
         ValueError: If it is not a time.
@@ -83,7 +83,7 @@ class ToBound:
 
 @dataclass(frozen=True, slots=True)
 class ToSink:
-    """The sink's position, for the queues whose rows the sink has lost."""
+    """Position: where the sink is, in the queues of which it has lost rows."""
 
 
 Position = ToOffset | ToTime | ToBound
@@ -133,7 +133,7 @@ def _time_in_digits(digits: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class QueueChoice:
-    """Choice of the queues that a command is about; an empty part of it chooses all."""
+    """Choice of the queues that a command is about; an empty field chooses all."""
 
     topics: frozenset[str] = frozenset()
     queues: frozenset[tuple[str, int]] = frozenset()
@@ -176,7 +176,7 @@ def not_chosen(choice: QueueChoice, queues: Collection[MessageQueue]) -> str | N
 
 
 def parse_queue(text: str) -> tuple[str, int]:
-    """Read ``BROKER:ID``.
+    """Parse ``BROKER:ID``; return broker name and queue id.
 
     Raises:
         ValueError: If that fails; the message is the end of a sentence.
@@ -189,7 +189,7 @@ def parse_queue(text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueMove:
-    """The move of one queue."""
+    """Move of a group to another offset of one queue."""
 
     queue: MessageQueue
     row: OffsetRow | None
@@ -197,12 +197,12 @@ class QueueMove:
     target: int
     bounds: QueueBounds | None
     held_by: str | None = None
-    """Member that consumes the queue now."""
+    """Client id of the member that consumes the queue now; None if there is none."""
     watermark: int | None = None
     """The sink's watermark: the queue offset below which it has all rows, and drops rows that come again.
     None without a named sink, or if the sink has no watermark of the queue."""
     new_epoch: int | None = None
-    """Epoch after the move; None before."""
+    """Epoch of the queue's row after the move; None while the move has not been made."""
 
     @property
     def moved(self) -> int | None:
@@ -216,7 +216,7 @@ class QueueMove:
 
     @property
     def note(self) -> str:
-        """Remarks for the operator."""
+        """Remarks for the operator about the new offset, separated by semicolons; empty if there are none."""
         notes = []
         if self.bounds is not None and self.target < self.bounds.min_offset:
             notes.append(f"the broker begins at {self.bounds.min_offset}")
@@ -255,10 +255,10 @@ def moves_to(
     forgets_sinks: bool = False,
     staying: Collection[MessageQueue] = (),
 ) -> tuple[QueueMove, ...]:
-    """Return one move per target, sorted; leave out queues that have that offset already.
+    """Return one move per target, sorted by queue; leave out queues that have that offset already.
 
-    With ``forgets_sinks``, such a queue is included if its row remembers sinks that have the consumed
-    messages: a reset clears that.
+    With ``forgets_sinks``, such a queue is included if its row has a record of the sinks that have the
+    consumed messages, since a reset deletes that record.
 
     With ``rewinds_sink``, a queue whose watermark is above the target is included too: the group may have
     been moved earlier without the sink. If the messages at a target are gone, the target is moved up to the
@@ -280,7 +280,10 @@ def moves_to(
 def skipped(
     rows: Mapping[MessageQueue, OffsetRow], bounds: Mapping[MessageQueue, QueueBounds], messages: int | None
 ) -> dict[MessageQueue, int]:
-    """Return where queues continue if ``messages`` of each are skipped, or all of them if None."""
+    """Return the offset at which each queue continues after ``messages`` are skipped in it.
+
+    With None, or if fewer are left, that is the queue's end.
+    """
     return {
         queue: bounds[queue].max_offset
         if messages is None
@@ -292,20 +295,23 @@ def skipped(
 def accepted(rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
     """Return the next offset of each queue whose row names the sinks of its last batch.
 
-    The queue continues there, although a sink may lack earlier rows.
+    A reset to this offset lets the queue continue there, although a sink may lack earlier rows.
     """
     return {queue: row.next_offset for queue, row in rows.items() if row.sinks}
 
 
 def beyond_the_broker(moves: Iterable[QueueMove]) -> list[QueueMove]:
-    """Return moves past the end of their queue: nothing would be consumed until enough messages arrive."""
+    """Return the moves past the end of their queue, as far as the end is known.
+
+    After such a move, nothing would be consumed until the queue has grown past the new offset.
+    """
     return [move for move in moves if move.bounds is not None and move.target > move.bounds.max_offset]
 
 
 def refusal(moves: Collection[QueueMove], *, rewinds_sink: bool = False) -> str | None:
-    """Return the reason why these moves must not be made now: a member consumes their queues.
+    """Return a refusal of ``moves`` for the user if a member consumes one of their queues now, else None.
 
-    None if there is no such member. With ``rewinds_sink``, the moves cannot be forced either.
+    The text advises to stop the query. Without ``rewinds_sink`` it also offers ``--force``.
     """
     held = [move for move in moves if move.held_by is not None]
     if not held:

@@ -34,11 +34,11 @@ def _stored_columns(row: OffsetRow) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetView:
-    """One queue of one group."""
+    """A group's progress in one queue, and the queue's bounds at its broker."""
 
     row: OffsetRow
     bounds: QueueBounds | None
-    """None if the broker was not queried or does not have the queue."""
+    """Lowest offset and end of the queue; None if the broker was not queried or does not have the queue."""
 
     @property
     def lag(self) -> QueueLag:
@@ -66,7 +66,7 @@ class OffsetView:
 def view_offsets(
     rows: Iterable[OffsetRow], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[OffsetView, ...]:
-    """Join progress and bounds, sorted by group and queue."""
+    """Return a view of each row with the bounds of its queue, if known, sorted by group and queue."""
     return tuple(
         OffsetView(row=row, bounds=bounds.get(row.queue))
         for row in sorted(rows, key=lambda row: (row.consumer_group, row.queue))
@@ -74,7 +74,7 @@ def view_offsets(
 
 
 def iso(seconds: float | None) -> str | None:
-    """Format as ISO 8601 in UTC, with milliseconds."""
+    """Format wall-clock seconds as ISO 8601 in UTC, with milliseconds; None stays None."""
     return (
         None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     )
@@ -82,7 +82,7 @@ def iso(seconds: float | None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """The member that reports to have a queue."""
+    """The member of a group that reports that it has a certain queue."""
 
     client_id: str
     locked_at_s: float | None
@@ -91,12 +91,12 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagView:
-    """One queue of one group."""
+    """A group's lag in one queue, and the member that has the queue."""
 
     name: OffsetKey
     row: OffsetRow
     bounds: QueueBounds | None
-    """None when the broker did not answer or does not have the queue."""
+    """Lowest offset and end of the queue; None if the broker did not answer or does not have the queue."""
     next_stored_at_s: float | None
     """Wall-clock second at which the message at the next offset was stored, if known."""
     holder: Holder | None
@@ -148,14 +148,17 @@ class LagView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagTotal:
-    """All queues of one group and topic."""
+    """The lags of all queues of one group and topic, and their totals."""
 
     group: str
     topic: str
     views: tuple[LagView, ...]
 
     def columns(self) -> dict[str, Any]:
-        """Return values by column name, in display order; sums include only known values."""
+        """Return totals by column name, in display order; sums include only known values.
+
+        ``lagSeconds`` is the longest wait of a queue; None if none is known.
+        """
         waits = [view.lag_s for view in self.views if view.lag_s is not None]
         speed = status_of((view.row.statistics for view in self.views), self.views[0].now_s)
         return {

@@ -19,7 +19,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds
 def show_offsets(
     settings: OffsetsShowSettings, console: Console, form: OutputForm = OutputForm.TABLE
 ) -> None:
-    """Print the group's progress, or every group's.
+    """Print the progress of the group in ``settings``, or of every group in the store if none is given.
 
     Raises:
         JobFailed: If there is no such table or group.
@@ -51,7 +51,7 @@ def _views(groups: GroupRows, settings: OffsetsShowSettings) -> list[OffsetView]
 
 
 def print_offsets(views: Sequence[OffsetView], console: Console) -> None:
-    """Print one table per group and topic."""
+    """Print one table per group and topic; ``views`` must be sorted by group and topic."""
     for (group, topic), part in groupby(
         views, key=lambda view: (view.row.consumer_group, view.row.queue.topic)
     ):
