@@ -28,7 +28,10 @@ _WHOEVER = -1
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m broker_sim") -> int:
-    """Parse ``arguments``, run, return the exit code; ``program`` is the name in the help."""
+    """Parse ``arguments`` and run a cluster until a signal ends it; return the exit code.
+
+    ``program`` is the program's name in the help.
+    """
     parser = _parser(program)
     options = parser.parse_args(arguments)
     parent = os.getppid() if options.exit_with_parent == _WHOEVER else options.exit_with_parent

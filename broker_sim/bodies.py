@@ -54,7 +54,7 @@ class SubscriptionGroupConfig:
     """Redeliveries after which a message goes to the dead-letter topic."""
     broker_id: int = member("brokerId", JsonObject.integer, 0)
     which_broker_when_consume_slowly: int = member("whichBrokerWhenConsumeSlowly", JsonObject.integer, 1)
-    """Id of the replica suggested to a consumer that reads from disk."""
+    """Id of the replica that is suggested to a consumer whose messages are no longer in memory."""
     notify_consumer_ids_changed_enable: bool = member("notifyConsumerIdsChangedEnable", JsonObject.flag, True)
     group_sys_flag: int = member("groupSysFlag", JsonObject.integer, 0)
     consume_timeout_minute: int = member("consumeTimeoutMinute", JsonObject.integer, 15)
@@ -90,7 +90,7 @@ def encode_group_list(groups: Iterable[str]) -> bytes:
 
 
 def encode_group_status(by_client: Mapping[str, Mapping[MessageQueue, int]]) -> bytes:
-    """Write the body of a broker's answer to 223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS: by client id."""
+    """Write the body of the answer to 223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS: offsets by client id."""
     return dumps_java({"consumerTable": by_client, "messageQueueTable": {}})
 
 
@@ -115,7 +115,10 @@ def encode_topic_list(topics: Iterable[str]) -> bytes:
 
 
 def encode_topic_stats(stats: Mapping[MessageQueue, QueueBounds]) -> bytes:
-    """Write the answer to 202 GET_TOPIC_STATS_INFO; by hand, because topics may have many queues."""
+    """Write the body of the answer to 202 GET_TOPIC_STATS_INFO.
+
+    It is formatted without a JSON encoder, because topics may have many queues.
+    """
     names = {name: dumps_java(name).decode() for queue in stats for name in queue[:2]}
     entries = (
         f'{{"brokerName":{names[broker_name]},"queueId":{queue_id:d},"topic":{names[topic]}}}:'

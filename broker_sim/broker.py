@@ -90,7 +90,7 @@ _PEER_HANDLERS: Mapping[int, Callable[[BrokerState, Peer, RemotingCommand], Remo
 
 
 def handle_request(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand | None:
-    """Return the answer to ``command``, or None if it comes later.
+    """Return a broker's answer to ``command``; None if a later event sends it.
 
     Raises:
         Refused: the answer is an error.
@@ -104,14 +104,17 @@ def handle_request(state: BrokerState, peer: Peer, command: RemotingCommand) -> 
 
 
 class Broker:
-    """Decides every answer. The owner of the sockets calls it from one thread and sends the answers."""
+    """One broker without sockets, which decides every answer.
+
+    The owner of the sockets calls it from one thread, and sends the commands that it returns.
+    """
 
     def __init__(self, name: str, clock: Clock, settings: BrokerSettings | None = None) -> None:
         self.state = BrokerState.create(name, clock, settings or BrokerSettings(), UNKNOWN_HOST)
 
     @property
     def name(self) -> str:
-        """Broker name, part of every message queue."""
+        """Broker name, which a master shares with its replicas; part of every message queue."""
         return self.state.name
 
     def listening_at(self, host: Host) -> None:
@@ -119,12 +122,18 @@ class Broker:
         self.state.host = host
 
     def put(self, queue: MessageQueue, messages: Sequence[Message]) -> int:
-        """Store messages without a producer, release held pulls, return the first message's queue offset."""
+        """Store messages as if a producer had sent them; return the first message's queue offset.
+
+        Pulls that wait for them are answered by the next call that returns commands.
+        """
         run = as_run(queue, messages, born_timestamp=int(self.state.clock.now_s() * 1000))
         return store_run(self.state, run).queue_offset
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
-        """Answer one request; a held pull is answered by a later call of this or another method."""
+        """Handle one command; return all commands to send now, to any connection.
+
+        A pull that is held until there are messages is answered by a later call of this or another method.
+        """
         if command.is_response:
             self.state.client_calls.answered(peer, command)
             return [self._in_allowed_form(each) for each in self._drain()]
@@ -135,7 +144,7 @@ class Broker:
         return [self._in_allowed_form(each) for each in outgoing]
 
     def connection_closed(self, peer: Peer) -> list[Outgoing]:
-        """Forget the connection: its held pulls and memberships, but not its locks."""
+        """Forget the connection, its held pulls and memberships, not its locks; return commands to send."""
         self.state.held_pulls.forget(peer)
         self.state.producers.connection_closed(peer)
         self.state.client_calls.connection_closed(peer)
@@ -144,7 +153,11 @@ class Broker:
         return [self._in_allowed_form(each) for each in self._drain()]
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Deliver delayed messages, end expired pulls, drop silent members and old messages."""
+        """Do the work whose time has come; return the commands to send.
+
+        Deliver delayed messages, ask about open transactions, end expired pulls, and drop silent members and
+        old messages.
+        """
         state = self.state
         deliver_due(state)
         check_due(state)
@@ -159,7 +172,10 @@ class Broker:
         return [self._in_allowed_form(each) for each in self._drain()]
 
     def next_deadline_s(self) -> float | None:
-        """Return the monotonic time at which :meth:`look_at_clock` next has work, as far as known."""
+        """Return the monotonic time at which :meth:`look_at_clock` next has work; None if none is known.
+
+        The expiry of members and of old messages is not included.
+        """
         state = self.state
         deadlines_s = (
             state.held_pulls.next_deadline_s(),

@@ -40,7 +40,11 @@ OffsetTable = Mapping[MessageQueue, int]
 
 
 def handle_consumer_connections(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """203: the group's consumers and their settings."""
+    """Answer 203 GET_CONSUMER_CONNECTION_LIST: the group's consumers and their settings.
+
+    Raises:
+        Refused: If the group has no members.
+    """
     header = from_ext_fields(GroupRequestHeader, command.ext_fields)
     data = state.membership.consumer_data(header.consumer_group)
     if data is None:
@@ -58,7 +62,11 @@ def handle_consumer_connections(state: BrokerState, command: RemotingCommand) ->
 
 
 def handle_producer_connections(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """204: the group's producers."""
+    """Answer 204 GET_PRODUCER_CONNECTION_LIST: the group's producers.
+
+    Raises:
+        Refused: If the group has no members.
+    """
     header = from_ext_fields(ProducerGroupHeader, command.ext_fields)
     members = state.producers.members(header.producer_group)
     if not members:
@@ -70,7 +78,7 @@ def handle_producer_connections(state: BrokerState, command: RemotingCommand) ->
 
 
 def handle_all_producers(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """328: every producer group."""
+    """Answer 328 GET_ALL_PRODUCER_INFO: the members of every producer group."""
     table = {
         group: [
             {
@@ -97,12 +105,18 @@ def _connection(client: Client) -> ClientConnection:
 
 
 def handle_running_info(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
-    """307: the running state of one member; the request is forwarded unchanged."""
+    """Handle 307 GET_CONSUMER_RUNNING_INFO: forward it unchanged to the member that it names.
+
+    The member's answer is passed on when it arrives.
+    """
     _forward(state, peer, command, command.ext_fields, b"")
 
 
 def handle_consume_directly(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
-    """309: have one member consume one message now; the broker adds the message to the request."""
+    """Handle 309 CONSUME_MESSAGE_DIRECTLY: have one member consume one message now.
+
+    The request is forwarded with the message, and the member's answer is passed on when it arrives.
+    """
     header = from_ext_fields(CallClientHeader, command.ext_fields)
     fields = {**command.ext_fields, "brokerName": state.name}
     topic = state.topics.find(header.topic or "")
@@ -122,7 +136,11 @@ def handle_consume_directly(state: BrokerState, peer: Peer, command: RemotingCom
 
 
 def handle_consumer_status(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
-    """223: the members' own progress; all are queried at the same time, and silent members are left out."""
+    """Handle 223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS: ask the members for their own offsets.
+
+    All are asked at the same time. The answer is sent when each has answered, or 5 s later without those that
+    have not.
+    """
     header = from_ext_fields(GetConsumerStatusRequestHeader, command.ext_fields)
     members = state.membership.members(header.group)
     if not members:
@@ -145,7 +163,7 @@ def handle_consumer_status(state: BrokerState, peer: Peer, command: RemotingComm
 
 
 class _Survey:
-    """Collects the members' answers to one request, and answers it when no more can arrive."""
+    """Collects the members' answers to one request, and answers the request when no more can arrive."""
 
     def __init__(self, state: BrokerState, peer: Peer, command: RemotingCommand, expected: int) -> None:
         self._state = state
@@ -184,7 +202,13 @@ def _message_queue_table(body: bytes) -> OffsetTable:
 def _forward(
     state: BrokerState, peer: Peer, command: RemotingCommand, fields: Mapping[str, str], body: bytes
 ) -> None:
-    """Forward the request to the member that it names, and return its answer (``callConsumer``)."""
+    """Forward the request to the member that it names, and later pass on its answer (``callConsumer``).
+
+    If it does not answer within 10 s, or its connection closes, the answer is an error.
+
+    Raises:
+        Refused: If the member is not connected or too old.
+    """
     header = from_ext_fields(CallClientHeader, command.ext_fields)
     group, client_id = header.consumer_group, header.client_id
     member = state.membership.find(group, client_id or "")

@@ -41,7 +41,7 @@ _GROUP_FIELDS: Final = ("consumerGroup", "producerGroup", "group")
 
 
 class MessageType(StrEnum):
-    """Kind of message that a topic takes (``TopicMessageType``)."""
+    """Kind of messages that a topic of a managed cluster accepts (``TopicMessageType``)."""
 
     NORMAL = "NORMAL"
     FIFO = "FIFO"
@@ -51,7 +51,7 @@ class MessageType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudRules:
-    """The rules of one cloud; by default those of a self-hosted cluster."""
+    """Rules of one managed cluster for requests; by default those of a self-hosted cluster."""
 
     namespace: str = ""
     """Namespace of version 1: topics and groups exist only under ``namespace%name``."""
@@ -65,10 +65,10 @@ class CloudRules:
     unserved: frozenset[int] = frozenset()
     """Codes of requests that are not supported."""
     advertised: Mapping[str, Host] = field(default_factory=dict)
-    """Master's address in routes, by broker name."""
+    """Addresses that routes show for the masters of these broker names, in place of the true ones."""
 
     def refusal(self, command: RemotingCommand) -> Refused | None:
-        """Why the request is refused; None when it is not."""
+        """Return the refusal of a request that breaks one of the rules; None if it breaks none."""
         if command.code in self.unserved or (
             command.code == RequestCode.SEND_BATCH_MESSAGE and not self.takes_batches
         ):
@@ -78,7 +78,7 @@ class CloudRules:
         return self._wrong_instance(command) or self._wrong_name(command) or self._wrong_type(command)
 
     def served(self, command: RemotingCommand) -> RemotingCommand:
-        """The request as it is carried out."""
+        """Return the request to carry out: a pull for ``most_pulled`` messages at most, others unchanged."""
         if self.most_pulled is None or command.code != RequestCode.PULL_MESSAGE:
             return command
         most = min(self.most_pulled, int(command.ext_fields.get("maxMsgNums", self.most_pulled)))
@@ -103,7 +103,10 @@ class CloudRules:
         return None
 
     def _wrong_type(self, command: RemotingCommand) -> Refused | None:
-        """Source: RocketMQ 5.3.3 ``SendMessageActivity``, ``DefaultTopicMessageTypeValidator``."""
+        """Return the refusal of a send whose message has another type than its topic; None for all others.
+
+        Source: RocketMQ 5.3.3 ``SendMessageActivity``, ``DefaultTopicMessageTypeValidator``.
+        """
         fields = command.ext_fields
         is_v1 = command.code == RequestCode.SEND_MESSAGE
         wanted = self.message_types.get(fields.get("topic" if is_v1 else "b", ""))
@@ -123,7 +126,7 @@ _DELAYS: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVE
 
 
 def message_type(properties: Mapping[str, str]) -> MessageType:
-    """Return the type of a message with these properties; for a batch, pass the request's.
+    """Return the type of a message with these properties; for a batch, pass the request's properties.
 
     Source: RocketMQ 5.3.3 ``TopicMessageType.parseFromMessageProperty``.
     """
@@ -135,7 +138,7 @@ def message_type(properties: Mapping[str, str]) -> MessageType:
 
 
 def _named_in(command: RemotingCommand) -> Iterator[tuple[bool, str]]:
-    """Yield the topics (True) and groups (False) that a request names."""
+    """Yield each topic (with True) and each group (with False) that a request names, also in its body."""
     is_v2 = command.code in {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
     topics, groups = (("b",), ("a",)) if is_v2 else (_TOPIC_FIELDS, _GROUP_FIELDS)
     for is_topic, keys in ((True, topics), (False, groups)):
@@ -157,14 +160,14 @@ def _bare(name: str) -> str:
 
 
 class InCloud(Around):
-    """An endpoint that serves by a cloud's rules."""
+    """An endpoint that refuses requests against a cloud's rules, and passes others to an inner endpoint."""
 
     def __init__(self, inner: Endpoint, rules: CloudRules, *, mirror_header_form: bool = False) -> None:
         super().__init__(inner, mirror_header_form=mirror_header_form)
         self._rules = rules
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
-        """Refuse, or let the endpoint answer."""
+        """Refuse a request that breaks a rule; otherwise return the inner endpoint's commands."""
         if command.is_response:
             return self._inner.handle(peer, command)
         try:

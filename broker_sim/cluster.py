@@ -51,7 +51,7 @@ class RealClock:
 
 
 class AsyncCluster:
-    """A cluster for use on one event loop."""
+    """A name server and brokers with their replicas, for use on one event loop."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class AsyncCluster:
 
     @property
     def brokers(self) -> dict[str, Broker]:
-        """The master of each broker name."""
+        """The present master of each broker, by broker name."""
         return {name: machines.master for name, machines in self._machines.items()}
 
     def machines(self, name: str) -> BrokerMachines:
-        """All machines of a broker name.
+        """Return the machines of a broker name: its master and replicas.
 
         Raises:
             ValueError: If there is no such broker.
@@ -141,18 +141,18 @@ class AsyncCluster:
             server.release_port()
 
     def put(self, queue: MessageQueue, messages: Sequence[Message]) -> int:
-        """Store messages as if a producer had sent them one by one; the first one's queue offset."""
+        """Store messages as if a producer had sent them one by one; return the first one's queue offset."""
         machines = self.machines(queue.broker_name)
         queue_offset = machines.master.put(queue, messages)
         machines.messages_were_put()
         return queue_offset
 
     def held_pulls(self) -> int:
-        """Pulls that wait at all machines."""
+        """Return the number of pulls that wait for messages at all brokers and replicas."""
         return sum(machines.held_pulls() for machines in self._machines.values())
 
     def look_at_clock(self) -> None:
-        """Do the work due on every server; needed only after a fake clock was moved."""
+        """Do the work whose time has come on every server; needed only after a fake clock was moved."""
         self._name_server_server.look_at_clock()
         for machines in self._machines.values():
             machines.look_at_clock()
@@ -265,7 +265,7 @@ class SimCluster:
         self.call(lambda: self._cluster.machines(name).accept_connections())
 
     def replica_address(self, name: str, broker_id: int = 1) -> BrokerAddress:
-        """``host:port`` of a replica."""
+        """Return ``host:port`` of a replica."""
         return BrokerAddress(str(self._cluster.machines(name).host(broker_id)))
 
     def set_replica_lag(self, name: str, messages: int, broker_id: int = 1) -> None:
@@ -294,39 +294,39 @@ class SimCluster:
         self.call(put)
 
     def put(self, queue: MessageQueue, messages: Iterable[Message]) -> int:
-        """Store messages as if a producer had sent them one by one; the first one's queue offset."""
+        """Store messages as if a producer had sent them one by one; return the first one's queue offset."""
         batch = tuple(messages)
         return self.call(lambda: self._cluster.put(queue, batch))
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
-        """Return the queue's current bounds at its broker."""
+        """Return the queue's minimum and maximum offsets at its broker."""
         state = self.broker(queue.broker_name).state
         return self.call(lambda: bounds_of(state, queue.topic, queue.queue_id))
 
     def committed_offset(self, consumer_group: str, queue: MessageQueue) -> int | None:
-        """Return the offset that the group committed to the broker for the queue."""
+        """Return the offset that the group committed to the broker for the queue; None if there is none."""
         offsets = self.broker(queue.broker_name).state.offsets
         return self.call(lambda: offsets.query(consumer_group, queue.topic, queue.queue_id))
 
     def lock_holder(self, consumer_group: str, queue: MessageQueue) -> str | None:
-        """Return the client id that holds the queue's lock now."""
+        """Return the client id that holds the group's lock of the queue now; None if it is free."""
         locks = self.broker(queue.broker_name).state.locks
         return self.call(lambda: locks.holder(consumer_group, queue))
 
     def held_pulls(self) -> int:
-        """Pulls that wait at all brokers and replicas."""
+        """Return the number of pulls that wait for messages at all brokers and replicas."""
         return self.call(self._cluster.held_pulls)
 
     def connections(self, name: str) -> int:
-        """Return the number of connections that a broker serves now."""
+        """Return the number of connections that the master of a broker serves now."""
         return self.call(lambda: self._cluster.machines(name).connections())
 
     def broker(self, name: str) -> Broker:
-        """Return one broker, which may be used only inside :meth:`call`."""
+        """Return the master of a broker; use it only in functions that :meth:`call` runs."""
         return self._cluster.brokers[name]
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Run ``function`` on the cluster's thread."""
+        """Run ``function`` on the cluster's thread; return its result or raise its error, within 30 s."""
         done: Future[_T] = Future()
         self._loop.call_soon_threadsafe(_complete, done, function)
         return done.result(_LONGEST_CALL_S)

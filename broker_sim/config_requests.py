@@ -40,14 +40,14 @@ _DAYS = ("YesterdayMorning", "TodayMorning", "TodayNow")
 
 
 def handle_put_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """200: create or replace a group; 5.3.3 accepts any name."""
+    """Answer 200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: create or replace a group; any name is accepted."""
     if command.body:
         state.groups.put(_checked(decode_body(SubscriptionGroupConfig, command.body)))
     return reply(command)
 
 
 def handle_put_groups(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """225: create or replace several groups."""
+    """Answer 225 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: create or replace several groups."""
     body = read_object(command.body, "SubscriptionGroupList")
     for group in [
         _checked(from_json(SubscriptionGroupConfig, each)) for each in body.objects("groupConfigList")
@@ -57,7 +57,7 @@ def handle_put_groups(state: BrokerState, command: RemotingCommand) -> RemotingC
 
 
 def handle_all_groups(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """201: every group."""
+    """Answer 201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG: the configuration of every group."""
     body = {
         "dataVersion": data_version(state),
         "forbiddenTable": {},
@@ -67,7 +67,11 @@ def handle_all_groups(state: BrokerState, command: RemotingCommand) -> RemotingC
 
 
 def handle_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """352: one group, created on demand if that is allowed."""
+    """Answer 352 GET_SUBSCRIPTIONGROUP_CONFIG: one group's configuration; create the group if allowed.
+
+    Raises:
+        Refused: If the group is missing and is not created.
+    """
     name = from_ext_fields(GroupConfigRequestHeader, command.ext_fields).group
     group = state.groups.find_or_create(name, may_create=state.settings.auto_create_subscription_group)
     if group is None:
@@ -76,7 +80,7 @@ def handle_group(state: BrokerState, command: RemotingCommand) -> RemotingComman
 
 
 def handle_delete_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """207: delete a group, and its offsets only on request."""
+    """Answer 207 DELETE_SUBSCRIPTIONGROUP: delete a group, and its offsets only on request."""
     header = from_ext_fields(DeleteSubscriptionGroupRequestHeader, command.ext_fields)
     state.groups.delete(header.group_name)
     if header.clean_offset:
@@ -103,7 +107,13 @@ class _Setting(NamedTuple):
 
 
 def handle_update_config(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """25: change settings while running; unknown settings and invalid values change nothing."""
+    """Answer 25 UPDATE_BROKER_CONFIG: change settings of the running broker.
+
+    Unknown settings and invalid values are logged and ignored.
+
+    Raises:
+        Refused: If a setting may not be changed; then none is.
+    """
     changes = _read_properties(command.body.decode("utf-8", "replace"))
     if _BLACK_LIST & changes.keys():
         raise Refused(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
@@ -122,7 +132,7 @@ def handle_update_config(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def handle_config(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """26: all settings, as a properties file."""
+    """Answer 26 GET_BROKER_CONFIG: all settings, as a properties file."""
     shown = {
         "brokerClusterName": CLUSTER_NAME,
         "brokerId": "0",
@@ -138,7 +148,7 @@ def handle_config(state: BrokerState, command: RemotingCommand) -> RemotingComma
 
 
 def handle_runtime_info(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """28: figures by name; figures of queues and disks that the simulator lacks are 0."""
+    """Answer 28 GET_BROKER_RUNTIME_INFO: figures by name; those of disks and thread pools are always 0."""
     idle_pools = ("send", "pull", "query", "litePull", "ack")
     table = {
         "EndTransactionQueueSize": "0",
@@ -167,7 +177,10 @@ def handle_runtime_info(state: BrokerState, command: RemotingCommand) -> Remotin
 
 
 def handle_replicas(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """907: the progress of a master's replicas (``DefaultHAService.getRuntimeInfo``)."""
+    """Answer 907 GET_BROKER_HA_STATUS: how far each replica's copy of the log is behind its master.
+
+    Source: ``DefaultHAService.getRuntimeInfo``.
+    """
     end = state.store.end_offset
     copies = [
         {
@@ -210,7 +223,7 @@ def _number(attribute: str) -> _Setting:
 
 
 def _pull_limit(attribute: str, factor: int = 1) -> _Setting:
-    """Create the setting of a pull limit; ``factor`` is the broker's unit in units of ours."""
+    """Create the setting of a field of ``PullLimits``; the property's value is ``factor`` times the field."""
 
     def read(settings: BrokerSettings, text: str) -> BrokerSettings:
         limits: Any = settings.pull_limits

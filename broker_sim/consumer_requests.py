@@ -28,7 +28,13 @@ from pyspark_rocketmq.wire.subscription import SQL92, SubscriptionData
 
 
 def handle_query_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """14: the committed offset; without one, 0 for a new queue, otherwise "not found"."""
+    """Answer 14 QUERY_CONSUMER_OFFSET: the committed offset.
+
+    Without one, answer 0 if the queue still has its first message and the client does not forbid it.
+
+    Raises:
+        Refused: If there is no offset to answer with (QUERY_NOT_FOUND).
+    """
     header = from_ext_fields(QueryConsumerOffsetRequestHeader, command.ext_fields)
     queue_offset = state.offsets.query(header.consumer_group, header.topic, header.queue_id)
     if queue_offset is not None:
@@ -46,7 +52,10 @@ def handle_query_offset(state: BrokerState, command: RemotingCommand) -> Remotin
 
 
 def handle_update_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """15: store an offset unchanged; group and topic must exist, the queue need not (golden fact 13)."""
+    """Answer 15 UPDATE_CONSUMER_OFFSET: store an offset unchanged, unless a reset waits for the group's pull.
+
+    Group and topic must exist, the queue need not (golden fact 13).
+    """
     header = from_ext_fields(UpdateConsumerOffsetRequestHeader, command.ext_fields)
     if state.groups.find(header.consumer_group) is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!")
@@ -60,7 +69,7 @@ def handle_update_offset(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def handle_heartbeat(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
-    """34: renew memberships, replace subscriptions, create the groups and their retry topics."""
+    """Answer 34 HEART_BEAT: renew memberships, replace subscriptions, create groups and retry topics."""
     heartbeat = decode_body(HeartbeatData, command.body)
     client = Client(peer, heartbeat.client_id, command.language, command.version)
     is_known = True
@@ -76,7 +85,10 @@ def handle_heartbeat(state: BrokerState, peer: Peer, command: RemotingCommand) -
 
 
 def handle_unregister(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
-    """35: leave a group; its locks stay, and an unknown group exists from now on."""
+    """Answer 35 UNREGISTER_CLIENT: remove the connection from its groups; its locks stay.
+
+    A consumer group that does not exist is created, if that is allowed.
+    """
     header = from_ext_fields(UnregisterClientRequestHeader, command.ext_fields)
     if header.producer_group:
         state.producers.unregister(peer, header.producer_group)
@@ -90,7 +102,11 @@ def handle_unregister(state: BrokerState, peer: Peer, command: RemotingCommand) 
 
 
 def handle_check_client(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """46: whether the broker can filter by the consumer's expression."""
+    """Answer 46 CHECK_CLIENT_CONFIG with success if the broker can filter by the consumer's expression.
+
+    Raises:
+        Refused: If it cannot.
+    """
     body = read_object(command.body, "CheckClientRequestBody")
     if body.members.get("subscriptionData") is None:
         return reply(command)
@@ -115,7 +131,11 @@ def handle_check_client(state: BrokerState, command: RemotingCommand) -> Remotin
 
 
 def handle_consumer_list(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """38: client ids of the group's members on this broker."""
+    """Answer 38 GET_CONSUMER_LIST_BY_GROUP: client ids of the group's members on this broker.
+
+    Raises:
+        Refused: If there are none.
+    """
     header = from_ext_fields(GroupRequestHeader, command.ext_fields)
     members = state.membership.members(header.consumer_group)
     if not members:
@@ -124,14 +144,14 @@ def handle_consumer_list(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def handle_lock(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """41: lock queues; refused ones are absent from the answer."""
+    """Answer 41 LOCK_BATCH_MQ: lock queues; the answer lists those that the client holds now."""
     request = decode_body(LockBatchRequest, command.body)
     granted = state.locks.lock_batch(request.consumer_group, request.client_id, request.queues)
     return reply(command, body=encode_lock_response(granted))
 
 
 def handle_unlock(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """42: release the queues this client holds."""
+    """Answer 42 UNLOCK_BATCH_MQ: release those of the queues that the client holds."""
     request = decode_body(LockBatchRequest, command.body)
     state.locks.unlock_batch(request.consumer_group, request.client_id, request.queues)
     return reply(command)
@@ -156,7 +176,10 @@ def notify_members(state: BrokerState, consumer_group: str) -> None:
 
 
 def _join(state: BrokerState, client: Client, data: ConsumerData, *, replaces_subscriptions: bool) -> None:
-    """Register one consumer group of a heartbeat, unless it must not be created (golden fact 15)."""
+    """Register the client in one consumer group of its heartbeat; notify the members if that is a change.
+
+    Do nothing if the group is missing and must not be created (golden fact 15).
+    """
     may_create = state.settings.auto_create_subscription_group
     group = state.groups.find_or_create(data.group_name, may_create=may_create)
     if group is None:

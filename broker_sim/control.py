@@ -17,7 +17,7 @@ _DONE: Mapping[str, object] = {}
 
 
 class ControlLine:
-    """Executes commands; called on the cluster's event loop."""
+    """Executes commands of tests in another process on a cluster; called on the cluster's event loop."""
 
     def __init__(self, cluster: AsyncCluster) -> None:
         self._cluster = cluster

@@ -23,7 +23,7 @@ _NO_FIELDS: Mapping[str, str] = {}
 
 
 class Peer(NamedTuple):
-    """One accepted connection."""
+    """Identifies one accepted connection by a number and the client's address."""
 
     connection_id: int
     """Unique within the server for all time."""
@@ -31,7 +31,7 @@ class Peer(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """A command for one connection."""
+    """A command to send on one connection."""
 
     peer: Peer
     command: RemotingCommand
@@ -57,7 +57,7 @@ def reply(
     ext_fields: Mapping[str, str] = _NO_FIELDS,
     body: bytes = b"",
 ) -> RemotingCommand:
-    """Answer ``request`` in its own header form."""
+    """Create the answer to ``request``, with its number (opaque) and its header's form (JSON or binary)."""
     return RemotingCommand(
         code=int(code),
         opaque=request.opaque,
@@ -72,7 +72,7 @@ def reply(
 
 
 def not_supported(request: RemotingCommand) -> RemotingCommand:
-    """Answer a code without a registered processor; each code is logged once."""
+    """Create the answer to a request with a code that is not simulated; each such code is logged once."""
     _tell_not_supported(request.code)
     return reply(
         request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
@@ -86,7 +86,7 @@ def _tell_not_supported(code: int) -> None:
 
 
 def in_json(command: RemotingCommand) -> RemotingCommand:
-    """The same command with the JSON header."""
+    """Return the same command, with the JSON form of its header."""
     if command.serialize_type is SerializeType.JSON:
         return command
     return RemotingCommand(
@@ -118,7 +118,7 @@ class ClientCall:
     peer: Peer
     opaque: int
     deadline_s: float
-    """Monotonic."""
+    """Monotonic time at which the call ends without an answer."""
     finish: Callable[[Outcome], None]
     """Called once, with the answer or the reason why there is none."""
 
@@ -134,26 +134,26 @@ class ClientCalls:
         self._calls[call.peer.connection_id, call.opaque] = call
 
     def answered(self, peer: Peer, answer: RemotingCommand) -> None:
-        """Pass an answer to the waiting call; drop one that is too late."""
+        """Pass an answer to the call that waits for it; drop an answer for which none waits any longer."""
         call = self._calls.pop((peer.connection_id, answer.opaque), None)
         if call is not None:
             call.finish(answer)
 
     def expire(self, now_s: float) -> None:
-        """End the calls whose time is up."""
+        """End the calls whose deadline is at or before the monotonic time ``now_s``; each gets a time-out."""
         self._end([key for key, call in self._calls.items() if call.deadline_s <= now_s], NoAnswer.TIMEOUT)
 
     def connection_closed(self, peer: Peer) -> None:
-        """End the calls to a client that is gone."""
+        """End the calls that wait for an answer on this connection; each gets ``CONNECTION_CLOSED``."""
         mine = [key for key in self._calls if key[0] == peer.connection_id]
         self._end(mine, NoAnswer.CONNECTION_CLOSED)
 
     def next_deadline_s(self) -> float | None:
-        """Return the time at which :meth:`expire` next has something."""
+        """Return the monotonic time at which the next call expires; None if no call waits."""
         return min((call.deadline_s for call in self._calls.values()), default=None)
 
     def clear(self) -> None:
-        """Forget all calls, as a broker does when it stops."""
+        """Forget all calls without ending them, as a broker does when it stops."""
         self._calls.clear()
 
     def _end(self, keys: list[tuple[int, int]], reason: NoAnswer) -> None:

@@ -20,14 +20,14 @@ from pyspark_rocketmq.wire.requests.header_fields import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerGroupHeader:
-    """204 GET_PRODUCER_CONNECTION_LIST."""
+    """Ext fields of 204 GET_PRODUCER_CONNECTION_LIST."""
 
     producer_group: str = text_field("producerGroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicAndGroupHeader:
-    """303 QUERY_CONSUME_TIME_SPAN and 345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
+    """Ext fields of 303 QUERY_CONSUME_TIME_SPAN and 345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
 
     topic: str = text_field("topic")
     group: str = text_field("group")
@@ -35,14 +35,14 @@ class TopicAndGroupHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryTopicsByConsumerHeader:
-    """343 QUERY_TOPICS_BY_CONSUMER."""
+    """Ext fields of 343 QUERY_TOPICS_BY_CONSUMER."""
 
     group: str = text_field("group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallClientHeader:
-    """307 GET_CONSUMER_RUNNING_INFO and 309 CONSUME_MESSAGE_DIRECTLY."""
+    """Ext fields of 307 GET_CONSUMER_RUNNING_INFO and 309 CONSUME_MESSAGE_DIRECTLY."""
 
     consumer_group: str = text_field("consumerGroup")
     client_id: str | None = text_field("clientId", None)
@@ -52,7 +52,7 @@ class CallClientHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloneGroupOffsetHeader:
-    """314 CLONE_GROUP_OFFSET."""
+    """Ext fields of 314 CLONE_GROUP_OFFSET."""
 
     source_group: str = text_field("srcGroup")
     target_group: str = text_field("destGroup")
@@ -62,7 +62,7 @@ class CloneGroupOffsetHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryConsumeQueueHeader:
-    """321 QUERY_CONSUME_QUEUE."""
+    """Ext fields of 321 QUERY_CONSUME_QUEUE."""
 
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
@@ -73,32 +73,32 @@ class QueryConsumeQueueHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryMessageRequestHeader(TopicRequestFields):
-    """12 QUERY_MESSAGE: by business key or by UNIQ_KEY; the answer's body is stored messages."""
+    """Ext fields of 12 QUERY_MESSAGE, by business key or UNIQ_KEY; the answer's body is stored messages."""
 
     topic: str = text_field("topic")
     key: str = text_field("key")
     max_num: int = int_field("maxNum")
     begin_timestamp: int = long_field("beginTimestamp")
-    """Store time in milliseconds, inclusive like the end."""
+    """Lowest store time, in milliseconds since the epoch; inclusive, like ``end_timestamp``."""
     end_timestamp: int = long_field("endTimestamp")
     is_unique_key: bool | None = bool_field("_UNIQUE_KEY_QUERY", None)
     """Not in Java's header class: its client adds it to the ext fields. True: ``key`` is a UNIQ_KEY, and the
-    broker looks through the last messages only (``defaultQueryMaxNum``)."""
+    broker returns at most 32 messages (``defaultQueryMaxNum``), whatever ``max_num`` is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewMessageRequestHeader(RpcFields):
-    """33 VIEW_MESSAGE_BY_ID; the answer's body is one stored message."""
+    """Ext fields of 33 VIEW_MESSAGE_BY_ID; the answer's body is one stored message."""
 
     topic: str | None = text_field("topic", None)
     """Required with access control, because rights belong to topics."""
     offset: int = long_field("offset")
-    """COMMIT LOG offset, the second half of an offset message id."""
+    """Offset in the commit log (not in a queue): the second half of an offset message id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteSubscriptionGroupRequestHeader(RequestFields):
-    """207 DELETE_SUBSCRIPTIONGROUP."""
+    """Ext fields of 207 DELETE_SUBSCRIPTIONGROUP."""
 
     group_name: str = text_field("groupName")
     clean_offset: bool = bool_field("cleanOffset", False)
@@ -107,7 +107,7 @@ class DeleteSubscriptionGroupRequestHeader(RequestFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetConsumeStatsRequestHeader(TopicRequestFields):
-    """208 GET_CONSUME_STATS; the answer's body is a group's progress."""
+    """Ext fields of 208 GET_CONSUME_STATS; the answer's body is a group's progress."""
 
     consumer_group: str = text_field("consumerGroup")
     topic: str | None = text_field("topic", None)
@@ -118,7 +118,7 @@ class GetConsumeStatsRequestHeader(TopicRequestFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendMessageRequestHeader(TopicRequestFields):
-    """10 SEND_MESSAGE."""
+    """Ext fields of 10 SEND_MESSAGE."""
 
     producer_group: str = text_field("producerGroup")
     topic: str = text_field("topic")

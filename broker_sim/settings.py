@@ -12,10 +12,12 @@ _DELAY_LEVELS_S = (1, 5, 10, 30, *range(60, 660, 60), 1200, 1800, 3600, 7200)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Settings; the defaults are those of RocketMQ 5.3.3 unless documented otherwise."""
+    """Settings of one broker; the defaults are those of RocketMQ 5.3.3 unless documented otherwise."""
 
     default_queues: int = 8
-    """Queues of TBW102, the most an automatically created topic gets."""
+    """Number of queues of TBW102, the template of topics that are created at their first message.
+
+    Such a topic gets at most as many."""
     retention_bytes: int | None = None
     """Bytes of the commit log that are kept; None keeps everything."""
     retention_s: float | None = None
@@ -30,19 +32,23 @@ class BrokerSettings:
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     long_polling_enable: bool = True
-    """Whether a new message ends a held pull; otherwise the pull is held for 1 s, whatever comes."""
+    """Whether a new message ends a pull that the broker holds because its queue had none.
+
+    Otherwise such a pull is held for 1 s, whatever comes."""
     enable_property_filter: bool = False
     """Whether consumers may filter by SQL92."""
     use_server_side_reset_offset: bool = True
-    """Whether the next pull returns a reset; otherwise the group's members are notified immediately."""
+    """Whether an operator's reset of a group is kept until the answer to its next pull of the queue.
+
+    Otherwise the group's members are notified of it immediately."""
     timer_wheel_enable: bool = True
     timer_max_delay_s: int = 3 * 24 * 3600
     transaction_timeout_s: float = 6.0
-    """Age at which a half message is checked (transactionTimeOut)."""
+    """Age at which a producer is asked about a message whose transaction is open (transactionTimeOut)."""
     transaction_check_interval_s: float = 30.0
-    """Time between two checks of a half message (transactionCheckInterval)."""
+    """Time between two such questions about one message (transactionCheckInterval)."""
     transaction_check_max: int = 15
-    """Number of checks after which it is given up (transactionCheckMax)."""
+    """Number of questions after which such a message is given up (transactionCheckMax)."""
     slave_read_enable: bool = False
     """Whether replicas answer pulls, and masters send slow consumers to them."""
     in_memory_bytes: int | None = None

@@ -25,18 +25,18 @@ REPLY_TOPIC = f"{CLUSTER_NAME}_REPLY_TOPIC"
 
 
 class HalfMessage(NamedTuple):
-    """A transactional message that its producer has not committed or rolled back yet."""
+    """A transactional message that its producer has neither committed nor rolled back yet."""
 
     producer_group: str
     due_s: float
-    """Monotonic time of the next check with the producer group."""
+    """Monotonic time at which a member of the producer group is asked about it next."""
     checks: int
-    """Number of checks so far."""
+    """Number of times that a member was asked so far."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BrokerState:
-    """Pure data and tables; the outbox collects commands for connections other than the requesting one."""
+    """All data and tables of one broker; ``outbox`` has the commands to send besides the direct answer."""
 
     name: str
     clock: Clock
@@ -58,16 +58,18 @@ class BrokerState:
     timers: DelayedMessages = field(default_factory=DelayedMessages)
     """Messages that wait for their own time."""
     half_messages: dict[int, HalfMessage] = field(default_factory=dict)
-    """Half messages by commit log offset; they survive a restart, as a real broker finds them in its log."""
+    """Messages of transactions that have not ended, by commit log offset.
+
+    They survive a restart, as a real broker finds them in its log."""
     client_calls: ClientCalls = field(default_factory=ClientCalls)
     replicas: Callable[[], Mapping[Host, int]] = dict
-    """For a master, the end of each replica's copy of its log."""
+    """Returns, for a master, the end of each running replica's copy of its log, by address."""
     outbox: list[Outgoing] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
     """Numbers for a real broker's random choices: queues for producers that name none, and unique keys."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return the milliseconds since the epoch."""
         return int(self.clock.now_s() * 1000)
 
     @classmethod
@@ -92,7 +94,7 @@ class BrokerState:
 def to_client(
     state: BrokerState, code: int, ext_fields: Mapping[str, str], body: bytes = b"", *, flag: int = 0
 ) -> RemotingCommand:
-    """Create a request from the broker to a client."""
+    """Create a request from the broker to a client, with a new number (opaque); it is not sent here."""
     return RemotingCommand(
         code=int(code),
         opaque=next(state.numbers) & 0x7FFFFFFF,
