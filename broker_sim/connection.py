@@ -97,7 +97,9 @@ class TlsStream:
         self._is_established = False
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes of the peer and return the plaintext they complete; send :meth:`output` afterwards.
+        """Take encrypted bytes of the peer; return the plaintext that they complete, which may be empty.
+
+        Send :meth:`output` to the peer afterwards.
 
         Raises:
             ssl.SSLError: If the peer is refused or does not speak TLS; :meth:`output` has an alert for it.
@@ -115,7 +117,7 @@ class TlsStream:
         return bytes(plaintext)
 
     def send(self, plaintext: bytes) -> bytes:
-        """Encrypt after the handshake; return the bytes for the peer."""
+        """Encrypt ``plaintext``, after the handshake; return the bytes to send to the peer."""
         sent = 0
         view = memoryview(plaintext)
         while sent < len(view):
@@ -123,12 +125,12 @@ class TlsStream:
         return self._outgoing.read()
 
     def output(self) -> bytes:
-        """Return the bytes of handshakes and alerts for the peer."""
+        """Return the bytes of handshakes and alerts to send to the peer; empty if there are none."""
         return self._outgoing.read()
 
 
 class Owner(Protocol):
-    """The owner of a connection; called on the event loop."""
+    """The server that owns connections; they call it on the event loop."""
 
     @property
     def clock(self) -> Clock:
@@ -136,39 +138,42 @@ class Owner(Protocol):
         ...
 
     def opened(self, connection: Connection) -> int:
-        """Take a new connection and number it."""
+        """Take a new connection; return its number. The connection may be closed when this returns."""
         ...
 
     def welcome(self, first_byte: int) -> bool:
-        """Whether a connection that begins so is served."""
+        """Return whether a connection whose first byte is this one is served."""
         ...
 
     def tls_context(self) -> ssl.SSLContext:
-        """For a connection that begins a handshake and is welcome."""
+        """Return the context for the TLS handshake of a connection that is served."""
         ...
 
     def may_hold(self, more: int) -> bool:
-        """Count ``more`` bytes of unfinished frames (fewer if negative); return whether they may be held."""
+        """Add ``more``, perhaps negative, to the bytes of unfinished frames; return whether it is allowed."""
         ...
 
     def received(self, connection: Connection, peer: Peer, command: RemotingCommand) -> None:
-        """Serve one command."""
+        """Serve one command that has arrived on the connection."""
         ...
 
     def closed(self, connection: Connection, peer: Peer) -> None:
-        """Forget a connection."""
+        """Forget a connection that has ended."""
         ...
 
 
 class Connection(asyncio.Protocol):
-    """One connection. Bytes outside the protocol close it without an answer, as in Netty."""
+    """One connection of a client to a server of the simulator, as asyncio's protocol.
+
+    Bytes that do not follow the remoting protocol close it without an answer, as in Netty.
+    """
 
     def __init__(self, owner: Owner, host: Host) -> None:
         self._owner = owner
         self._clock = owner.clock
         self._decoder = FrameDecoder()
         self._held = 0
-        """Bytes of its unfinished frame, as reported to the owner."""
+        """Number of bytes of the connection's unfinished frame, as reported to the owner."""
         self._transport: asyncio.Transport | None = None
         self._tls: TlsStream | None = None
         self._is_new = True
@@ -185,7 +190,10 @@ class Connection(asyncio.Protocol):
         self.peer = Peer(self._owner.opened(self), self.peer.host)
 
     def data_received(self, data: bytes) -> None:
-        """Serve the commands that ``data`` completes."""
+        """Serve the commands that ``data`` completes; close the connection if its bytes are no protocol.
+
+        Also close it if the server has too many bytes of unfinished frames.
+        """
         if self._is_stalled:
             return
         self.last_active_s = self._clock.monotonic_s()
@@ -226,14 +234,14 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def send(self, data: bytes) -> None:
-        """Write, unless the connection is ending or stalled."""
+        """Write ``data``, encrypted with TLS; do nothing if the connection is ending or stalled."""
         transport = self._transport
         if transport is not None and not self._is_stalled and not transport.is_closing():
             self.last_active_s = self._clock.monotonic_s()
             transport.write(data if self._tls is None else self._tls.send(data))
 
     def stall(self) -> None:
-        """Stop reading and writing without informing the peer."""
+        """Stop reading and writing for ever; the connection stays open, and the peer is not informed."""
         self._is_stalled = True
         if self._transport is not None:
             self._transport.pause_reading()

@@ -28,7 +28,7 @@ _TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postponement:
-    """The place where a message waits, the end of the wait, and its properties meanwhile."""
+    """The queue where a delayed message waits, how long it waits, and its properties meanwhile."""
 
     topic: str
     queue_id: int
@@ -39,7 +39,10 @@ class Postponement:
 
 
 def delay_level(properties: Mapping[str, str], levels: int) -> int:
-    """Return the level that a producer requested: 0 for none, the highest for anything above it."""
+    """Return the delay level that a producer requested in property DELAY.
+
+    Return 0 without a valid number, and ``levels``, the highest level, for any number above it.
+    """
     text = properties.get("DELAY", "0")
     return min(int(text), levels) if text.isdecimal() else 0
 
@@ -102,14 +105,14 @@ def _timer(properties: Mapping[str, str], settings: BrokerSettings, now_ms: int)
 
 
 class DelayedMessages:
-    """Messages to deliver, by time; messages with the same time keep their order."""
+    """Messages that wait for their time of delivery; those with the same time keep their order."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, MessageRun]] = []
         self._numbers = count()
 
     def put(self, due_s: float, run: MessageRun) -> None:
-        """Deliver ``run`` at the monotonic time ``due_s``."""
+        """Keep ``run`` until it is due at the monotonic time ``due_s``."""
         heapq.heappush(self._waiting, (due_s, next(self._numbers), run))
 
     def take_due(self, now_s: float) -> list[MessageRun]:
@@ -120,5 +123,5 @@ class DelayedMessages:
         return due
 
     def next_due_s(self) -> float | None:
-        """Return the time at which :meth:`take_due` next has something."""
+        """Return the monotonic time at which the next message is due; None if none waits."""
         return self._waiting[0][0] if self._waiting else None

@@ -92,7 +92,7 @@ class Twice:
 
 @dataclass(frozen=True, slots=True)
 class Recode:
-    """Do the work and answer with another code: a message stored but not flushed (10) or copied (11, 12)."""
+    """Do the work and answer with another code, such as 10: the message was stored, but not flushed."""
 
     response_code: int
 
@@ -107,7 +107,10 @@ Fault = RequestFault | AnswerFault
 
 
 def spoiled(fault: AnswerFault, answer: RemotingCommand) -> list[bytes]:
-    """Return the writes that replace ``answer``'s frame."""
+    """Return the pieces of bytes to write one after the other in place of ``answer``'s frame.
+
+    For ``Delay`` that is the whole frame; the caller waits.
+    """
     frame = encode_frame(answer)
     pieces = [frame]
     match fault:
@@ -158,7 +161,7 @@ class _Line:
 
 
 class FaultScript:
-    """The next failures.
+    """A script of failures; each happens once, to the first connection, request or answer that it matches.
 
     Add a line before the request that it is meant for: the script is read on another thread.
     """
@@ -168,17 +171,17 @@ class FaultScript:
 
     @property
     def pending(self) -> int:
-        """Number of lines not used yet."""
+        """Number of failures that have not happened yet."""
         return len(self._lines)
 
     def add(
         self, name: str, *, on: int | None = None, times: int = 1, where: str | None = None, **options: object
     ) -> None:
-        """Add a line ``times`` times.
+        """Add a failure that is to happen ``times`` times.
 
         Args:
             name: one of :data:`FAULTS`.
-            on: request code it is meant for; None means a new connection.
+            on: code of the request that it is meant for; None means a new connection.
             times: how often it happens.
             where: a broker name, ``broker-a:1`` for a replica, or ``namesrv``; None means anywhere.
             **options: ``response_code`` of answer-code and recode, ``remark`` of answer-code, ``seconds`` of
@@ -203,16 +206,19 @@ class FaultScript:
         self._lines += [_Line(fault, on, where) for _ in range(times)]
 
     def clear(self) -> None:
-        """Forget the rest of the script."""
+        """Remove all failures that have not happened yet."""
         self._lines.clear()
 
     def take_for_connection(self, where: str) -> ConnectionFault | None:
-        """Take the fault of a new connection, if any."""
+        """Remove and return the fault of a new connection to server ``where``; None if there is none."""
         fault = self._take(where, None, lambda _: True)
         return fault if isinstance(fault, ConnectionFault) else None
 
     def take_for_request(self, where: str, request_code: int, version: int) -> RequestFault | None:
-        """Take the fault, if any, that replaces the handling of this request of a client of ``version``."""
+        """Remove and return the fault that replaces the handling of a request at server ``where``.
+
+        None if there is none. ``version`` is the client's; a GoAway is only for clients newer than 5.3.1.
+        """
 
         def fits(fault: Fault) -> bool:
             if isinstance(fault, GoAway):
@@ -223,7 +229,7 @@ class FaultScript:
         return fault if isinstance(fault, RequestFault) else None
 
     def take_for_answer(self, where: str, request_code: int) -> AnswerFault | None:
-        """Take the fault of the answer to a request with this code, if any."""
+        """Remove and return the fault of server ``where``'s answer to a request with this code, else None."""
         fault = self._take(where, request_code, lambda fault: isinstance(fault, AnswerFault))
         return fault if isinstance(fault, AnswerFault) else None
 

@@ -23,17 +23,17 @@ from pyspark_rocketmq.wire.subscription import ALL, SQL92, TAG, SubscriptionData
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Tag hash codes or an expression; without either, every message passes."""
+    """Filter of a pull by tags' hash codes or an SQL92 expression; without either, every message passes."""
 
     codes: frozenset[int] | None = None
     expression: Expression | None = None
 
     def accepts(self, message: bytes) -> bool:
-        """Whether a stored message matches the expression."""
+        """Whether a stored message matches the expression, if there is one; tags are not checked here."""
         return self.expression is None or self.expression.matches(read_stored(message).properties)
 
     def takes_any(self, run: MessageRun, tag_hashes: Iterable[int]) -> bool:
-        """Whether any of the newly stored messages passes."""
+        """Whether any message of ``run`` passes; ``tag_hashes`` are the hash codes of its messages' tags."""
         if self.expression is not None:
             matches = self.expression.matches
             return any(matches(decode_properties(member.properties)) for member in run.members)
@@ -49,7 +49,7 @@ def is_by_tags(subscription: SubscriptionData) -> bool:
 
 
 def tag_filter(subscription: SubscriptionData) -> MessageFilter:
-    """Create the filter of a subscription by tags."""
+    """Create the filter of a subscription by tags; every message passes if it subscribes to all (``*``)."""
     return EVERYTHING if subscription.sub_string == ALL else MessageFilter(subscription.code_set)
 
 
@@ -75,19 +75,25 @@ class RegisteredFilter:
 
 
 class RegisteredFilters:
-    """(topic, group) → expression; a group keeps its expressions when its members are gone."""
+    """The SQL92 expressions that heartbeats registered, by topic and group.
+
+    A group keeps its expressions when its members are gone.
+    """
 
     def __init__(self) -> None:
         self._filters: dict[tuple[str, str], RegisteredFilter] = {}
 
     def register(self, consumer_group: str, subscriptions: Iterable[SubscriptionData]) -> None:
-        """Take a heartbeat's expressions, unless they are older; an invalid one removes the old one."""
+        """Take the expressions of a heartbeat's subscriptions that are newer than the registered ones.
+
+        An invalid expression removes the registered one. Subscriptions by tags are ignored.
+        """
         for subscription in subscriptions:
             if not is_by_tags(subscription) and subscription.sub_string:
                 self._register(consumer_group, subscription)
 
     def find(self, topic: str, consumer_group: str) -> RegisteredFilter | None:
-        """The group's expression for the topic."""
+        """Return the group's registered expression for the topic; None if there is none."""
         return self._filters.get((topic, consumer_group))
 
     def _register(self, consumer_group: str, subscription: SubscriptionData) -> None:
@@ -109,20 +115,20 @@ class RegisteredFilters:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldPull:
-    """A pull request without an answer yet."""
+    """A pull request that the broker answers when a message arrives, or at its deadline."""
 
     peer: Peer
     command: RemotingCommand
     topic: str
     queue_id: int
     wanted: MessageFilter
-    """Filter of the messages that wake it."""
+    """Filter of the messages for which it waits."""
     deadline_s: float
-    """Monotonic."""
+    """Monotonic time at which the pull is answered even without a message."""
 
 
 class HeldPulls:
-    """All held pulls of a broker."""
+    """The pulls of a broker that wait for messages."""
 
     def __init__(self) -> None:
         self._by_queue: dict[tuple[str, int], dict[int, HeldPull]] = {}
@@ -133,13 +139,16 @@ class HeldPulls:
         return sum(len(pulls) for pulls in self._by_queue.values())
 
     def hold(self, pull: HeldPull) -> None:
-        """Keep ``pull`` until it is released."""
+        """Keep ``pull`` until :meth:`arrived` or :meth:`expired` returns it, or it is dropped."""
         number = next(self._numbers)
         self._by_queue.setdefault((pull.topic, pull.queue_id), {})[number] = pull
         heapq.heappush(self._deadlines, (pull.deadline_s, number, pull))
 
     def arrived(self, run: MessageRun, tag_hashes: Sequence[int]) -> list[HeldPull]:
-        """Release the pulls that wait for one of the newly stored messages."""
+        """Remove and return the pulls that wait for one of the messages of ``run``, which were just stored.
+
+        ``tag_hashes`` are the hash codes of the messages' tags.
+        """
         pulls = self._by_queue.get((run.topic, run.queue_id))
         if not pulls:
             return []
@@ -147,7 +156,10 @@ class HeldPulls:
         return [pulls.pop(number) for number in woken]
 
     def expired(self, now_s: float) -> list[HeldPull]:
-        """Release the pulls whose time is up, those waiting longest first."""
+        """Remove and return the pulls whose deadline is at or before the monotonic time ``now_s``.
+
+        They are in the order of their deadlines.
+        """
         gone = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, number, pull = heapq.heappop(self._deadlines)
@@ -156,7 +168,10 @@ class HeldPulls:
         return gone
 
     def next_deadline_s(self) -> float | None:
-        """Return a time no later than the next one at which :meth:`expired` has something."""
+        """Return the earliest monotonic time at which a pull may expire; None if none waits.
+
+        The pull with this deadline may have been released already.
+        """
         return self._deadlines[0][0] if self._deadlines else None
 
     def forget(self, peer: Peer) -> None:
@@ -166,6 +181,6 @@ class HeldPulls:
                 del pulls[number]
 
     def clear(self) -> None:
-        """Drop everything, as a broker does when it stops."""
+        """Drop all pulls without an answer, as a broker does when it stops."""
         self._by_queue.clear()
         self._deadlines.clear()

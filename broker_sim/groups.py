@@ -34,7 +34,7 @@ CHANNEL_EXPIRED_TIMEOUT_S = 120.0
 
 
 class SubscriptionGroups:
-    """The groups a broker knows."""
+    """Configurations of the consumer groups of a broker."""
 
     def __init__(self) -> None:
         self._groups: dict[str, SubscriptionGroupConfig] = {}
@@ -43,7 +43,7 @@ class SubscriptionGroups:
         return iter(self._groups.values())
 
     def find(self, name: str) -> SubscriptionGroupConfig | None:
-        """The group, if it exists."""
+        """Return the group's configuration; None if there is no such group."""
         return self._groups.get(name)
 
     def put(self, group: SubscriptionGroupConfig) -> None:
@@ -72,7 +72,7 @@ class _Lock(NamedTuple):
 
 
 class LockTable:
-    """Holders of the queues' locks, by group."""
+    """Locks of queues, by group and queue; a lock expires ``max_live_s`` after its last refresh."""
 
     def __init__(self, clock: Clock, max_live_s: float = LOCK_MAX_LIVE_TIME_S) -> None:
         self._clock = clock
@@ -82,7 +82,7 @@ class LockTable:
     def lock_batch(
         self, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> frozenset[MessageQueue]:
-        """Grant or refresh locks where possible; return the queues that ``client_id`` holds now."""
+        """Grant or refresh locks where no other client holds one; return those of ``queues`` now held."""
         held = self._locks.setdefault(consumer_group, {})
         now_s = self._clock.monotonic_s()
         granted = frozenset(queue for queue in queues if self._is_free_for(client_id, held.get(queue), now_s))
@@ -103,7 +103,7 @@ class LockTable:
         return any(not self._is_expired(lock, now_s) for lock in self._locks.get(consumer_group, {}).values())
 
     def holder(self, consumer_group: str, queue: MessageQueue) -> str | None:
-        """Client id that holds the queue now, or None."""
+        """Return the client id that holds the group's lock of the queue now; None if no lock is alive."""
         lock = self._locks.get(consumer_group, {}).get(queue)
         return None if lock is None or self._is_expired(lock, self._clock.monotonic_s()) else lock.client_id
 
@@ -119,7 +119,10 @@ class LockTable:
 
 
 class ConsumerOffsets:
-    """(group, topic, queue id) → next queue offset to consume."""
+    """Committed offsets, pull positions and resets of groups, by group, topic and queue id.
+
+    A committed offset is the next queue offset to consume.
+    """
 
     def __init__(self) -> None:
         self._committed: dict[tuple[str, str], dict[int, int]] = {}
@@ -131,7 +134,10 @@ class ConsumerOffsets:
         self._committed.setdefault((consumer_group, topic), {})[queue_id] = queue_offset
 
     def query(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
-        """Return the reset offset, else the committed one; None without one or if it is negative."""
+        """Return the offset of a reset that waits for a pull, else the committed one.
+
+        None if there is neither, or the offset is negative.
+        """
         queue_offset = self._resets.get((consumer_group, topic, queue_id))
         if queue_offset is None:
             queue_offset = self._committed.get((consumer_group, topic), {}).get(queue_id, -1)
@@ -147,11 +153,14 @@ class ConsumerOffsets:
         return (consumer_group, topic, queue_id) in self._resets
 
     def take_reset(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
-        """Take the reset offset, once; None without a reset."""
+        """Remove the reset that waits for a pull and return its offset; None if there is none."""
         return self._resets.pop((consumer_group, topic, queue_id), None) if self._resets else None
 
     def copied(self) -> ConsumerOffsets:
-        """Return the offsets of a slave; only the master keeps a reset that waits for a pull."""
+        """Return offsets for a slave, which shares this object's committed offsets and pull positions.
+
+        Only the master keeps a reset that waits for a pull.
+        """
         copy = ConsumerOffsets()
         copy._committed = self._committed
         copy._pulled = self._pulled
@@ -162,16 +171,19 @@ class ConsumerOffsets:
         self._pulled[consumer_group, topic, queue_id] = next_offset
 
     def pulled(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
-        """Return the group's pull offset; the committed one if it never pulled."""
+        """Return the offset at which the group's next pull continues; the committed one if it never pulled.
+
+        None if there is neither.
+        """
         pulled = self._pulled.get((consumer_group, topic, queue_id))
         return self.query(consumer_group, topic, queue_id) if pulled is None else pulled
 
     def topics_of(self, consumer_group: str) -> list[str]:
-        """Topics for which the group ever committed."""
+        """Return the topics for which the group has committed offsets."""
         return [topic for group, topic in self._committed if group == consumer_group]
 
     def groups_of(self, topic: str) -> list[str]:
-        """Groups that ever committed for the topic."""
+        """Return the groups that have committed offsets for the topic."""
         return [group for group, each in self._committed if each == topic]
 
     def tables(self) -> Iterable[tuple[str, str, dict[int, int]]]:
@@ -179,7 +191,7 @@ class ConsumerOffsets:
         return ((group, topic, dict(table)) for (group, topic), table in self._committed.items())
 
     def clone(self, source_group: str, target_group: str, topic: str) -> None:
-        """Replace a group's committed offsets for the topic by those of another group."""
+        """Replace the target group's committed offsets for the topic by the source group's, if it has any."""
         table = self._committed.get((source_group, topic))
         if table is not None:
             self._committed[target_group, topic] = dict(table)
@@ -201,7 +213,7 @@ class ConsumerOffsets:
 
 
 class Client(NamedTuple):
-    """The client at the other end of a connection, according to its heartbeat."""
+    """The client at the other end of a connection, as its heartbeat describes it."""
 
     peer: Peer
     client_id: str
@@ -210,7 +222,7 @@ class Client(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One connection that consumes or produces in a group."""
+    """One connection that consumes or produces in a group, and when its last heartbeat came."""
 
     client: Client
     refreshed_at_s: float
@@ -224,7 +236,7 @@ class _Group:
 
 
 class Membership:
-    """Consumer groups that have members now."""
+    """Members and subscriptions of the consumer groups that have members now (``ConsumerManager``)."""
 
     def __init__(self, clock: Clock, expired_s: float = CHANNEL_EXPIRED_TIMEOUT_S) -> None:
         self._clock = clock
@@ -234,7 +246,10 @@ class Membership:
         self._subscribed_topics: set[str] = set()
 
     def register(self, client: Client, data: ConsumerData, *, replaces_subscriptions: bool = True) -> bool:
-        """Register one group of a heartbeat; return whether members or topics changed."""
+        """Register the client in one group of its heartbeat.
+
+        Return whether it is a new member, or the topics of the group's subscriptions changed.
+        """
         group = self._groups.setdefault(data.group_name, _Group(data))
         group.data = data
         is_new_member = client.peer.connection_id not in group.members
@@ -244,7 +259,7 @@ class Membership:
         return changed or is_new_member
 
     def note_fingerprint(self, consumer_group: str, fingerprint: int) -> bool:
-        """Remember the heartbeat's fingerprint for the group; return whether it replaces a different one.
+        """Store the heartbeat's fingerprint for the group; return whether it replaces a different one.
 
         Source: ``ClientManageProcessor.heartBeatV2``.
         """
@@ -276,12 +291,12 @@ class Membership:
         return [name for peer, name in silent if self.unregister(peer, name)]
 
     def members(self, consumer_group: str) -> tuple[Client, ...]:
-        """The group's members, none for an unknown group; one client may appear with two connections."""
+        """Return the group's members; empty if it has none. A client with two connections appears twice."""
         group = self._groups.get(consumer_group)
         return tuple(member.client for member in group.members.values()) if group else ()
 
     def find(self, consumer_group: str, client_id: str) -> Client | None:
-        """The member with this client id."""
+        """Return the member with this client id; None if there is none."""
         return next((each for each in self.members(consumer_group) if each.client_id == client_id), None)
 
     def was_subscribed(self, topic: str) -> bool:
@@ -294,7 +309,7 @@ class Membership:
         return group.data if group else None
 
     def subscriptions(self, consumer_group: str) -> Mapping[str, SubscriptionData]:
-        """Topic → subscription of the group."""
+        """Return the group's subscriptions by topic; empty if it has no members."""
         group = self._groups.get(consumer_group)
         return group.subscriptions if group else {}
 
@@ -323,14 +338,14 @@ class Producers:
         members[client.peer.connection_id] = Member(client, self._clock.monotonic_s())
 
     def unregister(self, peer: Peer, producer_group: str) -> None:
-        """Remove the connection from the group."""
+        """Remove the connection from the producer group; do nothing if it is no member."""
         members = self._groups.get(producer_group, {})
         members.pop(peer.connection_id, None)
         if not members:
             self._groups.pop(producer_group, None)
 
     def connection_closed(self, peer: Peer) -> None:
-        """Remove the connection everywhere."""
+        """Remove the connection from all producer groups."""
         for name in list(self._groups):
             self.unregister(peer, name)
 
@@ -342,11 +357,14 @@ class Producers:
                 self.unregister(member.client.peer, name)
 
     def members(self, producer_group: str) -> tuple[Client, ...]:
-        """The group's members, none for an unknown group."""
+        """Return the producer group's members; empty if it has none."""
         return tuple(member.client for member in self._groups.get(producer_group, {}).values())
 
     def find(self, client_id: str) -> Client | None:
-        """Return a producer by its client id; of several connections, the one with the newest heartbeat."""
+        """Return the producer with this client id; None if there is none.
+
+        Of several connections, return the one with the newest heartbeat.
+        """
         members = [
             each
             for group in self._groups.values()
@@ -356,7 +374,7 @@ class Producers:
         return max(members, key=lambda each: each.refreshed_at_s).client if members else None
 
     def groups(self) -> Mapping[str, tuple[Client, ...]]:
-        """All groups with their members."""
+        """Return the members of every producer group, by group."""
         return {name: self.members(name) for name in self._groups}
 
     def clear(self) -> None:
@@ -365,7 +383,11 @@ class Producers:
 
 
 def _update_subscriptions(group: _Group, data: ConsumerData) -> bool:
-    """Replace the table; a newer version of a known topic counts as no change (``updateSubscription``)."""
+    """Replace the group's subscriptions by those of ``data``; return whether the set of topics changed.
+
+    Of two subscriptions to a topic, the newer one is kept; that is no change. Source:
+    ``updateSubscription``.
+    """
     sent = {each.topic: each for each in data.subscriptions}
     changed = sent.keys() != group.subscriptions.keys()
     group.subscriptions = {

@@ -50,7 +50,7 @@ class Host(NamedTuple):
 
     @property
     def ip_number(self) -> int:
-        """The address as the 32-bit number that is stored."""
+        """The IP address as the 32-bit number that is stored in messages."""
         return _ip_number(self.ip)
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ UNKNOWN_HOST = Host("127.0.0.1", 0)
 
 
 class Member(NamedTuple):
-    """The values that differ between the messages of one run."""
+    """One message of a run (messages that are stored together): the values in which they differ."""
 
     flag: int
     body: bytes
@@ -82,7 +82,7 @@ class MessageRun:
 
 
 class Placement(NamedTuple):
-    """Place and time at which a run is stored."""
+    """Offsets of the first message of a run, and time and broker address with which the run is stored."""
 
     commit_log_offset: int
     queue_offset: int
@@ -91,7 +91,7 @@ class Placement(NamedTuple):
 
 
 class EncodedRun(NamedTuple):
-    """A run as stored in the commit log, with each message's data for the consume queue."""
+    """A run as bytes of the commit log, with the offset, size and tag hash of each message."""
 
     data: bytes
     commit_log_offsets: list[int]
@@ -100,7 +100,7 @@ class EncodedRun(NamedTuple):
 
 
 class StoredRun(NamedTuple):
-    """Place of a stored run."""
+    """Where a run was stored: queue offset of its first message, commit log offset and tag hash of each."""
 
     queue_offset: int
     commit_log_offsets: list[int]
@@ -108,7 +108,10 @@ class StoredRun(NamedTuple):
 
 
 def encode_run(run: MessageRun, placement: Placement) -> EncodedRun:
-    """Encode ``run`` at ``placement``; layout V2 if the topic has more than 127 bytes."""
+    """Encode the messages of ``run`` as they are stored at ``placement``.
+
+    The layout is V2 if the topic's name has more than 127 bytes, otherwise V1.
+    """
     magic, topic_part = _topic_part(run.topic)
     fixed = _HEAD.size + _SHARED.size + _BODY_LENGTH.size + len(topic_part) + _SHORT.size
     sizes = [fixed + len(body) + len(properties) for _, body, properties in run.members]
@@ -183,13 +186,13 @@ def tag_hash(properties: bytes) -> int:
 
 
 def store_timestamp_of(message: bytes) -> int:
-    """Store timestamp, in milliseconds, of a message as :func:`encode_run` wrote it."""
+    """Return the store timestamp, in milliseconds, of a message that :func:`encode_run` has written."""
     (timestamp,) = _STORE_TIMESTAMP.unpack_from(message, _STORE_TIMESTAMP_AT)
     return int(timestamp)
 
 
 def offset_message_id(store_host: Host, commit_log_offset: int) -> str:
-    """32 hexadecimal digits that name a stored message (``MessageDecoder.createMessageId``)."""
+    """Return 32 hexadecimal digits that identify a stored message (``MessageDecoder.createMessageId``)."""
     return f"{_host_of_message_id(store_host)}{commit_log_offset:016X}"
 
 
@@ -235,12 +238,12 @@ class StoredParts:
 
     @property
     def properties(self) -> dict[str, str]:
-        """Return the properties; the last value of a duplicate name."""
+        """The decoded properties; of a name that occurs twice, the last value counts."""
         return decode_properties(self.member.properties)
 
 
 def read_stored(message: bytes) -> StoredParts:
-    """Take apart a message as :func:`broker_sim.layout.encode_run` wrote it."""
+    """Decode a stored message that :func:`broker_sim.layout.encode_run` has written."""
     head = _STORED_HEAD.unpack_from(message)
     magic, queue_id, flag, queue_offset, commit_log_offset, sys_flag, born_timestamp = head[:7]
     born_ip, born_port, store_timestamp, store_ip, store_port, reconsume_times, _, body_length = head[7:]

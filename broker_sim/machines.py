@@ -43,8 +43,9 @@ _NOT_AVAILABLE = (
 )
 MASTER_ID = 0
 Serve = Callable[[Endpoint, Callable[[], None]], EndpointServer]
-"""Creates the server of an endpoint, which calls the second argument after any work that may have stored
-messages."""
+"""Function that creates the server of an endpoint (its first argument).
+
+The server calls the second argument after any work that may have stored messages."""
 
 
 def make_replica(master: Broker, clock: Clock, settings: BrokerSettings) -> Broker:
@@ -57,7 +58,7 @@ def make_replica(master: Broker, clock: Clock, settings: BrokerSettings) -> Brok
 
 
 class LogCopy:
-    """Keeps ``target`` equal to ``source``, except for the newest messages.
+    """Copies the messages of a master's store ``source`` to a replica's, ``target``, except the newest ones.
 
     :meth:`catch_up` must be called after every append to ``source``, before old messages are dropped there.
     """
@@ -68,7 +69,7 @@ class LogCopy:
         self._seen = target.end_offset
         self._waiting: deque[bytes] = deque()
         self.lag_messages = 0
-        """Number of the newest messages that are not copied; copied messages are never removed."""
+        """Number of the newest messages that are not copied yet. Copied messages are never removed."""
 
     def catch_up(self) -> None:
         """Copy all messages except the last ``lag_messages``."""
@@ -95,7 +96,10 @@ class LogCopy:
 
 
 class Role:
-    """A broker as the master or a slave of its name; ``broker_id`` changes when a slave is promoted."""
+    """An endpoint that lets a broker answer as a master with slaves, or as a slave.
+
+    ``broker_id`` is 0 for the master; it changes when a slave is promoted.
+    """
 
     def __init__(self, broker: Broker, broker_id: int, is_master_alive: Callable[[], bool]) -> None:
         self.broker_id = broker_id
@@ -108,7 +112,10 @@ class Role:
         return f"{self._broker.name}:{self.broker_id}" if self._is_slave else self._broker.name
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
-        """Answer one request as this kind of broker does."""
+        """Return the broker's commands after one request, changed as a master or slave answers.
+
+        A slave refuses sends, and refuses pulls unless ``slave_read_enable`` is set.
+        """
         if command.is_response:
             return self._broker.handle(peer, command)
         if self._is_slave:
@@ -130,7 +137,7 @@ class Role:
         return self._broker.look_at_clock()
 
     def next_deadline_s(self) -> float | None:
-        """The broker's."""
+        """Return the monotonic time of the broker's next due work; None if none is known."""
         return self._broker.next_deadline_s()
 
     @property
@@ -166,7 +173,11 @@ class Role:
         ]
 
     def _revised(self, answer: RemotingCommand, header: PullMessageRequestHeader) -> RemotingCommand:
-        """Return the answer to a pull in this role; refusals stay unchanged."""
+        """Return the broker's answer to a pull, changed as a master with slaves, or a slave, gives it.
+
+        It suggests the machine for the next pull. While the master is alive, a slave that has no message lets
+        the client retry there; a slave never corrects the client's offset. Refusals stay unchanged.
+        """
         if "nextBeginOffset" not in answer.ext_fields:
             return answer
         state = self._broker.state
@@ -188,7 +199,7 @@ class Role:
         return replace(answer, code=int(code), ext_fields=fields)
 
     def _is_slow(self, header: PullMessageRequestHeader, answer: RemotingCommand) -> bool:
-        """Whether the pulled messages are further back than memory reaches."""
+        """Whether the pulled messages are older than the newest ``in_memory_bytes`` of the commit log."""
         reach = self._broker.state.settings.in_memory_bytes
         if reach is None or answer.code not in {ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY}:
             return False
@@ -208,7 +219,10 @@ class _Machine:
 
 
 class BrokerMachines:
-    """Starts, stops and promotes machines; a stopped machine keeps everything it stored."""
+    """The machines of one broker name, a master and its replicas: starts, stops and promotes them.
+
+    A stopped machine keeps everything that it stored.
+    """
 
     def __init__(
         self,
@@ -233,11 +247,11 @@ class BrokerMachines:
 
     @property
     def master(self) -> Broker:
-        """The broker that accepts messages, running or not."""
+        """The master's broker, running or not."""
         return self._machines[MASTER_ID].broker
 
     def host(self, broker_id: int = MASTER_ID) -> Host:
-        """Where a machine listens, or listened last."""
+        """Return the address at which a machine listens, or listened last."""
         return self._machine_of(broker_id).broker.state.host
 
     def _copied(self) -> dict[Host, int]:
@@ -246,7 +260,7 @@ class BrokerMachines:
 
     @property
     def replicas(self) -> dict[int, Host]:
-        """Where each replica listens, or listened last, by broker id."""
+        """The address at which each replica listens, or listened last, by broker id."""
         return {key: machine.broker.state.host for key, machine in self._machines.items() if key != MASTER_ID}
 
     async def start_all(self) -> None:
@@ -276,9 +290,12 @@ class BrokerMachines:
         machine.broker.restarted()
 
     async def promote(self, broker_id: int) -> None:
-        """Make a replica the master with the messages it has; all other machines leave permanently.
+        """Make a replica the master, with the messages that it has; all other machines leave for ever.
 
-        It takes over postponed messages even if it has not copied them yet.
+        It takes over messages that wait for their time, even if it has not copied them yet.
+
+        Raises:
+            ValueError: If there is no such machine, or it is the master already.
         """
         promoted = self._machine_of(broker_id)
         if promoted.copy is None or promoted.role is None:
@@ -298,7 +315,11 @@ class BrokerMachines:
         promoted.server.do_due()
 
     def set_lag(self, broker_id: int, messages: int) -> None:
-        """Make a replica lack the newest ``messages`` from now on."""
+        """Make a replica lack the master's newest ``messages`` from now on; 0 brings it up to date.
+
+        Raises:
+            ValueError: If there is no such machine, or it is the master.
+        """
         copy = self._machine_of(broker_id).copy
         if copy is None:
             raise ValueError(f"Machine {broker_id} of {self._name!r} is the master: it copies nobody.")
@@ -306,7 +327,7 @@ class BrokerMachines:
         self.replicate()
 
     def replicate(self) -> None:
-        """Copy to the replicas all messages up to their lag."""
+        """Copy the master's messages to each replica, except the newest ones by which it is to lag."""
         for machine in self._machines.values():
             if machine.copy is not None:
                 machine.copy.catch_up()
@@ -325,15 +346,15 @@ class BrokerMachines:
             machine.server.look_at_clock()
 
     def held_pulls(self) -> int:
-        """Pulls that wait at all machines."""
+        """Return the number of pulls that wait for messages at all machines."""
         return sum(len(machine.broker.state.held_pulls) for machine in self._machines.values())
 
     def connections(self) -> int:
-        """Connections the master serves."""
+        """Return the number of connections that the master serves."""
         return self._machines[MASTER_ID].server.connection_count
 
     def messages_were_put(self) -> None:
-        """Wake the pulls that wait, after messages were stored without the master's server."""
+        """Send the answers to pulls that waited for messages which the master stored without a request."""
         self._machines[MASTER_ID].server.do_due()
 
     def _machine(self, broker: Broker, broker_id: int, serve: Serve, *, has_role: bool) -> _Machine:

@@ -44,10 +44,10 @@ _SIZE_AND_OFFSET = struct.Struct(">i24xq")
 
 
 class CommitLog:
-    """Append-only bytes, addressed by a commit log offset that counts from the first byte ever written."""
+    """All messages as append-only bytes; an offset counts from the first byte ever written."""
 
     def __init__(self, retention_bytes: int | None = None) -> None:
-        """Keep at most ``retention_bytes``; None keeps everything."""
+        """Create an empty log that keeps about its newest ``retention_bytes``; None keeps everything."""
         self._retention_bytes = retention_bytes
         bound = retention_bytes or _LARGEST_SEGMENT * _SEGMENTS_PER_LOG
         self._segment_bytes = min(max(bound // _SEGMENTS_PER_LOG, _SMALLEST_SEGMENT), _LARGEST_SEGMENT)
@@ -66,7 +66,7 @@ class CommitLog:
         return self._bases[-1] + len(self._segments[-1])
 
     def append(self, data: bytes) -> int:
-        """Add ``data`` and return its commit log offset; the oldest segments may go."""
+        """Add ``data`` and return its commit log offset; the oldest data may be dropped for it."""
         if len(self._segments[-1]) >= self._segment_bytes:
             self._bases.append(self.end_offset)
             self._segments.append(bytearray())
@@ -76,7 +76,7 @@ class CommitLog:
         return offset
 
     def read(self, offset: int, size: int) -> bytes:
-        """``size`` bytes from ``offset`` on; both must lie within the bytes held."""
+        """Return ``size`` bytes from ``offset`` on, all of which the log must still have."""
         index = bisect_right(self._bases, offset) - 1
         start = offset - self._bases[index]
         found = _copy(self._segments[index], start, size)
@@ -106,7 +106,7 @@ def _copy(segment: bytearray, start: int, size: int) -> bytes:
 
 
 class IndexEntry(NamedTuple):
-    """One message under one of its keys."""
+    """Place, store time and size of a message, as the index by key stores them."""
 
     commit_log_offset: int
     store_timestamp: int
@@ -123,7 +123,7 @@ class KeyMatches(NamedTuple):
 
 
 class MessageIndex:
-    """(topic, key) → messages."""
+    """Index of the commit log's messages by topic and key; it is brought up to date by each query."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
@@ -132,7 +132,10 @@ class MessageIndex:
         self._last: IndexEntry | None = None
 
     def find(self, topic: str, key: str, most: int, begin_ms: int, end_ms: int) -> KeyMatches:
-        """Find the topic's messages with the key that were stored between the two times, inclusive."""
+        """Find the topic's messages with the key that were stored between the two times, inclusive.
+
+        At most the newest ``most``, and never more than 64, are returned.
+        """
         self._read_on()
         found = self._entries.get((topic, key), [])
         in_time = [each for each in found if begin_ms <= each.store_timestamp <= end_ms]
@@ -153,7 +156,7 @@ class MessageIndex:
         self._read_to = at
 
     def _forget_dropped(self) -> None:
-        """Remove index entries that the commit log no longer holds, so that it stays as small."""
+        """Remove the entries of messages that the commit log no longer has."""
         oldest = self._log.min_offset
         for name, entries in list(self._entries.items()):
             kept = [each for each in entries if each.commit_log_offset >= oldest]
@@ -171,7 +174,7 @@ def _keys(message: StoredParts) -> Iterator[str]:
 
 
 class Entry(NamedTuple):
-    """Place of a queue's message."""
+    """Commit log offset, size in bytes and tag hash code of one message of a queue."""
 
     commit_log_offset: int
     size: int
@@ -187,18 +190,20 @@ class PullLimits:
     total_bytes: int = 262144
     """maxTransferBytesOnMessageInMemory; the first message is returned whatever its size."""
     scanned_entries: int = 800
-    """maxFilterMessageSize / 20: entries looked at when most do not match."""
+    """Maximum number of messages that one pull examines, matching or not (maxFilterMessageSize / 20).
+
+    A pull that requests more messages than that examines as many as it requests."""
 
 
 class Run(NamedTuple):
-    """Bytes that lie together in the commit log."""
+    """Place and size of consecutive bytes of the commit log: one message or more."""
 
     commit_log_offset: int
     size: int
 
 
 class Scan(NamedTuple):
-    """Selection of messages for a pull."""
+    """Result of selecting messages for a pull: where they are, their number, and where to go on."""
 
     runs: list[Run]
     message_count: int
@@ -232,12 +237,12 @@ class ConsumeQueue:
         self._tag_hashes.extend(tag_hashes)
 
     def entry(self, queue_offset: int) -> Entry:
-        """Return the place of the message at ``queue_offset``, which must be held."""
+        """Return the place of the message at ``queue_offset``, which the queue must still have."""
         at = queue_offset - self._base
         return Entry(self._commit_log_offsets[at], self._sizes[at], self._tag_hashes[at])
 
     def drop_before(self, commit_log_offset: int) -> None:
-        """Forget the messages the commit log no longer holds."""
+        """Forget the messages below ``commit_log_offset``, which the commit log no longer has."""
         self._gone = bisect_left(self._commit_log_offsets, commit_log_offset)
         if self._gone * 2 > len(self._sizes):  # each element is moved once on average
             for column in (self._commit_log_offsets, self._sizes, self._tag_hashes):
@@ -253,14 +258,16 @@ class ConsumeQueue:
         wanted: frozenset[int] | None,
         accepts: Callable[[int, int], bool] | None = None,
     ) -> Scan:
-        """Choose messages from queue offset ``start`` on, which must be held.
+        """Choose messages for a pull from queue offset ``start`` on, which the queue must still have.
 
         Args:
             start: first queue offset to scan.
             max_messages: number that the consumer requested; 0 still returns one.
-            limits: the broker's limits, which are checked before a message is added, and before the filter.
+            limits: the broker's limits. They are checked before each message after the first one, even if
+                the message does not pass the filter.
             wanted: tag hash codes that the consumer accepts, or None for all.
-            accepts: checks the message at a commit log offset, of a size, whose hash code is wanted.
+            accepts: gets commit log offset and size of each message with a wanted hash code; returns whether
+                to take the message. None takes all.
 
         Source: ``DefaultMessageStore.getMessage`` and ``isTheBatchFull``.
         """
@@ -290,7 +297,7 @@ class ConsumeQueue:
 
 
 class GetMessageStatus(Enum):
-    """Outcome of a search for messages; the name is the remark of a pull's answer."""
+    """Outcome of a search for messages in a queue; its name is the remark of the answer to the pull."""
 
     FOUND = auto()
     NO_MATCHED_MESSAGE = auto()
@@ -315,7 +322,7 @@ class GetMessageResult:
 
 
 class MessageStore:
-    """Append and read messages; nothing is ever changed in place."""
+    """All messages of a broker: appends and reads them; nothing is ever changed in place."""
 
     def __init__(self, clock: Clock, *, retention_bytes: int | None = None) -> None:
         self._clock = clock
@@ -324,7 +331,7 @@ class MessageStore:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
 
     def append(self, run: MessageRun, store_host: Host) -> StoredRun:
-        """Store the messages of ``run`` in order and return their places."""
+        """Store the messages of ``run`` in order, with the present time; return their places."""
         queue = self._queues.setdefault((run.topic, run.queue_id), ConsumeQueue())
         now_ms = int(self._clock.now_s() * 1000)
         first = queue.max_offset
@@ -335,7 +342,7 @@ class MessageStore:
     def append_copy(
         self, message: bytes, *, topic: str, queue_id: int, queue_offset: int, tag_hash: int
     ) -> None:
-        """Store a message from the same offset of another broker's log.
+        """Store a message that another broker has at the same commit log offset.
 
         A queue offset that goes back means that the topic was deleted there and created again.
         """
@@ -350,7 +357,7 @@ class MessageStore:
         return self._log.end_offset
 
     def bytes_behind(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Bytes of the commit log from the message at ``queue_offset``, which must be held, to the end."""
+        """Return how many bytes the log has from the message at ``queue_offset``, which must exist, on."""
         return self._log.end_offset - self._queues[topic, queue_id].entry(queue_offset).commit_log_offset
 
     def get(
@@ -364,7 +371,11 @@ class MessageStore:
         wanted: frozenset[int] | None,
         accepts: Callable[[bytes], bool] | None = None,
     ) -> GetMessageResult:
-        """Return messages from ``queue_offset`` on that have a ``wanted`` tag hash and pass ``accepts``."""
+        """Return messages from ``queue_offset`` on that have a ``wanted`` tag hash and pass ``accepts``.
+
+        None for one of these accepts all. If the queue has no message at that offset, the result has the
+        reason and the offset at which to go on.
+        """
         queue = self._queues.get((topic, queue_id))
         lowest, highest = (queue.min_offset, queue.max_offset) if queue else (0, 0)
         correction = _correct(queue_offset, lowest, highest)
@@ -384,7 +395,7 @@ class MessageStore:
         )
 
     def drop_stored_before(self, timestamp_ms: int) -> None:
-        """Drop the messages stored before a time; each one is read once, when it is dropped."""
+        """Drop the oldest messages, up to the first one that was stored at ``timestamp_ms`` or later."""
         at = self._log.min_offset
         while (message := self.message_at(at)) is not None and store_timestamp_of(message) < timestamp_ms:
             at += len(message)
@@ -393,22 +404,22 @@ class MessageStore:
             self._drop_from_queues()
 
     def delete_topic(self, topic: str) -> None:
-        """Delete the queues of the topic; if created again, they start at offset 0."""
+        """Delete the queues of the topic; if the topic is created again, they begin at offset 0."""
         for key in [key for key in self._queues if key[0] == topic]:
             del self._queues[key]
 
     def delete_emptied_queues(self, *, is_kept: Callable[[str], bool]) -> None:
-        """Delete the queues whose messages are all gone, except those of kept topics."""
+        """Delete the queues whose messages are all gone, except those of topics that ``is_kept`` accepts."""
         for (topic, queue_id), queue in list(self._queues.items()):
             if queue.max_offset and queue.min_offset == queue.max_offset and not is_kept(topic):
                 del self._queues[topic, queue_id]
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return the index of one queue, for reading only; None for a queue that was never written."""
+        """Return the offsets, sizes and tags of one queue, for reading only; None if it was never written."""
         return self._queues.get((topic, queue_id))
 
     def find_by_key(self, topic: str, key: str, most: int, begin_ms: int, end_ms: int) -> KeyMatches:
-        """Messages of the topic with this key, stored between two times; at most the newest ``most``."""
+        """Find the topic's messages with this key that were stored between two times; the newest ``most``."""
         return self._index.find(topic, key, most, begin_ms, end_ms)
 
     @property
@@ -422,17 +433,17 @@ class MessageStore:
         return -1 if oldest is None else store_timestamp_of(oldest)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Oldest queue offset held; 0 for a queue never written."""
+        """Return the queue's oldest offset that is still stored; 0 for a queue never written."""
         queue = self._queues.get((topic, queue_id))
         return queue.min_offset if queue else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Last queue offset + 1; 0 for a queue never written."""
+        """Return the queue's last offset + 1; 0 for a queue never written."""
         queue = self._queues.get((topic, queue_id))
         return queue.max_offset if queue else 0
 
     def store_timestamp(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """Return the message's store time in milliseconds; -1 if it is not held."""
+        """Return the message's store time in milliseconds; -1 if there is no such message."""
         queue = self._queues.get((topic, queue_id))
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return -1
@@ -440,7 +451,10 @@ class MessageStore:
         return store_timestamp_of(self._log.read(entry.commit_log_offset, entry.size))
 
     def first_at_or_after(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """First queue offset stored at ``timestamp_ms`` or later, else the maximum (boundary LOWER)."""
+        """Return the offset of the first message stored at ``timestamp_ms`` or later, else the queue's end.
+
+        This is boundary LOWER of requests.
+        """
         low, high = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
         while low < high:
             middle = (low + high) // 2
@@ -451,12 +465,15 @@ class MessageStore:
         return low
 
     def last_at_or_before(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Last queue offset stored at ``timestamp_ms`` or earlier, else 0 (boundary UPPER)."""
+        """Return the offset of the last message stored at ``timestamp_ms`` or earlier, else 0.
+
+        This is boundary UPPER of requests.
+        """
         following = self.first_at_or_after(topic, queue_id, timestamp_ms + 1)
         return following - 1 if following > self.min_offset(topic, queue_id) else 0
 
     def message_at(self, commit_log_offset: int) -> bytes | None:
-        """The stored message that begins at ``commit_log_offset``, or None when nothing is held there."""
+        """Return the stored message that begins at ``commit_log_offset``; None if none begins there."""
         last = self._log.end_offset - MIN_STORED_BYTES
         if not self._log.min_offset <= commit_log_offset <= last:
             return None
@@ -485,7 +502,10 @@ class MessageStore:
 
 
 def _correct(queue_offset: int, lowest: int, highest: int) -> tuple[GetMessageStatus, int] | None:
-    """Return status and next offset for an offset without a message; None if it has one."""
+    """Return status and next offset if a queue from ``lowest`` to ``highest`` (exclusive) lacks the offset.
+
+    None if it has a message there.
+    """
     if highest == 0:
         return GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0
     if queue_offset < lowest:

@@ -29,23 +29,27 @@ _UNCHANGEABLE = frozenset({"configBlackList", "configStorePath", "kvConfigPath",
 
 @dataclass(slots=True)
 class _Registration:
-    """A broker name with its machines and topics."""
+    """Topics of one broker name, and the addresses of its machines by broker id."""
 
     topics: TopicTable
     addresses: dict[int, Host] = field(default_factory=dict)
 
 
 class NameServer:
-    """Lists a broker's topics as soon as they are created, and forgets a broker when it stops."""
+    """A name server without sockets, which decides every answer.
+
+    It lists a broker's topics as soon as they are created, and forgets a broker as soon as it stops.
+    """
 
     name = "namesrv"
 
     def __init__(
         self, *, mirror_header_form: bool = False, advertised: Mapping[str, Host] = MappingProxyType({})
     ) -> None:
-        """Answer binary requests in binary, or everything in JSON as 5.3.3 does.
+        """Create a name server without brokers.
 
-        ``advertised`` are masters' addresses for the routes by broker name, wherever they are
+        ``mirror_header_form`` makes it answer binary requests in binary; otherwise it answers in JSON, as
+        5.3.3 does. ``advertised`` has addresses by broker name that routes show in place of the masters' own
         (``brokerIP1``).
         """
         self._mirror_header_form = mirror_header_form
@@ -96,12 +100,12 @@ class NameServer:
         self._brokers = {}
 
     def register_forgotten(self) -> None:
-        """Register the brokers from before :meth:`restart`, as live ones do within 30 s."""
+        """Register the brokers that :meth:`restart` has forgotten, as live ones do within 30 s."""
         self._brokers |= self._forgotten
         self._forgotten = {}
 
     def unregister(self, broker_name: str, broker_id: int = 0) -> None:
-        """Remove a stopped machine; with the last of its name, its queues leave all routes immediately."""
+        """Remove a stopped machine of a broker; with the last one, the broker's queues leave all routes."""
         for known in (self._brokers, self._forgotten):
             registration = known.get(broker_name)
             if registration is not None:
@@ -123,7 +127,7 @@ class NameServer:
         return TopicRoute(brokers=tuple(brokers), queues=tuple(queues), order_topic_conf=order)
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
-        """Answer one request."""
+        """Return the answer to one request; nothing for a oneway request or a response."""
         if command.is_response:
             return []
         handler = self._handlers.get(command.code, not_supported)
@@ -156,7 +160,10 @@ class NameServer:
         return self._config[_ORDER_MESSAGE_ENABLE].lower() == "true"
 
     def _topic(self, broker_name: str, topic: str) -> Topic | None:
-        """Return the topic on a live broker, unless it was deleted here and has not changed there since."""
+        """Return a live broker's topic.
+
+        None if the broker lacks it, or if it was deleted at the name server and has not changed since.
+        """
         config = self._brokers[broker_name].topics.find(topic)
         return None if config is self._hidden.get((broker_name, topic)) else config
 
@@ -182,7 +189,7 @@ class NameServer:
         return reply(command, body=encode_route(route, standard_json=standard))
 
     def _answer_cluster_info(self, command: RemotingCommand) -> RemotingCommand:
-        """Answer with bare integer keys for every version."""
+        """Answer with all brokers' addresses; their ids are bare integers in the JSON for every client."""
         return reply(
             command,
             body=encode_cluster_info(
@@ -195,7 +202,7 @@ class NameServer:
         return reply(command, body=encode_topic_list(self._topics(self._brokers)))
 
     def _answer_topics_of_cluster(self, command: RemotingCommand) -> RemotingCommand:
-        """Answer with the topics; none for an unknown cluster, where 5.3.3 swallows its own exception."""
+        """Answer with the cluster's topics; none for an unknown cluster, as 5.3.3 does by mistake."""
         names = self._brokers if _required(command, "cluster") == CLUSTER_NAME else ()
         return reply(command, body=encode_topic_list(self._topics(names)))
 

@@ -34,7 +34,10 @@ _OLDEST_RESETTABLE_CLIENT = 28
 
 
 def handle_reset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """Reset the offsets; answer with the new offset of each queue."""
+    """Answer 222 INVOKE_BROKER_TO_RESET_OFFSET: move a group in a topic; return the new offset of each queue.
+
+    By default the new offset waits for the group's next pull; otherwise the group's members are notified.
+    """
     header = from_ext_fields(ResetOffsetRequestHeader, command.ext_fields)
     if state.settings.use_server_side_reset_offset:
         return _reset_here(state, command, header)
@@ -146,7 +149,7 @@ def _offset_at(state: BrokerState, queue: MessageQueue, timestamp: int) -> int:
 
 
 def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """208: the group's progress in each queue; queues without a committed offset count as 0."""
+    """Answer 208 GET_CONSUME_STATS: a group's progress in each queue; 0 where it has committed no offset."""
     header = from_ext_fields(GetConsumeStatsRequestHeader, command.ext_fields)
     offsets = {
         MessageQueue(topic.name, state.name, queue_id): _wrapper(
@@ -160,7 +163,7 @@ def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def handle_stats_of_broker(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """317: every group's progress; pulled offsets are not included, and count as 0."""
+    """Answer 317 GET_BROKER_CONSUME_STATS: every group's progress; pull offsets are always 0, as in 5.3.3."""
     is_order = command.ext_fields.get("isOrder") == "true"
     groups, behind, in_flight = [], 0, 0
     for group in state.groups:
@@ -188,9 +191,9 @@ def handle_stats_of_broker(state: BrokerState, command: RemotingCommand) -> Remo
 
 
 def handle_groups_of_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """300: groups that ever committed for the topic.
+    """Answer 300 QUERY_TOPIC_CONSUME_BY_WHO: groups that have committed offsets for the topic.
 
-    A topic that was ever subscribed to is in the list itself: 5.3.3 records its name instead of the group's.
+    If any group ever subscribed to the topic, the list also has the topic's name, as 5.3.3 adds by mistake.
     """
     topic = from_ext_fields(TopicRequestHeader, command.ext_fields).topic
     groups = set(state.offsets.groups_of(topic))
@@ -200,14 +203,14 @@ def handle_groups_of_topic(state: BrokerState, command: RemotingCommand) -> Remo
 
 
 def handle_topics_of_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """343: topics for which the group ever committed."""
+    """Answer 343 QUERY_TOPICS_BY_CONSUMER: topics for which the group has committed offsets."""
     group = from_ext_fields(QueryTopicsByConsumerHeader, command.ext_fields).group
     body = {"brokerAddr": str(state.host), "topicList": sorted(state.offsets.topics_of(group))}
     return reply(command, body=dumps_java(body))
 
 
 def handle_subscription_of_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """345: the group's subscription to the topic."""
+    """Answer 345 QUERY_SUBSCRIPTION_BY_CONSUMER: the group's subscription to the topic, if it has one."""
     header = from_ext_fields(TopicAndGroupHeader, command.ext_fields)
     body: dict[str, object] = {"group": header.group, "topic": header.topic}
     subscription = state.membership.subscriptions(header.group).get(header.topic)
@@ -217,7 +220,10 @@ def handle_subscription_of_group(state: BrokerState, command: RemotingCommand) -
 
 
 def handle_time_span(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """303: the time span of each queue's messages, and the group's position within it."""
+    """Answer 303 QUERY_CONSUME_TIME_SPAN: for each queue, the store times of three messages and the delay.
+
+    The messages are the oldest one, the newest one and the last consumed one.
+    """
     header = from_ext_fields(TopicAndGroupHeader, command.ext_fields)
     topic = state.topics.find(header.topic)
     if topic is None:
@@ -230,7 +236,7 @@ def handle_time_span(state: BrokerState, command: RemotingCommand) -> RemotingCo
 
 
 def handle_all_offsets(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """43: every committed offset."""
+    """Answer 43 GET_ALL_CONSUMER_OFFSET: every committed offset, by topic and group."""
     tables = {f"{topic}@{group}": table for group, topic, table in state.offsets.tables()}
     group_topics: dict[str, list[str]] = {}
     for group, topic, _ in state.offsets.tables():
@@ -240,7 +246,11 @@ def handle_all_offsets(state: BrokerState, command: RemotingCommand) -> Remoting
 
 
 def handle_clone_offsets(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """314: copy one group's committed offsets to another; without a topic, do nothing, as in Java."""
+    """Answer 314 CLONE_GROUP_OFFSET: copy one group's committed offsets for a topic to another group.
+
+    Without a topic nothing is copied, as in Java. Nothing is copied either if the source group has members
+    that do not subscribe to the topic, unless the request has ``offline``.
+    """
     header = from_ext_fields(CloneGroupOffsetHeader, command.ext_fields)
     if header.topic and state.topics.find(header.topic) is not None:
         subscriptions = state.membership.subscriptions(header.source_group)
@@ -250,7 +260,11 @@ def handle_clone_offsets(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def _topics_of_interest(state: BrokerState, header: GetConsumeStatsRequestHeader) -> list[str]:
-    """Return a given list unchanged; otherwise the topics that the group's members subscribe to, if any."""
+    """Return the request's list of topics, else its topic or those for which the group has committed offsets.
+
+    A list is returned unchanged. Of other topics, those are left out to which the group's members do not
+    subscribe; without members, none is left out.
+    """
     if header.topic_list and header.topic_list.strip():
         return [name for name in header.topic_list.split(";") if name]
     group = header.consumer_group
@@ -288,6 +302,9 @@ def _time_span(state: BrokerState, consumer_group: str, queue: MessageQueue) -> 
 
 
 def _moment(timestamp_ms: int) -> str:
-    """Format as ``UtilAll.YYYY_MM_DD_HH_MM_SS_SSS``, in the machine's time zone."""
+    """Format a time, such as ``2026-11-20#10:00:00:000``, in the machine's time zone.
+
+    Source: ``UtilAll.YYYY_MM_DD_HH_MM_SS_SSS``.
+    """
     moment = datetime.fromtimestamp(timestamp_ms / 1000, tz=UTC).astimezone()
     return f"{moment:%Y-%m-%d#%H:%M:%S}:{timestamp_ms % 1000:03d}"

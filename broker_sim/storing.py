@@ -16,7 +16,10 @@ ADDED_TO_EVERY_MESSAGE: Mapping[str, str] = {"MSG_REGION": "DefaultRegion", "TRA
 
 
 def as_run(queue: MessageQueue, messages: Sequence[Message], *, born_timestamp: int) -> MessageRun:
-    """Create the run of messages that results from sending them to ``queue`` one by one."""
+    """Create a run (messages that are stored together) as if a producer had sent ``messages`` to ``queue``.
+
+    The properties that a broker adds are included. ``born_timestamp`` is in milliseconds.
+    """
     added = {**ADDED_TO_EVERY_MESSAGE, "CLUSTER": CLUSTER_NAME}
     return MessageRun(
         topic=queue.topic,
@@ -29,14 +32,17 @@ def as_run(queue: MessageQueue, messages: Sequence[Message], *, born_timestamp: 
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """The properties as they are stored."""
+    """Encode properties as they are stored: name, U+0001, value, U+0002 for each."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode(
         "utf-8", "replace"
     )
 
 
 def store_run(state: BrokerState, run: MessageRun) -> StoredRun:
-    """Append ``run`` and release the pulls that wait for it; without long polling only their time does."""
+    """Append messages to their queue, and put the answers to pulls that wait for them into the outbox.
+
+    Without long polling, no pull is answered here: each waits for its deadline.
+    """
     stored = state.store.append(run, state.host)
     if not state.settings.long_polling_enable:
         return stored
@@ -46,7 +52,11 @@ def store_run(state: BrokerState, run: MessageRun) -> StoredRun:
 
 
 def postpone(state: BrokerState, run: MessageRun, postponement: Postponement) -> StoredRun:
-    """Store ``run``, which has the postponement's properties, where it waits; schedule its delivery."""
+    """Store delayed messages in the queue where they wait, and schedule their delivery.
+
+    ``run`` names the queue of the delivery, and has the properties of ``postponement`` already. Return where
+    the messages wait.
+    """
     due_s = state.clock.monotonic_s() + postponement.wait_s
     if postponement.timer_out_ms is None:
         state.topics.ensure(postponement.topic, len(state.settings.delay_levels_s))
@@ -59,7 +69,7 @@ def postpone(state: BrokerState, run: MessageRun, postponement: Postponement) ->
 
 
 def deliver_due(state: BrokerState) -> None:
-    """Store the postponed messages whose time has come in the queues they were sent to."""
+    """Store the delayed messages whose time has come in the queues to which they were sent."""
     now_s = state.clock.monotonic_s()
     for run in state.delayed.take_due(now_s):
         store_run(state, run)

@@ -50,7 +50,7 @@ class Topic(TopicConfig):
 
     @property
     def queue_nums(self) -> int:
-        """Queue ids that exist for sending, as the broker checks them: the larger of both numbers."""
+        """Number of queue ids that a send may name: the larger of the numbers of read and write queues."""
         return max(self.read_queue_nums, self.write_queue_nums)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class TopicTable:
         return iter(self._topics.values())
 
     def find(self, topic: str) -> Topic | None:
-        """The topic's configuration, if the broker has it."""
+        """Return the topic's configuration; None if the broker does not have the topic."""
         return self._topics.get(topic)
 
     def put(self, config: Topic) -> None:
@@ -97,7 +97,10 @@ class TopicTable:
         self._topics.pop(topic, None)
 
     def create_for_send(self, topic: str, default_topic: str, queue_nums: int) -> Topic | None:
-        """Create a topic at its first message from ``default_topic``, if that one can be inherited.
+        """Create a topic at its first message, with the permission of topic ``default_topic``.
+
+        It gets ``queue_nums`` queues, but at most as many as ``default_topic`` has. Return None if that topic
+        is missing or must not be inherited.
 
         Source: ``TopicConfigManager.createTopicInSendMessageMethod``.
         """
@@ -112,7 +115,7 @@ class TopicTable:
         return config
 
     def ensure(self, topic: str, queue_nums: int) -> Topic:
-        """Return a retry or dead-letter topic; create it with ``queue_nums`` queues if it is missing.
+        """Return a topic; create it with ``queue_nums`` queues if it is missing, as for retries.
 
         Source: ``TopicConfigManager.createTopicInSendMessageBackMethod``; the name is not checked.
         """
@@ -135,7 +138,7 @@ def name_problem(topic: str) -> str | None:
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether the broker keeps the topic for itself."""
+    """Whether the topic is one of the broker's own, by its name."""
     return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
 
 

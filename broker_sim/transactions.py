@@ -41,23 +41,35 @@ _CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 
 
 def is_half(properties: Mapping[str, str]) -> bool:
-    """Whether a message must be kept until its transaction is over."""
+    """Whether a message belongs to a transaction, so that it is hidden until the transaction ends."""
     return properties.get("TRAN_MSG", "").lower() == "true"
 
 
 def half_properties(topic: str, queue_id: int, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties with which a half message is stored."""
+    """Return the properties with which a message is stored until its transaction ends.
+
+    ``topic`` and ``queue_id``, to which it was sent, are added.
+    """
     own = {"REAL_TOPIC": topic, "REAL_QID": str(queue_id)}
     return {**properties, "__transactionId__": properties["UNIQ_KEY"], **own}
 
 
 def store_half(state: BrokerState, run: MessageRun, producer_group: str) -> StoredRun:
-    """Keep a message whose properties are :func:`half_properties`."""
+    """Store a message of an open transaction in the broker's own topic, and schedule its check.
+
+    Its properties must be those of :func:`half_properties`.
+    """
     return _keep(state, run, producer_group, checks=0, wait_s=state.settings.transaction_timeout_s)
 
 
 def handle_end(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """37: commit a half message or forget it; anything else leaves it unchanged."""
+    """Answer 37 END_TRANSACTION: commit a message or roll it back; any other state leaves it as it is.
+
+    A commit stores the message in the queue to which it was sent; a rollback forgets it.
+
+    Raises:
+        Refused: If there is no such message, or the request does not match it.
+    """
     header = from_ext_fields(EndTransactionRequestHeader, command.ext_fields)
     if header.commit_or_rollback not in (
         MessageSysFlag.TRANSACTION_COMMIT,
@@ -80,7 +92,10 @@ def handle_end(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
 
 
 def check_due(state: BrokerState) -> None:
-    """Check the half messages that are due; give up those that were checked too often."""
+    """Ask producers about the messages of open transactions that are due; forget those asked about too often.
+
+    Each message is stored again, so that its place in the log changes.
+    """
     now_s = state.clock.monotonic_s()
     for offset, half in list(state.half_messages.items()):
         if half.due_s > now_s:
@@ -112,7 +127,10 @@ def _origin(parts: StoredParts) -> _Origin:
 
 
 def _committed(parts: StoredParts) -> MessageRun:
-    """Make the committed message. All properties stay: ``endMessageTransaction`` removes some too late."""
+    """Create the message that a commit stores in its queue.
+
+    All properties stay, since the real broker (``endMessageTransaction``) removes some too late.
+    """
     origin = _origin(parts)
     flags = parts.run.sys_flag & ~_TRANSACTION_BITS | int(MessageSysFlag.TRANSACTION_COMMIT)
     return replace(parts.run, topic=origin.topic, queue_id=origin.queue_id, sys_flag=flags)
