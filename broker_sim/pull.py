@@ -51,7 +51,11 @@ _CODES: Mapping[GetMessageStatus, ResponseCode] = {
 
 
 def handle_pull(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand | None:
-    """Answer a pull, or hold it and return None."""
+    """Return the answer to a pull; None if the pull is held until there are messages or its time is up.
+
+    Raises:
+        Refused: If broker, group, topic, queue or subscription do not allow the pull.
+    """
     header = from_ext_fields(PullMessageRequestHeader, command.ext_fields)
     wanted = _check(state, peer, command.code, header)
     result = _look(state, header, wanted)
@@ -75,7 +79,7 @@ def handle_pull(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
 
 
 def release_held_pull(state: BrokerState, pull: HeldPull) -> Outgoing:
-    """Run a held pull a second and last time, and answer it with the result."""
+    """Run a held pull a second and last time; return its answer, with or without messages, to be sent."""
     header = from_ext_fields(PullMessageRequestHeader, pull.command.ext_fields)
     try:
         wanted = _check(state, pull.peer, pull.command.code, header)
@@ -131,7 +135,11 @@ def _answer(command: RemotingCommand, code: ResponseCode, result: GetMessageResu
 def _check(
     state: BrokerState, peer: Peer, request_code: int, header: PullMessageRequestHeader
 ) -> MessageFilter:
-    """Refuse the pull, or return the consumer's filter."""
+    """Return the filter of the pull's messages.
+
+    Raises:
+        Refused: If broker, group, topic, queue or subscription do not allow the pull.
+    """
     _check_broker(state, request_code)
     _check_group(state, header.consumer_group)
     _check_queue(state, peer, header)
@@ -191,7 +199,11 @@ def _check_queue(state: BrokerState, peer: Peer, header: PullMessageRequestHeade
 
 
 def _filter(state: BrokerState, header: PullMessageRequestHeader) -> MessageFilter:
-    """Create the filter of the pull's own subscription if it has one, else of the group's heartbeats."""
+    """Return the filter of the pull's own subscription, or else of that from the group's heartbeats.
+
+    Raises:
+        Refused: If there is no subscription, an older one than the pull names, or one that is not supported.
+    """
     brings_its_own = bool(header.sys_flag & _SUBSCRIPTION)
     subscription = _own_subscription(header) if brings_its_own else _registered_subscription(state, header)
     if is_by_tags(subscription):

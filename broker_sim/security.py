@@ -53,7 +53,7 @@ class Kind(StrEnum):
 
 
 class Need(NamedTuple):
-    """One of ``actions`` must be allowed on the resource."""
+    """A right that a request needs: one of ``actions`` on a resource."""
 
     kind: Kind
     name: str
@@ -61,14 +61,14 @@ class Need(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """Name of the resource in remarks."""
+        """The resource as policies and remarks name it, such as ``Topic:orders``."""
         return f"{self.kind}:{self.name}"
 
 
 class _Rule(NamedTuple):
     actions: tuple[Action, ...]
     fields: Mapping[str, Kind]
-    """Ext fields that name resources."""
+    """Names of the ext fields that name resources, with the kind of each resource."""
 
 
 _SUB = (Action.SUB,)
@@ -204,7 +204,7 @@ class Policy:
     is_allowed: bool = True
 
     def fits(self, need: Need) -> bool:
-        """Whether the policy applies to ``need``."""
+        """Whether the policy concerns the resource and one of the actions of ``need``."""
         if self.actions.isdisjoint(need.actions) and Action.ALL not in self.actions:
             return False
         if self.resource.endswith(_ANYTHING):
@@ -213,13 +213,16 @@ class Policy:
 
     @property
     def rank(self) -> tuple[bool, int, bool]:
-        """Rank for precedence, lowest first: exact before prefix, long before short names, no before yes."""
+        """Sort key: of several policies that fit, the one with the lowest rank decides.
+
+        Exact names come before prefixes, long names before short ones, and refusals before permissions.
+        """
         return self.resource.endswith(_ANYTHING), -len(self.resource), self.is_allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A user that may sign requests."""
+    """A user that may sign requests, and the user's rights."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -230,7 +233,7 @@ class User:
 
 
 class AccessControl:
-    """Pure: a request in, the reason to refuse it out."""
+    """Decides whether a request is allowed, by its signature, its user and the user's policies."""
 
     def __init__(self, users: Iterable[User]) -> None:
         self._users = {user.access_key: user for user in users}
@@ -267,7 +270,10 @@ def _first_denial(user: User, command: RemotingCommand, ip: str) -> str | None:
 
 
 def _denial(user: User, need: Need, ip: str) -> str | None:
-    """Source: ``AclAuthorizationHandler``."""
+    """Return why the user lacks a right, in the broker's words; None if the user has it.
+
+    Source: ``AclAuthorizationHandler``.
+    """
     fitting = sorted((policy for policy in user.policies if policy.fits(need)), key=lambda each: each.rank)
     if fitting and fitting[0].is_allowed:
         return None
@@ -283,7 +289,7 @@ class Guarded(Around):
         self._access = access
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
-        """Refuse, or let the endpoint answer."""
+        """Refuse a request that access control forbids; otherwise return the inner endpoint's commands."""
         problem = None if command.is_response else self._access.problem(peer.host.ip, command)
         if problem is None:
             return self._inner.handle(peer, command)

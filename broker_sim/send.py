@@ -47,14 +47,23 @@ SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 
 def max_retries(group: SubscriptionGroupConfig, client_version: int, max_reconsume_times: int | None) -> int:
-    """Return the request's value if its client is new enough to send it, else the group's."""
+    """Return how often a message is delivered again before it becomes a dead letter.
+
+    It is ``max_reconsume_times`` of the request if its client is new enough to send it, else the group's.
+    """
     if max_reconsume_times is not None and client_version >= _OLDEST_WITH_MAX_RECONSUME_TIMES:
         return max_reconsume_times
     return group.retry_max_times
 
 
 def handle_send_back(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """Store a copy of the message for a later attempt, or among the group's dead letters."""
+    """Answer 36 CONSUMER_SEND_MSG_BACK: store a copy of a message that a consumer gives back.
+
+    The copy goes into the group's retry topic for a later delivery or, after too many, to its dead letters.
+
+    Raises:
+        Refused: If the copy cannot be stored.
+    """
     header = from_ext_fields(ConsumerSendMsgBackRequestHeader, command.ext_fields)
     group = state.groups.find_or_create(
         header.group, may_create=state.settings.auto_create_subscription_group
@@ -113,19 +122,28 @@ def _store_copy(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Actual target of a message: a retry may end in the dead-letter topic."""
+    """Queue and properties with which a sent message is stored, which may differ from those of the request.
+
+    For example, a retry may end in the dead-letter topic.
+    """
 
     topic: str
     queue_id: int
     properties: dict[str, str]
     wait: Postponement | None = None
-    """Postponement if the message has to wait first; otherwise None."""
+    """Where the message waits if it is delayed; otherwise None."""
     is_half: bool = False
-    """Whether the message waits for the end of a transaction."""
+    """Whether the message belongs to a transaction that has not ended."""
 
 
 def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
-    """Store one message or a batch, wake the pulls that wait for it, and answer with its place."""
+    """Answer SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE: store one message or a batch.
+
+    Pulls that wait for it are answered, too. The answer has the queue, the first queue offset and the ids.
+
+    Raises:
+        Refused: If the message is not stored.
+    """
     if not command.body:  # golden fact 4: the real broker fails with a null pointer
         raise Refused(ResponseCode.SYSTEM_ERROR, "java.lang.NullPointerException: the message has no body")
     header = _header(command)
@@ -152,7 +170,11 @@ def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
 
 
 def handle_reply(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
-    """324, 325: push a reply to its requester, store it, then answer (``ReplyMessageProcessor``)."""
+    """Handle 324 and 325, SEND_REPLY_MESSAGE: push a reply to its requester, store it, then send the answer.
+
+    The reply is stored even if it cannot be pushed; the answer is an error then. Source:
+    ``ReplyMessageProcessor``.
+    """
     header = _header(command)
     try:
         topic = _find_or_create_topic(state, header)
@@ -204,7 +226,7 @@ def handle_reply(state: BrokerState, peer: Peer, command: RemotingCommand) -> No
 
 
 def _as_v1(header: SendHeader) -> SendMessageRequestHeader:
-    """Return the ext fields of a pushed reply, under the names of code 10 for every code."""
+    """Return the header of a reply in the form of 10 SEND_MESSAGE, in which every reply is pushed."""
     return SendMessageRequestHeader(
         producer_group=header.producer_group,
         topic=header.topic,
@@ -300,7 +322,9 @@ def _queue_of(state: BrokerState, header: SendHeader, topic: Topic) -> int:
 
 
 def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, header: SendHeader) -> bool:
-    """Whether a retry has no attempts left, or comes from orderly consumption: its group holds a lock.
+    """Whether a message to a retry topic is stored as a dead letter.
+
+    That is so if it has no deliveries left, or if its group holds a lock of a queue, as orderly consumers do.
 
     Source: ``SendMessageProcessor.handleRetryAndDLQ`` of 5.1.1 and later.
     """
@@ -317,9 +341,13 @@ def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, heade
 def _members(
     state: BrokerState, command: RemotingCommand, header: SendHeader, target: _Target
 ) -> tuple[Member, ...]:
-    """Return the request's messages, each with the properties that the broker adds.
+    """Return the messages of a send, each with the properties that the broker adds.
 
-    Source: RocketMQ 5.3.3 ``MessageExtEncoder.encode``, which answers a message and throws at a batch.
+    Source: RocketMQ 5.3.3 ``MessageExtEncoder.encode``.
+
+    Raises:
+        Refused: If a body or properties are too large. The code for a batch differs from that for a message,
+            as the real broker fails with an exception.
     """
     if header.batch and len(command.body) > state.settings.max_message_size:
         raise Refused(

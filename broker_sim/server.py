@@ -51,7 +51,11 @@ _MAX_IDLE_S = 120.0  # NettyServerConfig.serverChannelMaxIdleTimeSeconds
 
 
 def frame_of(command: RemotingCommand) -> bytes:
-    """Encode; a lone surrogate becomes ``?`` (``String.getBytes``), an unsendable command an error answer."""
+    """Encode a command as the bytes to send.
+
+    A lone surrogate in a text becomes ``?`` (``String.getBytes``). A command that still cannot be encoded is
+    replaced by an error answer.
+    """
     try:
         return encode_frame(command)
     except LocalProtocolError:
@@ -100,12 +104,15 @@ class ReservedPort:
         return socket.create_server((self.ip, self.port), backlog=backlog)
 
     def release(self) -> None:
-        """Release the port. Idempotent."""
+        """Release the port; further calls do nothing."""
         self._holder.close()
 
 
 class Endpoint(Protocol):
-    """The endpoint behind a server; called only from the event loop, and never blocks."""
+    """A name server or broker without sockets, which a server calls for the commands to send.
+
+    It is called only from the event loop, and never blocks.
+    """
 
     @property
     def name(self) -> str:
@@ -121,16 +128,16 @@ class Endpoint(Protocol):
         ...
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Do the due work; return the commands to send."""
+        """Do the work whose time has come; return the commands to send."""
         ...
 
     def next_deadline_s(self) -> float | None:
-        """Return the monotonic time of the next due work; None without any."""
+        """Return the monotonic time at which work is due next; None if there is none."""
         ...
 
 
 class Around:
-    """Base of an endpoint that answers some requests instead of another one."""
+    """Base of an endpoint that answers some requests itself and passes the others on to an inner endpoint."""
 
     def __init__(self, inner: Endpoint, *, mirror_header_form: bool = False) -> None:
         self._inner = inner
@@ -150,7 +157,7 @@ class Around:
         return self._inner.look_at_clock()
 
     def next_deadline_s(self) -> float | None:
-        """Return the inner endpoint's deadline."""
+        """Return the monotonic time at which the inner endpoint has work next; None if there is none."""
         return self._inner.next_deadline_s()
 
     def _refuse(
@@ -174,7 +181,9 @@ class EndpointServer:
         tls: ServerTls = PLAIN,
         on_change: Callable[[], None] | None = None,
     ) -> None:
-        """Prepare; ``on_change`` is called after every request and all due work.
+        """Prepare a server that does not listen yet.
+
+        ``on_change`` is called after each request and after all work whose time has come.
 
         Raises:
             OSError: If a file of ``tls`` cannot be used.
@@ -202,7 +211,7 @@ class EndpointServer:
 
     @property
     def connection_count(self) -> int:
-        """Connections that are served now."""
+        """Number of connections that are served now."""
         return len(self._connections)
 
     async def start(self, port: int) -> Host:
@@ -233,7 +242,7 @@ class EndpointServer:
         self._delayed.clear()
 
     def listen(self) -> None:
-        """Accept new connections; do nothing if it already does."""
+        """Accept new connections from now on; do nothing if the server does so already."""
         if self._listener is not None:
             return
         assert self._port is not None, "started first"
@@ -255,7 +264,10 @@ class EndpointServer:
             self._listener = None
 
     def look_at_clock(self) -> None:
-        """Do the due work; to be called only after a fake clock was moved."""
+        """Do the work whose time has come, and close idle connections.
+
+        The server does so itself, but not when a fake clock is moved: call this then.
+        """
         self.do_due()
         self._close_silent()
 
@@ -281,7 +293,10 @@ class EndpointServer:
     # --- called by connections -----------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> int:
-        """Take a new connection and number it; after ``stop``, close it again."""
+        """Take a new connection; return its number.
+
+        Close it immediately if the server is stopped, has 1,000 connections, or a scripted fault requires it.
+        """
         connection_id = next(self._connection_ids)
         self._connections[connection_id] = connection
         fault = self._faults.take_for_connection(self._endpoint.name) if self._faults.pending else None
@@ -295,27 +310,33 @@ class EndpointServer:
         return connection_id
 
     def welcome(self, first_byte: int) -> bool:
-        """Whether a connection that begins so is served."""
+        """Return whether a connection whose first byte is this one, TLS or plain, is served."""
         return is_welcome(first_byte, self._tls_mode, self._tls_context)
 
     def tls_context(self) -> ssl.SSLContext:
-        """For connections that are welcome and begin a handshake."""
+        """Return the context for the TLS handshake of a connection that is served."""
         assert self._tls_context is not None
         return self._tls_context
 
     def closed(self, connection: Connection, peer: Peer) -> None:
-        """Forget a connection."""
+        """Forget a connection that has ended, and let the endpoint handle its end."""
         self._forgotten.discard(connection)
         if self._connections.pop(peer.connection_id, None) is not None:
             self._send(self._endpoint.connection_closed(peer))
 
     def may_hold(self, more: int) -> bool:
-        """Count bytes of unfinished frames; False if there are too many now."""
+        """Add ``more`` to the bytes of unfinished frames of all connections; return whether that is allowed.
+
+        Fewer bytes (a negative number) are always allowed.
+        """
         self._held_bytes += more
         return more <= 0 or self._held_bytes <= _MOST_HELD_BYTES
 
     def received(self, connection: Connection, peer: Peer, command: RemotingCommand) -> None:
-        """Serve one command, or follow the script of faults."""
+        """Let the endpoint handle one command, and send what it returns.
+
+        If the script of faults has one for this request, that happens instead.
+        """
         fault = None
         if self._faults.pending and not command.is_response:
             fault = self._faults.take_for_request(self._endpoint.name, command.code, command.version)
@@ -380,7 +401,7 @@ class EndpointServer:
     # --- time ----------------------------------------------------------------------------------------------
 
     def do_due(self) -> None:
-        """Send waiting answers and do the due work; silent connections stay."""
+        """Do the endpoint's work whose time has come, and send delayed answers; idle connections stay."""
         self._send(self._endpoint.look_at_clock())
         now_s = self.clock.monotonic_s()
         while self._delayed and self._delayed[0][0] <= now_s:
@@ -392,7 +413,10 @@ class EndpointServer:
         self._arm_timer()
 
     def _close_silent(self) -> None:
-        """Close connections that were silent too long, even inside a frame (``IdleStateHandler``)."""
+        """Close connections without bytes in either direction for 120 s, even within a frame.
+
+        Source: ``IdleStateHandler``.
+        """
         oldest_s = self.clock.monotonic_s() - _MAX_IDLE_S
         for connection in [each for each in self._connections.values() if each.last_active_s <= oldest_s]:
             connection.abort()

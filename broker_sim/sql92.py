@@ -40,35 +40,38 @@ class Kind(Enum):
     CONSTANT = auto()
     PROPERTY = auto()
     BOOLEAN = auto()
-    """A condition; the constants TRUE, FALSE and NULL are both this and constants."""
+    """A condition. The constants TRUE, FALSE and NULL are of kind CONSTANT, and also count as conditions."""
     VALUE = auto()
-    """Anything else: a negated value."""
+    """Any other operand: a value with a minus sign."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One compiled operand."""
+    """One compiled operand of an expression, with the function that computes its value for a message."""
 
     kind: Kind
     evaluate: Evaluate
     constant: Value = None
-    """Meaningful for constants only."""
+    """The value of a constant; None for other kinds."""
 
     @property
     def is_condition(self) -> bool:
-        """Whether Java's class is a ``BooleanExpression``."""
+        """Whether the operand is a condition: of kind BOOLEAN, or one of the constants TRUE, FALSE and NULL.
+
+        Java's class is then a ``BooleanExpression``.
+        """
         is_boolean_constant = self.constant is None or isinstance(self.constant, bool)
         return self.kind is Kind.BOOLEAN or (self.kind is Kind.CONSTANT and is_boolean_constant)
 
 
 class Expression:
-    """A whole compiled expression."""
+    """A compiled SQL92 expression that selects messages by their properties."""
 
     def __init__(self, condition: Node) -> None:
         self._evaluate = condition.evaluate
 
     def matches(self, properties: Properties) -> bool:
-        """Whether a message with these properties is delivered."""
+        """Whether the expression is true for these properties of a message; False if it fails or is null."""
         try:
             return self._evaluate(properties) is True
         except (Sql92Error, RecursionError):
@@ -79,12 +82,16 @@ class Expression:
 
 
 def constant(value: Value) -> Node:
-    """A literal."""
+    """Return the operand of a literal."""
     return Node(Kind.CONSTANT, lambda _: value, value)
 
 
 def integer_literal(digits: str) -> Node:
-    """A decimal literal without its L; it must fit 64 bits."""
+    """Return the operand of a decimal integer literal, without its suffix L.
+
+    Raises:
+        Sql92Error: If it exceeds 64 bits.
+    """
     number = _integer(digits)
     if number >= _INT64_END:
         raise Sql92Error(f"{digits} exceeds 64 bits")
@@ -92,7 +99,11 @@ def integer_literal(digits: str) -> Node:
 
 
 def float_literal(text: str) -> Node:
-    """A floating point literal; Java refuses an overflow, and 0 as less than the smallest double."""
+    """Return the operand of a floating point literal.
+
+    Raises:
+        Sql92Error: If it is 0 or too large for a double, as Java refuses both.
+    """
     number = float(text)
     if math.isinf(number) or number <= 0:
         raise Sql92Error(f"{text} is not between the smallest and the largest double")
@@ -100,12 +111,15 @@ def float_literal(text: str) -> Node:
 
 
 def property_value(name: str) -> Node:
-    """The value of a property."""
+    """Return the operand whose value is the message's property ``name``; null if it has none."""
     return Node(Kind.PROPERTY, lambda properties: properties.get(name))
 
 
 def negate(operand: Node) -> Node:
-    """Minus; null for anything but a number, so for every property."""
+    """Return the operand with a minus sign; its value is null unless the operand's is a number.
+
+    So it is null for every property, since these are strings.
+    """
 
     def evaluate(properties: Properties) -> Value:
         value = operand.evaluate(properties)
@@ -118,7 +132,11 @@ def negate(operand: Node) -> Node:
 
 
 def condition(operand: Node) -> Node:
-    """The operand where a condition is needed: a property counts as false, or as null when absent."""
+    """Return the operand as a condition; a property becomes false, or null if the message lacks it.
+
+    Raises:
+        Sql92Error: If the operand is another value, such as a number.
+    """
     if operand.is_condition:
         return operand
     if operand.kind is Kind.PROPERTY:
@@ -130,7 +148,7 @@ def condition(operand: Node) -> Node:
 
 
 def negation(operand: Node) -> Node:
-    """NOT; null stays null."""
+    """Return the condition ``NOT operand``; null stays null."""
     inner = condition(operand)
 
     def evaluate(properties: Properties) -> Value:
@@ -141,12 +159,18 @@ def negation(operand: Node) -> Node:
 
 
 def either(operands: Iterable[Node]) -> Node:
-    """OR of several, from left to right until one is true; flat, so that long chains need no deep stack."""
+    """Return the OR of the operands, evaluated from left to right until one is true.
+
+    If none is true, the value is null if one is null, else false. A long chain needs no deep stack.
+    """
     return _chain(operands, decisive=True)
 
 
 def both(operands: Iterable[Node]) -> Node:
-    """AND of any number, from left to right until one is false."""
+    """Return the AND of the operands, evaluated from left to right until one is false.
+
+    If none is false, the value is null if one is null, else true.
+    """
     return _chain(operands, decisive=False)
 
 
@@ -166,7 +190,13 @@ def _chain(operands: Iterable[Node], *, decisive: bool) -> Node:
 
 
 def equal(left: Node, right: Node) -> Node:
-    """=; the constant NULL is refused."""
+    """Return the condition ``left = right``.
+
+    It is true if both values are null, null if only ``left`` is null, and false if only ``right`` is null.
+
+    Raises:
+        Sql92Error: If a side is the constant NULL, or two constants cannot be compared.
+    """
     for side in (left, right):
         if side.kind is Kind.CONSTANT and side.constant is None:
             raise Sql92Error("NULL cannot be compared")
@@ -176,7 +206,7 @@ def equal(left: Node, right: Node) -> Node:
 
 
 def is_null(operand: Node) -> Node:
-    """IS NULL."""
+    """Return the condition ``operand IS NULL``: true if the value is null, otherwise false."""
     return _equal(operand, constant(None))
 
 
@@ -191,7 +221,14 @@ def _equal(left: Node, right: Node) -> Node:
 
 
 def ordering(left: Node, right: Node, holds: Callable[[int], bool]) -> Node:
-    """<, <=, > or >=: constants must be numbers; two strings are compared as doubles."""
+    """Return the condition ``<``, ``<=``, ``>`` or ``>=``, which is null if a side is null.
+
+    ``holds`` gets a negative number, 0 or a positive number for left less than, equal to or greater than
+    right. Two strings are compared as doubles.
+
+    Raises:
+        Sql92Error: If a side is a condition, or a constant that is not a number.
+    """
     for side in (left, right):
         _check_order_operand(side)
 
@@ -208,7 +245,11 @@ def ordering(left: Node, right: Node, holds: Callable[[int], bool]) -> Node:
 
 
 def between(operand: Node, low: Node, high: Node) -> Node:
-    """BETWEEN; two constants must be in order."""
+    """Return the condition ``operand BETWEEN low AND high``, both ends included.
+
+    Raises:
+        Sql92Error: If two constants are not in order, or cannot be compared by order.
+    """
     inside = both(
         (ordering(operand, low, lambda order: order >= 0), ordering(operand, high, lambda order: order <= 0))
     )
@@ -218,14 +259,18 @@ def between(operand: Node, low: Node, high: Node) -> Node:
 
 
 def not_between(operand: Node, low: Node, high: Node) -> Node:
-    """NOT BETWEEN."""
+    """Return the condition ``operand NOT BETWEEN low AND high``: below ``low`` or above ``high``."""
     return either(
         (ordering(operand, low, lambda order: order < 0), ordering(operand, high, lambda order: order > 0))
     )
 
 
 def one_of(operand: Node, texts: Sequence[str], *, is_in: bool) -> Node:
-    """IN and NOT IN: a property among strings."""
+    """Return the condition ``operand IN (texts)``, or NOT IN; null if the message lacks the property.
+
+    Raises:
+        Sql92Error: If the operand is not a property.
+    """
     if operand.kind is not Kind.PROPERTY:
         raise Sql92Error("IN needs a property on its left")
     accepted = frozenset(texts)
@@ -238,7 +283,10 @@ def one_of(operand: Node, texts: Sequence[str], *, is_in: bool) -> Node:
 
 
 def text_test(operand: Node, search: str, test: Callable[[str, str], bool], *, holds: bool) -> Node:
-    """CONTAINS, STARTSWITH, ENDSWITH and their opposites: false for empty strings and other types."""
+    """Return the condition CONTAINS, STARTSWITH or ENDSWITH, or with ``holds=False`` its opposite.
+
+    Both are false if ``search`` is empty or the operand's value is not a string.
+    """
 
     def evaluate(properties: Properties) -> Value:
         value = operand.evaluate(properties)
@@ -257,10 +305,12 @@ def _check_order_operand(operand: Node) -> None:
 
 
 def compare(left: Value, right: Value) -> int:
-    """Negative, 0 or positive; -1 for types that have nothing to do with each other.
+    """Return a negative number, 0 or a positive number if ``left`` is below, equal to or above ``right``.
+
+    A string is converted to the type of the other side. The result is -1 for other types that differ.
 
     Raises:
-        Sql92Error: a string does not convert to the other side's type.
+        Sql92Error: If a string does not convert, or ``left`` is a boolean and ``right`` a string.
 
     Source: ``ComparisonExpression.__compare``.
     """
@@ -276,7 +326,7 @@ def compare(left: Value, right: Value) -> int:
 
 
 def _compare(left: bool | int | float | None, right: bool | int | float | None) -> int:
-    """Numbers with numbers, booleans with booleans."""
+    """Compare two numbers or two booleans, as :func:`compare` does; return -1 for other pairs."""
     if left is None or right is None or isinstance(left, bool) is not isinstance(right, bool):
         return -1
     if isinstance(left, float) or isinstance(right, float):
@@ -293,14 +343,22 @@ def _converted(text: str, like: bool | int | float | None) -> bool | int | float
 
 
 def _to_integer(text: str, end: int) -> int:
-    """``Integer.valueOf`` or ``Long.valueOf``: as many bits as the literal it is compared with."""
+    """Convert as ``Integer.valueOf`` or ``Long.valueOf``: the number must be from ``-end`` to below ``end``.
+
+    Raises:
+        Sql92Error: If it is not such a number.
+    """
     if _JAVA_INTEGER.fullmatch(text) is None or not -end <= _integer(text) < end:
         _fail(text)
     return _integer(text)
 
 
 def _integer(text: str) -> int:
-    """Python refuses to convert thousands of digits; one above 64 bits stands for all of them."""
+    """Convert decimal digits with an optional sign.
+
+    A number with too many digits becomes one just outside 64 bits, since Python refuses to convert thousands
+    of digits.
+    """
     digits = text.lstrip("+-").lstrip("0")
     if len(digits) > _MAX_INT64_DIGITS:
         return -_INT64_END - 1 if text.startswith("-") else _INT64_END
@@ -308,7 +366,11 @@ def _integer(text: str) -> int:
 
 
 def _to_double(text: str) -> float:
-    """``Double.valueOf``: surrounding white space and a suffix are allowed."""
+    """Convert as ``Double.valueOf``: surrounding white space and a suffix f or d are allowed.
+
+    Raises:
+        Sql92Error: If the text is not a number.
+    """
     trimmed = text.strip(_JAVA_SPACE)
     if _JAVA_DOUBLE.fullmatch(trimmed) is None:
         _fail(text)
@@ -316,7 +378,7 @@ def _to_double(text: str) -> float:
 
 
 def _order(left: float, right: float) -> int:
-    """``Double.compareTo``: NaN is the largest and equals itself; -0.0 is below 0.0."""
+    """Compare as ``Double.compareTo``: NaN is the largest and equals itself; -0.0 is below 0.0."""
     if math.isnan(left) or math.isnan(right):
         return math.isnan(left) - math.isnan(right)
     keys = [(each, math.copysign(1, each)) for each in (left, right)]

@@ -15,7 +15,7 @@ from broker_sim import sql92
 from broker_sim.sql92 import Node, Sql92Error
 
 _MAX_CHARACTERS = 32767
-"""Bounds the time and memory that an expression may cost; Java has no such limit."""
+"""Maximum length of an expression, which bounds its time and memory; Java has no such limit."""
 # The alternatives are ordered so that the first match is the longest.
 _TOKEN = re.compile(
     r"""(?:[\x20\t\n\r\f]|--[^\n\r]*[\n\r]|/\*[^*]*\*(?:\*|[^*/][^*]*\*)*/)*
@@ -44,10 +44,10 @@ _RESERVED = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "IS", *_TEXT_TESTS, 
 
 @lru_cache(maxsize=256)
 def compile_expression(text: str) -> sql92.Expression:
-    """Compile ``text``.
+    """Compile an SQL92 expression over message properties.
 
     Raises:
-        Sql92Error: it is not an expression, or unreasonably long.
+        Sql92Error: If the text does not begin with an expression, or is too long or nested too deeply.
     """
     if len(text) > _MAX_CHARACTERS:
         raise Sql92Error(f"an expression of {len(text)} characters exceeds {_MAX_CHARACTERS}")
@@ -118,7 +118,10 @@ class _Parser:
             left = following
 
     def _predicate(self, left: Node, *, is_negated: bool) -> Node | None:
-        """Parse BETWEEN, IN or a string test, after NOT or not; None if none of them follows."""
+        """Parse BETWEEN, IN or a string test whose left side is ``left``; None if none of them follows.
+
+        With ``is_negated``, return the condition with NOT, which was read before.
+        """
         if self._take("BETWEEN"):
             low = self._unary()
             self._expect("AND")

@@ -35,12 +35,15 @@ _MOST_BY_UNIQUE_KEY = 32
 
 
 def data_version(state: BrokerState) -> dict[str, object]:
-    """The version of a configuration table; the simulator counts no changes."""
+    """Return the version of a configuration table as JSON; it is always 0, as changes are not counted."""
     return {"counter": 0, "stateVersion": 0, "timestamp": state.now_ms()}
 
 
 def handle_search_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """29: queue offset by store time."""
+    """Answer 29 SEARCH_OFFSET_BY_TIMESTAMP: the queue offset of the first message at or after a store time.
+
+    With boundary UPPER, answer with the last message at or before it.
+    """
     header = from_ext_fields(SearchOffsetRequestHeader, command.ext_fields)
     is_upper = (header.boundary_type or "").upper() == "UPPER"
     search = state.store.last_at_or_before if is_upper else state.store.first_at_or_after
@@ -48,19 +51,19 @@ def handle_search_offset(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def handle_max_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """30: last queue offset + 1, 0 for a queue that does not exist."""
+    """Answer 30 GET_MAX_OFFSET: last queue offset + 1; 0 for a queue that does not exist."""
     header = from_ext_fields(QueueRequestHeader, command.ext_fields)
     return _offset(command, state.store.max_offset(header.topic, header.queue_id))
 
 
 def handle_min_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """31: oldest queue offset held, 0 for a queue that does not exist."""
+    """Answer 31 GET_MIN_OFFSET: oldest queue offset still stored; 0 for a queue that does not exist."""
     header = from_ext_fields(QueueRequestHeader, command.ext_fields)
     return _offset(command, state.store.min_offset(header.topic, header.queue_id))
 
 
 def handle_earliest_store_time(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """32: store time of the oldest message held, -1 when there is none."""
+    """Answer 32 GET_EARLIEST_MSG_STORETIME: store time of the queue's oldest message; -1 if it has none."""
     header = from_ext_fields(QueueRequestHeader, command.ext_fields)
     oldest = state.store.min_offset(header.topic, header.queue_id)
     timestamp = state.store.store_timestamp(header.topic, header.queue_id, oldest)
@@ -68,7 +71,11 @@ def handle_earliest_store_time(state: BrokerState, command: RemotingCommand) -> 
 
 
 def handle_topic_stats(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """202: bounds of every queue of the topic on this broker."""
+    """Answer 202 GET_TOPIC_STATS_INFO: bounds of every queue of the topic on this broker.
+
+    Raises:
+        Refused: If the broker does not have the topic.
+    """
     header = from_ext_fields(TopicRequestHeader, command.ext_fields)
     topic = state.topics.find(header.topic)
     if topic is None:
@@ -81,7 +88,7 @@ def handle_topic_stats(state: BrokerState, command: RemotingCommand) -> Remoting
 
 
 def bounds_of(state: BrokerState, topic: str, queue_id: int) -> QueueBounds:
-    """Return the current bounds of one queue."""
+    """Return minimum and maximum offset of a queue, and when its last message was stored; 0 without one."""
     highest = state.store.max_offset(topic, queue_id)
     return QueueBounds(
         min_offset=state.store.min_offset(topic, queue_id),
@@ -95,7 +102,11 @@ def _offset(command: RemotingCommand, queue_offset: int) -> RemotingCommand:
 
 
 def handle_query(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """12: messages of a topic by a word of KEYS or by UNIQ_KEY."""
+    """Answer 12 QUERY_MESSAGE: messages of a topic by a word of KEYS or by UNIQ_KEY.
+
+    Raises:
+        Refused: If there are none (QUERY_NOT_FOUND).
+    """
     header = from_ext_fields(QueryMessageRequestHeader, command.ext_fields)
     most = _MOST_BY_UNIQUE_KEY if header.is_unique_key else header.max_num
     matches = state.store.find_by_key(
@@ -116,7 +127,11 @@ def handle_query(state: BrokerState, command: RemotingCommand) -> RemotingComman
 
 
 def handle_view(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """33: the message at a commit log offset, which is the end of its offset id."""
+    """Answer 33 VIEW_MESSAGE_BY_ID: the message at a commit log offset, the second half of its offset id.
+
+    Raises:
+        Refused: If no message begins there.
+    """
     offset = from_ext_fields(ViewMessageRequestHeader, command.ext_fields).offset
     message = state.store.message_at(offset)
     if message is None:
@@ -125,7 +140,11 @@ def handle_view(state: BrokerState, command: RemotingCommand) -> RemotingCommand
 
 
 def handle_query_queue(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """321: the consume queue's entries of a queue."""
+    """Answer 321 QUERY_CONSUME_QUEUE: commit log offset, size and tag hash of messages of one queue.
+
+    Raises:
+        Refused: If the queue does not exist.
+    """
     header = from_ext_fields(QueryConsumeQueueHeader, command.ext_fields)
     queue = state.store.queue(header.topic, header.queue_id)
     if queue is None:
@@ -158,7 +177,11 @@ def _subscription(state: BrokerState, consumer_group: str, topic: str) -> dict[s
 
 
 def handle_create_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """17: create a topic or change its queue numbers and permission."""
+    """Answer 17 UPDATE_AND_CREATE_TOPIC: create a topic, or change its queue numbers and permission.
+
+    Raises:
+        Refused: If the name, the numbers or the attributes are not valid.
+    """
     header = from_ext_fields(CreateTopicRequestHeader, command.ext_fields)
     _check_name(header.topic)
     _check_queues(header.topic, header.read_queue_nums, header.write_queue_nums)
@@ -178,7 +201,7 @@ def handle_create_topic(state: BrokerState, command: RemotingCommand) -> Remotin
 
 
 def handle_create_topics(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """18: the same for several topics, or none if one of them is illegal."""
+    """Answer 18 UPDATE_AND_CREATE_TOPIC_LIST: create or change several topics, or none if one is invalid."""
     body = read_object(command.body, "CreateTopicListRequestBody")
     configs = [replace(from_json(Topic, each), attributes={}) for each in body.objects("topicConfigList")]
     for config in configs:
@@ -190,7 +213,7 @@ def handle_create_topics(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def handle_all_topics(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """21: every topic."""
+    """Answer 21 GET_ALL_TOPIC_CONFIG: the configuration of every topic."""
     body = {
         "dataVersion": data_version(state),
         "mappingDataVersion": data_version(state),
@@ -202,23 +225,33 @@ def handle_all_topics(state: BrokerState, command: RemotingCommand) -> RemotingC
 
 
 def handle_system_topics(state: BrokerState, command: RemotingCommand) -> RemotingCommand:  # noqa: ARG001
-    """305: the names of system topics."""
+    """Answer 305 GET_SYSTEM_TOPIC_LIST_FROM_BROKER: the names of the broker's own topics."""
     return reply(command, body=encode_topic_list(sorted(SYSTEM_TOPICS)))
 
 
 def handle_clean_queues(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """306: queues whose messages are all gone begin at offset 0 again, as in Java."""
+    """Answer 306 CLEAN_EXPIRED_CONSUMEQUEUE: delete the queues whose messages are all gone.
+
+    They begin at offset 0 again, as in Java. Queues of the broker's own topics stay.
+    """
     state.store.delete_emptied_queues(is_kept=is_system_topic)
     return reply(command)
 
 
 def handle_clean_up(state: BrokerState, command: RemotingCommand) -> RemotingCommand:  # noqa: ARG001
-    """316, 329: queues of deleted topics, and messages beyond their time, are always gone already."""
+    """Answer 316 CLEAN_UNUSED_TOPIC and 329 DELETE_EXPIRED_COMMITLOG with success; do nothing.
+
+    Queues of deleted topics, and messages beyond their time, are always gone already.
+    """
     return reply(command)
 
 
 def handle_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """351: one topic."""
+    """Answer 351 GET_TOPIC_CONFIG: one topic's configuration.
+
+    Raises:
+        Refused: If the broker does not have the topic.
+    """
     name = from_ext_fields(TopicRequestHeader, command.ext_fields).topic
     topic = state.topics.find(name)
     if topic is None:
@@ -227,7 +260,14 @@ def handle_topic(state: BrokerState, command: RemotingCommand) -> RemotingComman
 
 
 def handle_delete_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """215: forget a topic, its queues and committed offsets; an unknown topic is not an error."""
+    """Answer 215 DELETE_TOPIC_IN_BROKER: delete a topic, its queues and its committed offsets.
+
+    An unknown topic is not an error.
+
+    Raises:
+        Refused: If it is one of the broker's own topics; also, after the deletion, if timers are switched
+            off.
+    """
     name = from_ext_fields(TopicRequestHeader, command.ext_fields).topic
     if not name.strip():
         raise Refused(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
@@ -258,7 +298,13 @@ def _check_queues(topic: str, *counts: int) -> None:
 
 
 def _attributes(state: BrokerState, header: CreateTopicRequestHeader) -> Mapping[str, str]:
-    """The topic's attributes after ``+name=value,-name`` (``AttributeParser``, ``AttributeUtil``)."""
+    """Return the topic's attributes after the changes ``+name=value,-name`` of the request.
+
+    Source: ``AttributeParser``, ``AttributeUtil``.
+
+    Raises:
+        Refused: If a change is malformed, or removes an attribute while the topic is created.
+    """
     known = state.topics.find(header.topic)
     attributes = dict(known.attributes) if known else {}
     for part in filter(None, (each.strip() for each in (header.attributes or "").split(","))):
