@@ -64,7 +64,10 @@ class AsyncCluster:
         tls: ServerTls = PLAIN,
         cloud: CloudRules | None = None,
     ) -> None:
-        """Prepare a cluster; the arguments are those of :class:`broker_sim.cluster.SimCluster`."""
+        """Prepare a cluster of ``brokers`` brokers with ``replicas`` replicas each.
+
+        The arguments are those of :class:`broker_sim.cluster.SimCluster`.
+        """
         if not 1 <= brokers <= _MOST_BROKERS:
             raise ValueError(f"A cluster has 1 to {_MOST_BROKERS} brokers, not {brokers}.")
         if replicas < 0:
@@ -261,7 +264,7 @@ class SimCluster:
         self.call(lambda: self._cluster.machines(name).refuse_connections())
 
     def accept_connections(self, name: str) -> None:
-        """End :meth:`refuse_connections`."""
+        """Accept new connections to a broker again, after :meth:`refuse_connections`."""
         self.call(lambda: self._cluster.machines(name).accept_connections())
 
     def replica_address(self, name: str, broker_id: int = 1) -> BrokerAddress:

@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 _BLACK_LIST = frozenset({"brokerConfigPath", "configBlackList"})
 _ENTRY_BYTES = 20
 _MOST_BEHIND_IN_SYNC = 256 * 1024 * 1024
-"""haMaxGapNotInSync."""
+"""Bytes that a replica may lack and still count as in sync (haMaxGapNotInSync)."""
 _HOUR_S = 3600
 _UNIT_S = {"s": 1, "m": 60, "h": _HOUR_S, "d": 24 * _HOUR_S}
 _POOL_FIGURES = ("Size", "Capacity", "HeadWaitTimeMills")

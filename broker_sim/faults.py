@@ -79,7 +79,7 @@ class Corrupt:
     size: int = 1
 
     def inverted(self, frame: bytes) -> bytes:
-        """Return the frame as it is sent."""
+        """Return the frame with the chosen bytes inverted, as it is sent."""
         start = self.at if self.at >= 0 else max(0, len(frame) + self.at)
         end = start + self.size
         return frame[:start] + bytes(255 - byte for byte in frame[start:end]) + frame[end:]
@@ -150,7 +150,7 @@ FAULTS: Mapping[str, Callable[..., Fault]] = MappingProxyType(
         "flow-control": lambda: Fail(ResponseCode.FLOW_CONTROL, "a scripted flow control"),
     }
 )
-"""Names of the faults in a script; their options are the fields of the class."""
+"""Classes of faults by the names that a script uses; a fault's options are the fields of its class."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

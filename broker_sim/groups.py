@@ -98,7 +98,7 @@ class LockTable:
                 del held[queue]
 
     def has_live_lock(self, consumer_group: str) -> bool:
-        """Whether any queue of the group is locked and not expired (``!isLockAllExpired``)."""
+        """Whether any queue of the group has a lock that has not expired (``!isLockAllExpired``)."""
         now_s = self._clock.monotonic_s()
         return any(not self._is_expired(lock, now_s) for lock in self._locks.get(consumer_group, {}).values())
 
@@ -130,7 +130,10 @@ class ConsumerOffsets:
         self._resets: dict[tuple[str, str, int], int] = {}
 
     def commit(self, consumer_group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Store ``queue_offset`` unchanged, even if lower, negative or too high (golden fact 13)."""
+        """Store ``queue_offset`` unchanged, even if it is lower than before, negative or too high.
+
+        A real broker does so, too (golden fact 13).
+        """
         self._committed.setdefault((consumer_group, topic), {})[queue_id] = queue_offset
 
     def query(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
@@ -333,7 +336,7 @@ class Producers:
         self._groups: dict[str, dict[int, Member]] = {}
 
     def register(self, client: Client, producer_group: str) -> None:
-        """Register one producer group of a heartbeat."""
+        """Register the client in one producer group of its heartbeat, or renew its membership."""
         members = self._groups.setdefault(producer_group, {})
         members[client.peer.connection_id] = Member(client, self._clock.monotonic_s())
 

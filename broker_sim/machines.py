@@ -337,11 +337,11 @@ class BrokerMachines:
         self._machines[MASTER_ID].server.refuse()
 
     def accept_connections(self) -> None:
-        """End :meth:`refuse_connections`."""
+        """Accept new connections to the master again, after :meth:`refuse_connections`."""
         self._machines[MASTER_ID].server.listen()
 
     def look_at_clock(self) -> None:
-        """Do the due work of every machine."""
+        """Do the work whose time has come on every machine."""
         for machine in self._machines.values():
             machine.server.look_at_clock()
 

@@ -38,7 +38,7 @@ _SMALLEST_SEGMENT = 256
 
 _SIZE_FIELD = 4
 _MOST_RESULTS = 64
-"""maxMsgsNumBatch."""
+"""Maximum number of messages that a query by key returns (maxMsgsNumBatch)."""
 _SIZE_AND_OFFSET = struct.Struct(">i24xq")
 """Fields of a stored message: its length, and further on its own commit log offset."""
 
@@ -186,9 +186,11 @@ class PullLimits:
     """Bounds of one pull (``MessageStoreConfig``); every message counts as being in memory."""
 
     messages: int = 32
-    """maxTransferCountOnMessageInMemory."""
+    """Maximum number of messages (maxTransferCountOnMessageInMemory)."""
     total_bytes: int = 262144
-    """maxTransferBytesOnMessageInMemory; the first message is returned whatever its size."""
+    """Maximum size of all messages (maxTransferBytesOnMessageInMemory).
+
+    The first message is returned whatever its size."""
     scanned_entries: int = 800
     """Maximum number of messages that one pull examines, matching or not (maxFilterMessageSize / 20).
 

@@ -30,7 +30,7 @@ from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import ResetOffsetRequestHeader, TopicRequestHeader
 
 _OLDEST_RESETTABLE_CLIENT = 28
-"""V3_0_7_SNAPSHOT."""
+"""Lowest version of a client that can be notified of a reset (V3_0_7_SNAPSHOT)."""
 
 
 def handle_reset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 _IP = "127.0.0.1"
 _BACKLOG = 1024  # NettyServerConfig.serverSocketBacklog
 _MOST_CONNECTIONS = 1_000
-"""Maximum number of connections of one server; a real one has no limit, and a whole machine."""
+"""Maximum number of connections of one server; a real server has no limit."""
 _MOST_HELD_BYTES = 128 << 20
 """Maximum size of one server's incomplete frames."""
 _SCAN_INTERVAL_S = 10.0  # ClientHousekeepingService

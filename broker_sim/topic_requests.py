@@ -31,7 +31,7 @@ from pyspark_rocketmq.wire.requests.headers import (
 )
 
 _MOST_BY_UNIQUE_KEY = 32
-"""defaultQueryMaxNum."""
+"""Maximum number of messages that a query by UNIQ_KEY returns (defaultQueryMaxNum)."""
 
 
 def data_version(state: BrokerState) -> dict[str, object]:

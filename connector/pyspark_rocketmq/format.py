@@ -67,14 +67,22 @@ class DefaultSource(DataSource):
 
     @without_frames
     def reader(self, schema: StructType) -> RocketMQBatchReader:
-        """Create the reader of a bounded read."""
+        """Create the reader of a batch read: ``spark.read.format("rocketmq")``.
+
+        Raises:
+            OptionError: With every problem of the options, or if the user's columns differ from ours.
+        """
         options = self._read_options()
         _refuse([*options.problems_of_batch(), *self._schema_problems(schema)])
         return RocketMQBatchReader(options)
 
     @without_frames
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's signature
-        """Create the reader of an unbounded read."""
+        """Create the reader of a stream: ``spark.readStream.format("rocketmq")``.
+
+        Raises:
+            OptionError: With every problem of the options, or if the user's columns differ from ours.
+        """
         options = self._read_options()
         _refuse([*options.problems_of_stream(), *self._schema_problems(schema)])
         if (
@@ -209,10 +217,13 @@ def register(spark: SparkSession) -> None:
 
 
 def _register_as_active(spark: SparkSession) -> None:
-    """Register while ``spark`` is the thread's active session.
+    """Make ``spark`` the thread's active session, register the data source, and set the former session back.
 
-    Spark looks for the name in the thread's active session, even if another session registers it; so a
-    source that only the active session has would keep ``spark`` from getting it.
+    Spark looks for the name in the thread's active session, even if another session registers it. So a source
+    that only the active session has would keep ``spark`` from getting it.
+
+    Raises:
+        RocketMQError: If a jar on the JVM's class path has a data source of this name.
     """
     assert spark._jvm is not None  # noqa: SLF001 - there is no other way to the active session
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001

@@ -97,7 +97,7 @@ class UndecodableMessages(StrEnum):
     FAIL = "fail"
     """The query ends with an error, after everything before the message is processed."""
     KEEP = "keep"
-    """The message is read like any other, with its stored bytes as its body."""
+    """The message is read like any other, with its stored bytes as its body and property UNDECODABLE."""
 
 
 class OrderlyEngineKind(StrEnum):
@@ -394,7 +394,9 @@ class QueueState(NamedTuple):
     next_offset: int
     """Next queue offset to consume."""
     epoch: int = 0
-    """Fencing token; 0 without a consumer group."""
+    """Number that grows when a member claims the queue or an operator resets it; 0 without a consumer group.
+
+    Commits with an older epoch are refused."""
     reconsume_times: int = 0
     """Number of times the listener gave back the message at ``next_offset``."""
     suspended_until_s: float | None = None

@@ -30,13 +30,13 @@ class RetryPolicy:
     max_pause_s: float
 
     def pause_s(self, failures: int) -> float:
-        """Seconds to wait after the ``failures``-th failure, counted from 1."""
+        """Return the seconds to wait after the ``failures``-th failure, counted from 1."""
         # float ** large int overflows; beyond 64 doublings every sensible maximum is long reached.
         return min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 64))
 
 
 UNTIL_DEADLINE: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=5.0)
-"""Retries until the deadline."""
+"""Policy for :func:`call_with_retry` that limits only the pauses, to 5 s: the deadline ends the attempts."""
 
 
 def call_with_retry(

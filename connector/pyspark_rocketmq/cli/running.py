@@ -173,7 +173,10 @@ class StopSignals:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        """Take over the JVM's signals, before a query starts: its planner inherits the ignored signals."""
+        """Take SIGINT and SIGTERM over from the JVM; if that fails, log a warning.
+
+        Do this before a query starts, since its planner process inherits which signals are ignored.
+        """
         self.received: signal.Signals | None = None
         """The first signal."""
         self._at_s = 0.0

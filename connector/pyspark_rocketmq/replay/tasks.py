@@ -54,7 +54,7 @@ SENT_SCHEMA = "task bigint, sent bigint"
 
 
 class QueueSender:
-    """Sends one range, each message once.
+    """Sends the messages of one range to a target queue, each message once.
 
     After a request with an unknown outcome, the sender waits, so that a request still on its way can arrive,
     and reads the target before it sends again. It also reads the target after a long pause, for example if

@@ -124,14 +124,14 @@ def _send(
 
 
 class InjectedFailure(StrEnum):
-    """Ways in which the listener fails."""
+    """Ways in which the demo's listener fails on purpose."""
 
     SUSPEND = "SUSPEND"
     EXCEPTION = "EXCEPTION"
 
 
 class DemoFailure(Exception):
-    """Raised on purpose."""
+    """Error that the demo's listener raises on purpose."""
 
 
 def injected_failure(order_id: str, sequence: int) -> InjectedFailure | None:

@@ -128,7 +128,11 @@ class SinkWatermarks:
         return found[0].targets
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
-        """Return why the watermarks must not follow ``moves``; None if no row is duplicated or lost."""
+        """Return why the watermarks must not be lowered to the targets of ``moves``; None if they may.
+
+        They must not if the sink still has rows that would be written twice, or if the sink was restored, so
+        that the watermarks of other queues would have to be set, too.
+        """
         back = [move for move in moves if move.is_below_watermark]
         if not back:
             return None
@@ -214,8 +218,8 @@ class Wanted:
     def recorded(self) -> frozenset[MessageQueue]:
         """Queues whose targets are offsets that the group or its sink has recorded, not read from a broker.
 
-        Such a queue is moved only if its epoch is still the one that this command has read. If its broker has
-        another log by now, the group's query reports that.
+        Such a queue is moved only if its epoch is still the one that this command has read. If the queue's
+        offsets have begun again by now, the group's query reports that.
         """
         return frozenset(self.targets) if self.are_recorded else self.staying
 
@@ -343,7 +347,7 @@ class _OffsetChange:
         }
 
     def chosen_rows(self, options: ChangeOptions) -> dict[MessageQueue, OffsetRow]:
-        """Return the chosen rows, including those of the retry topic."""
+        """Return the group's rows of the chosen queues; if no topic is chosen, also of its retry topic."""
         rows = self.group.rows
         return {queue: row for queue, row in rows.items() if options.choice.takes_retries_too(queue)}
 

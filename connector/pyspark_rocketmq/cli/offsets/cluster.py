@@ -51,7 +51,7 @@ class ClusterInspector:
     """The state of a cluster during one command: it queries each topic and each group's members only once."""
 
     def __init__(self, reach: Reach, namespace: str, clock: Clock) -> None:
-        """Send nothing yet."""
+        """Prepare queries about groups of ``namespace``; nothing is sent yet."""
         self._options = {
             "nameServers": ";".join(reach.name_servers or ()),
             "requestTimeoutMs": str(reach.request_timeout_ms),
