@@ -63,7 +63,7 @@ class BrokerState:
     They survive a restart, as a real broker finds them in its log."""
     client_calls: ClientCalls = field(default_factory=ClientCalls)
     replicas: Callable[[], Mapping[Host, int]] = dict
-    """Returns, for a master, the end of each running replica's copy of its log, by address."""
+    """For a master: function that returns the end of each running replica's copy of its log, by address."""
     outbox: list[Outgoing] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
     """Numbers for a real broker's random choices: queues for producers that name none, and unique keys."""
