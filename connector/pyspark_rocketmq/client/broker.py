@@ -1,11 +1,12 @@
-"""Requests to a broker, one typed call for each.
+"""Requests to a broker: :class:`BrokerClient` has one method for each kind.
 
-Only a task's pulls (:mod:`~pyspark_rocketmq.client.pull_connection`) and the question for a broker's name
-(:mod:`~pyspark_rocketmq.client.identity`) are created elsewhere.
+Only two kinds are sent by other modules: a Spark task's pulls
+(:mod:`~pyspark_rocketmq.client.pull_connection`) and the request for a broker's name
+(:mod:`~pyspark_rocketmq.client.identity`).
 
-A call takes the broker's address first. Nothing here retries, caches or chooses a broker: callers do. Callers
-name topics and groups as users do; :mod:`~pyspark_rocketmq.client.names` adds and removes the namespace, and
-:mod:`~pyspark_rocketmq.client.calls` sends.
+Each method takes the broker's address first. This module never retries a call, caches an answer or chooses a
+broker: callers do. Callers name topics and groups as users do; :mod:`~pyspark_rocketmq.client.names` adds and
+removes the namespace, and :mod:`~pyspark_rocketmq.client.calls` sends.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class BrokerClient:
     subclass if the broker refuses, ``RemoteProtocolError`` if the answer is invalid, and
     ``LocalProtocolError`` if the request cannot be written. It waits at most ``request_timeout_s`` for
     connection and answer together, unless it takes its own deadline; a pull also waits while the broker may
-    hold it. Asynchronous calls wait for nothing, not even for a connection. They call back exactly once,
-    normally on the channel's reader thread. The callback must not block: while it runs, no other answer of
-    this broker is processed.
+    hold it. Asynchronous calls (``…_async``, ``send_encoded``) wait neither for a connection nor for the
+    answer; they only write the request. They call back exactly once, normally on the thread that reads the
+    broker's answers. The callback must not block: while it runs, no other answer of this broker is processed.
 
     A call that names a broker, by a queue, a message or ``broker_name``, is only made to that broker, or to a
     server that does not give its name. If another broker has the address, the call is not sent: it raises
@@ -73,14 +74,18 @@ class BrokerClient:
     # --- pull -----------------------------------------------------------------------------------------------
 
     def pull(self, address: str, request: PullRequest) -> PullResult:
-        """Pull once; wait as long as the broker may hold the request."""
+        """Send one pull and return its result.
+
+        It waits at most for the request time-out. If the broker may hold the pull, the hold time and 5 s are
+        added.
+        """
         request = self._names.named_pull(request)
         deadline = self._calls.pull_deadline(request)
         answer = self._calls.channel(address, deadline, request.queue.broker_name).request(request, deadline)
         return _raise_or_return(pull_result(request, answer, address))
 
     def pull_async(self, address: str, request: PullRequest, on_result: OnPull) -> None:
-        """Pull without waiting; ``on_result`` may pull again."""
+        """Send one pull without waiting; ``on_result`` gets its result or the error, and may pull again."""
         named = self._names.named_pull(request)
         self._calls.submit(
             address,
@@ -100,7 +105,7 @@ class BrokerClient:
         settings: SendSettings,
         deadline: Deadline | None = None,
     ) -> SendResult:
-        """Send one message, exactly as it is, to ``queue``."""
+        """Send one message to ``queue`` in one attempt, without compressing it or adding an id."""
         command = self._send_command(message, queue, settings)
         return self._send(address, command, queue, (message,), deadline)
 
@@ -114,7 +119,7 @@ class BrokerClient:
         *,
         deadline: Deadline | None = None,
     ) -> None:
-        """Send as :meth:`send` does, without waiting; ``on_result`` gets the result or the error."""
+        """Send one message like :meth:`send`, without waiting; ``on_result`` gets the result or the error."""
         command = self._send_command(message, queue, settings)
         self._send_async(address, command, queue, (message,), on_result, deadline=deadline)
 
@@ -127,12 +132,12 @@ class BrokerClient:
     def send_batch(
         self, address: str, batch: Batch, settings: SendSettings, deadline: Deadline | None = None
     ) -> SendResult:
-        """Send messages to one queue, where they get consecutive queue offsets."""
+        """Send a batch to its queue in one request; its messages get consecutive queue offsets."""
         command = self._batch_command(batch, settings)
         return self._send(address, command, batch.queue, batch.messages, deadline)
 
     def send_batch_async(self, address: str, batch: Batch, settings: SendSettings, on_result: OnSend) -> None:
-        """Begin a :meth:`send_batch`, without waiting for its answer.
+        """Send a batch in one request without waiting; ``on_result`` gets the result or the error.
 
         Batches for one queue keep their order only if each is sent after the answer to the one before: a
         broker works on several requests of one connection at the same time.
@@ -143,7 +148,7 @@ class BrokerClient:
     def send_encoded(
         self, address: str, batch: EncodedBatch, settings: SendSettings, on_result: OnSend
     ) -> None:
-        """Begin to send a batch that is already encoded, as :meth:`send_batch_async` does."""
+        """Send an encoded batch in one request, without waiting; ``on_result`` gets result or error."""
         named = replace(batch, queue=self._names.named_queue(batch.queue))
         command = encoded_batch_command(named, self._names.named_settings(settings), self._calls.now_ms())
         self._send_async(address, command, batch.queue, (), on_result)
@@ -245,7 +250,7 @@ class BrokerClient:
     ) -> int:
         """Return the next offset to consume that is stored for the group.
 
-        With ``set_zero_if_not_found=False`` the broker does not return 0 for a new group on a young topic.
+        A broker may return 0 for a new group on a young topic; ``set_zero_if_not_found=False`` prevents this.
 
         Raises:
             OffsetNotFound: If none is stored, as at a group's first start. No other error means that.
@@ -296,7 +301,7 @@ class BrokerClient:
         self._calls.ask(address, RequestCode.UNREGISTER_CLIENT, header)
 
     def consumer_list(self, address: str, consumer_group: str, *, broker_name: str = "") -> tuple[str, ...]:
-        """Return the group's client ids that this broker knows, in any order; an id may occur twice.
+        """Return the client ids of the group's members at this broker, in any order; an id may occur twice.
 
         Raises:
             BrokerError: If the group has no member at this broker (code 1).

@@ -20,7 +20,7 @@ from pyspark_rocketmq.wire.requests.responses import checked
 
 
 def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-    """Create a request from its header's fields."""
+    """Return a request with this code, the header's fields (none without a header) and the body."""
     return RemotingCommand(code=code, ext_fields={} if header is None else to_ext_fields(header), body=body)
 
 
@@ -42,14 +42,24 @@ class BrokerCalls:
         return Deadline.after(self._clock, self.timeout_s)
 
     def pull_deadline(self, request: PullRequest) -> Deadline:
-        """Return the deadline of a pull that begins now and that the broker may hold."""
+        """Return the deadline of a pull that begins now.
+
+        If the broker may hold the pull, the hold time and the broker's delay in checking it (5 s) are added
+        to the time-out.
+        """
         slack_s = HOLD_SCAN_S if request.held_s else 0.0
         return Deadline.after(self._clock, request.held_s + slack_s + self.timeout_s)
 
     def channel(self, address: str, deadline: Deadline, broker_name: str) -> Channel:
-        """Return a connection to the address.
+        """Return this process's connection to the address, opened if there is none.
 
-        If ``broker_name`` is not empty, the server is this broker, or does not give its name.
+        If ``broker_name`` is not empty, first ask the server for its name, once for each connection. A server
+        that does not give its name is accepted.
+
+        Raises:
+            WrongBroker: If the server gives another name.
+            TransportError: If there is no connection, or no answer with the name, by ``deadline``.
+            BrokerError: If the server is too busy to give its name, or is shutting down.
         """
         channel = self._pool.get(address, deadline)
         if broker_name:
@@ -80,7 +90,7 @@ class BrokerCalls:
         return checked(command, channel.request(command, deadline), address)
 
     def oneway(self, address: str, command: RemotingCommand, broker_name: str) -> None:
-        """Send a request that has no answer."""
+        """Send a request that has no answer; wait only for a connection and the broker's name."""
         self.channel(address, self.deadline(), broker_name).oneway(command)
 
     def submit(
@@ -91,7 +101,7 @@ class BrokerCalls:
         deadline: Deadline,
         on_outcome: Callable[[RemotingCommand | RocketMQError], object],
     ) -> None:
-        """Begin to send a request, without waiting for any step.
+        """Begin to send a request, without waiting for a connection or an answer.
 
         First a connection is opened if there is none. If ``broker_name`` is not empty, a server that has not
         given this name is then asked which broker it is, and another broker does not get the request.

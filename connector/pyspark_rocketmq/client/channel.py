@@ -1,14 +1,16 @@
 """One connection: send requests, match answers, and handle the server's own requests on other threads.
 
-A channel owns one reader thread. Only this thread receives and decodes; callers only send. Requests under way
-are in one table, opaque -> waiting request, and *whoever takes an entry out of the table calls it back*: the
-reader with the answer; the reader's deadline sweep, or a sender whose time is over, with ``RequestTimeout``;
-or the thread that ends the channel, with the reason. Therefore every callback comes exactly once.
+A channel owns one reader thread. Only this thread receives and decodes; callers only send. One table has the
+requests under way, by their numbers (``opaque``), and *the thread that takes a request out of the table calls
+it back*: the reader with the answer; the reader's regular look at deadlines, or a sender whose time is over,
+with ``RequestTimeout``; or the thread that ends the channel, with the reason. So every request is called back
+exactly once.
 
-Rule 1: under ``_lock`` only the table, the end reason and the silence are touched. Rule 2: under
-``_send_lock`` the transport only sends (or is closed). With a stuck peer, sending ends by the transport's own
-time-out or the sender's deadline; a thread that waits for the lock gives up at its own deadline. Rule 3: a
-thread that holds one of these locks does not take the other, wait, or call back.
+Rule 1: ``_lock`` guards only the table, the reason for the end, and the record of sends and arrivals
+(``silence``). Rule 2: under ``_send_lock`` the transport only sends or is closed. With a stuck peer, sending
+ends by the transport's own time-out or the sender's deadline; a thread that waits for the lock gives up at
+its own deadline. Rule 3: a thread that holds one of these locks does not take the second one, wait, or call
+back.
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ RequestHandler = Callable[[RemotingCommand], RemotingCommand | None]
 
 _JOIN_DISPATCHER_S = 5.0
 MOST_REQUESTS: Final = 1_000
-"""Maximum number of requests in one queue, including the one being handled."""
+"""Maximum number of a server's requests that wait for one handler thread, including the one being handled."""
 MOST_BYTES: Final = 32 << 20
-"""Maximum memory of one queue, in bytes: twice the longest frame."""
+"""Maximum memory of a server's requests that wait for one handler thread, in bytes: twice the longest frame.
+A single request may be larger."""
 _BUSY: Final = "[OVERLOAD]the client has too many requests to answer, try again"
 
 OnResponse = Callable[[RemotingCommand | RocketMQError], object]
@@ -59,10 +62,11 @@ _JOIN_S: Final = 5.0
 
 
 class RequestDispatcher:
-    """Passes a server's requests to the handler, in order, on its own threads.
+    """Passes a server's requests to the handler, on two threads of this object.
 
-    Requests that run a listener have their own queue, so that news of members and resets does not wait for
-    them. Both queues are bounded, in number and memory; a request that does not fit is answered with
+    One thread handles requests that run a listener; the second one handles all others, such as notices of
+    members and resets, which must not wait for a listener. Each thread takes its requests in order from its
+    own queue. Both queues are bounded in number and memory; a request that does not fit is answered with
     SYSTEM_BUSY. Only one thread (the channel's reader) may call ``dispatch`` and ``stop``.
 
     Source: ``NettyRemotingAbstract.processRequestCommand``, which also refuses requests when its executor's
@@ -122,7 +126,7 @@ class RequestDispatcher:
 
 
 class _RequestQueue:
-    """Requests from one server, and the thread that handles them; it starts with the first request."""
+    """A queue of one server's requests, and the thread that handles them, which starts with the first one."""
 
     def __init__(self, serve: Callable[[RemotingCommand], None], name: str) -> None:
         self._serve = serve
@@ -135,7 +139,10 @@ class _RequestQueue:
         self._has_refused = False
 
     def put(self, request: RemotingCommand) -> bool:
-        """Queue the request for the thread; return False if the queue is full, by number or by memory."""
+        """Queue the request for the thread; return False if the queue is full, by number or by memory.
+
+        An empty queue takes a request of any size.
+        """
         if not self._admit(_size_of(request)):
             return False
         if self._thread is None:
@@ -227,9 +234,9 @@ class Channel:
     ) -> None:
         self.address = transport.address
         self.broker_name: str | None = None
-        """The server's own name, see ``identity``; None until it was asked for."""
+        """The server's broker name; empty if the server does not give one, None until it was asked for."""
         self.is_asked_again_s = math.inf
-        """When a server that did not give its name is asked again, in monotonic seconds."""
+        """Monotonic second from which a server that gave no name is asked again; infinity for never."""
         self._transport = transport
         self._clock = clock
         self._signer = signer
@@ -239,7 +246,10 @@ class Channel:
         self._waiting: dict[int, _Waiting] = {}
         self._ended: RocketMQError | None = None
         self._silence = Silence()
-        """Only the reader notes arrivals; other changes are made under ``_lock``."""
+        """Record of sends and arrivals.
+
+        Only the reader notes arrivals; other changes are made under ``_lock``.
+        """
         self._is_leaving = False
         self._dispatcher = RequestDispatcher(
             request_handler, self._answer, f"rocketmq-requests {self.address}"
@@ -261,7 +271,10 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may be sent here; False for good once the channel ended or the server leaves."""
+        """Whether requests may be sent here.
+
+        False for good once the channel has ended or its server has asked clients to leave (GO_AWAY).
+        """
         return self._ended is None and not self._is_leaving
 
     @property
@@ -294,11 +307,12 @@ class Channel:
         return outcome
 
     def submit(self, request: Outgoing, on_response: OnResponse, deadline: Deadline | None = None) -> int:
-        """Send a request without waiting; ``on_response`` is called exactly once. Return its opaque.
+        """Send a request without waiting for its answer; return the request's number (``opaque``).
 
-        ``on_response`` gets the answer, ``RequestTimeout`` (at most two seconds late), the error with which
-        the channel ended, or ``LocalProtocolError`` if the request cannot be written. It runs on the reader
-        thread, or on the thread that noticed the error, which may be the calling one.
+        ``on_response`` is called exactly once. It gets the answer, ``RequestTimeout`` (at most two seconds
+        late), the error with which the channel ended, or ``LocalProtocolError`` if the request cannot be
+        written. It runs on the reader thread, or on the thread that noticed the error, which may be the
+        calling one.
         """
         opaque = next(self._opaques) & _OPAQUE_MASK
         sent = Sent(self._clock.monotonic_s(), self._silence.received)
@@ -338,7 +352,11 @@ class Channel:
             raise _reason_for(self.address, self._ended, outgoing)
 
     def expire_overdue(self) -> None:
-        """Give up the submitted requests whose deadline has passed; the reader does this regularly."""
+        """Call back the submitted requests whose deadline has passed, with ``RequestTimeout``.
+
+        End the channel if nothing has arrived for long enough since one of them was sent. The reader calls
+        this about once a second.
+        """
         now_s = self._clock.monotonic_s()
         with self._lock:
             overdue = [
@@ -352,7 +370,10 @@ class Channel:
         self._end_if_silent(given_up)
 
     def answered_after(self, took_s: float) -> None:
-        """Note how long an answer took that costs no work; a slow server's channel may be silent longer."""
+        """Note that the server took ``took_s`` seconds for an answer that costs it no work.
+
+        From now on, shorter silences (up to 2.5 s) do not end this channel.
+        """
         with self._lock:
             self._silence.answered_after(took_s)
 
@@ -470,7 +491,7 @@ class Channel:
             self._end(ChannelClosed(self.address, f"nothing came on it for {silent_s:.3g} s"))
 
     def _has_unread(self) -> bool:
-        """Return whether bytes have arrived that the reader has not seen, as after a pause of the process."""
+        """Return whether bytes wait in the socket for the reader, as after a pause of the process."""
         try:
             return bool(await_readable((self._transport,), 0.0))
         except ValueError:
@@ -503,7 +524,10 @@ def _with_tls_hint(reason: RocketMQError) -> RocketMQError:
 
 
 def _reason_for(address: str, reason: RocketMQError, request: Outgoing) -> RocketMQError:
-    """Return a new error per request: one exception raised in several threads would mix their tracebacks."""
+    """Return the error for one request of a channel that ended with ``reason``; the error names the request.
+
+    Each request gets a new error, because one exception raised in several threads would mix their tracebacks.
+    """
     asked = describe_request(request.command())
     if isinstance(reason, (ChannelClosed, TlsFailed)):
         return type(reason)(reason.address, f"{reason.detail.removesuffix('.')}. It was needed for {asked}.")

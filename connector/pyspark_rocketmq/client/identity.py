@@ -31,9 +31,9 @@ from pyspark_rocketmq.wire.requests.responses import error_of
 logger = logging.getLogger(__name__)
 
 WHO: Final = RemotingCommand(code=RequestCode.GET_BROKER_CONFIG)
-"""The request for the name. Its answer may contain secrets of the broker, and is never logged."""
+"""Request for a broker's configuration, which has its name, and perhaps secrets: never log the answer."""
 UNKNOWN: Final = ""
-"""Name of a server that does not give its name."""
+"""Name (empty) of a server that does not give its name."""
 _ASKED_AGAIN_S: Final = 60.0
 """Seconds after which a server that refused is asked again: the fault may pass, or rights may be granted."""
 _NAME: Final = re.compile(rb"^brokerName=(.*?)\r?$", re.MULTILINE)
@@ -95,9 +95,10 @@ def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:
 
 
 def confirm(channel: Channel, broker_name: str, deadline: Deadline) -> None:
-    """Ask a server for its name once for each connection, and again if the name is not the wanted one.
+    """Check that the server is broker ``broker_name``, or that it does not give its name.
 
-    A server that refused is asked again after a minute.
+    The server is asked once for each connection, and again if its name is not the wanted one. A server that
+    refused is asked again after a minute.
 
     Raises:
         WrongBroker: If the server is another broker.
@@ -117,9 +118,9 @@ def confirm_soon(
     deadline: Deadline,
     on_confirmed: Callable[[RocketMQError | None], object],
 ) -> None:
-    """Like :func:`confirm`, without waiting: ``on_confirmed`` gets None or the error, exactly once.
+    """Check the server's name like :func:`confirm`, without waiting.
 
-    It is called immediately if the name is already confirmed.
+    ``on_confirmed`` is called exactly once, with None or the error; immediately if no request is necessary.
     """
     if _is_confirmed(channel, broker_name, deadline):
         on_confirmed(None)

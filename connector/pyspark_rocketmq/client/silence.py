@@ -1,4 +1,4 @@
-"""Decide when a connection on which nothing arrives has ended.  No I/O: callers pass the time."""
+"""Decide when a connection on which nothing arrives counts as ended. No I/O: callers pass the time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Sent(NamedTuple):
     at_s: float
     """Monotonic seconds."""
     received_before: int
-    """How often something had arrived by then."""
+    """Number of times that bytes had arrived on the connection by then."""
 
 
 class Silence:
-    """The silence of one connection.
+    """Record of one connection's sends and arrivals, which decides when its silence ends it.
 
     A request that is given up ends its connection if nothing at all has arrived since it was sent, for at
     least 0.1 s and at least as long as this server has needed for an answer (at most 2.5 s). While other
@@ -34,33 +34,43 @@ class Silence:
 
     def __init__(self) -> None:
         self.received = 0
-        """How often something has arrived."""
+        """Number of times that bytes have arrived."""
         self._first = Sent(0.0, -1)
         """The first request since the last arrival."""
         self._least_s = _LEAST_S
 
     def came(self) -> None:
-        """Note that something has arrived."""
+        """Note that bytes have arrived."""
         self.received += 1
 
     def sent(self, request: Sent) -> None:
-        """Note a request; threads may note requests in another order than they read ``received``."""
+        """Note that a request is sent; only the first one since the last arrival is kept.
+
+        Threads may call this in another order than they read ``received``.
+        """
         if request.received_before > self._first.received_before:
             self._first = request
 
     def answered_after(self, took_s: float) -> None:
-        """Note how long an answer took that costs the server nothing: a slow server may be silent longer."""
+        """Note that the server took ``took_s`` seconds for an answer that costs it no work.
+
+        From now on, shorter silences (up to 2.5 s) are not suspicious.
+        """
         self._least_s = max(self._least_s, min(took_s, _SLOWEST_S))
 
     def is_suspicious(self, given_up: Iterable[Sent], now_s: float) -> bool:
-        """Return whether silence since one of these requests suggests that the connection has ended."""
+        """Return whether nothing has arrived since one of these requests was sent, for suspiciously long.
+
+        This means 0.1 s, or the longest time noted by :meth:`answered_after` if that is longer.
+        """
         silent_s = (now_s - each.at_s for each in given_up if each.received_before == self.received)
         return max(silent_s, default=0.0) >= self._least_s
 
     def over_after_s(self, now_s: float, *, has_others: bool) -> float | None:
-        """Return how long the silence has lasted if it ends a suspicious connection; otherwise None.
+        """Return for how many seconds nothing has arrived if this ends a suspicious connection; else None.
 
-        ``has_others``: whether other requests are under way.
+        The seconds count from the first request since the last arrival. If other requests are under way
+        (``has_others``), less than 3 s do not end the connection.
         """
         if self._first.received_before != self.received:
             return None
