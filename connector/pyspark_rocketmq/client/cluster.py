@@ -80,7 +80,7 @@ class Cluster:
     def name_server(self, route_max_age_s: float = 30.0, *, is_first_whole: bool = False) -> NameServerClient:
         """Return a client of the name servers; routes are remembered for ``route_max_age_s``.
 
-        With ``is_first_whole``, a topic's first route has the brokers that any of the name servers knows.
+        With ``is_first_whole``, a topic's first route has the brokers that any of the name servers lists.
         """
         return NameServerClient(
             self.name_servers,
@@ -175,14 +175,18 @@ def stored_at_s(
 
 
 def at_brokers(names: Collection[str], ask: Callable[[str], T]) -> dict[str, T]:
-    """Return the answer of ``ask`` for each broker, as :func:`run_concurrently` does."""
+    """Call ``ask`` with each broker name, on several threads; return the answers by broker name.
+
+    After a call has raised, no other one is begun; the error is raised when the calls under way have ended.
+    """
     return dict(zip(names, run_concurrently([partial(ask, name) for name in names]), strict=True))
 
 
 def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
     """Return the answer of ``ask`` for each queue: brokers in parallel, queues of a broker one after another.
 
-    After a call that raised, its broker is not asked again; the error is raised as by :func:`at_brokers`.
+    After a call has raised, its broker is not asked again, and no further broker is asked. The error is
+    raised when all queues of the brokers that are already being asked have been answered.
     """
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
@@ -198,9 +202,11 @@ def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) 
 def outcomes_at_queues(
     queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]
 ) -> dict[MessageQueue, T | RocketMQError]:
-    """Return the answers of ``ask``, or its errors; brokers at the same time, queues of a broker one by one.
+    """Return the answer of ``ask``, or its RocketMQError, for each queue.
 
-    A broker that does not answer is not asked again: its remaining queues get the same error.
+    Brokers are asked in parallel, queues of a broker one after another. A broker that does not answer
+    (``TransportError``) is not asked again: its remaining queues get the same error. After any other
+    RocketMQError the broker's next queue is asked.
     """
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
@@ -249,12 +255,14 @@ class PatientLookup:
     """Seconds for which one missing topic is looked up again."""
     sleep: Callable[[float], object] = time.sleep
     has_keys: bool = True
-    """Whether the messages have sharding keys or given queues."""
+    """Whether the messages have sharding keys or given queues; only then a missing topic is waited for."""
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return :meth:`Producer.queues`; try again for ``timeout_s`` while the topic seems to be missing.
+        """Return the topic's queues to write to; look again for ``timeout_s`` while it seems to be missing.
 
-        A name server that is not ready is asked for ``timeout_s``; one that does not answer, three times.
+        If it is still missing then, return the queues that brokers will create (:meth:`Producer.queues`).
+        Name servers that answer with a passing error are also asked again for ``timeout_s``; if no name
+        server answers, they are asked three times.
         """
         deadline = Deadline.after(self.clock, self.timeout_s)
         try:
@@ -307,7 +315,7 @@ class Routes:
 
     @cached_property
     def masters(self) -> Mapping[str, BrokerAddress]:
-        """The addresses of the living masters, sorted by broker name."""
+        """Addresses of the living masters by broker name, in alphabetical order."""
         found = {broker.broker_name: broker.master for broker in self.brokers if broker.master is not None}
         return dict(sorted(found.items()))
 
@@ -328,9 +336,11 @@ class TopicRoutes:
         self._retry_pause_s = _SOON_S
 
     def look(self, deadline: Deadline) -> Routes:
-        """Return the topics' routes; the name server client remembers them, or asks a name server.
+        """Return the routes of all topics; routes that are young enough are not asked for again.
 
-        The result is the same object as before if no route or denial has changed and no topic is absent.
+        A topic without a route that name servers deny is in ``absent``; it causes no error. A failed look-up
+        of the retry topic causes none either: its last route is kept. The result is the same object as before
+        if no route or denial has changed and no topic is absent.
 
         Raises:
             TransportError: If no name server answered before ``deadline`` and a route was not known.
@@ -357,18 +367,25 @@ class TopicRoutes:
         return self._known
 
     def follow(self, topics: Collection[str]) -> None:
-        """Look up the routes of these ``topics``, in the place of the former ones, from now on."""
+        """Replace the topics whose routes :meth:`look` returns; the retry topic stays."""
         self._topics = tuple(sorted(topic for topic in topics if topic != self._retry_topic))
 
     def invalidate(self) -> None:
-        """Ask for every route again next time, because one led to a broker that is gone."""
+        """Let the next :meth:`look` ask a name server for every route again.
+
+        Callers use this when a route led to a broker that is gone.
+        """
         for topic in self._topics:
             self._name_server.invalidate(topic)
         if self._retry_topic is not None:
             self._name_server.invalidate(self._retry_topic)
 
     def _look_for_retries(self, brokers: Collection[str], deadline: Deadline) -> None:
-        """Look up the retry topic's route if it is due; keep the last one if the lookup fails."""
+        """Look up the retry topic's route; keep the last one if the look-up fails.
+
+        While the route lacks some of ``brokers``, name servers are asked for it again after 1 s, then after
+        growing pauses of up to 30 s.
+        """
         assert self._retry_topic is not None
         now_s = self._clock.monotonic_s()
         if self._retry_route is not None and _names(self._retry_route).issuperset(brokers):

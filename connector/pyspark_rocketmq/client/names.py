@@ -1,4 +1,4 @@
-"""The names of topics and groups: as users know them (bare), and as brokers know them (named)."""
+"""Names of topics and groups: as users write them (*bare*), and with a namespace for brokers (*named*)."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Names:
     """Empty if names are not changed."""
 
     def named(self, resource: str) -> str:
-        """Return the name by which brokers know a topic or group."""
+        """Return a topic's or group's name with the namespace, as brokers have it."""
         return with_namespace(self.namespace, resource)
 
     def bare(self, resource: str) -> str:
-        """Return the name by which users know a topic or group."""
+        """Return a topic's or group's name without the namespace, as users write it."""
         return without_namespace(self.namespace, resource)
 
     def named_queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return a queue as brokers name it."""
+        """Return the queue with the namespace added to its topic."""
         return queue_with_namespace(self.namespace, queue)
 
     def bare_queues(self, by_queue: dict[MessageQueue, T]) -> dict[MessageQueue, T]:
-        """Return values by queues as users name them."""
+        """Return the same values with the namespace removed from the topics of their queues."""
         return {queue_without_namespace(self.namespace, queue): value for queue, value in by_queue.items()}
 
     def named_pull(self, request: PullRequest) -> PullRequest:
-        """Return a pull with the names of its group and topic as brokers know them."""
+        """Return the pull with the namespace added to its group and topic."""
         if not self.namespace:
             return request
         return replace(
@@ -53,20 +53,20 @@ class Names:
         )
 
     def named_batch(self, batch: Batch) -> Batch:
-        """Return a batch with the topics of its queue and messages as brokers know them."""
+        """Return the batch with the namespace added to the topics of its queue and messages."""
         if not self.namespace:
             return batch
         messages = [replace(message, topic=self.named(message.topic)) for message in batch.messages]
         return replace(batch, queue=self.named_queue(batch.queue), messages=messages)
 
     def named_settings(self, settings: SendSettings) -> SendSettings:
-        """Add the namespace to the producer group; the template topic for new topics keeps its name."""
+        """Return the settings with the namespace added to the producer group, not to the template topic."""
         if not self.namespace:
             return settings
         return replace(settings, producer_group=self.named(settings.producer_group))
 
     def named_heartbeat(self, heartbeat: HeartbeatData) -> HeartbeatData:
-        """Return a heartbeat with the names of all groups and topics as brokers know them."""
+        """Return the heartbeat with the namespace added to all its groups and topics."""
         consumers = [
             replace(
                 consumer,

@@ -85,8 +85,9 @@ class NameServerClient:
     ) -> None:
         """Ask the name servers at ``addresses``.
 
-        With ``is_first_whole`` the first route of a topic has the brokers that any name server knows: one
-        that has just restarted may lack some, and nobody would miss them.
+        With ``is_first_whole`` the first route of a topic has the brokers that any name server lists. A
+        single name server that has just restarted may lack some, and nothing would show that they are
+        missing.
         """
         if not addresses:
             raise ValueError("A name server client needs at least one address.")
@@ -105,7 +106,7 @@ class NameServerClient:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: keep all known routes."""
+        """In a child of ``fork()``: keep all known routes, with a new lock."""
         self._lock = threading.Lock()
 
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
@@ -147,9 +148,10 @@ class NameServerClient:
             return self._known.get(topic)
 
     def invalidate(self, topic: str) -> None:
-        """Ask for the topic's route again next time: it led to a broker that is gone or denies the topic.
+        """Let the next :meth:`route` ask for the topic's route again, however young the known one is.
 
-        The route is kept in case no name server answers then.
+        Callers use this when the route led to a broker that is gone or denies the topic. The known route is
+        kept in case no name server answers.
         """
         with self._lock:
             known = self._known.get(topic)
@@ -177,7 +179,9 @@ class NameServerClient:
         return next((master for master in masters if master is not None), None)
 
     def brokers(self, deadline: Deadline) -> tuple[BrokerData, ...]:
-        """Return all living brokers that any answering name server knows, sorted by name.
+        """Return all living brokers that any answering name server lists, sorted by name.
+
+        A name server that was silent lately is asked only if no other one answers.
 
         Raises:
             RocketMQError: If no name server answered before ``deadline``, or each one with an error.
@@ -192,8 +196,8 @@ class NameServerClient:
     def topics(self, deadline: Deadline) -> tuple[str, ...]:
         """Return every topic that a living broker has, sorted, including RocketMQ's own.
 
-        With a namespace, return only its topics, named without it. All name servers are asked, but one that
-        was silent lately only if no other one answers.
+        With a namespace, return only its topics, named without it. All name servers are asked, except that
+        one that was silent lately is asked only if no other one answers.
 
         Raises:
             RocketMQError: If no name server answered before ``deadline``, or each one with an error.
@@ -231,7 +235,11 @@ class NameServerClient:
         return _merged(routes)
 
     def _kept(self, topic: str, known: KnownRoute, error: RocketMQError) -> KnownRoute:
-        """Return the known route, to be used for a while longer."""
+        """Return a known route that could not be refreshed, to be used for a while longer; log the reason.
+
+        If name servers answered with an error, they are asked again after 1 s; if none answered, after the
+        maximum age of a route.
+        """
         is_news = type(error) is not type(known.trouble)
         if isinstance(error, TopicNotFound):
             if is_news and not known.is_expected:
