@@ -150,11 +150,11 @@ class ChannelPool(Closing):
             raise type(error)(address, error.detail) from error
 
     def get_soon(self, address: str, deadline: Deadline, on_channel: OnChannel) -> None:
-        """Like :meth:`get`, without waiting: ``on_channel`` gets channel or error, exactly once.
+        """Pass an open channel to ``address``, or the error, to ``on_channel``, exactly once; do not wait.
 
-        It is called immediately if there is an open channel or the pool is closed, otherwise on a thread that
-        connects. If no thread can be started, because the process is about to end (Python 3.12 and later),
-        the calling thread connects.
+        ``on_channel`` is called immediately if there is an open channel or the pool is closed, otherwise on a
+        thread that connects. If no thread can be started, because the process is about to end (Python 3.12
+        and later), the calling thread connects.
         """
         try:
             found, is_ours = self._place(address)
@@ -177,7 +177,7 @@ class ChannelPool(Closing):
             connect()
 
     def _place(self, address: str) -> tuple[Future[Channel], bool]:
-        """Return where the channel to ``address`` is or will be, and whether the caller must connect."""
+        """Return the future of the channel to ``address``, and whether the caller must connect and set it."""
         with self._lock:
             if self._is_closed:
                 raise ChannelClosed(address, "this process has closed its connections")
@@ -219,7 +219,10 @@ class ChannelPool(Closing):
 
 
 def _outcome_in(place: Future[Channel], address: str) -> Channel | RocketMQError:
-    """Return the channel, or a new error for each caller: a shared exception would mix tracebacks."""
+    """Return the channel of a completed future, or its error.
+
+    Each caller gets a new ``ConnectFailed``, because a shared exception would mix tracebacks.
+    """
     error = place.exception()
     if error is None:
         return place.result()
@@ -253,7 +256,7 @@ class ConnectionSettings:
     tls_cert_file: str | None = None
     """PEM file of this client's certificate chain, for servers that ask for one."""
     tls_key_file: str | None = None
-    """PEM file of its private key; None means that the key is in ``tls_cert_file``."""
+    """PEM file of the client certificate's private key; None means that the key is in ``tls_cert_file``."""
     tls_key_password: str | None = field(default=None, repr=False)
     tls_verify_certificate: bool = True
     """False accepts any certificate, as the Java client does in its test mode (its default)."""

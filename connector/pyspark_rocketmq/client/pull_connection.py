@@ -3,7 +3,7 @@
 Why this is not a channel: a channel's reader thread wakes once per answer and then competes for Python's lock
 with the thread that decodes messages. Here one thread sends the next pulls in one piece, receives everything
 that has arrived in one piece, and decodes in between while the broker works. This takes half the processor
-time, at the broker too, which gets bursts instead of single requests.
+time, also at the broker, which receives many requests in one piece.
 
 Rule 1: one thread. Rule 2: close the connection after any error. Rule 3: silence is measured only while
 waiting, not while the caller is busy or the process is suspended, because answers may have arrived meanwhile.
@@ -57,7 +57,8 @@ _LEAST_ROOM: Final = 256 << 10
 """Minimum room for receiving: a receive from TLS must be able to take a whole record."""
 _MOST_SPARES: Final = 3
 _AWAITED_SHARE: Final = 0.9
-"""Maximum share of the expected bytes that a wait is for, because answers differ a little in size."""
+"""Largest share of the expected bytes that a wait lasts for; answers differ a little in size, and a wait for
+more bytes than arrive would last too long."""
 _MOST_AWAITED_BYTES: Final = 1 << 20
 """Maximum number of bytes to wait for; the system keeps as many before they are received."""
 
@@ -119,12 +120,19 @@ class ReceiveBuffer:
         return decoded
 
     def swap(self) -> None:
-        """Go on in another buffer; the caller has used the bodies so far, or moves them by ``retain``."""
+        """Receive into another buffer from now on, if this one has decoded bytes.
+
+        The caller has used all bodies so far, or moves them by ``retain``.
+        """
         if self._at:
             self._move_on(len(self._bytes))
 
     def retain(self, body: PulledBody) -> PulledBody:
-        """Return the body moved out of the buffers used before; the same object if it is in none of them."""
+        """Return the body outside the buffers used before, so that these can be used again.
+
+        A view of an earlier buffer is copied to the end of the current buffer or, without room there, into
+        ``bytes``. Any other body is returned as it is.
+        """
         if not isinstance(body, memoryview) or not any(body.obj is spare for spare in self._spares):
             return body
         end = self._limit
@@ -161,7 +169,7 @@ class ReceiveBuffer:
 
 
 def _is_free(buffer: bytearray) -> bool:
-    """Whether no view of the buffer is left: Python does not resize a bytearray that has one."""
+    """Return whether no view of the buffer is left: Python does not resize a bytearray that has one."""
     try:
         # Shorten it first, because appending to a full bytearray would move it.
         del buffer[-1]
@@ -172,7 +180,7 @@ def _is_free(buffer: bytearray) -> bool:
 
 
 class PullConnection(Generic[PullT]):
-    """Pulls in flight on one connection; the caller gets each back with its answer."""
+    """One connection with many pulls in flight, for one thread; ``receive`` returns each with its answer."""
 
     def __init__(
         self, transport: Transport, clock: Clock, *, signer: Signer | None = None, broker_name: str = ""
@@ -195,12 +203,12 @@ class PullConnection(Generic[PullT]):
         begins. This time is counted in seconds that the connection has waited for bytes."""
         self._listened_s = 0.0
         self._heard_s = 0.0
-        """Value of ``_listened_s`` when the last bytes arrived."""
+        """Seconds for which the connection had waited for bytes when the last ones arrived."""
         self._next_look_s = 0.0
         self._answer_bytes = 0
         """Mean size of the answers that were received last; 0 before the first ones."""
         self._awaited_share = _AWAITED_SHARE
-        """Share of the expected bytes that a wait is for."""
+        """Share of the expected bytes that the next wait lasts for; less after waits that ended before."""
         self._has_waited_in_vain = False
         """Whether the last wait ended with fewer bytes of this connection than it was for."""
         renew_in_children(self)
@@ -220,7 +228,7 @@ class PullConnection(Generic[PullT]):
         return len(self._waiting)
 
     def fileno(self) -> int:
-        """Number of the connection's socket."""
+        """Return the file descriptor of the connection's socket."""
         return self._transport.fileno()
 
     def send(self, pulls: Iterable[PullT]) -> None:

@@ -157,7 +157,7 @@ class TlsTransport:
         """The alert with which the server refused this client."""
 
     def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
-        """See ``Transport``."""
+        """Send all of ``data``, encrypted; time limits and errors are those of :class:`Transport`."""
         rest = memoryview(data)
         time_left = SendingTime(len(data), timeout_s, self._stall_s)
         try:
@@ -173,7 +173,10 @@ class TlsTransport:
             raise ChannelClosed(self.address, f"sending failed: {exc}") from exc
 
     def recv_into(self, buffer: memoryview) -> int | None:
-        """See ``Transport``."""
+        """Receive some decrypted bytes; return their number, 0 at the end, None after a silent second.
+
+        Errors are those of :class:`Transport`.
+        """
         try:
             count = self._receive_some(buffer)
             if count is None and _wait(self._secured, select.POLLIN, RECEIVE_TICK_S):
@@ -186,21 +189,24 @@ class TlsTransport:
         return count
 
     def await_bytes(self, count: int) -> bool:  # noqa: ARG002
-        """Return False: OpenSSL waits for the rest of a record, which may have fewer bytes."""
+        """Do nothing and return False: OpenSSL waits for the rest of a record, which may have fewer bytes."""
         return False
 
     def fileno(self) -> int:
-        """See ``Transport``; a receive takes all decrypted bytes, so later ones are still in the socket."""
+        """Return the socket's number; the system reports it readable when encrypted bytes have arrived.
+
+        A receive takes all decrypted bytes, so later ones are still in the socket.
+        """
         return self._secured.fileno()
 
     def shutdown(self) -> None:
-        """See ``Transport``."""
+        """End the connection in both directions, which wakes a thread inside ``recv_into``. Idempotent."""
         with contextlib.suppress(OSError):  # the peer may have ended it already
             # Not SSLSocket.shutdown: it strips the encryption, and a reader would get the raw bytes.
             socket.socket.shutdown(self._secured, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See ``Transport``."""
+        """Release the operating system's resources. Idempotent; no thread may be inside another call."""
         self._secured.close()
 
     def _send_some(self, piece: memoryview, time_left: SendingTime) -> int:

@@ -1,7 +1,7 @@
 """The system calls of one TCP connection (``tls`` adds encryption), and its renewal after a ``fork()``.
 
 Rule 1: every ``OSError`` is raised as a ``TransportError`` that names the address. Rule 2: no call blocks
-without a bound. This module does not know frames or requests.
+without a bound. This module handles bytes only, neither frames nor requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ interface."""
 SEND_STALL_S: Final = 5.0
 """Seconds after which a peer that has accepted no byte counts as stuck."""
 SLOWEST_BYTES_PER_S: Final = 64 * 1024
-"""A slower peer also counts as stuck; otherwise one byte every few seconds could hold a sender for ever."""
+"""Bytes per second below which a peer counts as stuck, after a start of ``SEND_STALL_S``. Without this bound,
+one byte every few seconds could hold a sender for ever."""
 RECEIVE_TICK_S: Final = 1.0
 """Seconds after which a silent ``recv_into`` returns, so that the caller can check its deadlines."""
 _WAKE_BYTES: Final = 4096
@@ -60,7 +61,10 @@ class Renewed(Protocol):
     """Holds connections, locks, threads or counters that a child of ``fork()`` must not share."""
 
     def renew(self) -> None:
-        """Replace what the child must not share, before anything else runs there; take only new locks."""
+        """Replace what the child must not share.
+
+        This runs in the child before anything else. Do not take an old lock: it may be held for ever.
+        """
         ...
 
 
@@ -100,8 +104,8 @@ class Transport(Protocol):
         """Send all of ``data``.
 
         Raises:
-            ChannelClosed: If the peer is gone, or :class:`SendingTime` is over. Part of the data may have
-                been sent, so the connection cannot be used afterwards.
+            ChannelClosed: If the peer is gone, or sending takes longer than :class:`SendingTime` allows. Part
+                of the data may have been sent, so the connection cannot be used afterwards.
             TlsFailed: For the same reasons as ``recv_into``.
         """
         ...
@@ -149,7 +153,10 @@ Connect = Callable[[str, float], Transport]
 
 
 class Poller(Generic[ReadableT]):
-    """Waits for connections, mostly the same ones again, which costs less than registering them each time."""
+    """Waits until one of several connections can receive.
+
+    The connections stay registered with the system, which saves time if the next wait is for the same ones.
+    """
 
     def __init__(self) -> None:
         self._connected: list[ReadableT] = []
@@ -285,11 +292,11 @@ class TcpTransport:
 
     @classmethod
     def connect(cls, address: str, timeout_s: float) -> TcpTransport:
-        """See :func:`open_socket`."""
+        """Connect to ``host:port`` within ``timeout_s`` seconds; errors are those of :func:`open_socket`."""
         return cls(address, open_socket(address, timeout_s))
 
     def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
-        """See :class:`Transport`."""
+        """Send all of ``data``; time limits and errors are those of :class:`Transport`."""
         rest = memoryview(data)
         time_left = SendingTime(len(data), timeout_s, self._stall_s)
         try:
@@ -308,7 +315,10 @@ class TcpTransport:
             raise ChannelClosed(self.address, f"sending failed: {exc}") from exc
 
     def recv_into(self, buffer: memoryview) -> int | None:
-        """See :class:`Transport`."""
+        """Receive some bytes; return their number, 0 at the end of the stream, None after a silent second.
+
+        Errors are those of :class:`Transport`.
+        """
         try:
             # Mostly bytes are there; recv_into() waits first, and takes Python's lock once more.
             with contextlib.suppress(BlockingIOError):
@@ -320,7 +330,10 @@ class TcpTransport:
             raise ChannelClosed(self.address, f"receiving failed: {exc}") from exc
 
     def await_bytes(self, count: int) -> bool:
-        """See :class:`Transport`."""
+        """Ask the system to report the connection readable only when ``count`` bytes have arrived.
+
+        Return whether it may now wait for more than one byte; see :class:`Transport`.
+        """
         if count != self._awaited_bytes:
             # The next receive reports a connection that is gone.
             with contextlib.suppress(OSError):
@@ -329,15 +342,15 @@ class TcpTransport:
         return self._awaited_bytes > 1
 
     def fileno(self) -> int:
-        """See :class:`Transport`."""
+        """Return the number of the socket that receives; it is readable when bytes have arrived."""
         return self._receiver.fileno()
 
     def shutdown(self) -> None:
-        """See :class:`Transport`."""
+        """End the connection in both directions, which wakes a thread inside ``recv_into``. Idempotent."""
         with contextlib.suppress(OSError):  # the peer may have ended it already
             self._sender.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See :class:`Transport`."""
+        """Release the operating system's resources. Idempotent; no thread may be inside another call."""
         self._sender.close()
         self._receiver.close()
