@@ -214,7 +214,7 @@ class AsyncAttempts:
     send: Callable[[MessageQueue, OnSend], None]
     """Begins an attempt; calls back exactly once, on any thread, unless it raises."""
     next_queue: Callable[[MessageQueue], MessageQueue]
-    """Returns the queue to try after a failure at this one; may block."""
+    """Returns the queue to try after a failure at the given queue; may block."""
     note: Callable[[MessageQueue, float, SendOutcome], None]
     """Notes the outcome of an attempt at a queue, begun at this monotonic second."""
     later: Callable[[Callable[[], None]], bool]
@@ -226,7 +226,10 @@ class AsyncAttempts:
     """Attempts left after the first."""
 
     def begin(self, queue: MessageQueue) -> None:
-        """Begin an attempt; raise ``RocketMQError``, without calling ``on_result``, if that fails."""
+        """Begin an attempt at ``queue``; ``on_result`` gets the outcome of the last attempt.
+
+        If this attempt cannot begin, ``RocketMQError`` is raised and ``on_result`` is not called.
+        """
         begun_s = self.deadline.clock.monotonic_s()
         self.send(queue, lambda outcome: self._ended(queue, begun_s, outcome))
 

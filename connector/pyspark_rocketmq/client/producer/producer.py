@@ -350,7 +350,8 @@ class Producer(Closing):
         """Send one batch to each of several queues at the same time; return the outcome of each.
 
         A batch of one message is sent as a plain message. The call waits for all outcomes, so a queue
-        stores the batches of successive calls in order; only one whose outcome is an error may come later.
+        stores the batches of successive calls in order. A batch whose outcome is an error may be stored
+        later.
         """
         outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
 
@@ -362,14 +363,17 @@ class Producer(Closing):
         return dict(next_outcome(outcomes, self._send_timeout_s) for _ in batches)
 
     def send_encoded(self, batch: EncodedBatch, on_result: OnSend) -> None:
-        """Send a batch that is already encoded, in one attempt; ``on_result`` is called exactly once.
+        """Send a batch that is already encoded, in one attempt, without waiting for the answer.
 
+        ``on_result`` is called exactly once, with the result or any RocketMQError; none is raised here.
         A queue keeps the order of requests only if each is answered before the next one begins.
         """
         self._begin(batch.queue, on_result, self._brokers.send_encoded, batch, self._send_settings)
 
     def send_as_stored(self, message: Message, queue: MessageQueue, sys_flag: int, on_result: OnSend) -> None:
-        """Send a message with its body as stored, in one attempt; ``on_result`` is called exactly once.
+        """Send a message with its body as stored, in one attempt, without waiting for the answer.
+
+        ``on_result`` is called exactly once, with the result or any RocketMQError; none is raised here.
 
         Args:
             message: The message, with a UNIQ_KEY if it needs one: none is added.
@@ -504,7 +508,10 @@ class Producer(Closing):
     def _begin(
         self, queue: MessageQueue, on_result: OnSend, send: Callable[..., None], *what: object
     ) -> None:
-        """Call ``send`` with the queue's master, ``what`` and a callback, which also gets errors."""
+        """Call ``send`` with the address of the queue's master, ``what`` and a callback.
+
+        The callback passes the outcome to ``on_result``, which also gets every RocketMQError of this call.
+        """
         on_outcome = self._watching_route(queue.topic, on_result)
         try:
             route = self._publication(queue.topic, self._deadline())[0]
@@ -568,7 +575,11 @@ class Producer(Closing):
         raise explained from error
 
     def _explained(self, topic: str, error: RocketMQError) -> RocketMQError:
-        """Return ``error``, or a retryable error that names the topic's brokers if a known topic is away."""
+        """Return ``error``, or one that also names the brokers that had the topic.
+
+        If a server denies a topic whose route was known, the result is a retryable ``TopicAway``. If name
+        servers deny such a topic and the connection failed, the result is a ``ConnectFailed`` with more text.
+        """
         known = self._name_servers.last_known(topic)
         if known is None or known.is_expected:
             return error

@@ -254,7 +254,7 @@ class SendBack:
         return message.topic, retry_topic(self.consumer_group)
 
     def _as_retry(self, message: MessageExt, max_reconsume_times: int) -> Message:
-        """Return the message for the retry topic.
+        """Return a copy of the message for the retry topic, with one more reconsume time and the delay level.
 
         Source: RocketMQ 5.3.3 ``DefaultMQPushConsumerImpl.sendMessageBackAsNormalMessage``.
         """

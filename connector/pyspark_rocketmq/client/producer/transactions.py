@@ -157,15 +157,15 @@ class TransactionProducer(Closing):
     def send(self, message: Message, execute: LocalTransaction) -> TransactionSendResult:
         """Send a half message, run the local transaction, and send the broker its outcome.
 
-        ``execute`` gets the message with its ``msg_id``. If it raises, the exception is passed on and the
-        broker will ask. A delay of the message is dropped, as in Java. Only the broker that takes the message
-        has to be up. A half message whose status is not SEND_OK is rolled back without calling ``execute``;
-        the returned state is then ROLLBACK_MESSAGE.
+        ``execute`` gets the message with its ``msg_id``. If it raises, the exception is passed on, and the
+        broker asks for the outcome later. A delay of the message is dropped, as in Java. Only the broker that
+        takes the message has to be up. A half message whose status is not SEND_OK is rolled back without
+        calling ``execute``; the returned state is then ROLLBACK_MESSAGE.
 
         Raises:
             RocketMQError: If the half message could not be sent, or its broker does not return where it is
                 stored; then ``execute`` was not called.
-            ValueError: If ``execute`` returns no state; the broker will ask.
+            ValueError: If ``execute`` returns no state; the broker asks for the outcome later.
         """
         own = {TRAN_MSG: "true", PGROUP: with_namespace(self._namespace, self._producer_group)}
         properties = {name: text for name, text in message.properties.items() if name != DELAY}
@@ -223,7 +223,10 @@ class TransactionProducer(Closing):
                 self._beating.start()
 
     def _be_known_at(self, queue: MessageQueue) -> None:
-        """Register with the broker that took a message, and soon after with the topic's other brokers."""
+        """Register with the broker that took a message, unless this is done already.
+
+        If the message's topic is new, wake the heartbeat thread, which registers with its other brokers.
+        """
         self._begin_beating()
         try:
             address = self._producer.master_of(queue)
