@@ -22,9 +22,9 @@ ByteArray = npt.NDArray[np.uint8]
 
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 _LEAST_REPEATED: Final = 4096
-"""Minimum number of rows of a repetition that is kept for several batches."""
+"""Minimum number of rows of a kept column of repeated values; batches with fewer rows use a slice of it."""
 _MOST_SHARED_BYTES: Final = 1 << 20
-"""Maximum size of a repetition that is kept; larger ones are created for one batch."""
+"""Maximum size in bytes of a kept column of repeated values; a larger one is created for each batch."""
 _OFFSET: Final = np.dtype(np.int32)
 
 _PIECE: Final = 1 << 17
@@ -115,7 +115,11 @@ def _repeated(texts: tuple[str, ...], times: int) -> pa.StringArray:
 
 
 def repeated_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
-    """Return Arrow's offsets of values that end at the same places in each row; shared, so do not write."""
+    """Return Arrow's 32-bit offsets of values that end at the same places in each of ``rows`` rows.
+
+    ``ends`` has the end of each value of a row, in bytes from the row's beginning. The array may be shared:
+    do not write into it.
+    """
     longest = _shared_rows(rows)
     if longest * len(ends) * _OFFSET.itemsize > _MOST_SHARED_BYTES:
         return _repeated_offsets(ends, rows)

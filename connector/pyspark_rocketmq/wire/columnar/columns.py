@@ -127,7 +127,7 @@ def _check_announced(rows: Rows, batches: IntArray, members: IntArray) -> None:
 
 
 def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray, ends: IntArray) -> None:
-    """Write the members' own values into the rows ``at``; ``number`` counts them within their batch.
+    """Write the members' own values into the rows ``at``; ``number`` is each member's index in its batch.
 
     ``starts`` has where each member starts, ``ends`` where its batch ends.
     """
@@ -223,7 +223,7 @@ class ColumnBuilder:
         return pa.array(texts, pa.string()).take(distinct.indices)
 
     def _bodies(self) -> pa.BinaryArray:
-        """Copy the bodies; only compressed ones are processed one by one."""
+        """Return the bodies, decompressed; only compressed ones are processed one by one."""
         rows = self._rows
         starts, lengths = rows.body_at, rows.body_length
         if not rows.sys_flag_bits() & _COMPRESSED:
@@ -269,13 +269,16 @@ class ColumnBuilder:
 
 
 def have_usual_times(messages: Sequence[MessageExt]) -> bool:
-    """Return whether columns can hold both times of each message; see :func:`timestamps`."""
+    """Return whether columns can hold each message's born and store time; see :func:`timestamps`."""
     times = [time for message in messages for time in (message.born_timestamp, message.store_timestamp)]
     return not times or (min(times) >= FIRST_TIMESTAMP_MS and max(times) < END_TIMESTAMP_MS)
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
-    """Return Spark's microseconds; null if Python's times cannot hold a time in every time zone."""
+    """Return milliseconds since the epoch as a timestamp column in microseconds and UTC.
+
+    A time that Python cannot hold in every time zone is null: before 0001-01-02 or from 9999-12-31 on.
+    """
     # Negative numbers are also large as unsigned ones.
     if not len(milliseconds) or milliseconds.view(np.uint64).max() < END_TIMESTAMP_MS:
         return fixed_column(TIMESTAMP_TYPE, milliseconds * 1000)

@@ -174,7 +174,9 @@ def decode_together(
 ) -> list[pa.RecordBatch | RocketMQError]:
     """Decode several lists of bodies together; return a batch or an error for each list.
 
-    If a list's rows take 2 GiB, its error is a LocalProtocolError.
+    With ``tags``, only messages with one of these tags become rows. A batch has ``columns`` (by default all),
+    then one column for each of ``properties``. If a list's rows take 2 GiB, its error is a
+    LocalProtocolError.
 
     Bodies that are all views of one ``bytearray`` are read in place. They are copied, list by list, only if
     the lists cannot be decoded as one, for example because one of them is damaged. A batch never refers to
@@ -200,9 +202,11 @@ def decode_in_turn(
 ) -> Iterator[pa.RecordBatch | Undecodable]:
     """Decode bodies one by one; a body that cannot be decoded is decoded in halves.
 
-    Each batch is decoded when the caller asks for it, so that it can be freed before the next one. A single
-    message always fits the budget for decompressed bytes. A message that cannot be decoded is yielded in its
-    place. Nothing follows a message with a broken layout, because its end is unknown.
+    With ``tags``, only messages with one of these tags are yielded. A batch has ``columns`` (by default all),
+    then one column for each of ``properties``. Each batch is decoded when the caller asks for it, so that it
+    can be freed before the next one. A single message always fits the budget for decompressed bytes. A
+    message that cannot be decoded is yielded in its place. A message with a broken layout is the last result,
+    whatever its tag: its end is unknown, and later bodies are not decoded either.
 
     Raises:
         LocalProtocolError: If a column name is wrong, or a body's rows take 2 GiB.
@@ -224,14 +228,14 @@ def decode_in_turn(
 def row_of(
     message: MessageExt, *, columns: Sequence[str] | None = None, properties: Sequence[str] = ()
 ) -> pa.RecordBatch:
-    """Return one message as a row of the given columns."""
+    """Return one message as a row of ``columns`` (by default all), then of single ``properties``."""
     return rows_of([message], columns=columns, properties=properties)
 
 
 def rows_of(
     messages: Sequence[MessageExt], *, columns: Sequence[str] | None = None, properties: Sequence[str] = ()
 ) -> pa.RecordBatch:
-    """Return messages as rows of the given columns."""
+    """Return messages as rows of ``columns`` (by default all), then of single ``properties``."""
     return _decoder("", None, columns, properties).columns_of_messages(messages)
 
 
@@ -274,7 +278,10 @@ def _decoder(
 
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """Decodes for one call; only :meth:`filtered` and :meth:`decode_one` leave out other tags."""
+    """Decodes for one call, into the columns of ``projection``.
+
+    Only :meth:`filtered` and :meth:`decode_one` leave out messages whose tag is not wanted.
+    """
 
     broker_name: str
     tags: frozenset[str] | None
@@ -289,7 +296,7 @@ class _Decoder:
         return _batch(kept.columns[: len(schema)], schema, len(kept))
 
     def decode_as_one(self, groups: Sequence[Sequence[PulledBody]]) -> list[pa.RecordBatch] | None:
-        """Return slices of one batch, one for each group; None if any input is irregular or a group is empty.
+        """Return slices of one unfiltered batch, one per group; None if a group is irregular or empty.
 
         It is also None if a body cannot be decompressed, if a column would take 2 GiB or, with several
         groups, if there is an inner batch.
@@ -313,7 +320,7 @@ class _Decoder:
         return [batch.slice(at, end - at) for at, end in pairwise(bounds)]
 
     def decode_one(self, bodies: Sequence[PulledBody]) -> pa.RecordBatch | RocketMQError:
-        """Return the filtered batch, or the error."""
+        """Decode bodies into one batch with only the wanted tags; return it, or the error."""
         data = b"".join(bodies)
         try:
             check_column_bytes(len(data))
@@ -345,7 +352,7 @@ class _Decoder:
             yield undecodable._replace(data=data[bounds[0] :]) if undecodable.stored is None else undecodable
 
     def columns_of(self, located: Rows, budget: ExpansionBudget) -> pa.RecordBatch:
-        """Create all columns by vectorised operations.
+        """Return a batch of located messages, not filtered by tags, created by vectorised operations.
 
         Raises:
             IrregularLayout: If the scalar codec must decode the messages.

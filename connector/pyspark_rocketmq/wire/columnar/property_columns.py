@@ -43,7 +43,7 @@ _PIECE: Final = 1 << 17
 _LAYOUT = re.compile(rb"(?:\x02[^\x00-\x02]*\x01)*")
 
 _Kept = Mapping[str, int]
-"""Number of the entry that gives each property of one layout, by the property's name."""
+"""Index of the entry whose value counts, by property name, in rows of one layout (names in their order)."""
 
 
 class PropertyColumns:
@@ -122,7 +122,11 @@ def _copy_text(data: bytes | bytearray, starts: IntArray, lengths: IntArray) -> 
 
 
 def _find_tokens(copied: _Text) -> _Tokens:
-    """Cut the text at the separators."""
+    """Cut the text at its separators into names and values; leave out entries with an empty value.
+
+    Raises:
+        IrregularLayout: If the separators do not alternate.
+    """
     text = copied.as_bytes()
     bounds = _find_separators(text)
     if len(bounds) % 2 == 0:
@@ -187,7 +191,7 @@ def _kept(layout: bytes) -> _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """Rows of one layout of ``width`` entries."""
+    """Rows that all have the same property names in the same order, with ``width`` entries each."""
 
     tokens: _Tokens
     rows: int
@@ -201,7 +205,7 @@ class _Alike:
         return self.tokens.take(self._value_numbers(entry))
 
     def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
-        """Return offsets, keys and values."""
+        """Return the offsets, keys and values of a map column with all properties."""
         kept = len(self.kept)
         numbers = np.arange(1, 2 * self.rows * self.width, 2, dtype=np.int32)
         if kept != self.width:
@@ -243,7 +247,7 @@ class _Aligned:
         return None if entry is None else self.table.texts([self.values[entry]])
 
     def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
-        """Return offsets, keys and values."""
+        """Return the offsets, keys and values of a map column with all properties."""
         rows, kept = len(self.table.rows), list(self.kept)
         values = self.table.texts([self.values[entry] for entry in self.kept.values()])
         return repeated_offsets((len(kept),), rows), repeated_texts(kept, rows), values
@@ -280,7 +284,7 @@ def _of_any_length(text: _Text) -> _Alike | _Various:
 
 @dataclass(frozen=True, slots=True)
 class _Various:
-    """Rows of several layouts."""
+    """Rows with different property names, or names in a different order; each such order is a layout."""
 
     tokens: _Tokens
     layout_of: IntArray
@@ -294,7 +298,7 @@ class _Various:
         return self.tokens.take(numbers, is_missing if is_missing.any() else None)
 
     def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
-        """Return offsets, keys and values."""
+        """Return the offsets, keys and values of a map column with all properties."""
         sizes = np.array(list(map(len, self.layouts)))
         names = [name for kept in self.layouts for name in kept]
         numbers = np.array([number for kept in self.layouts for number in kept.values()], np.int64)

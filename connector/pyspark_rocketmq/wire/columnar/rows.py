@@ -45,7 +45,8 @@ _SIZES = np.dtype(">u4")
 _SIZE_BYTES = np.dtype((np.void, _SIZES.itemsize))
 _MAGIC_AT: Final = 4
 _MIN_LOCKSTEP: Final = 256
-"""Minimum number of messages for lockstep; fewer are followed one by one in the same time."""
+"""Minimum number of messages for which sizes are followed from several places at the same time; fewer
+messages take no longer one by one."""
 _STEPS_BETWEEN_CHECKS: Final = 8
 FIXED: Final = np.dtype(
     {
@@ -79,7 +80,7 @@ _ARRAYS: Final = (
 
 
 class BufferSlices(NamedTuple):
-    """Parts of a buffer, all of them non-empty, in the order of their messages."""
+    """Non-empty slices ``[begin, end)`` of one buffer, each with whole messages one after another."""
 
     data: bytes | bytearray
     begins: IntArray
@@ -92,7 +93,10 @@ class BufferSlices(NamedTuple):
 
     @classmethod
     def of(cls, bodies: Sequence[PulledBody]) -> BufferSlices:
-        """Return a slice for each body (none may be empty); copy the bodies unless all are in one buffer."""
+        """Return a slice for each body; no body may be empty.
+
+        If all bodies are views of one ``bytearray``, they stay where they are; otherwise they are copied.
+        """
         sizes = np.fromiter(map(len, bodies), np.int64, len(bodies))
         buffer = _common_buffer(bodies)
         if buffer is None:
@@ -113,7 +117,7 @@ def _common_buffer(bodies: Sequence[PulledBody]) -> bytearray | None:
 
 
 class Starts(NamedTuple):
-    """Where messages begin, slice by slice."""
+    """Positions in the buffer where messages begin, slice by slice."""
 
     at: IntArray
     counts: IntArray
@@ -121,7 +125,9 @@ class Starts(NamedTuple):
 
 
 def guesses(slices: BufferSlices, min_bytes: int) -> Iterator[Starts]:
-    """Guess starts within the slices without a step for each message, the likeliest guess first.
+    """Yield guesses of where all messages begin, the likeliest one first; the caller must check each guess.
+
+    A guess needs no Python step for each message. There may be no guess.
 
     Every slice has at least ``min_bytes`` bytes, the size of the smallest message.
     """
@@ -152,7 +158,7 @@ def _follow_slices(slices: BufferSlices, min_bytes: int) -> Starts:
 
 
 def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> IntArray:
-    """Return where messages begin, by their total sizes one after the other.
+    """Return where each message from ``start`` on begins: where the one before ends, by its total size.
 
     Raises:
         IrregularLayout: If the sizes do not lead exactly from ``start`` to ``end``.
@@ -204,7 +210,10 @@ def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | 
 
 
 def _entries(data: bytes | bytearray, begin: int, end: int, stride: int) -> Iterator[int]:
-    """Yield the beginning, and the first place with a magic number in each stride."""
+    """Yield ``begin``, then for each ``stride`` bytes the first place where a message may begin.
+
+    It may begin there because the first message's magic number follows.
+    """
     yield begin
     magic = bytes(data[begin + _MAGIC_AT : begin + 2 * _MAGIC_AT])
     for at in range(begin + _MAGIC_AT + stride, end - stride, stride):
@@ -222,7 +231,7 @@ class Rows:
     """Where the stored message of each row begins."""
     ends: IntArray
     fixed: np.ndarray
-    """Fields with the layout ``FIXED``, big-endian."""
+    """The fixed-size fields before the body of each row, an array of type ``FIXED`` (big-endian)."""
     sys_flag: IntArray
     ipv6_hosts: np.ndarray | None = None
     """Born host and store host, 20 bytes each, zeros after IPv4; None if ``fixed`` has all the hosts."""
@@ -252,7 +261,7 @@ class Rows:
 
 
 def locate(slices: BufferSlices) -> Rows:
-    """Find every part of every message.
+    """Return where each message in the slices, its body, topic and properties are, as one row per message.
 
     Raises:
         IrregularLayout: If anything is malformed, cut or left over, or there is no message.
