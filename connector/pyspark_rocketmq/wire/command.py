@@ -33,7 +33,7 @@ SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - the name of a field
 SIGNATURE: Final = "Signature"
 """Ext field with the signature of the other fields and the body."""
 NAMESPACE: Final = "ns"
-"""Ext field with the id of the instance that a request is for (``MixAll``)."""
+"""Ext field with the id of the cloud's instance that a request is for (``MixAll``)."""
 NAMESPACED: Final = "nsd"
 """Ext field that is "true" if ``NAMESPACE`` is present."""
 

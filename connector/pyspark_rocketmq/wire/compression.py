@@ -34,8 +34,8 @@ by default."""
 MAX_BATCH_BYTES: Final = MAX_FRAME_LENGTH
 """Maximum number of bytes of one decompressed inner batch."""
 _BATCH_WEIGHT: Final = MAX_EXPANDED_BYTES // MAX_BATCH_BYTES
-"""How many times each byte of an inner batch counts, because a member of 22 bytes becomes a row of ten times
-as many. A single batch always fits."""
+"""Number of times that each byte of an inner batch counts against an answer's budget, because a member of 22
+bytes becomes a row of ten times as many. A single batch always fits."""
 _INNER_BATCH: Final = int(MessageSysFlag.INNER_BATCH)
 COMPRESSION_TYPE_SHIFT: Final = 8
 COMPRESSION_TYPE_MASK: Final = 0x7
@@ -104,10 +104,19 @@ class ExpansionBudget:
 
     def __init__(self, answer_bytes: int) -> None:
         self._limit = self.left = max(MAX_EXPANDED_BYTES, MAX_EXPANSION * answer_bytes)
-        """``left`` is in bytes; to start again after an error, set it back to its earlier value."""
+        """Decompressed bytes that are still allowed.
+
+        To decode again after an error, set ``left`` to its earlier value.
+        """
 
     def decompress(self, body: bytes, sys_flag: int) -> bytes:
-        """Call :func:`decompress`; also raise RemoteProtocolError if this body exceeds the budget."""
+        """Return the body decompressed by :func:`decompress`, and take its new size from the budget.
+
+        A body that is not compressed takes nothing.
+
+        Raises:
+            RemoteProtocolError: If the body exceeds the budget, or :func:`decompress` raises it.
+        """
         expanded = decompress(body, sys_flag)
         if expanded is not body:
             self.left -= len(expanded) * (_BATCH_WEIGHT if sys_flag & _INNER_BATCH else 1)

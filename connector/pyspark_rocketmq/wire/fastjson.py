@@ -43,19 +43,21 @@ _repr.maxlevel = 3
 _repr.maxstring = _repr.maxother = _repr.maxlong = _MAX_CHARACTERS
 
 MAX_JSON_MEMORY: Final = 32 * 1024 * 1024
-"""Maximum number of bytes of objects, twice the longest frame: about 20,000 queues or 100,000 topics."""
+"""Maximum memory of one JSON document as Python objects, in bytes, twice the longest frame: enough for about
+20,000 queues or 100,000 topics."""
 _LIGHT_BYTES: Final = 512 * 1024
-"""Texts of at most this length stay below the limit whatever they contain."""
+"""Maximum length of JSON texts that need no check: they stay below ``MAX_JSON_MEMORY`` in any case."""
 _BYTES_PER_MARK: Final = 100
 _MARKS: Final = (b",", b":", b"[", b"{")
 _COPIES: Final = 3
 _WIDEST_CHARACTER: Final = 4
 _MAX_ODD_DEPTH: Final = 32
-"""Deepest nesting around an odd key (real bodies need 4); it bounds how often text is scanned again."""
+"""Maximum depth of nested maps and arrays that Python's JSON scanner refuses (real bodies need 4). It bounds
+how often the same text is scanned again."""
 _MAX_REFUSED_CHARS: Final = 1 << 30
-"""Maximum sum of the positions at which the scanner refused. Each refusal takes time in proportion to its
-position, because the error counts lines; without a bound a hostile body could take the square of its length.
-A route of 3000 brokers in the old form stays below."""
+"""Maximum sum of the positions at which Python's JSON scanner refuses one text. Each refusal takes time in
+proportion to its position, because the error counts lines; without a bound a hostile body could take the
+square of its length. A route of 3000 brokers in the old form stays below."""
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _SPACES: Final = frozenset(" \t\n\r")
 _ODD_BEGINNINGS: Final = frozenset(f"{{{first}" for first in "{[-0123456789")
@@ -145,7 +147,7 @@ _scan: Final = json.JSONDecoder(parse_constant=_refuse_constant, strict=False).r
 
 
 class _Reader:
-    """Reads one text in one pass by ``_scan``; where that refuses, it reads a map or array itself."""
+    """Reads one text by Python's JSON scanner; reads a map or array that the scanner refuses item by item."""
 
     __slots__ = ("_refusal_budget", "_text")
 
@@ -268,37 +270,54 @@ def _write_key(key: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JsonObject:
-    """One map of a body; a field read without a default is required."""
+    """One map of a JSON body, with a method to read a field as each type.
+
+    A field is absent if it is missing or null. An absent field without a default, or a value of another type,
+    raises ``RemoteProtocolError``.
+    """
 
     where: str
     """Name of the body and the place in it, for errors."""
     members: Mapping[str, Any]
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Read a string; a number or a boolean is converted."""
+        """Return field ``name`` as a string; ``default`` if absent, or else an error.
+
+        A number or a boolean is converted.
+        """
         return self._read(name, as_text, default)
 
     def optional_text(self, name: str) -> str | None:
-        """Read a string that may be absent."""
+        """Return field ``name`` as a string; None if it is absent or null."""
         return None if self.members.get(name) is None else self.text(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Read an integer of at most 64 bits.
+        """Return field ``name`` as an integer of at most 64 bits; ``default`` if absent, or else an error.
 
         A string of digits and a boolean are converted, and a fraction is cut to its whole part.
         """
         return self._read(name, _as_integer, default)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Read a finite number, whole or not; a string is accepted too."""
+        """Return field ``name`` as a finite float; ``default`` if absent, or else an error.
+
+        A string with a number is converted.
+        """
         return self._read(name, _as_number, default)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """Read a boolean, a number (only 1 is true) or a string such as ``true``, ``Y`` or ``0``."""
+        """Return field ``name`` as a boolean; ``default`` if absent, or else an error.
+
+        A number (only 1 is true) or a string such as ``true``, ``Y`` or ``0`` is converted.
+        """
         return self._read(name, _as_flag, default)
 
     def choice(self, name: str, choices: Mapping[str, E], default: E | None = None) -> E:
-        """Read one of ``choices``, by name in any case or by index; an unknown name counts as absent."""
+        """Return one of ``choices``: field ``name`` has its name, in any case, or its index in ``choices``.
+
+        ``default`` is returned if the field is absent or has an unknown name. Without a default, or with an
+        unknown index, RemoteProtocolError is raised.
+        """
         where = f"{self.where}: field {name!r}"
         value = self.members.get(name)
         found: E | None = None
@@ -380,12 +399,20 @@ def as_object(value: object, where: str) -> JsonObject:
 
 
 def checked_int64(value: object, where: str) -> int:
-    """Convert an already read value to a Java ``long``."""
+    """Return a value from JSON as a Java ``long``; digits in a string, booleans and fractions are converted.
+
+    Raises:
+        RemoteProtocolError: If the value is null or no 64-bit integer; it names ``where``.
+    """
     return _required(value, _as_integer, where)
 
 
 def as_text(value: object, where: str) -> str:
-    """Convert an already read scalar to a string."""
+    """Return a value from JSON as a string; a number or a boolean is converted.
+
+    Raises:
+        RemoteProtocolError: If the value is null, a map or an array; it names ``where``.
+    """
     if type(value) is str:
         return value
     if type(value) is bool:
@@ -429,12 +456,12 @@ def member(
 
 
 def list_of(kind: type[T]) -> Callable[[JsonObject, str, Any], tuple[T, ...]]:
-    """Return a reader of an array of maps, each of which is a ``kind``; empty if absent."""
+    """Return a reader for :func:`member`: an array of maps, each of which is a ``kind``; empty if absent."""
     return lambda owner, name, _: tuple(from_json(kind, item) for item in owner.objects(name))
 
 
 def table_of(kind: type[T]) -> Callable[[JsonObject, str, Any], dict[str, T]]:
-    """Return a reader of a map of strings to maps, each of which is a ``kind``; empty if absent."""
+    """Return a reader for :func:`member`: a map of strings to maps, each a ``kind``; empty if absent."""
 
     def read(owner: JsonObject, name: str, _: Any) -> dict[str, T]:
         where = f"{owner.where}.{name}"
@@ -444,7 +471,7 @@ def table_of(kind: type[T]) -> Callable[[JsonObject, str, Any], dict[str, T]]:
 
 
 def one_of(choices: Mapping[str, E]) -> Callable[[JsonObject, str, E | None], E]:
-    """Return a reader of an enum."""
+    """Return a reader for :func:`member`: one of ``choices``, by name in any case or by index."""
     return lambda owner, name, default: owner.choice(name, choices, default)
 
 

@@ -141,7 +141,7 @@ def _stored_messages(view: memoryview) -> Iterator[StoredMessage]:
 
 
 def _sized_part(view: memoryview, position: int, minimum: int) -> memoryview:
-    """Return the part at ``position`` with the total size that it begins with."""
+    """Return the bytes of the message at ``position``, whose first four bytes are its size."""
     rest = len(view) - position
     if rest < 4:
         raise RemoteProtocolError(f"{rest} stray bytes are left where a message should begin.")
@@ -227,7 +227,7 @@ def decode_messages(data: bytes | memoryview, broker_name: str) -> list[MessageE
 
 
 def _usual_messages(data: bytes, broker_name: str) -> list[MessageExt] | None:
-    """Do the work of :func:`iter_messages` in a third of the time; None unless all messages are usual.
+    """Return the messages in a third of the time of :func:`iter_messages`; None unless all of them are usual.
 
     A usual message is whole and uncompressed, is no inner batch, and has IPv4 hosts.
     """
@@ -285,7 +285,9 @@ def _usual_messages(data: bytes, broker_name: str) -> list[MessageExt] | None:
 def iter_messages(
     data: bytes | memoryview, broker_name: str, budget: ExpansionBudget
 ) -> Iterator[MessageExt]:
-    """Decode like :func:`decode_messages`, one message after the other, so that few exist at a time.
+    """Yield the messages that :func:`decode_messages` returns, one by one, so that few exist at a time.
+
+    The size of decompressed bodies is taken from ``budget``.
 
     Raises:
         RemoteProtocolError: When a bad message is reached, or bodies expand beyond the budget.
@@ -333,7 +335,7 @@ def expanded_body(stored: StoredMessage, budget: ExpansionBudget) -> bytes | lis
 
 
 def shown_as_stored(stored: StoredMessage, broker_name: str) -> MessageExt:
-    """Return the message with its body and sysFlag as stored."""
+    """Return the message for a consumer, but with its body still compressed and its sysFlag as stored."""
     shown = _message_ext(stored, broker_name, stored.body, stored.properties)
     return shown._replace(sys_flag=stored.sys_flag)
 
@@ -385,7 +387,7 @@ def encode_batch(messages: Sequence[Message]) -> bytes:
 
 
 def batch_member(body: bytes, properties_data: bytes, *, flag: int = 0) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return the parts of a batch's member: head, body, length of the properties, properties.
+    """Return one encoded message of a batch, in pieces to join: head, body, properties' length, properties.
 
     Raises:
         struct.error: If a number exceeds its field.

@@ -39,7 +39,7 @@ def is_system_resource(resource: str) -> bool:
 
 
 def with_namespace(namespace: str, resource: str) -> str:
-    """Return the name by which servers know a topic or group; a name with the namespace is not changed.
+    """Return a topic's or group's name with the namespace, as servers have it; never add the namespace twice.
 
     An empty namespace changes nothing. The names of RocketMQ's own topics and groups are never changed.
     """
@@ -52,7 +52,10 @@ def with_namespace(namespace: str, resource: str) -> str:
 
 
 def without_namespace(namespace: str, resource: str) -> str:
-    """Return the name by which users know a topic or group; one of another namespace is not changed."""
+    """Return a topic's or group's name without the namespace, as users write it.
+
+    A name with another namespace, or with none, is not changed.
+    """
     if not namespace or not resource:
         return resource
     prefix, bare = _split_prefix(resource)
@@ -60,12 +63,12 @@ def without_namespace(namespace: str, resource: str) -> str:
 
 
 def queue_with_namespace(namespace: str, queue: MessageQueue) -> MessageQueue:
-    """Apply :func:`with_namespace` to the queue's topic."""
+    """Return the queue with the namespace added to its topic by :func:`with_namespace`."""
     return queue._replace(topic=with_namespace(namespace, queue.topic)) if namespace else queue
 
 
 def queue_without_namespace(namespace: str, queue: MessageQueue) -> MessageQueue:
-    """Apply :func:`without_namespace` to the queue's topic."""
+    """Return the queue with the namespace removed from its topic by :func:`without_namespace`."""
     return queue._replace(topic=without_namespace(namespace, queue.topic)) if namespace else queue
 
 

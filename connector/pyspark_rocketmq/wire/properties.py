@@ -15,10 +15,10 @@ from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 NAME_VALUE_SEPARATOR: Final = "\x01"
 PROPERTY_SEPARATOR: Final = "\x02"
 MAX_PROPERTIES_BYTES: Final = 32767
-"""The stored length is a signed short (``Short.MAX_VALUE``)."""
+"""Maximum number of bytes of a message's properties, because their stored length is a signed short."""
 _MAX_READ_BYTES: Final = 512 * 1024
-"""Maximum number of bytes read from a request, more than can be stored; as objects they take up to fifty
-times as much."""
+"""Maximum number of bytes of properties to decode. A request may have more than can be stored; as Python
+objects they take up to fifty times as much memory."""
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"

@@ -47,7 +47,10 @@ class ProcessQueueInfo:
     transaction_msg_min_offset: int = member("transactionMsgMinOffset", JsonObject.integer, 0)
     transaction_msg_max_offset: int = member("transactionMsgMaxOffset", JsonObject.integer, 0)
     transaction_msg_count: int = member("transactionMsgCount", JsonObject.integer, 0)
-    """The ``transaction`` fields are about messages passed to an orderly listener and not acknowledged."""
+    """Number of messages that an orderly listener got and has not acknowledged.
+
+    The other ``transaction`` fields are the offsets of the first and the last of these messages.
+    """
     locked: bool = member("locked", JsonObject.flag, False)
     try_unlock_times: int = member("tryUnlockTimes", JsonObject.integer, 0)
     last_lock_timestamp: int = member("lastLockTimestamp", JsonObject.integer, 0)

@@ -156,12 +156,12 @@ class QueueRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
     committed: bool | None = bool_field("committed", None)
-    """Only used by code 30."""
+    """Used only with code 30 (GET_MAX_OFFSET)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetResponseHeader:
-    """Answer to 29, 30 and 31."""
+    """Answer with one offset: to 14 QUERY_CONSUMER_OFFSET, 29 SEARCH_OFFSET_BY_TIMESTAMP, 30 and 31."""
 
     offset: int = long_field("offset")
     """A queue offset."""
@@ -258,7 +258,10 @@ class CreateTopicRequestHeader(TopicRequestFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRequestHeader(TopicRequestFields):
-    """202 GET_TOPIC_STATS_INFO; at brokers also 215, 300 and 351."""
+    """202 GET_TOPIC_STATS_INFO and other requests about one topic to a broker.
+
+    These are 215 DELETE_TOPIC_IN_BROKER, 300 QUERY_TOPIC_CONSUME_BY_WHO and 351 GET_TOPIC_CONFIG.
+    """
 
     topic: str = text_field("topic")
 

@@ -177,7 +177,7 @@ class PullResult(NamedTuple):
 def pull_result(
     request: Outgoing, outcome: RemotingCommand | RocketMQError, address: str
 ) -> PullResult | RocketMQError:
-    """Decode the ``outcome`` of a sent pull; errors are returned, because they are passed to a callback."""
+    """Return the result of a pull, or its error; errors are not raised, because callbacks get them."""
     if isinstance(outcome, RocketMQError):
         return outcome
     status = _STATUSES.get(outcome.code)
@@ -225,7 +225,8 @@ class PullResponseDecoder:
     ) -> tuple[list[tuple[int, PullResult | RemotingCommand]], int]:
         """Decode the whole frames from ``start`` on; return each with its opaque, and where the rest begins.
 
-        A found pull whose header matches the pattern becomes a result; its body is part of ``view``.
+        An answer with messages whose header matches the pattern becomes a ``PullResult``; its body is a view
+        into ``view``. Every other answer becomes a command, with a copy of its body.
 
         Raises:
             RemoteProtocolError: For the same reasons as ``FrameDecoder.feed``; close the connection.
@@ -258,7 +259,7 @@ class PullResponseDecoder:
 
 
 class PullHeaderPattern:
-    """The text of a found pull's header with varying numbers."""
+    """Pattern of the header of an answer with messages: fixed text, in which five numbers vary."""
 
     __slots__ = ("_match", "_places")
 
@@ -295,7 +296,7 @@ class PullHeaderPattern:
         return cls(b"".join([*parts, re.escape(header[at:])]), order)
 
     def read(self, view: memoryview, header_at: int, body_at: int, end: int) -> tuple[int, PullResult] | None:
-        """Return opaque and result of an answer; None if its header does not match the pattern."""
+        """Return an answer's opaque and its result; None if its header does not match the pattern."""
         match = self._match(view, header_at, body_at)
         if match is None:
             return None

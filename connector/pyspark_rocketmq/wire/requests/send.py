@@ -37,7 +37,7 @@ _LONG_MASK: Final = 0xFFFFFFFFFFFFFFFF
 _MOST: Final = 1 << 63
 
 ShardingKey = str | int
-"""A String or a Long in Java."""
+"""Key whose hash chooses the queue: a String in Java, or a Long (a ``JavaInteger`` is an Integer)."""
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """Template of topics that are created by a first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
@@ -235,7 +235,7 @@ def send_result(
     queue: MessageQueue,
     messages: Sequence[Message],
 ) -> SendResult | RocketMQError:
-    """Decode the outcome of a send; errors are returned, because they are passed to a callback.
+    """Return the result of a send, or its error, which is not raised because callers pass it to a callback.
 
     Source: RocketMQ 5.3.3 ``MQClientAPIImpl.processSendResponse``.
     """
@@ -287,7 +287,7 @@ def _header(
 
 
 def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
-    """Check that an uncompressed body has 1 to ``most`` bytes; errors name ``where`` it is to be sent.
+    """Check that a body has 1 to ``most`` bytes; errors name ``where`` it is to be sent.
 
     Raises:
         LocalProtocolError: If the body is empty or too large.
