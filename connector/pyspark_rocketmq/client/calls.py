@@ -25,13 +25,16 @@ def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"
 
 
 class BrokerCalls:
-    """Sends requests through a pool, each within a time-out and only to the broker that it names."""
+    """Sends requests to brokers through a pool, each within a time-out.
+
+    A request for a named broker is not sent to a server that gives another name.
+    """
 
     def __init__(self, pool: ChannelPool, clock: Clock, timeout_s: float) -> None:
         self._pool = pool
         self._clock = clock
         self.timeout_s = timeout_s
-        """Maximum time for connection and answer together."""
+        """Maximum seconds for connection and answer together."""
 
     def now_ms(self) -> int:
         """Return the wall-clock time in milliseconds."""
@@ -67,7 +70,7 @@ class BrokerCalls:
         return channel
 
     def ask(self, address: str, code: RequestCode, header: Header, broker_name: str = "") -> RemotingCommand:
-        """Return the answer to a request that has only a header."""
+        """Send a request that has only a header; return its answer, or raise like :meth:`call`."""
         return self.call(address, command_of(code, header), broker_name=broker_name)
 
     def call(
@@ -78,7 +81,7 @@ class BrokerCalls:
         *,
         broker_name: str = "",
     ) -> RemotingCommand:
-        """Return the answer to a request.
+        """Send a request and return its answer.
 
         Raises:
             TransportError: If none arrived by ``deadline`` (by default the time-out), or if the server is
@@ -125,6 +128,6 @@ class BrokerCalls:
         self._pool.get_soon(address, deadline, confirm_first)
 
     def offset(self, address: str, code: RequestCode, header: Header, broker_name: str) -> int:
-        """Return the offset that a broker answers with."""
+        """Send a request that has only a header; return the answer's offset, or raise like :meth:`call`."""
         answer = self.ask(address, code, header, broker_name)
         return from_ext_fields(OffsetResponseHeader, answer.ext_fields).offset

@@ -49,7 +49,7 @@ class Cluster:
     pool: ChannelPool
     clock: Clock
     timeout_s: float
-    """Time-out of one call."""
+    """Time-out of one call, in seconds."""
     namespace: str = ""
 
     @classmethod
@@ -298,9 +298,9 @@ class Routes:
 
     by_topic: Mapping[str, TopicRoute]
     absent: Mapping[str, TopicNotFound] = field(default_factory=dict)
-    """Topics that no name server lists and that have no known route; never a retry topic."""
+    """Topics that no name server lists and that have no known route, with the error; never a retry topic."""
     denied: Mapping[str, TopicNotFound] = field(default_factory=dict)
-    """Topics that no name server lists at the moment; their last known routes stay in use."""
+    """Topics that no name server lists now, with the error; their last known routes stay in use."""
 
     @cached_property
     def queues(self) -> tuple[MessageQueue, ...]:

@@ -24,7 +24,7 @@ class Names:
     """Adds one namespace to all names that are sent, and removes it from those that are received."""
 
     namespace: str
-    """Empty if names are not changed."""
+    """Namespace to add and to remove; empty if names are not changed."""
 
     def named(self, resource: str) -> str:
         """Return a topic's or group's name with the namespace, as brokers have it."""

@@ -304,7 +304,10 @@ class ConnectionSettings:
 
 @lru_cache(maxsize=16)
 def _tls_connector(settings: ConnectionSettings) -> TlsConnector:
-    """Return a cached connector: a worker that connects for every task must not read the files each time."""
+    """Return the TLS connector of these settings.
+
+    It is cached: a worker that connects for every task must not read the certificate files each time.
+    """
     return TlsConnector(
         ca_file=settings.tls_ca_file,
         cert_file=settings.tls_cert_file,

@@ -189,7 +189,7 @@ class PullConnection(Generic[PullT]):
         self.broker_name = broker_name
         self._is_confirmed = not broker_name
         self._who: int | None = None
-        """Opaque of the request for the broker's name."""
+        """Number (``opaque``) of the request for the broker's name; None before it is sent."""
         self._held: list[bytes] = []
         """Frames of pulls, to be sent when the name is confirmed."""
         self._transport = transport

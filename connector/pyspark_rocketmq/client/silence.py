@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 _LEAST_S: Final = 0.1
-"""A shorter silence proves nothing: the request had hardly any time left when it was sent."""
+"""Minimum seconds of silence that end a connection: some requests have hardly any time left when sent."""
 _SURE_S: Final = 3.0
 """Seconds of silence that end a connection even if requests with later deadlines are under way on it."""
 _SLOWEST_S: Final = 2.5

@@ -106,7 +106,7 @@ def select_message_queue_by_hash(queues: Sequence[MessageQueue], sharding_key: S
 
 
 class SendOutcome(Enum):
-    """State of a broker after an attempt."""
+    """Outcome of one attempt to send, which decides whether its broker counts as reachable."""
 
     ANSWERED = auto()
     REFUSED = auto()
@@ -165,7 +165,10 @@ class FaultTable:
         self._lock = threading.Lock()
 
     def note(self, broker_name: str, latency_ms: float, outcome: SendOutcome) -> None:
-        """Note the outcome of an attempt (``MQFaultStrategy.updateFaultItem``)."""
+        """Note the outcome of an attempt, and avoid its broker for as long as the latency demands.
+
+        A failure counts as a latency of 10 s (``MQFaultStrategy.updateFaultItem``).
+        """
         counted_ms = latency_ms if outcome is SendOutcome.ANSWERED else _LATENCY_OF_A_FAILURE_MS
         available_at_s = self._clock.monotonic_s() + avoided_ms(counted_ms) / 1000
         with self._lock:
@@ -220,7 +223,7 @@ class AsyncAttempts:
     later: Callable[[Callable[[], None]], bool]
     """Calls a function on a thread that may block; returns False if there is no thread any more."""
     on_result: OnSend
-    """Called once, at the end."""
+    """Called once, with the outcome of the last attempt."""
     deadline: Deadline
     retries: int
     """Attempts left after the first."""

@@ -442,7 +442,7 @@ class Producer(Closing):
         return route, self._any_queue(queues)
 
     def _prepare(self, message: Message) -> tuple[Message, SendSettings]:
-        """Return the message as it is sent, and its settings.
+        """Return the message with a UNIQ_KEY, compressed if it is large, and the settings to send it with.
 
         All attempts of one send share both, and therefore the UNIQ_KEY.
         """
