@@ -88,7 +88,7 @@ class RemotingCommand:
     """Ordinal of the sender's ``MQVersion``."""
     remark: str | None = None
     ext_fields: Mapping[str, str] = field(default_factory=dict)
-    """Fields that are null in Java are absent."""
+    """Fields of this kind of request or answer, by Java's names; fields that are null in Java are absent."""
     body: bytes = b""
     """Empty for Java's null: a frame does not distinguish them."""
     serialize_type: SerializeType = SerializeType.JSON

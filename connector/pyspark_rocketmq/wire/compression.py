@@ -40,7 +40,7 @@ _INNER_BATCH: Final = int(MessageSysFlag.INNER_BATCH)
 COMPRESSION_TYPE_SHIFT: Final = 8
 COMPRESSION_TYPE_MASK: Final = 0x7
 _ZLIB_LEVEL: Final = 5
-"""``DefaultMQProducer.compressLevel``."""
+"""Level at which bodies are compressed, as in Java (``DefaultMQProducer.compressLevel``)."""
 
 # Maximum number of bytes that one byte expands to. A body that is too short to become too large is
 # decompressed by a faster call.

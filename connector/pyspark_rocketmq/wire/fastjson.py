@@ -215,7 +215,7 @@ class _Reader:
         raise self._error("Expecting a string, an integer, a map or an array as key", at)
 
     def _after_item(self, at: int, closing: str) -> tuple[int, bool]:
-        """Return the position of the mark after an item, and whether it ends the map or array."""
+        """Return where the comma or closing bracket after an item is, and whether it is the bracket."""
         mark = self._text[at]
         if mark in _SPACES:
             at = self._skip_space(at)

@@ -25,7 +25,7 @@ _TRUSTED_BYTES: Final = 256 * 1024
 
 
 class Outgoing(Protocol):
-    """A request that gets its opaque when it is encoded, such as a ``RemotingCommand``."""
+    """A request that gets its number (``opaque``) when it is encoded, such as a ``RemotingCommand``."""
 
     def encode(self, opaque: int) -> bytes:
         """Return the whole frame, length prefix included."""

@@ -15,7 +15,7 @@ from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 
 IPV4_HOST_BYTES: Final = 8
 IPV6_HOST_BYTES: Final = 20
-"""Size of a stored host: the address and four bytes for the port."""
+"""Bytes of a stored IPv6 host: the address, and four bytes for the port."""
 _MAX_PORT = 65535
 
 _OFFSET_BYTES = 8

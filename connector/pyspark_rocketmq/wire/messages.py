@@ -53,7 +53,7 @@ _COMPRESSED = int(MessageSysFlag.COMPRESSED)
 _BORNHOST_V6 = int(MessageSysFlag.BORNHOST_V6)
 _STOREHOST_V6 = int(MessageSysFlag.STOREHOSTADDRESS_V6)
 INNER_BATCH_FLAGS: Final = int(MessageSysFlag.INNER_BATCH | MessageSysFlag.NEED_UNWRAP)
-"""A message with both flags has an inner batch as its body."""
+"""Flags of sysFlag; a message with both has an inner batch as its body: several messages stored as one."""
 _LEAST_TEXTS: Final = 3
 """Bytes of an empty topic and empty properties in V1."""
 _UNUSUAL_FLAGS: Final = _COMPRESSED | _BORNHOST_V6 | _STOREHOST_V6 | INNER_BATCH_FLAGS

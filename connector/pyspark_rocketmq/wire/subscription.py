@@ -39,7 +39,7 @@ def java_string_hash(text: str) -> int:
 
 
 def expression_type(*, is_sql92: bool) -> str:
-    """Return the servers' name of this kind of expression (``ExpressionType``)."""
+    """Return ``SQL92`` or ``TAG``, the kind of expression in requests (``ExpressionType``)."""
     return SQL92 if is_sql92 else TAG
 
 

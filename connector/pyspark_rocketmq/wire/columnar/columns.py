@@ -287,7 +287,7 @@ def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
 
 
 def _binary(bodies: list[bytes]) -> pa.BinaryArray:
-    """Copy the bodies once; Arrow's own conversion would copy them again as its buffer grows."""
+    """Return the bodies as a column, copied once; Arrow's conversion would copy again as its buffer grows."""
     ends = list(accumulate(map(len, bodies), initial=0))
     check_column_bytes(ends[-1])
     text = pooled_bytes(ends[-1])

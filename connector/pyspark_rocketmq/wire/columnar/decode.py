@@ -337,7 +337,11 @@ class _Decoder:
         return self._decode_part(located, budget)
 
     def decode_in_turn(self, data: bytes, bounds: Sequence[int]) -> Iterator[pa.RecordBatch | Undecodable]:
-        """Decode all messages between the bounds together or, if that fails, one half after the other."""
+        """Yield one batch of all messages between the first and the last bound.
+
+        ``bounds`` has where each message begins, and the end. If the messages cannot be decoded together,
+        yield the results of their halves; a single one that cannot be decoded is yielded as ``Undecodable``.
+        """
         part = data[bounds[0] : bounds[-1]]
         try:
             yield self.decode(part)

@@ -254,7 +254,7 @@ class Rows:
         return int(np.bitwise_or.reduce(self.sys_flag))
 
     def take(self, which: IntArray | BoolArray | slice) -> Rows:
-        """Return some of the rows."""
+        """Return the rows that ``which`` selects, in that order."""
         taken = {name: getattr(self, name)[which] for name in _ARRAYS}
         hosts = None if self.ipv6_hosts is None else self.ipv6_hosts[which]
         return replace(self, **taken, ipv6_hosts=hosts, in_slices=None)

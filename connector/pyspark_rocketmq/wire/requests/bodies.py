@@ -90,7 +90,7 @@ class HeartbeatData:
     fingerprint: int = member("heartbeatFingerprint", JsonObject.integer, 0)
     """Fingerprint of the complete heartbeat, in version 2; 0 is version 1, which is always complete."""
     without_sub: bool = member("withoutSub", JsonObject.flag, False)
-    """Version 2: the subscriptions are left out, because the broker knows the fingerprint."""
+    """Version 2: the subscriptions are left out, because the broker already has them by this fingerprint."""
 
 
 def _queues(owner: JsonObject, name: str, _: Any = None) -> frozenset[MessageQueue]:

@@ -49,7 +49,7 @@ class PullMessageRequestHeader(TopicRequestFields):
     suspend_timeout_millis: int = long_field("suspendTimeoutMillis")
     """How long the broker may hold the request if ``SUSPEND`` is set (checked every 5 s)."""
     subscription: str | None = text_field("subscription", None)
-    """Used only if ``SUBSCRIPTION`` is set."""
+    """Tags joined by ``||``, or an SQL92 expression; used only if ``sys_flag`` has ``SUBSCRIPTION``."""
     sub_version: int = long_field("subVersion")
     expression_type: str | None = text_field("expressionType", None)
     """``TAG`` (also when absent) or ``SQL92``."""
@@ -81,7 +81,7 @@ class SendMessageRequestHeaderV2(RpcFields):
     """Template of a topic that does not exist yet, normally ``TBW102``."""
     default_topic_queue_nums: int = int_field("d")
     queue_id: int = int_field("e")
-    """Negative: the broker picks one."""
+    """Queue to store the message in; negative: the broker picks one."""
     sys_flag: int = int_field("f")
     """Bits of ``MessageSysFlag``."""
     born_timestamp: int = long_field("g")
@@ -111,7 +111,8 @@ class SendMessageResponseHeader:
     batch_uniq_id: str | None = text_field("batchUniqId", None)
     recall_handle: str | None = text_field("recallHandle", None)
     msg_region: str | None = text_field("MSG_REGION", None)
-    """Not in Java's header class, but Java's producer fails if the answer has no ext fields at all."""
+    """Region of the broker. Java's header class lacks it, but Java's producer fails if the answer has no ext
+    fields at all."""
     trace_on: bool | None = bool_field("TRACE_ON", None)
 
 
@@ -123,7 +124,8 @@ class QueryConsumerOffsetRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
     set_zero_if_not_found: bool | None = bool_field("setZeroIfNotFound", None)
-    """If False, the answer is 22 even if the broker would let a first start begin at 0."""
+    """If False and nothing is stored, the answer is 22 (QUERY_NOT_FOUND), even if the broker would let a
+    first start begin at 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,7 +136,7 @@ class PullRequestTemplate:
         return _SIZES.pack(4 + len(header), len(header)) + header
 
     def request(self, queue_offset: int, max_msg_nums: int) -> PullRequest:
-        """Return the same pull as a request."""
+        """Return the pull with this offset and count as a ``PullRequest``."""
         return replace(self._request, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
 
 
@@ -166,9 +166,10 @@ class PullResult(NamedTuple):
         return self.status is PullStatus.NO_MATCHED_MSG and self.remark == _NOTHING_MATCHED
 
     def reset_from(self, asked: int) -> int | None:
-        """Return the target of an operator's reset, reported once in place of the messages; None without one.
+        """Return the offset to which an operator has reset the group in this queue; None without a reset.
 
-        ``asked`` is the offset that was pulled from.
+        ``asked`` is the offset that was pulled from. A broker reports a reset only once, in place of
+        messages.
         """
         is_there = self.min_offset <= asked <= self.max_offset
         return self.next_begin_offset if self.status is PullStatus.OFFSET_ILLEGAL and is_there else None

@@ -103,7 +103,8 @@ class SendSettings:
     """Bits of ``MessageSysFlag``: how the body is compressed."""
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
-    """Set if a consumer sends to its group's retry topic."""
+    """Reconsume times above which the broker makes the message a dead letter; set only if a consumer sends to
+    its group's retry topic."""
     default_topic: str = AUTO_CREATE_TOPIC
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
     max_message_bytes: int = MAX_MESSAGE_BYTES
