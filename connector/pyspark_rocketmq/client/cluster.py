@@ -245,8 +245,8 @@ class PatientLookup:
 
     A topic that the producer has never seen may be new, or its brokers may be restarting. If another broker
     created it in the second case, sharding keys would move to that broker. So the topic is looked up again
-    until ``timeout_s`` is over, and only then may brokers create it. Messages without keys do not wait:
-    they go immediately to brokers that create topics.
+    until ``timeout_s`` is over, and only then may brokers create it. Messages without keys go
+    immediately to brokers that create topics; they wait only if there are no such brokers.
     """
 
     producer: Producer
@@ -255,7 +255,8 @@ class PatientLookup:
     """Seconds for which one missing topic is looked up again."""
     sleep: Callable[[float], object] = time.sleep
     has_keys: bool = True
-    """Whether the messages have sharding keys or given queues; only then a missing topic is waited for."""
+    """Whether the messages have sharding keys or given queues. If not, a missing topic is waited for only if
+    brokers do not create topics."""
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the topic's queues to write to; look again for ``timeout_s`` while it seems to be missing.

@@ -272,8 +272,9 @@ def _write_key(key: object) -> str:
 class JsonObject:
     """One map of a JSON body, with a method to read a field as each type.
 
-    A field is absent if it is missing or null. An absent field without a default, or a value of another type,
-    raises ``RemoteProtocolError``.
+    A field is absent if it is missing or null; a number or boolean also if it is an empty string. An absent
+    array or map is read as empty. Any other absent field without a default raises ``RemoteProtocolError``,
+    and so does a value of another type.
     """
 
     where: str
