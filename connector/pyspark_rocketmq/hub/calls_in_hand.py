@@ -2,12 +2,12 @@
 
 A task ends only when its listener calls have ended, and the next batch begins only when all tasks have ended.
 If every queue stopped with its running call, one slow call would keep all queues of the batch waiting. So the
-driver announces the end before it ends the tasks:
+driver announces the end before it ends the tasks. A call is *in hand* if it was running at the announcement:
 
-Rule 1: a queue ends with a call that was in hand at the announcement and lasts for 0.1 s or longer.
+Rule 1: a queue ends with its call in hand if that call lasts for 0.1 s or longer.
 Rule 2: all other queues go on.
-Rule 3: the task reports when all calls that were in hand at the announcement have ended. When all tasks have
-reported, the driver ends them. A call that begins meanwhile may delay the end once more.
+Rule 3: the task reports when all calls in hand have ended. When all tasks have reported, the driver ends
+them. A call that begins meanwhile may delay the end once more.
 
 :class:`AnnouncedEnd` decides, without a clock; :class:`CallsInHand` looks at the calls on a thread.
 """
@@ -27,19 +27,24 @@ _LONGEST_PAUSE_S: Final = 0.01
 
 
 class AnnouncedEnd:
-    """The time from the announcement until the calls in hand then have ended; not thread-safe."""
+    """Decides which queues end, and when, after a batch's end was announced. Not thread-safe.
+
+    It is made at the announcement, and waits until the listener calls that were running then have ended.
+    """
 
     def __init__(self, now_s: float) -> None:
         self._began_s = now_s
         self._lasted_s = 0.0
         self.is_over = False
-        """Whether no call is left that was in hand at the announcement."""
+        """Whether the last :meth:`look` found no call that was running at the announcement already."""
 
     def look(self, calls: Mapping[MessageQueue, float], now_s: float) -> frozenset[MessageQueue]:
-        """Return the queues that must end with their running call.
+        """Return the queues that must end with their running call; also set :attr:`is_over`.
+
+        They are those whose call was running at the announcement already and has lasted for 0.1 s or longer.
 
         Args:
-            calls: For each queue with a call in hand, how long its oldest one has lasted, in seconds.
+            calls: For each queue with a running call, how long its oldest one has lasted, in seconds.
             now_s: A time before ``calls`` was made, by the clock of the announcement.
         """
         self._lasted_s = lasted_s = now_s - self._began_s
@@ -50,12 +55,15 @@ class AnnouncedEnd:
 
     @property
     def pause_s(self) -> float:
-        """Time until the next :meth:`look`, in seconds."""
+        """Time until the next :meth:`look`, in seconds: as long as the wait so far, within 1 to 10 ms."""
         return min(max(self._lasted_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
 class CallsInHand:
-    """The listener calls of a task, and what follows from the announcement that its batch ends."""
+    """Watches a task's listener calls once the end of its batch is announced (real time).
+
+    It waits for the calls that were running at the announcement, and ends the queues whose calls take long.
+    """
 
     def __init__(
         self,
@@ -63,21 +71,27 @@ class CallsInHand:
         end_queues: Callable[[frozenset[MessageQueue]], None],
         over: Callable[[], None],
     ) -> None:
-        """Begin without calls.
+        """Prepare without watching; set :attr:`lasting` before :meth:`watch`.
 
         Args:
             is_ended: Returns whether the driver has ended the task.
             end_queues: Ends queues with their running calls; called on any thread, perhaps repeatedly.
-            over: Called when no call is left that was in hand at the announcement; called on any thread.
+            over: Called when no call is left that was running at the announcement, or the driver has ended
+                the task; called on any thread.
         """
         self.lasting: Callable[[], Mapping[MessageQueue, float]] = dict
-        """Function given to :meth:`RangeInstructions.shows_calls`."""
+        """Function that returns how long the oldest running call of each queue has lasted, in seconds; queues
+        without a call are missing."""
         self._is_ended, self._end_queues, self._over = is_ended, end_queues, over
         self._guard = threading.Lock()
         self._is_watched = False
 
     def watch(self) -> None:
-        """Wait, on a thread, until the calls in hand have ended; nothing changes if one waits already."""
+        """Begin to wait, on a new thread, for the calls that are running now; return immediately.
+
+        The thread ends the queues whose calls take long. Nothing changes while such a thread is still
+        waiting.
+        """
         with self._guard:
             is_watched, self._is_watched = self._is_watched, True
         if not is_watched:
@@ -89,7 +103,11 @@ class CallsInHand:
             pause.wait(end.pause_s)
 
     def look(self, end: AnnouncedEnd, now_s: float) -> bool:
-        """End the queues whose calls take long; return whether the wait for the calls in hand is over."""
+        """End the queues whose calls take long, as ``end`` decides; return whether the wait is over.
+
+        It is over when no call is left that was running at the announcement, or the driver has ended the
+        task. Then the function ``over`` was called.
+        """
         if not self._is_ended():
             self._end_queues(end.look(self.lasting(), now_s))
             if not end.is_over:

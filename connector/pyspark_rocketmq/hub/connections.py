@@ -1,8 +1,9 @@
 """Connections between a query's driver, whose server is called the *hub*, and its planner and tasks.
 
-Each process has one thread for all its connections here. Only this thread touches the connections; other
-threads pass calls to it. The thread never waits for a single socket. It ends a connection whose other side
-does not prove itself within seconds, does not read, or is silent for long.
+The hub has one thread for all its connections, and each client has one. Only this thread touches the
+connections; other threads pass calls to it. The thread never waits for a single socket. It ends a connection
+whose other side does not prove within seconds that it has the query's key, does not read, or is silent for
+long.
 
 After a break, a worker whose tasks have open ranges connects again: its thread tries this after 0.1 s, 0.2 s
 and so on, later every two seconds, for ten seconds. The planner makes another client instead. Messages that
@@ -43,14 +44,15 @@ PROVE_WITHIN_S: Final = 5.0
 """Time within which a peer that connects must prove that it has the key, in seconds."""
 PING_EVERY_S: Final = 3.0
 SILENT_FOR_S: Final = 20.0
-"""Silence after which the other side counts as dead."""
+"""Time without a received byte after which the other side counts as dead, in seconds."""
 RECONNECT_S: Final = 10.0
 """Time after a break in which a new connection is tried, in seconds."""
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 """Longest pause between two tries to connect again, and longest duration of a try, in seconds."""
 _MOST_STRANGERS: Final = 32
-"""Maximum number of connections whose other side has not proved itself; a new one replaces the oldest."""
+"""Maximum number of connections whose other side has not proved that it has the key; one more replaces the
+oldest."""
 _MOST_UNSENT: Final = 4 * LONGEST_LINE
 """Maximum number of bytes that the other side may leave unread."""
 _RECEIVE_BYTES: Final = 1 << 18
@@ -58,7 +60,7 @@ _TICK_S: Final = 0.5
 
 
 class Connection:
-    """Connection to one peer; only the loop's thread touches it."""
+    """State of one connection and its bytes to send; used only by the thread of a :class:`ConnectionLoop`."""
 
     def __init__(
         self, sock: socket.socket, session: Session, encryption: Encryption | None, peer: str, now_s: float
@@ -71,7 +73,8 @@ class Connection:
         self.unsent = bytearray()
         self.began_s = self.heard_s = self.pinged_s = now_s
         self.is_closed_by_peer = False
-        """Whether the other side itself has ended the connection, so that it also acts as not connected."""
+        """Whether the other side has closed or reset the connection, so that it has surely noticed the
+        end."""
         self.has_received = False
         self.end_reason = ""
         """Reason why the connection has ended; empty while it is open."""
@@ -95,7 +98,7 @@ class Connection:
 
     @property
     def events(self) -> int:
-        """Events of the socket that the connection waits for."""
+        """Events of the socket to wait for, from ``selectors``: reading, and writing if bytes are unsent."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent else 0)
 
     def put(self, data: bytes) -> None:
@@ -104,7 +107,7 @@ class Connection:
 
 
 class ConnectionLoop(ABC):
-    """Base class of the hub and of its clients: one thread and the connections that it serves.
+    """Base class of the hub (the driver's server) and of its clients: one thread that serves connections.
 
     A subclass overrides ``_received`` and ``_lost``, and perhaps ``_opened``, ``_tick`` and ``_next_tick_s``.
     The thread calls these methods; they must not wait.
@@ -133,7 +136,7 @@ class ConnectionLoop(ABC):
         self._close_sockets()
 
     def close(self) -> None:
-        """End all connections soon; callable from any thread."""
+        """End all connections and the thread soon; return immediately. Callable from any thread."""
         self._is_closing = True
         self._call(lambda: None)
 
@@ -147,11 +150,14 @@ class ConnectionLoop(ABC):
     # --- overridden -----------------------------------------------------------------------------------------
 
     def _opened(self, connection: Connection) -> None:  # noqa: B027 - may be left as it is
-        """Called when both sides have proved themselves."""
+        """Called when both sides have proved that they have the query's key."""
 
     @abstractmethod
     def _received(self, connection: Connection, facts: JsonObject) -> None:
-        """Called with a message that has come; a ``RemoteProtocolError`` ends the connection."""
+        """Called with each received message, as its JSON object.
+
+        If it raises ``RemoteProtocolError``, the connection is ended.
+        """
 
     @abstractmethod
     def _lost(self, connection: Connection) -> None:
@@ -161,7 +167,7 @@ class ConnectionLoop(ABC):
         """Called after events, at least twice a second, and soon after the time of :meth:`_next_tick_s`."""
 
     def _next_tick_s(self) -> float | None:
-        """Return the monotonic time of the next tick that must not be late, if there is one."""
+        """Return the monotonic time at which :meth:`_tick` must not be late; None if there is none."""
         return None
 
     # --- the thread, or before it was started ---------------------------------------------------------------
@@ -326,7 +332,11 @@ class ConnectionLoop(ABC):
 
 
 class Reconnecting:
-    """Decides when to try to connect again after a break; no I/O, no clock."""
+    """Decides when a client tries to connect again after its connection broke; no I/O, no clock.
+
+    The first try comes after 0.1 s, later ones after growing pauses. After ten seconds no further try is
+    made.
+    """
 
     def __init__(self, now_s: float) -> None:
         self._until_s = now_s + RECONNECT_S
@@ -340,11 +350,15 @@ class Reconnecting:
         return self._until_s if self._next_s is None else min(self._next_s, self._until_s)
 
     def is_over(self, now_s: float) -> bool:
-        """Return whether the time for tries is over."""
+        """Return whether ten seconds have passed since the break, so that the client gives up."""
         return now_s >= self._until_s
 
     def tries(self, now_s: float) -> bool:
-        """Return whether to try now; the caller then connects, and calls :meth:`failed` if that fails."""
+        """Return whether to try to connect now.
+
+        After True the caller tries, and calls :meth:`failed` if the try fails; until then, the answer is
+        False.
+        """
         is_due = self._next_s is not None and now_s >= self._next_s
         if is_due:
             self._next_s = None

@@ -10,9 +10,10 @@ Tasks send parts of their results before the job ends for two reasons: a queue i
 | ``rocketmq-batch-over`` | notifies the planner that a batch is over, once the brokers have its offsets |
 | ``rocketmq-hub-watch`` | compares epochs during a long batch, counts task slots, ends with the session |
 
-Parts are accepted until the job is over. A commit that fails is tried again for a minute, and no other one is
-made before it. Without an interval the batch does not fail before its job is over. The batch's end waits
-until the accepted parts are committed; after that nothing is committed early.
+A *part* is a piece of a task's result. Parts are accepted until the job is over. A commit that fails is tried
+again for a minute, and no other one is made before it. Without ``commit_interval`` the batch does not fail
+before its job is over. The batch's end waits until the accepted parts are committed; after that nothing is
+committed early.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ _LOOK_EVERY_S: Final = 1.0
 
 
 class Committed(NamedTuple):
-    """Outcome of a commit."""
+    """Outcome of a commit that has succeeded, at least for some queues."""
 
     refused: Queues = frozenset()
-    """Queues that sink or store have refused."""
+    """Queues that the sink or the offset store has refused, so that nothing of them is committed."""
     took_s: float = 0.0
-    """How long it took to store the offsets; 0 if they were not."""
+    """How long it took to store the offsets, in seconds; 0 if they were not stored."""
 
 
 MakeCommit = Callable[[Commit], Committed]
@@ -52,15 +53,19 @@ MakeCommit = Callable[[Commit], Committed]
 
 
 class BatchEnd(NamedTuple):
-    """Result of :meth:`DriverControl.end`: the batch's plan, by number, and what is still to be committed."""
+    """Result of :meth:`DriverControl.end`: number of the batch's plan, and results that are not committed."""
 
     plan: int = 0
     rest: Group | None = None
-    """The parts that were not handed over; None if there are none."""
+    """Results in the job's output that no task had sent to the driver before; None if there are none. The
+    caller commits them."""
 
 
 class DriverControl:
-    """The hub of one query, until :meth:`close` or the query's end."""
+    """One query's *hub*: the server for planner and tasks in the driver, with commits while a job runs.
+
+    It lives until :meth:`close` or the query's end.
+    """
 
     def __init__(
         self,
@@ -95,7 +100,8 @@ class DriverControl:
             calls_end_s: Time for which Spark lets a Python worker go on after its job has ended, in seconds.
             interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, only
                 queues that are given up are committed then.
-            may_offsets_wait: See ``HubState``.
+            may_offsets_wait: Whether offsets may be stored less often than rows are committed, because the
+                sink records how far its rows go.
             is_encrypted: Whether to encrypt the connections.
 
         Raises:
@@ -120,7 +126,8 @@ class DriverControl:
         self._make: MakeCommit | None = None
         """Makes the commits of the batch under way."""
         self._failing = ""
-        """Id of the group whose commit has failed, or "offsets"; its traceback is in the log once."""
+        """Id of the group of parts whose last commit has failed, or "offsets"; empty after a success. The
+        traceback of each is logged once."""
         self._began_s = float("inf")
         self._has_no_batch = threading.Event()
         """Set while no batch, and no commit of one, is under way."""
@@ -157,18 +164,18 @@ class DriverControl:
 
     @property
     def secret(self) -> str:
-        """Value of option ``hubSecret``."""
+        """The hub's address with the query's secret key, as the value of option ``hubSecret``."""
         return self._hub.address.to_text()
 
     def lives_with(self, is_alive: Callable[[], bool], stop: Callable[[], None] | None = None) -> None:
-        """Close soon after ``is_alive`` returns False or everything is consumed.
+        """Close the hub soon after ``is_alive`` returns False, or after everything is consumed.
 
-        Whenever the hub closes, also by :meth:`close`, ``stop`` is called once no batch is under way.
+        Whenever the hub closes, also by :meth:`close`, ``stop`` is called once no batch is under way. Only a
+        query with ``availableNow`` ends because everything is consumed, and only with ``stop``.
 
-        The planner reports that everything is consumed only in a query with ``availableNow``; without
-        ``stop`` this report closes nothing. Spark does not end an idle query with its session, and the
-        query's planner would keep its queues; so ``is_alive`` must also return False when the session has
-        ended. ``is_alive`` is called about once a second and must raise nothing.
+        Spark does not end an idle query with its session, and the query's planner would keep its queues; so
+        ``is_alive`` must also return False when the session has ended. ``is_alive`` is called about once a
+        second and must raise nothing.
         """
         self._is_alive = is_alive
         self._stop = stop
@@ -181,7 +188,10 @@ class DriverControl:
         self._on_end = ended
 
     def when_leaving(self, leaving: Callable[[], None]) -> None:
-        """Set the function to call whenever the planner reports queues to give up; it must not wait."""
+        """Set the function to call whenever the planner reports queues to give up to other members.
+
+        The function must not wait.
+        """
         self._on_leaving = leaving
 
     def close(self) -> None:
@@ -193,11 +203,14 @@ class DriverControl:
         self._is_look_wanted.set()
 
     def held_up(self, reason: str) -> None:
-        """Report to the planner the reason why queues are held up; empty if none is. Return immediately."""
+        """Report to the planner why queues cannot be consumed; empty if nothing keeps them. Do not wait."""
         self._hub.report(partial(HubState.held_up, reason=reason))
 
     def stop_tasks(self, within_s: float) -> bool:
-        """End tasks after their current calls and wait for the commit; return whether it was in time."""
+        """End tasks after their current calls, and wait until their batch is committed.
+
+        Tasks that ask later do not begin. Return False if the batch is not over within ``within_s`` seconds.
+        """
         self._stop_tasks()
         return self._has_no_batch.wait(within_s)
 
@@ -209,8 +222,8 @@ class DriverControl:
     def begin(self, batch_id: int, make: MakeCommit) -> ControlEndpoint | None:
         """Begin a batch before its job; return how its tasks connect, or None once the hub is closed.
 
-        Call :meth:`end` or :meth:`cut_short` after the job, then :meth:`over` or :meth:`failed`. ``make`` is
-        called on another thread, for one commit at a time.
+        Call :meth:`end` or :meth:`cut_short` after the job, then :meth:`over` or :meth:`failed`. Until the
+        job's end, ``make`` is called on another thread to make the commits, one at a time.
         """
         self._has_no_batch.clear()
         if self._is_closed:
@@ -223,10 +236,13 @@ class DriverControl:
         return ControlEndpoint(self._hub.address, batch_id, must_ask, self._ends_tasks, self._wants_cuts)
 
     def end(self, parts: Sequence[Part], *, could_ask: bool | None) -> BatchEnd:
-        """End the job: accept no further part, and wait until the accepted ones are committed.
+        """End the job: accept no further result, and wait until the accepted ones are committed.
 
-        ``parts``: the parts in the job's result; those that were not handed over are returned.
-        ``could_ask``: see ``HubState.batch_ends``.
+        Args:
+            parts: The results in the job's output; those that were not sent to the driver before are
+                returned.
+            could_ask: Whether all tasks of the batch were connected to the hub; None if no task had to
+                connect.
 
         Raises:
             RocketMQError: If tasks had to connect and could not, or if a task has failed with an error that
@@ -256,7 +272,8 @@ class DriverControl:
     def cut_short(self) -> None:
         """End a job that has failed or was cancelled.
 
-        Wait until its accepted parts are committed, or could not be; the error of a commit is not raised.
+        Wait until the results that tasks have sent are committed. A commit that fails is not tried again, and
+        its error is not raised.
         """
         self._end_job(could_ask=None, is_whole=False)
 
@@ -267,9 +284,11 @@ class DriverControl:
         return failure
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
-        """Notify the planner that a batch is committed or dropped, once ``is_shown`` has returned or failed.
+        """Note that the batch of ``plan`` is committed or dropped; return immediately.
 
-        Another thread calls ``is_shown``. If a newer batch is over by then, only that one is reported.
+        Another thread then calls ``is_shown``, which may wait. After that, even if ``is_shown`` has failed,
+        it reports to the planner that the batch is over. If a newer batch is over by then, only that one is
+        reported.
         """
         self._newest_over = plan
         self._is_under_way = False
@@ -278,7 +297,7 @@ class DriverControl:
         self._has_no_batch.set()
 
     def failed(self) -> None:
-        """Note that a batch could not begin, or not be committed: its query ends."""
+        """Note that a batch could not begin, or not be committed, so that its query ends."""
         self._has_no_batch.set()
         if self._is_under_way:
             self._is_under_way = False
@@ -288,11 +307,11 @@ class DriverControl:
     # --- threads --------------------------------------------------------------------------------------------
 
     def _queues_leave(self) -> None:
-        """Call the :meth:`when_leaving` function, as queues are to be given up; runs on the hub's thread."""
+        """Call the function of :meth:`when_leaving`: queues are to be given up. Runs on the hub's thread."""
         self._on_leaving()
 
     def _drained(self) -> None:
-        """Note that everything is drained; called by the hub's thread."""
+        """Note that an ``availableNow`` query has consumed everything; called by the hub's thread."""
         self._is_drained = True
         self._is_look_wanted.set()
 
@@ -366,8 +385,8 @@ class DriverControl:
     def _has_ended(self) -> bool:
         """Return whether the query has ended, or :meth:`close` was called.
 
-        When the planner's connection is lost, the watching thread only calls this method: Spark ends the
-        planner, and lets a batch fail, before Spark notes that the query has ended.
+        A lost connection of the planner does not count: Spark ends the planner, and lets a batch fail, before
+        Spark notes that the query has ended.
         """
         if not self._is_alive():
             self._is_closed = True

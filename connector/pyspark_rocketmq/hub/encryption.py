@@ -38,15 +38,15 @@ _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PRO
 
 
 class HubCertificate(NamedTuple):
-    """A certificate with its private key, as the hub uses it."""
+    """TLS settings of the hub, the driver's server, with its certificate and private key."""
 
     context: ssl.SSLContext
     fingerprint: bytes
-    """SHA-256 of the certificate."""
+    """SHA-256 of the certificate, by which clients recognize it."""
 
     @classmethod
     def new(cls) -> HubCertificate:
-        """Make a key and a certificate.
+        """Make a new private key, and a self-signed certificate for it.
 
         Raises:
             OSError: If the command ``openssl`` is missing or fails.
@@ -63,7 +63,7 @@ class HubCertificate(NamedTuple):
 
 
 class Encryption:
-    """One end of an encrypted connection.
+    """TLS at one end of a connection: turns data into encrypted bytes and back, without I/O.
 
     Its methods raise ``RemoteProtocolError`` if the connection must be closed.
     """
@@ -82,12 +82,15 @@ class Encryption:
 
     @classmethod
     def of_hub(cls, peer: str, certificate: HubCertificate) -> Encryption:
-        """Return the hub's end of a new connection."""
+        """Return the encryption for a new connection at its hub's end, the driver's."""
         return cls(peer, certificate.context, certificate.fingerprint, is_hub=True)
 
     @classmethod
     def of_client(cls, peer: str, fingerprint: bytes) -> Encryption:
-        """Return the connecting end of a new connection; the hub's certificate must have this fingerprint."""
+        """Return the encryption for a new connection at the end of a planner or worker.
+
+        The handshake fails unless the SHA-256 of the hub's certificate is ``fingerprint``.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         # _shake_hands compares the certificate's fingerprint instead.
@@ -96,9 +99,9 @@ class Encryption:
         return cls(peer, context, fingerprint, is_hub=False)
 
     def encrypt(self, data: bytes | bytearray) -> bytes:
-        """Encrypt ``data``; return the bytes to send now, those of the handshake first.
+        """Encrypt ``data``; return the bytes to send now, those of the TLS handshake first.
 
-        Before the handshake is over, ``data`` is kept until a later call returns it encrypted.
+        Until the handshake is over, ``data`` is kept; a later call then returns it encrypted.
         """
         self._waiting += data
         if not self._is_hub and not self.is_ready:
@@ -159,7 +162,11 @@ class Encryption:
 
 
 def _openssl(arguments: Sequence[str], given: bytes) -> bytes:
-    """Run the command ``openssl`` with ``given`` as its input; return its output."""
+    """Run the command ``openssl`` with ``given`` as its input; return its output.
+
+    Raises:
+        OSError: If the command is missing, fails, or takes longer than ten seconds.
+    """
     program = shutil.which("openssl")
     if program is None:
         raise OSError(

@@ -33,25 +33,31 @@ JsonObject = dict[str, Any]
 
 
 class _Form(NamedTuple):
-    """Writes and reads one type of value; the reader also gets the peer's name, for errors."""
+    """Functions that turn a field's value into JSON, and JSON into the value.
+
+    ``from_json`` also gets the peer's name, for errors.
+    """
 
     to_json: Callable[[Any], object]
     from_json: Callable[[Any, str], object]
 
 
 class _Key(NamedTuple):
-    """Name of a field in JSON."""
+    """Name of a field in JSON, where it differs from the attribute's name."""
 
     name: str
 
 
 def listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:
-    """Return queues in the form of a message; the reverse of :func:`queue_list`."""
+    """Return queues sorted, each as a list of topic, broker name and queue id: their form in messages.
+
+    :func:`queue_list` is the reverse.
+    """
     return [[queue.topic, queue.broker_name, queue.queue_id] for queue in sorted(queues)]
 
 
 def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
-    """Return the queues in the value ``queues`` of a message.
+    """Return the queues in a list from a message: of each, topic, broker name and queue id.
 
     Raises:
         RemoteProtocolError: If the value is not a list of queues.
@@ -126,11 +132,11 @@ class FatalError:
 
     @classmethod
     def of(cls, error: RocketMQError) -> FatalError:
-        """Return class and text of an error."""
+        """Return an error as the name of its class and its text."""
         return cls(type(error).__name__, str(error))
 
     def to_error(self) -> RocketMQError:
-        """Return the error with which the driver fails the batch."""
+        """Return an error with this class name and text, with which the driver fails the batch."""
         return named_error(self.kind, self.text)
 
 
@@ -148,7 +154,7 @@ PartCopy = Annotated[Part | None, _Form(_part_object, _part_if_any)]
 
 
 class Message(Protocol):
-    """Any of the classes below."""
+    """Any message between driver, planner and tasks: a dataclass that has its type's name in ``kind``."""
 
     kind: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -166,7 +172,7 @@ class PlannerConnected:
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """A plan was made; sent again after a new connection."""
+    """Report that a plan was made, with its number and its queues; sent again on a new connection."""
 
     kind: ClassVar[str] = "plan"
     plan: int
@@ -175,7 +181,10 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class QueuesLeaving:
-    """All queues of a plan that must be given up so far; replaces the previous message of this class."""
+    """All queues of a plan that the planner must give up so far, because other members are to have them.
+
+    The message replaces the previous one of this class.
+    """
 
     kind: ClassVar[str] = "leaving"
     plan: int
@@ -267,7 +276,7 @@ class TaskResumes:
 
 @dataclass(frozen=True, slots=True)
 class PartHandedOver:
-    """A part of the task's result, for a commit before the batch ends; answered by :class:`PartTaken`.
+    """A part of the task's result, to commit before the batch ends; answered by :class:`PartTaken`.
 
     If the driver has the part already, it confirms the part again and ignores this copy.
     """
@@ -276,16 +285,18 @@ class PartHandedOver:
     task: str
     part: SentPart
     cut: CutNumber
-    """Number of the cut that the part answers; None if the task sends it without being asked."""
+    """Number of the driver's :class:`CutWanted` that the part answers; None if the task sends it without
+    being asked."""
     ends: Queues
     """Queues from which the task delivers nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDirty:
-    """The task has results that are in no part yet.
+    """Report that the task has results which it has not sent yet.
 
-    It is sent at most once between two cuts (:class:`CutWanted`), and again after a new connection.
+    It is sent at most once between two requests for results (:class:`CutWanted`), and again after a new
+    connection.
     """
 
     kind: ClassVar[str] = "dirty"
@@ -328,7 +339,10 @@ class QueueStands:
 
 @dataclass(frozen=True, slots=True)
 class CallsEnded:
-    """No listener call is left that was in hand when the batch's end was announced (:class:`EndSoon`)."""
+    """Report that no listener call is left that was running when the batch's end was announced.
+
+    The announcement is :class:`EndSoon`.
+    """
 
     kind: ClassVar[str] = "callsEnded"
     task: str
@@ -336,7 +350,10 @@ class CallsEnded:
 
 @dataclass(frozen=True, slots=True)
 class TaskIdle:
-    """The task has only suspended queues left; answered by :class:`BatchAtWork`."""
+    """Report that the task has only suspended queues left, which wait before they are delivered again.
+
+    It is answered by :class:`BatchAtWork`.
+    """
 
     kind: ClassVar[str] = "idle"
     task: str
@@ -344,7 +361,7 @@ class TaskIdle:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """The attempt has failed: only the parts that it has handed over count."""
+    """Report that an attempt of a task has failed: only results that it has already sent count."""
 
     kind: ClassVar[str] = "failed"
     task: str
@@ -354,12 +371,12 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class TaskDone:
-    """The task has ended."""
+    """Report that the task has ended without an error."""
 
     kind: ClassVar[str] = "done"
     task: str
     part: PartCopy
-    """Copy of the last part of the task's result; None if there is no such part, or it is too large."""
+    """Copy of the last piece of the task's result; None if there is no such piece, or it is too large."""
 
 
 # --- driver to planner ----------------------------------------------------------------------------------
@@ -387,7 +404,7 @@ class QueuesHeldUp:
 
 @dataclass(frozen=True, slots=True)
 class PlanOver:
-    """All queues of a plan are free: its batch is committed, or dropped for good."""
+    """Report that all queues of a plan are free, since its batch is committed, or dropped for good."""
 
     kind: ClassVar[str] = "over"
     plan: int
@@ -432,7 +449,7 @@ class TaskMayBegin:
 class TaskMayGoOn:
     """Answer to :class:`TaskResumes`: the task may deliver again, unless ``is_stopped``.
 
-    If it may, it first sends again the parts that have not arrived.
+    If it may, it first sends again the parts of its result that have not arrived.
     """
 
     kind: ClassVar[str] = "go_on"
@@ -444,9 +461,9 @@ class TaskMayGoOn:
     uncommitted: PartIds = frozenset()
     """Ids of parts that have arrived at the driver and are neither committed nor dropped yet."""
     given_up: Annotated[Queues, _Key("give_up")] = frozenset()
-    """All queues that the task must have given up by now."""
+    """All queues from which the task must deliver nothing more."""
     dropped: Annotated[Queues, _Key("drop")] = frozenset()
-    """All queues that the task must have dropped by now."""
+    """All queues of which the task must also drop the results that it has not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,7 +501,7 @@ class PartTaken:
 
 @dataclass(frozen=True, slots=True)
 class CutWanted:
-    """Request (a *cut*) to send all results so far as one part, with :class:`PartHandedOver`.
+    """Request (a *cut*) to send all results since the last cut as one part, with :class:`PartHandedOver`.
 
     A task without such a part answers :class:`NothingToCut`.
 
@@ -498,7 +515,7 @@ class CutWanted:
 
 @dataclass(frozen=True, slots=True)
 class PartsCommitted:
-    """Parts of the task were committed or dropped, so the task may send others."""
+    """Report that parts of the task's result were committed or dropped, so it may send others."""
 
     kind: ClassVar[str] = "committed"
     task: str
@@ -507,7 +524,10 @@ class PartsCommitted:
 
 @dataclass(frozen=True, slots=True)
 class EndSoon:
-    """Announcement that the batch will end; answered by :class:`CallsEnded`, perhaps much later."""
+    """Announcement in real time that the batch will end.
+
+    The task answers :class:`CallsEnded` when the listener calls that are running now have ended.
+    """
 
     kind: ClassVar[str] = "endSoon"
     task: str
@@ -515,7 +535,10 @@ class EndSoon:
 
 @dataclass(frozen=True, slots=True)
 class EndTask:
-    """Instruction to end after the running call; results so far become the task's result or last part."""
+    """Instruction to end after the running listener call.
+
+    Results so far become the task's result, or the last part of it.
+    """
 
     kind: ClassVar[str] = "end"
     task: str
@@ -527,7 +550,7 @@ class EndTask:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """The sender is alive; every connection handles it itself."""
+    """Sign that the sender is alive, sent every three seconds; it is not passed on."""
 
     kind: ClassVar[str] = "ping"
 

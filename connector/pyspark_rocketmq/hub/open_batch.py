@@ -28,17 +28,17 @@ _REPLAN_EVERY_S: Final = 5.0
 
 
 class Ending(NamedTuple):
-    """The decision that a batch ends."""
+    """The decision that a batch in real time ends."""
 
     reason: EndReason
     why: str
     """The cause in words, for the log."""
     slots: int | None = None
-    """Number of tasks that have begun, if the batch ends because others have not; otherwise None."""
+    """Number of tasks that have begun, if the batch ends because not all have; otherwise None."""
 
 
 class OpenBatch:
-    """The running batch, if its ranges are open: when it began, and whether it must end."""
+    """The running batch, if its ranges are open (without an end, in real time): decides when it ends."""
 
     def __init__(self) -> None:
         self._last_s = -inf
@@ -51,7 +51,7 @@ class OpenBatch:
         ``why``: the reason why the planner already wants another plan; empty if it does not.
         """
         self.is_open = False
-        """Whether the ranges of the running batch are open."""
+        """Whether the ranges of the running batch are open; False until the first task begins."""
         self._begun: set[int] = set()
         self._tasks = 0
         self._began_s = self._ends_s = inf
@@ -62,28 +62,41 @@ class OpenBatch:
 
     @property
     def next_tick_s(self) -> float | None:
-        """Time at which :meth:`tick` must be called; None if there is nothing to wait for."""
+        """Monotonic time at which :meth:`tick` must be called; None if there is nothing to wait for."""
         at_s = min(self._ends_s, self._replan_s, self._begins_until_s) if self.is_open else inf
         return None if at_s == inf else at_s
 
     def begins(self, partition: int, *, tasks: int, lasts_s: float, now_s: float) -> None:
-        """Note that a task begins; the batch has ``tasks`` tasks and may last for ``lasts_s`` seconds."""
+        """Note that the task with number ``partition`` begins; its ranges are open.
+
+        The batch has ``tasks`` tasks, and may last for ``lasts_s`` seconds from its first task's begin.
+        """
         if not self.is_open:
             self.is_open, self._tasks = True, tasks
             self._began_s, self._ends_s = now_s, now_s + lasts_s
         self._begun.add(partition)
 
     def wants_plan(self, why: str, now_s: float) -> None:
-        """Note that another plan is needed, for example because the planner wants one."""
+        """Note that another plan is needed, so that :meth:`tick` ends the batch from ``now_s`` on.
+
+        ``why``: the cause in words.
+        """
         self._replans_at(now_s, why, is_by_queue=False)
 
     def stands(self, why: str, now_s: float, *, at_once: bool) -> None:
-        """Note that a queue cannot go on in this batch; ``at_once``: it was reset, so end the batch now."""
+        """Note that a queue cannot go on in this batch, so that :meth:`tick` ends the batch.
+
+        ``at_once``: end it now, because the queue was reset; otherwise five seconds after the last batch that
+        ended for such a queue, at the earliest.
+        """
         at_s = now_s if at_once else max(now_s, self._last_s + _REPLAN_EVERY_S)
         self._replans_at(at_s, why, is_by_queue=True)
 
     def tick(self, now_s: float) -> Ending | None:
-        """Return how to end the batch, once; None as long as it goes on, and after that."""
+        """Return the decision to end the batch, if it is due.
+
+        It is returned once; None before and after that.
+        """
         if not self.is_open:
             return None
         found: Ending | None = None
