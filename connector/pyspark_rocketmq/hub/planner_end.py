@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 5.0
 _FIRST_SLOTS_S: Final = 2.0
-"""Maximum time for which the first plan waits for the driver's first report."""
+"""Maximum time for which the first plan waits for the driver's first report, in seconds."""
 _STORAGE_ANSWER_S: Final = 10.0
 """Longest wait for renewed storage options, for which the driver may have to call the user's function."""
 _AGAIN_AFTER_S: Final = 5.0
-"""Pause before another attempt to connect."""
+"""Pause before another attempt to connect, in seconds."""
 
 
 class QueueLocks(Protocol):
@@ -58,7 +58,11 @@ class QueueLocks(Protocol):
 
 
 class PlannerControl:
-    """Implements ``PlanWatcher``; connects, and reconnects, on its own thread."""
+    """The planner's connection to the driver: sends plans and their changes, and receives answers.
+
+    It implements ``PlanWatcher``. It connects, and reconnects, on its own thread; without a connection only
+    the newest plan and its changes are kept, to send them later.
+    """
 
     def __init__(self, address: HubAddress, clock: Clock) -> None:
         """Prepare the connection without opening it."""
@@ -80,7 +84,7 @@ class PlannerControl:
         self._is_warned = False
         self._storage_answer: Future[Mapping[str, str]] = Future()
         self.held_up = ""
-        """Reason why queues are held up, from the driver's last report; empty without one."""
+        """Reason why queues cannot be consumed, from the driver's last report; empty without one."""
 
     def start(self, member: QueueLocks) -> None:
         """Begin to report finished queues to ``member``; return immediately."""
@@ -89,13 +93,13 @@ class PlannerControl:
         threading.Thread(target=self._run, name="rocketmq-driver-connection", daemon=True).start()
 
     def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
-        """See ``PlanWatcher``."""
+        """Report a new plan to the driver, with its number and queues."""
         self._plan = PlanMade(plan, frozenset(queues))
         self._leaving = self._replan = None
         self._send(self._plan)
 
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
-        """See ``PlanWatcher``."""
+        """Report to the driver all queues of ``plan`` that are to be given up by now, not only new ones."""
         self._leaving = QueuesLeaving(plan, frozenset(queues))
         self._send(self._leaving)
 
@@ -105,12 +109,19 @@ class PlannerControl:
         self._send(self._replan)
 
     def leaves(self, plan: int) -> None:
-        """See ``PlanWatcher``."""
+        """Report to the driver that the planner ends.
+
+        Its process waits until nothing of ``plan`` is delivered any more. After this a broken connection is
+        not made again.
+        """
         self._is_leaving = True
         self._send(PlannerLeaving(plan))
 
     def calls_end_s(self) -> float:
-        """See ``PlanWatcher``; from the driver's last report, and ``CALLS_END_S`` before the first one."""
+        """Return how many seconds listener calls may go on after the query's end.
+
+        The driver reports it; before its first report, the result is ``CALLS_END_S``.
+        """
         return self._calls_end_s
 
     def was_reset(self) -> None:
@@ -118,11 +129,10 @@ class PlannerControl:
         self._send(StoreChanged())
 
     def storage_options(self) -> Mapping[str, str] | None:
-        """Return the offset store's current storage options from the driver.
+        """Ask the driver for the offset store's current storage options, and return them.
 
-        None without a connection, or if the driver is too slow.
-
-        Do not call this on the connection's thread, which receives the answer.
+        Return None without a connection, or if no answer comes within ten seconds. Do not call this on the
+        connection's thread, which receives the answer.
         """
         client = self._client
         if client is None:

@@ -63,7 +63,10 @@ _BACKLOG: Final = 128
 
 
 class HubServer(ConnectionLoop):
-    """Listens until it is closed. Only its thread touches the :class:`HubState`, which decides."""
+    """The server in the driver to which a query's planner and tasks connect; it listens until it is closed.
+
+    Only its thread touches the :class:`HubState`, which decides.
+    """
 
     def __init__(
         self,
@@ -88,8 +91,8 @@ class HubServer(ConnectionLoop):
         Args:
             host: Host name under which planner and tasks reach this process.
             bind_host: Host name on which this process opens the port.
-            must_ask: See :class:`HubState`.
-            slots: See :class:`HubState`.
+            must_ask: Whether every task can surely connect, so that none begins without an answer.
+            slots: Number of tasks that can run now.
             commit: Begins a commit, and returns immediately; ``HubState.committed`` or
                 ``HubState.commit_failed`` reports the outcome later.
             look: Begins to compare the batch with the offset store, and to check the query; returns
@@ -97,9 +100,11 @@ class HubServer(ConnectionLoop):
             storage_options: Returns renewed storage options for the offset store; may take a while.
             drained: Begins to stop the query, because nothing is left to consume; returns immediately.
             leaving: Called when queues are to be given up; returns immediately.
-            calls_end_s: See :class:`HubState`.
-            interval_s: See :class:`HubState`.
-            may_offsets_wait: See :class:`HubState`.
+            calls_end_s: How long listener calls may go on after the query's end, in seconds.
+            interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, only
+                queues that are given up are committed then.
+            may_offsets_wait: Whether offsets may be stored less often than rows are committed, because the
+                sink records how far its rows go.
             is_encrypted: Whether to encrypt all connections.
             clock: The system's clock, except in tests.
 
@@ -121,7 +126,8 @@ class HubServer(ConnectionLoop):
             may_offsets_wait=may_offsets_wait,
         )
         self._flushed: Future[BaseException | None] = Future()
-        """Set once nothing of the batch that ends waits for its commit."""
+        """Result of the batch that ends: set when everything is committed, to None or the error with which
+        the batch fails."""
         self._commit = commit
         self._look = look
         self._storage_options = storage_options
@@ -133,11 +139,14 @@ class HubServer(ConnectionLoop):
     # --- the driver, from any of its threads ----------------------------------------------------------------
 
     def report(self, event: Callable[[HubState], list[Action]]) -> None:
-        """Report an event to the state; return immediately."""
+        """Call ``event`` with the state soon, and carry out the actions that it returns; do not wait.
+
+        The hub's thread does this.
+        """
         self._call(lambda: self._act(event(self._state)))
 
     def query(self, question: Callable[[HubState], T]) -> T:
-        """Return the state's answer to a question; waits for it, and raises what ``question`` raises.
+        """Return the result of ``question``, called with the state by the hub's thread; raise what it raises.
 
         Raises:
             TimeoutError: If the hub's thread does not answer within ten seconds.
@@ -154,11 +163,13 @@ class HubServer(ConnectionLoop):
         return answer.result(_ANSWER_S)
 
     def batch_ends(self, *, could_ask: bool | None, is_whole: bool = True) -> BaseException | None:
-        """End a batch, and wait until everything handed over is committed.
+        """End the batch after its job, and wait until all results that tasks have sent are committed.
 
         Return the error with which the batch fails; None without one.
 
-        See :meth:`HubState.job_is_over` and :meth:`HubState.batch_ends`.
+        Args:
+            could_ask: Whether all tasks of the batch were connected; None if no task had to connect.
+            is_whole: Whether the job is complete; otherwise it failed or was cancelled.
         """
         flushed: Future[BaseException | None] = Future()
 

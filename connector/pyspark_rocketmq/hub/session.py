@@ -47,7 +47,7 @@ class HubAddress:
 
     @classmethod
     def new(cls, host: str, port: int, fingerprint: bytes = b"") -> HubAddress:
-        """Return an address with a random key."""
+        """Return an address with a new random key, which is the query's secret."""
         return cls(host, port, secrets.token_bytes(_KEY_BYTES), fingerprint)
 
     @classmethod
@@ -73,13 +73,13 @@ class HubAddress:
         return found
 
     def to_text(self) -> str:
-        """Return the address as text for an option; it is a secret."""
+        """Return the address as ``HOST:PORT/KEY`` or ``HOST:PORT/KEY/FINGERPRINT``; the text is a secret."""
         fingerprint = f"/{self.fingerprint.hex()}" if self.fingerprint else ""
         return f"{self.host}:{self.port}/{self.key.hex()}{fingerprint}"
 
 
 class Session:
-    """One end of a connection.
+    """One end of a connection: proves that it has the key, then writes and checks signed lines. No I/O.
 
     ``lines`` and ``receive`` raise ``RemoteProtocolError`` if the connection must be ended.
     """
@@ -98,11 +98,14 @@ class Session:
         """Whether both sides have proved that they have the key."""
 
     def greeting(self) -> bytes:
-        """Return the hub's first line."""
+        """Return the hub's first line, with the protocol's version and the hub's random number."""
         return _line({"v": _VERSION, "nonce": self._nonce})
 
     def lines(self, data: bytes) -> list[bytes]:
-        """Return the lines that end in the next bytes received, without their newlines."""
+        """Return the lines that end in the next bytes received, without their newlines.
+
+        The start of an unfinished line is kept until the rest comes.
+        """
         if not self.is_open and data.startswith(_TLS_HANDSHAKE):
             raise RemoteProtocolError(
                 f"{self._peer}: the process there encrypts, but this query does not, because its Spark does "
@@ -118,7 +121,10 @@ class Session:
         return lines
 
     def receive(self, line: bytes) -> tuple[bytes, JsonObject | None]:
-        """Take the next line; return the bytes to answer, and the line's object, None during the greeting."""
+        """Take the next line; return bytes to send as the answer, and the line's JSON object.
+
+        While the two sides still prove themselves, there is no object but None. Later the answer is empty.
+        """
         if not self.is_open:
             return self._greeted(line), None
         code, body = line[:_CODE_CHARS], line[_CODE_CHARS:]
@@ -131,7 +137,7 @@ class Session:
         return b"", self._object(body)
 
     def seal(self, message: JsonObject) -> bytes:
-        """Return the next line to send, once the session is open."""
+        """Return ``message`` as the next line to send, with its code. The session must be open."""
         body = json.dumps(message, separators=(",", ":")).encode()
         line = _code(self._send_key, self._sent, body) + body + b"\n"
         self._sent += 1

@@ -2,8 +2,9 @@
 
 The planner reports which queues its plan holds and which of them it must give away. Tasks report the queues
 that they begin with, and their outcome. The driver reports when a batch begins and ends, and which groups of
-parts it has committed. Methods return the actions to take. ``consume.cuts`` decides all about parts: when
-tasks are asked for them, which are committed together, and what follows from a failed commit.
+parts it has committed. A *part* is a piece of a task's result. Methods return the actions to take.
+``consume.cuts`` decides all about parts: when tasks are asked for them, which are committed together, and
+what follows from a failed commit. Before it begins, a task *asks* which of its queues to leave out.
 
 Rule 1: a queue is *free* once nobody delivers it, and everything that was delivered is committed or will
 never be. The planner then gets a message with the number of its plan, so that it can ignore late messages for
@@ -19,7 +20,7 @@ is *at work*: all tasks have begun, and at least one is not idle. While some hav
 seconds if a slot is free; without a free slot it ends, because they may need its slot. An instruction to end
 is final.
 Rule 6: in real time ranges are *open*: they have no end. ``hub.open_batch`` decides when such a batch ends;
-its tasks are ended when no listener call is left that was in hand then (``hub.calls_in_hand``). The batch
+its tasks are ended when no listener call is left that was running then (``hub.calls_in_hand``). The batch
 ends immediately when another attempt of one of its tasks begins (``consume.cuts``). If a connection breaks,
 its task pauses and resumes, and keeps its parts and queues. The batch is over when no task delivers any
 more, not even an attempt that Spark believes dead; a minute after its job it is over in any case.
@@ -90,22 +91,26 @@ class Send(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Commit a group, and report :meth:`HubState.committed` or :meth:`HubState.commit_failed`."""
+    """Instruct the driver to commit a group of parts.
+
+    It then calls :meth:`HubState.committed` or :meth:`HubState.commit_failed`.
+    """
 
     group: Group | None
     """None if only offsets are to be stored."""
     leaving: Queues = _NOTHING
     """Queues that another member may have after the commit."""
     stores_offsets: bool = True
-    """Whether to store the offsets of the group, and those that wait."""
+    """Whether to store the group's offsets, and those of earlier commits that wait; otherwise only rows are
+    committed."""
 
 
 class Look(NamedTuple):
-    """Check soon whether the query still runs."""
+    """Instruct the driver to check soon whether the query still runs."""
 
 
 class Flushed(NamedTuple):
-    """Nothing of the closed batch waits for its commit."""
+    """Report that the batch has ended, and that nothing of it waits for its commit."""
 
     failure: BaseException | None
     """Error with which the batch fails, so that nothing more of it may be committed; None without one."""
@@ -142,7 +147,7 @@ class _Task:
     """Copy of its last part, once it has ended; None before, without such a part, or if it is too large."""
     is_done: bool = False
     asked: set[MessageQueue] = field(default_factory=set)
-    """Queues that it was instructed to give up."""
+    """Queues that the task was instructed to give up after it had begun."""
     idle_s: float | None = None
     """Since when it has had only suspended queues left; None while it has others."""
     is_waiting: bool = False
@@ -156,7 +161,7 @@ class _Task:
     left_out: Queues = _NOTHING
     """Queues that the task was instructed to leave out when it began."""
     have_calls_ended: bool = False
-    """Whether no call is left that was in hand when the batch's end was announced."""
+    """Whether no call of the task is left that was running when the batch's end was announced."""
 
     @property
     def is_open(self) -> bool:
@@ -176,7 +181,7 @@ class _Task:
 
 
 class _Closing(NamedTuple):
-    """Data of an open batch whose end waits until no task delivers any more.
+    """Data of an open batch (in real time) whose end waits until no task delivers any more.
 
     The batch then ends with ``could_ask``, at ``until_s`` (monotonic seconds) in any case.
     """
@@ -186,7 +191,10 @@ class _Closing(NamedTuple):
 
 
 class HubState:
-    """State of one query's hub, the server for planner and tasks. Not thread-safe; no method waits."""
+    """State of one query's hub, the driver's server: takes events, and returns the actions to carry out.
+
+    Not thread-safe; no method waits.
+    """
 
     def __init__(
         self,
@@ -200,19 +208,22 @@ class HubState:
         """Begin with no batch.
 
         Args:
-            must_ask: Whether every task can surely ask, from the first batch on.
+            must_ask: Whether every task can surely ask the driver before it begins, from the first batch on.
+                Otherwise this becomes true after a batch in which all could.
             slots: Number of tasks that can run now.
-            calls_end_s: How long Spark lets a worker go on after its job; passed on to the planner.
-            interval_s: Shortest time between two commits while a job runs. If it is None, only queues that
-                are given up are committed then.
-            may_offsets_wait: Whether a sink shows how far its rows go; see ``OffsetPace``.
+            calls_end_s: How long Spark lets a worker go on after its job, in seconds; passed on to the
+                planner.
+            interval_s: Shortest time between two commits while a job runs, in seconds. If it is None, only
+                queues that are given up are committed then.
+            may_offsets_wait: Whether offsets may be stored less often than rows are committed, because the
+                sink records how far its rows go; see ``OffsetPace``.
         """
         self._cuts = Cuts(interval_s, may_offsets_wait=may_offsets_wait)
         self._open = OpenBatch()
         self._wants_cuts = interval_s is not None
         self._calls_end_s = calls_end_s
         self.must_ask = must_ask
-        """Whether a task that cannot ask must leave its ranges as they are."""
+        """Whether a task that cannot ask the driver must consume nothing."""
         self._planner: Hashable | None = None
         self._planner_lost_s: float | None = None
         self._plan = 0
@@ -233,9 +244,10 @@ class HubState:
         self._moved: set[MessageQueue] = set()
         """Queues of which nothing more may be committed, such as those claimed or reset since the plan."""
         self._settled: set[MessageQueue] = set()
-        """Queues that are free, or being committed: no task may begin with them any more in this plan."""
+        """Queues that are free, or whose last results are being committed: no task may begin with them any
+        more in this plan."""
         self._parts: set[str] = set()
-        """Ids of the driver's parts, which are committed or will be."""
+        """Ids of the parts that the driver has got from tasks, and has committed or will commit."""
         self._failure: BaseException | None = None
         """Error with which the batch fails: of a commit that was given up, or of a task."""
         self._is_flushing = False
@@ -260,19 +272,22 @@ class HubState:
     # --- the planner ----------------------------------------------------------------------------------------
 
     def planner_came(self, peer: Hashable) -> list[Action]:
-        """Note that the planner is connected; the last peer to report this is the planner."""
+        """Note that the planner is connected, and send it the current limits.
+
+        The last peer to report this is the planner.
+        """
         self._planner, self._planner_lost_s, self._last_plan = peer, None, None
         return self._slots_report() + (self._held_up_report() if self._held_up else [])
 
     def plan_made(self, number: int, queues: Queues) -> None:
-        """Note that a plan was made; a repeated report changes nothing."""
+        """Note a new plan; ignored unless its number is higher than the last plan's."""
         if number > self._plan:
             self._plan, self._plan_queues = number, queues
             self._leaving = _NOTHING
             self._settled.clear()
 
     def must_leave(self, number: int, queues: Queues, now_s: float) -> list[Action]:
-        """Note which queues of plan ``number`` are to be given up: all so far, not only new ones.
+        """Note all queues of plan ``number`` that are to be given up so far, and begin to give them up.
 
         Ignored unless it is the newest plan.
         """
@@ -283,7 +298,10 @@ class HubState:
         return self._give_up(now_s)
 
     def replan(self, number: int, why: str, now_s: float) -> list[Action]:
-        """Note that the planner wants to replace plan ``number``; ignored unless it is the newest plan."""
+        """Note that the planner wants to replace plan ``number``; end its batch if its ranges are open.
+
+        Ignored unless it is the newest plan.
+        """
         if number != self._plan:
             return []
         self._replan = number, why
@@ -303,7 +321,7 @@ class HubState:
     # --- the driver -----------------------------------------------------------------------------------------
 
     def slots_are(self, slots: Slots) -> list[Action]:
-        """Take the new number of tasks that can run at the same time."""
+        """Note how many tasks can run; report to the planner if the most for a batch has changed."""
         is_news = slots.most_planned != self._slots.most_planned
         self._slots = slots
         if not is_news:
@@ -312,7 +330,10 @@ class HubState:
         return self._slots_report()
 
     def held_up(self, reason: str) -> list[Action]:
-        """Note why queues were held up in the last batch; empty if none was."""
+        """Note why queues were held up in the last batch; report to the planner if that has changed.
+
+        ``reason`` is empty if none was.
+        """
         if reason == self._held_up:
             return []
         self._held_up = reason
@@ -357,9 +378,9 @@ class HubState:
 
         A batch with open ranges whose job is complete first waits, for a minute at most, for attempts that
         may still deliver. :class:`Flushed` is among the actions of this event or of a later one.
-        ``could_ask``: whether all of the batch's tasks were connected; None if it had no tasks that ask, or
-        the job has no result.
-        ``is_whole``: see :meth:`job_is_over`.
+        ``could_ask``: whether all of the batch's tasks were connected, so that tasks of later batches must
+        ask; None if no task had to ask, or the job has no result. ``is_whole``: whether the job is complete;
+        otherwise it failed or was cancelled.
         """
         if self._open.is_open and is_whole:
             if could_ask:
@@ -394,13 +415,13 @@ class HubState:
 
     @property
     def plan(self) -> int:
-        """Number of the newest plan."""
+        """Number of the newest plan; 0 before the first one."""
         return self._plan
 
     def rest(self, parts: Sequence[Part]) -> Group | None:
-        """Return the parts of a job's result that were not handed over; None if there are none.
+        """Return a group of those parts of a job's result that were not handed over before; None without any.
 
-        Commit them after all others.
+        Commit it after all others.
         """
         return self._cuts.rest([part for part in parts if part.id not in self._parts])
 
@@ -423,12 +444,15 @@ class HubState:
     def committed(self, refused: Queues, now_s: float, *, took_s: float = 0.0) -> list[Action]:
         """Note that a commit is made, except for queues that sink or store have refused.
 
-        ``took_s``: how long it took to store the offsets.
+        ``took_s``: how long it took to store the offsets, in seconds.
         """
         return self._carry_out(self._cuts.committed(refused, now_s, took_s=took_s), now_s)
 
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
-        """Note that a commit could not be made, or that nobody knows whether it was."""
+        """Note that a commit has failed, or that its outcome is unknown.
+
+        It is tried again later; after a minute of failures the batch fails.
+        """
         return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
 
     def moved(self, epochs: Mapping[MessageQueue, int], now_s: float) -> list[Action]:
@@ -444,19 +468,23 @@ class HubState:
         return self._carry_out(self._cuts.moved(moved, now_s), now_s) + self._give_up(now_s)
 
     def stop(self, now_s: float) -> list[Action]:
-        """End the query: tasks stop after the running call, and their batch is committed."""
+        """End the tasks after their running calls, since the query ends; no task may begin any more."""
         self.is_stopping = True
         return self._stop_tasks(now_s)
 
     @property
     def is_watched(self) -> bool:
-        """Whether there are queues whose epochs are to be compared."""
+        """Whether tasks have begun with queues, so that stored epochs are to be compared with theirs."""
         return bool(self._owner)
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
     def task_begins(self, peer: Hashable, start: TaskBegins, now_s: float) -> list[Action]:
-        """Answer a task that asks which queues to leave out."""
+        """Answer a task that asks which of its queues to leave out.
+
+        The task must deliver nothing if its batch is over, the query ends, or its ranges are open and an
+        earlier attempt has begun.
+        """
         stop = Send(peer, TaskMayBegin(start.task, left_out=_NOTHING, is_stopped=True))
         if start.batch_id != self._batch_id:
             # The task's batch is over, so all its work is useless.
@@ -502,7 +530,7 @@ class HubState:
         return [Send(peer, go), *self._carry_out(others, now_s), *self._announce_to(task)]
 
     def task_resumes(self, peer: Hashable, resumed: TaskResumes, now_s: float) -> list[Action]:
-        """Answer a task with open ranges that has connected again."""
+        """Answer a task with open ranges that has connected again: it may go on, unless its batch is over."""
         task = self._task_of_batch(resumed)
         if task is None:
             if resumed.task in self._late:
@@ -545,14 +573,17 @@ class HubState:
         return self._end_if_due(now_s)
 
     def calls_ended(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
-        """Note that no call of a task is left that was in hand when the batch's end was announced."""
+        """Note that a task has no call left that was running when the batch's end was announced.
+
+        If no other task has one, end the tasks.
+        """
         if (task := self._task(peer, task_id)) is None:
             return []
         task.have_calls_ended = True
         return self._end_after_calls(now_s)
 
     def task_is_dirty(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
-        """Note that a task has settled something since its last cut."""
+        """Note that a task has new results, so that the driver asks for them when it is time."""
         if self._task(peer, task_id) is None:
             return []
         return self._carry_out(self._cuts.dirty(task_id, now_s), now_s)
@@ -565,7 +596,7 @@ class HubState:
         return self._accept(task, handed.part, handed.ends, now_s, cut=handed.cut)
 
     def nothing_to_cut(self, peer: Hashable, task_id: str, cut: int, now_s: float) -> list[Action]:
-        """Note that a task has no part for a cut."""
+        """Note that a task sends no part for the driver's request with number ``cut``."""
         if self._task(peer, task_id) is None:
             return []
         return self._carry_out(self._cuts.nothing(task_id, cut, now_s), now_s)
@@ -577,7 +608,10 @@ class HubState:
         return self._carry_out(self._cuts.released(task_id, queues, now_s), now_s)
 
     def task_idles(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
-        """Answer a task with only suspended queues left whether to wait for them, and later when to stop."""
+        """Answer a task that has only suspended queues left whether to wait for them.
+
+        If it may wait, a later action ends its wait.
+        """
         task = self._task(peer, task_id)
         if task is None or task.is_done:
             return [Send(peer, BatchAtWork(task_id, is_at_work=False))]
@@ -629,7 +663,11 @@ class HubState:
         return look + self._end_idle(now_s) + self._end_after_calls(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Check the time. Without a planner, nobody renews the locks: tasks must end before the locks do."""
+        """Do what is due by now.
+
+        If the planner has been away for 15 s, tasks are ended: nobody renews the locks, and tasks must end
+        before the locks do.
+        """
         idle = self._end_idle(now_s) + self._carry_out(self._cuts.tick(now_s), now_s)
         self._look_for_absent(now_s)
         idle += self._end_if_due(now_s) + self._close_if_quiet(now_s)
@@ -674,7 +712,10 @@ class HubState:
         return self.is_stopping or self._is_orphaned or self._last_plan is not None
 
     def _look_for_absent(self, now_s: float) -> None:
-        """Have the open batch end if a task stays away; Spark may have no slot to run it again before."""
+        """Have the open batch end if a task has not been connected for 12 s.
+
+        Spark may have no slot to run it again before the batch ends.
+        """
         absent = [
             task.start.partition
             for task in self._tasks.values()
@@ -706,7 +747,7 @@ class HubState:
         return [Send(task.peer, EndSoon(task.start.task))] if is_announced and hears else []
 
     def _end_after_calls(self, now_s: float) -> list[Action]:
-        """End the tasks if the batch's end is announced, and no call is left that was in hand then.
+        """End the tasks if the batch's end is announced, and no call is left that was running then.
 
         A task that is not connected does not count: it may be dead, and Spark may run it again only when
         another task has ended.
@@ -724,7 +765,10 @@ class HubState:
         return self._over_for_good()
 
     def _over_for_good(self) -> list[Action]:
-        """Report to a planner that ends that its plan is over, if it is."""
+        """Report to the planner that its last plan is over, if the planner ends and nothing is under way.
+
+        That is so once no batch or commit is under way, and no task of a failed job may still run.
+        """
         if self._last_plan is None or not self._is_settled or self._late or self._is_any_unseen:
             return []
         return self._to_planner(PlanOver(self._last_plan))
@@ -733,7 +777,7 @@ class HubState:
         return [task for task in self._tasks.values() if task.is_running]
 
     def _is_at_work(self, now_s: float) -> bool:
-        """Return whether idle tasks are to wait."""
+        """Return whether idle tasks, which have only suspended queues, are to wait (rule 5)."""
         running = self._running()
         # Another attempt of a lost task also needs a slot.
         begun = {task.start.partition for task in self._tasks.values() if not task.is_lost}
@@ -753,7 +797,10 @@ class HubState:
         return [Send(task.peer, BatchAtWork(task.start.task, is_at_work=False)) for task in waiting]
 
     def _give_up(self, now_s: float) -> list[Action]:
-        """Begin to give up every queue that must be given up and is not on its way yet."""
+        """Begin to give up each queue that is to be given up, or was claimed or reset.
+
+        Free it if no task has begun it; take its results from an ended task's copy; instruct a running task.
+        """
         actions: list[Action] = []
         for queue in sorted((self._leaving | self._moved) - self._settled):
             task = self._owner.get(queue)
@@ -781,7 +828,10 @@ class HubState:
         return self._carry_out(taken, now_s)
 
     def _carry_out(self, actions: Iterable[cuts.Action], now_s: float) -> list[Action]:
-        """Return what the actions of ``Cuts`` mean for the peers and the driver."""
+        """Turn actions of ``Cuts`` into actions for peers and driver.
+
+        Add :class:`Flushed` if nothing of the closed batch waits for its commit any more.
+        """
         done = [action for each in actions for action in self._carried_out(each, now_s)]
         if self._is_flushing and self._cuts.is_settled:
             self._is_flushing = False

@@ -78,13 +78,15 @@ _IDLE_ANSWER_S: Final = 2.0
 _TAKEN_S: Final = 30.0
 """Time within which a driver must confirm a part, in seconds."""
 _AGAIN_AFTER_S: Final = 60.0
-"""Pause before a driver that could not be reached is tried again by a task that can do without."""
+"""Pause, in seconds, before a driver that could not be reached is tried again by a task that can do
+without."""
 _PAUSE_S: Final = 0.5
-"""Pause between the tries of a task with open ranges, which cannot do without the driver."""
+"""Pause, in seconds, between the tries of a task with open ranges, which cannot do without the driver."""
 _CONNECTIONS: Final = 3
 """Maximum number of connections, each lost in the moment in which the task begins, that a task tries."""
 _CALLS_END_S: Final = 2.0
-"""How long the running call may continue after the driver's end; like ``spark.python.task.killTimeout``."""
+"""How long the running call may continue after the driver's end, in seconds; like
+``spark.python.task.killTimeout``."""
 _LARGEST_COPY: Final = 256 << 10
 """Longest result, in characters, of which the driver gets a copy."""
 _FATAL: Final = (SchemaError, DataLoss, UndecodableMessage, ListenerError, SinkConflict)
@@ -105,14 +107,14 @@ class ControlEndpoint(NamedTuple):
 
 
 class Fate(Enum):
-    """Destination of a range that a task has finished."""
+    """What happens to the result of a range that a task has finished."""
 
     KEPT = "KEPT"
-    """The range belongs to the task's result."""
+    """The result becomes part of the task's result."""
     HANDED_OVER = "HANDED_OVER"
-    """The range is sent to the driver immediately, because another member is to have its queue."""
+    """The result is sent to the driver immediately, because another member is to have the range's queue."""
     DROPPED = "DROPPED"
-    """Nothing of the range is committed, for example because its queue was claimed or reset meanwhile."""
+    """Nothing of the result is committed, for example because the queue was claimed or reset meanwhile."""
 
 
 def _do_nothing() -> None:
@@ -168,7 +170,8 @@ class TaskControl(RangeInstructions):
         self._is_paused = False
         self._counts_rows = False
         self._is_held = False
-        """Whether no message may be delivered, because too many rows are uncut (``TaskCuts.is_held``)."""
+        """Whether no message may be delivered, because too many rows are in no part yet
+        (``TaskCuts.is_held``)."""
         self._on_full: Callable[[], bool] = lambda: False
         self._guard = threading.Lock()
         """Guards everything below: messages are recorded and sent in the same order."""
@@ -185,17 +188,27 @@ class TaskControl(RangeInstructions):
     # --- the task's threads ---------------------------------------------------------------------------------
 
     def is_given_up(self, queue: MessageQueue) -> bool:
-        """See :class:`RangeInstructions`."""
+        """Return whether nothing more may be delivered from ``queue``; once true, it stays true.
+
+        That is so if the queue is given up, or the task is to end.
+        """
         return self._all or queue in self._ended
 
     def idles(self, changed: Callable[[], None]) -> None:
-        """See ``RangeInstructions``."""
+        """Report that the task has only suspended queues left; return immediately.
+
+        Another thread calls ``changed`` when the task need not wait for them any more.
+        """
         self._on_work_end, self._idle_s = changed, time.monotonic()
         if not self._is_last and not self.is_open:
             self._send(TaskIdle(self.id))
 
     def is_batch_at_work(self) -> bool:
-        """See :class:`RangeInstructions`."""
+        """Return whether the task may wait for suspended queues.
+
+        With closed ranges it may after :meth:`idles`, as long as the driver reports that other tasks have
+        work. With open ranges it may until the driver ends the task.
+        """
         if self.is_open:
             return not self._is_last
         if self._idle_s is None or self._is_last:
@@ -205,19 +218,23 @@ class TaskControl(RangeInstructions):
         return not self._is_last
 
     def is_paused(self) -> bool:
-        """See :class:`RangeInstructions`."""
+        """Return whether no delivery may begin now: the driver cannot be reached, or too many rows wait."""
         return self._is_paused or self._is_held
 
     def notifies(self, changed: Callable[[], None]) -> None:
-        """See :class:`RangeInstructions`."""
+        """Set a function to call when :meth:`is_paused` or :meth:`is_given_up` changes; it must not wait."""
         self._on_change = changed
 
     def shows_calls(self, calls: Callable[[], Mapping[MessageQueue, float]]) -> None:
-        """See :class:`RangeInstructions`."""
+        """Set the function that returns, by queue, how many seconds its oldest running call has lasted."""
         self._calls.lasting = calls
 
     def begins(self, queue: MessageQueue) -> bool:
-        """Report that the range of a queue begins; return whether it may."""
+        """Note that the task begins a queue's range; return False if it must not.
+
+        It must not if the queue is given up or the task is to end. In the first case the driver gets a report
+        that the queue is released.
+        """
         # Write _begun, then read _ended: _give_up writes _given_up and _ended, then reads _begun. So at least
         # one of the two notices a queue that begins and is given up at the same time.
         self._begun.add(queue)
@@ -228,21 +245,25 @@ class TaskControl(RangeInstructions):
         return False
 
     def fate(self, queue: MessageQueue) -> Fate:
-        """Return the destination of a queue's finished range."""
+        """Return what happens to the result of a queue's range, by the driver's instructions so far."""
         if queue in self._dropped:
             return Fate.DROPPED
         return Fate.HANDED_OVER if queue in self._given_up else Fate.KEPT
 
     def kept(self, queues: Collection[MessageQueue]) -> bool:
-        """Note that the task's result contains these ranges; return whether to hand the result over now."""
+        """Note that the task's result contains the ranges of these queues.
+
+        Return whether to send the result to the driver now, because one of the queues is given up.
+        """
         self._kept.update(queues)
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
 
     def when_cut(self, cut: Callable[[int | None], bool]) -> None:
-        """Set the function that begins a cut; it is called on another thread and must not wait.
+        """Set the function that begins to collect results for a part (a *cut*).
 
-        Its argument is the number of the driver's cut. Without a number it hands over only ranges that have
-        ended. It returns whether a cut has begun; :meth:`hand_over` or :meth:`nothing_to_cut` then follows.
+        Another thread calls it, and it must not wait. Its argument is the number of the driver's request.
+        None means that a queue is given up: then only results of ranges that have ended are sent. The
+        function returns whether it has begun; after True, call :meth:`hand_over` or :meth:`nothing_to_cut`.
         """
         self._on_cut = cut
 
@@ -255,11 +276,14 @@ class TaskControl(RangeInstructions):
         self._on_settled, self._on_rest = settled, rests
 
     def rests(self) -> None:
-        """See :class:`RangeInstructions`."""
+        """Note that nothing is to be delivered for now; calls ``rests`` of :meth:`commit_when`."""
         self._on_rest()
 
     def settled(self) -> None:
-        """See :class:`RangeInstructions`."""
+        """Note that a range has new results to commit; return immediately.
+
+        The driver gets a report of this at most once between two of its requests for results.
+        """
         self._on_settled()
         if self.is_cut:
             with self._guard:
@@ -267,26 +291,32 @@ class TaskControl(RangeInstructions):
                     self._send_now(TaskDirty(self.id))
 
     def cut_with(self, cut: Callable[[], Any]) -> None:
-        """See :class:`RangeInstructions`."""
+        """Set the function that collects what all ranges have finished since its last call.
+
+        :meth:`cut_ranges` calls it.
+        """
         self._cutter = cut
 
     def limit_rows(self, nbytes: int, cut: Callable[[], bool]) -> None:
-        """Bound the rows of open ranges that are in no cut or commit of the task yet.
+        """Limit the rows of open ranges that wait in the task, in no part and no commit; in bytes.
 
         Call this if rows reach the driver inside parts, not in files, or if the task itself commits. When the
-        rows take ``nbytes``, ``cut`` is called; it begins a commit, or a cut that the driver has not asked
-        for. It is called on any thread and must not wait.
+        rows take ``nbytes``, ``cut`` is called to send or commit them, and no message is delivered before
+        that begins. ``cut`` is called on any thread and must not wait. With closed ranges there is no limit.
         """
         if self.is_open:
             self._counts_rows, self._on_full = True, cut
             self._cuts.limit_rows(nbytes)
 
     def counts_rows(self) -> bool:
-        """See :class:`RangeInstructions`."""
+        """Return whether :meth:`rows_grew` is to be called, because :meth:`limit_rows` has set a limit."""
         return self._counts_rows
 
     def rows_grew(self, nbytes: int) -> None:
-        """See :class:`RangeInstructions`."""
+        """Add the size of new rows, in bytes, that wait for a commit.
+
+        At the limit of :meth:`limit_rows`, deliveries pause, and the rows are sent or committed.
+        """
         with self._guard:
             self._cuts.rows_grew(nbytes)
         self._hold_or_cut()
@@ -302,32 +332,38 @@ class TaskControl(RangeInstructions):
             self._on_full()
 
     def rows_taken(self) -> None:
-        """Note that the task itself commits the rows that are in no cut."""
+        """Note that the task itself commits all rows that were counted by :meth:`rows_grew`."""
         with self._guard:
             self._cuts.rows_taken()
         self._hold_or_cut()
 
     def cut_begins(self) -> bool:
-        """Begin a cut; return False if too many parts are uncommitted by now."""
+        """Note that a part is made of all results so far.
+
+        Return False if it must not be, because two parts of the task are not committed.
+        """
         with self._guard:
             begins = self._cuts.cut_begins()
         self._hold_or_cut()
         return begins
 
     def cut_ranges(self) -> Any:
-        """Call the function that was given to :meth:`cut_with`."""
+        """Call the function that was given to :meth:`cut_with`; return its result."""
         return self._cutter()
 
     def nothing_to_cut(self, number: int) -> None:
-        """Report that there is no part for the driver's cut ``number``."""
+        """Report that the task has no part for the driver's request ``number``."""
         self._send(NothingToCut(self.id, number))
 
     def taken_by(self, taker: Callable[[Any], bool]) -> None:
-        """Set ``taker``, which :meth:`take` calls with its argument."""
+        """Set the function that sends a given-up range's result; :meth:`take` calls it."""
         self._taker = taker
 
     def take(self, brought: object) -> bool:
-        """See :class:`RangeInstructions`."""
+        """Send the result ``brought`` of a range that was given up; return whether it is sent.
+
+        If not, the caller keeps it.
+        """
         return self._taker(brought)
 
     def released(self, queue: MessageQueue) -> None:
@@ -407,7 +443,7 @@ class TaskControl(RangeInstructions):
         self._connection.send(TaskFailed(self.id, fatal))
 
     def _leave(self) -> None:
-        """Take no further message, and forget the calls: one that has failed may still count as in hand."""
+        """Accept no further message, and forget the calls: a failed one may still count as running."""
         self._connection.forget(self)
         self._calls.lasting = dict
 
@@ -540,7 +576,10 @@ class TaskControl(RangeInstructions):
         self._pauses(is_paused=True)
 
     def opened_again(self) -> None:
-        """Ask the driver, on a new connection, whether to go on."""
+        """Ask the driver, on a new connection, whether the task may go on.
+
+        Do nothing for a task with closed ranges, or before its first question.
+        """
         with self._guard:
             if not self.is_open or self._begin is None:
                 # A task that has not asked yet does so on this connection.
@@ -560,7 +599,10 @@ class TaskControl(RangeInstructions):
             )
 
     def _goes_on(self, answer: TaskMayGoOn) -> None:
-        """Send again what the driver lacks, and go on."""
+        """After a break, send again what the driver lacks, carry out its instructions, and resume.
+
+        If the driver's answer is to stop, end the task instead.
+        """
         with self._guard:
             self._is_online = True
             if answer.is_stopped:
@@ -589,7 +631,7 @@ class TaskControl(RangeInstructions):
             self._on_change()
 
     def lost(self) -> None:
-        """End the task after the running call: it can get no further instructions."""
+        """End the task after its running call: the connection is lost for good."""
         self._all = True
         with self._guard:
             self._is_lost = True
@@ -727,9 +769,10 @@ def ask_driver(
     tasks: int = 1,
     open_for_s: float | None = None,
 ) -> TaskControl | None:
-    """Ask the driver which of a task's ranges to leave out; return the object that has the answer.
+    """Ask the driver which of a task's ranges to leave out, and wait for its answer.
 
-    Return None if the driver cannot be reached or does not answer in time.
+    Return the object with the answer and later instructions; None if the driver cannot be reached or does not
+    answer in time.
 
     Args:
         terms: Address and rules of the batch.
@@ -767,7 +810,7 @@ def _registered(
 
 
 def _surely_connected(terms: ControlEndpoint) -> _DriverConnection | None:
-    """Connect for a task with open ranges; return None if that fails for ten seconds, as after a break.
+    """Connect for a task with open ranges; return None if that fails for ten seconds.
 
     Without a connection the task fails, and Spark soon gives up its query.
     """
