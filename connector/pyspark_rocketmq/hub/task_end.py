@@ -107,7 +107,7 @@ class ControlEndpoint(NamedTuple):
 
 
 class Fate(Enum):
-    """What happens to the result of a range that a task has finished."""
+    """Destination of the result of a range that a task has finished."""
 
     KEPT = "KEPT"
     """The result becomes part of the task's result."""

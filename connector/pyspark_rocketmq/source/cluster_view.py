@@ -1,4 +1,4 @@
-"""Reads the queues of all topics and their bounds, for the planner.
+"""Reads for the planner which queues a query's topics have, and the bounds (first offset and end) of each.
 
 A look normally costs one statistics request per broker and topic, not one per queue.  The bounds of slaves
 that are read instead of their masters are kept separately: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
@@ -67,7 +67,7 @@ class _Shown(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The queues of all topics at one moment."""
+    """The queues of a query's topics at one moment, with their bounds (first offset and end) and brokers."""
 
     bounds: Mapping[MessageQueue, QueueBounds]
     addresses: Mapping[str, BrokerAddress]
@@ -89,13 +89,13 @@ class Snapshot:
     """Pairs of a topic and a broker name at which reading is switched off; ``bounds`` lacks their queues."""
 
     def bounds_of(self, queue: MessageQueue) -> QueueBounds:
-        """Return the bounds of a queue at its master, or at the slave that is read instead."""
+        """Return first offset and end of a queue at its master, or at the slave that is read instead."""
         found = self.bounds.get(queue)
         return self.slave_bounds[queue] if found is None else found
 
     @property
     def out_of_sight(self) -> Mapping[str, RocketMQError]:
-        """Errors because of which queues may be missing, by broker or topic; empty if there are none.
+        """Errors because of which queues may be missing in ``bounds``, by broker or topic; empty without any.
 
         Queues whose reading is switched off have no error here.
         """
@@ -103,7 +103,7 @@ class Snapshot:
 
     @property
     def unreadable(self) -> Mapping[str, RocketMQError]:
-        """The entries of ``out_of_sight`` without the brokers that are read from a slave."""
+        """Errors because of which queues cannot be read now, even from a slave, by broker or topic."""
         return {name: error for name, error in self.out_of_sight.items() if name not in self.slaves}
 
     def with_slaves(self) -> Snapshot:
@@ -241,7 +241,7 @@ class ClusterView:
         return True
 
     def whole_snapshot(self) -> Snapshot:
-        """Return :meth:`snapshot` for a batch query, which looks only once and so misses later brokers.
+        """Return a snapshot for a batch query, which takes only one and so misses later brokers.
 
         Raises:
             NameServerNotReady: If the name server knew no broker a moment ago: others may still register.
@@ -465,7 +465,10 @@ class ClusterView:
         return bounds, failures
 
     def _may_pass(self, error: RocketMQError, broker_name: str, topic: str) -> bool:
-        """Return whether an error may pass; such an error only leaves queues out of this plan."""
+        """Return whether an error may pass, so that it only leaves the broker's queues out of this plan.
+
+        Otherwise the query ends with it.
+        """
         if error.may_pass(has_worked=self._has_worked):
             return True
         # Comes second, because ``had_it`` reads the offset store.

@@ -44,7 +44,7 @@ class Drain:
         self.ends = {queue: found.max_offset for queue, found in bounds.items()}
 
     def forget(self, queue: MessageQueue) -> None:
-        """Leave out a queue that was deleted."""
+        """Remove the end of a queue that was deleted, so that the drain does not wait for it."""
         self.ends.pop(queue, None)
 
     def not_planned(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
@@ -153,7 +153,10 @@ class StandstillWatch:
         self._moved_at_s = 0.0
 
     def stands_for_s(self, left: Mapping[MessageQueue, int], now_s: float) -> float:
-        """Return for how long none of the queues ``left`` to drain (queue → position) has moved."""
+        """Return for how many seconds none of the queues ``left`` to drain (queue → position) has moved.
+
+        0 if one has moved since the last call, or none is left.
+        """
         if not left or left != self._left:
             self._left, self._moved_at_s = dict(left), now_s
         return now_s - self._moved_at_s

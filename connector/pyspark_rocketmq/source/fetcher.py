@@ -1,8 +1,9 @@
-"""Fetch queue ranges: one thread sends the pulls that a window plans, over one connection per broker.
+"""Fetch the messages of queue ranges by pulls: one thread, and one connection per broker.
 
 The thread sends several pulls together and takes all answers that have arrived; these are decoded while the
 broker works on the pulls in flight.  :mod:`~pyspark_rocketmq.consume.fetch_window` decides what to pull, and
-:mod:`~pyspark_rocketmq.client.pull_connection` sends and receives.  The rules for connections:
+:mod:`~pyspark_rocketmq.client.pull_connection` sends and receives.  A *window* is the state of pulling one
+range.  The rules for connections:
 
 1. Back-pressure: nothing is sent or received until the caller asks for more.
 2. A broken connection counts as a failure of the ranges that had pulls on it; so does finding another broker
@@ -81,7 +82,10 @@ class _Pull(NamedTuple):
 
 
 class _Order(Enum):
-    """An order about a queue, which another thread has given."""
+    """An order about a queue from another thread.
+
+    ``HOLD``: send no pulls for now; ``GO_ON``: send them again; ``LEAVE``: send none any more.
+    """
 
     HOLD = auto()
     GO_ON = auto()
@@ -143,11 +147,11 @@ class Fetcher:
 
     @property
     def ranges(self) -> Sequence[RangeWindow]:
-        """The windows of the partitions, in the order in which they were added."""
+        """The state of pulling each partition (its window), in the order in which they were added."""
         return self._window.ranges
 
     def add(self, partition: QueuePartition) -> RangeWindow:
-        """Read one more range, with the same options; return its window.
+        """Begin to read one more range, with the same options; return the state of pulling it (its window).
 
         If there was an earlier range of the same queue, it must be over.
         """
@@ -181,7 +185,7 @@ class Fetcher:
         self._rouse()
 
     def arrivals(self, within_s: float = math.inf) -> Generator[list[FetchedChunks]]:
-        """Yield the chunks of all ranges as they come.
+        """Yield the bodies of answers (chunks) of all ranges as they come, in lists.
 
         At the latest ``within_s`` seconds after the caller asks for a list, yield what is there; the list may
         be empty.
@@ -293,7 +297,7 @@ class Fetcher:
         self._window.settle(self._clock.monotonic_s())
 
     def _await_burst(self, waiting: Sequence[PullConnection[_Pull]]) -> bool:
-        """Let the next wait end when enough answers have arrived for more pulls to be sent.
+        """Have the next wait end only when enough answers have arrived for more pulls to be sent.
 
         Return whether the wait must be short, because it may not end with the first bytes.
         """
@@ -386,7 +390,10 @@ class Fetcher:
         threading.Thread(target=self._connect, args=(place, self._wake), name=name, daemon=True).start()
 
     def _connect(self, place: _Place, wake: Wake) -> None:
-        """Connect to a broker; called on a separate thread."""
+        """Connect to a broker, and pass the connection or the error to the reading thread.
+
+        Runs on a separate thread.
+        """
         made: PullConnection[_Pull] | Exception
         try:
             made = self._acquire(place)

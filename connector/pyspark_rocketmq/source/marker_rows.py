@@ -40,7 +40,7 @@ def spark_rows(piece: ReadPiece) -> pa.RecordBatch:
 
 
 def marker_row(end: RangeEnd) -> pa.RecordBatch:
-    """Return the row that ends a planned range."""
+    """Return the marker row, which follows a range's messages and shows where and why it ended."""
     position = {**queue_columns(end.planned.queue), QUEUE_OFFSET: end.planned.end}
     values = position | {PLANNED_RANGE: end_to_json(end)}
     columns = _same_in_markers().columns
@@ -60,7 +60,7 @@ def _same_in_markers() -> pa.RecordBatch:
 
 
 def end_to_json(end: RangeEnd) -> str:
-    """Return ``plannedRange`` of the range's marker row."""
+    """Return where and why reading a range ended, as JSON for column ``plannedRange`` of its marker row."""
     return json.dumps(
         {
             **range_to_json(end.planned),

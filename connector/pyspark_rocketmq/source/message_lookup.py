@@ -65,7 +65,7 @@ class MessageLookup:
         self._rests: Rests[MessageQueue] = Rests()
 
     def resets(self) -> dict[MessageQueue, int]:
-        """Return the targets of the resets reported since the last call."""
+        """Return, by queue, the target offsets of resets that brokers reported since the last call."""
         return self._resets.take()
 
     def look(
@@ -140,7 +140,7 @@ class MessageLookup:
 def found_at(
     brokers: BrokerClient, consumer_group: str, queue: MessageQueue, offset: int, address: BrokerAddress
 ) -> Found:
-    """Ask a broker what it has at an offset, by one pull.
+    """Ask a broker by one pull which message it has at an offset, and which bounds the queue has.
 
     Raises:
         RocketMQError: If the broker does not answer, or refuses.

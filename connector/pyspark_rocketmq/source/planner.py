@@ -142,12 +142,18 @@ class MicroBatchPlanner:
         return with_times_of_waiting(times, self._generations.times_of_waiting)
 
     def prepare_available_now(self) -> None:
-        """Fix the current ends of all queues as the end of this query."""
+        """Fix the current ends of all queues as the end of this query.
+
+        Wait up to ``retryTimeoutMs`` for brokers that do not answer.
+        """
         bounds = self._whole_snapshot(can_read_slaves=True).with_slaves().bounds
         self._drain.begin(bounds)
 
     def until_drained(self, start: Offset) -> Offset:
-        """Like :meth:`latest` with AvailableNow; the end is fixed at the first call."""
+        """Return the offset that holds the next plan, or ``start`` once everything is read.
+
+        The query reads what was stored at the first call. For the rest see :meth:`latest` with AvailableNow.
+        """
         if not self._drain.has_begun:
             self.prepare_available_now()
         return self.latest(start)
@@ -206,7 +212,7 @@ class MicroBatchPlanner:
         return self._progress.has_worked
 
     def newest(self) -> Mapping[MessageQueue, QueueBounds]:
-        """Return the bounds at masters as last seen; empty before first contact."""
+        """Return first offset and end of each queue at its master, as last seen; empty before that."""
         return {} if self._seen is None else self._seen.bounds
 
     def snapshot_for(self, planned: Collection[QueueRange], *, can_wait: bool) -> Snapshot:
@@ -363,7 +369,10 @@ class MicroBatchPlanner:
     def _follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
     ) -> tuple[Sequence[QueueRange], Snapshot]:
-        """Return where a plain stream's queues go on, and ``snapshot`` without the queues that must wait."""
+        """Return where a plain stream's queues go on, and ``snapshot`` without the queues that must wait.
+
+        For a group both arguments are returned unchanged.
+        """
         if self._generations is None:
             return previous, snapshot
         before = self._generations.waiting
@@ -476,7 +485,10 @@ class MicroBatchPlanner:
         )
 
     def _report_held_up(self, held_up: Sequence[QueueRange]) -> None:
-        """Log queues that are blocked for lack of a COMMIT, each time their messages were read again."""
+        """Log queues that are blocked: the listener has had all messages that it may get without a COMMIT.
+
+        Each is logged once for the messages that were read again.
+        """
         for had in held_up:
             if had not in self._held_up:
                 logger.error(

@@ -67,11 +67,11 @@ class ProgressSource(Protocol):
         ...
 
     def await_ready(self, timeout_s: float) -> bool:
-        """Wait until it is settled which queues may be planned; return whether it is."""
+        """Wait until it is settled which queues may be planned; return False if not within ``timeout_s``."""
         ...
 
     def await_held(self, timeout_s: float) -> bool:
-        """Wait until at least one queue may be planned; return False if none may be in time."""
+        """Wait until at least one queue may be planned; return False if none may within ``timeout_s``."""
         ...
 
     @property
@@ -199,7 +199,10 @@ class CheckpointProgress:
         return {}
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
-        """Return the new ranges, and the positions of all other queues as empty ranges."""
+        """Return the new ranges, and the positions of all other queues as empty ranges.
+
+        Return nothing if the plan has neither ranges nor gaps.
+        """
         if not plan.ranges and not plan.gaps:
             return ()
         positions = {before.queue: before.end for before in previous}
@@ -216,7 +219,7 @@ class CheckpointProgress:
         return NO_WITNESSES
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
-        """Return the end of the queue's last range."""
+        """Return the end of the queue's range in ``previous``; None without one."""
         return next((planned.end for planned in previous if planned.queue == queue), None)
 
     def listener_ms(self, queue: MessageQueue) -> None:
@@ -309,7 +312,7 @@ class GroupProgress:
         """The rows read by the last :meth:`runnable`."""
 
     def stored(self) -> Collection[MessageQueue]:
-        """Return the queues that have a row."""
+        """Return the queues that have a row in the offset store; none if it cannot be read."""
         try:
             return self._read_store().keys()
         except RocketMQError as error:
@@ -321,7 +324,10 @@ class GroupProgress:
         return ()
 
     def await_ready(self, timeout_s: float) -> bool:
-        """Wait for the locks of the queues allocated to this member."""
+        """Wait for the locks of the queues allocated to this member.
+
+        Return False if it does not have them within ``timeout_s`` seconds.
+        """
         return self._ownership.await_settled(timeout_s)
 
     def await_held(self, timeout_s: float) -> bool:
@@ -329,7 +335,7 @@ class GroupProgress:
         return self._ownership.await_held(timeout_s)
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
-        """Return whether one of these queues has a generation that ends at a known offset."""
+        """Return whether one of these queues' logs ends at a known offset, where another log begins."""
         generations = self._generations
         return generations is not None and any(generations.end_of(queue) is not None for queue in queues)
 
@@ -461,10 +467,10 @@ class GroupProgress:
     def _follow_generations(
         self, own: Mapping[MessageQueue, OffsetRow], held: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
-        """Return the rows that changed; empty if no messages can be looked up.
+        """Check whether queues still have the log that was consumed; return the rows that changed.
 
         Rows change if offsets began again, if a queue was reset at a broker, and if a message that was passed
-        over is noted.
+        over is noted. Without a message look-up nothing is checked.
         """
         if self._generations is None:
             return {}
@@ -497,7 +503,10 @@ class GroupProgress:
     def uncommitted_deliveries(
         self, progress: Mapping[MessageQueue, QueueState]
     ) -> Mapping[MessageQueue, UncommittedDelivery]:
-        """Return the ranges delivered in full to listeners without autoCommit that have committed nothing."""
+        """Return, by queue, the messages that a listener without autoCommit has had and has not committed.
+
+        Only of listeners that have had the whole range and have committed nothing of it.
+        """
         return self._stalls.uncommitted(progress, self._clock.monotonic_s())
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
@@ -524,7 +533,7 @@ class GroupProgress:
         return ranges
 
     def _within_generation(self, new: QueueRange) -> QueueRange:
-        """Return the range, cut where its queue's next generation begins."""
+        """Return the range, cut where the queue's log ends and another one begins."""
         end = None if self._generations is None else self._generations.end_of(new.queue)
         return new if end is None or end >= new.end else replace(new, end=end)
 
@@ -579,12 +588,15 @@ class GroupProgress:
         return witnesses(row.state.last_message.messages, planned.start, first=first, end=end)
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:  # noqa: ARG002
-        """Return the queue's stored offset at the last look."""
+        """Return the queue's offset in the store at the last look; None without a row."""
         row = self._rows.get(queue)
         return None if row is None else row.next_offset
 
     def listener_ms(self, queue: MessageQueue) -> float | None:
-        """Return the average from the statistics in the queue's row, which include those of former owners."""
+        """Return how long the listener lately took per message of a queue, in milliseconds; None if unknown.
+
+        It is the average from the statistics in the queue's row, which include those of former owners.
+        """
         row = self._rows.get(queue)
         if row is None:
             return None
@@ -672,7 +684,10 @@ def _uncommitted(old: QueueRange, row: OffsetRow, now_s: float) -> list[QueueRan
 
 
 def _is_sink_noted(before: OffsetRow, row: OffsetRow) -> bool:
-    """Whether ``OffsetStore.note_sinks`` is the only change between two versions of a row."""
+    """Return whether a row has changed only because a sink was noted to be ahead of it.
+
+    ``OffsetStore.note_sinks`` makes this note.
+    """
     state = before.state._replace(epoch=before.epoch + 1, last_message=row.state.last_message)
     batch_id = NOTED if row.batch_id == NOTED else before.batch_id
     noted = before._replace(

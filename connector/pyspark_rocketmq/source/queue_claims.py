@@ -37,10 +37,11 @@ _PAUSE_S: Final = 0.5
 
 
 class QueueClaims:
-    """Claims queues between their allocation and their first plan (row C3): makes this member their owner.
+    """Makes this member the owner of queues (claims them) between their allocation and their first plan.
 
-    The row of a queue in the offset store holds its owner. With ``broker_offsets`` the group may have Java
-    members. Without them, as for a broadcasting consumer, only the store counts.
+    See row C3 of ``docs/semantics.md``. The row of a queue in the offset store holds its owner. With
+    ``broker_offsets`` the group may have Java members. Without them, as for a broadcasting consumer, only the
+    store counts.
     """
 
     def __init__(
@@ -52,7 +53,16 @@ class QueueClaims:
         starts: Starts,
         broker_offsets: BrokerOffsets | None,
     ) -> None:
-        """Take arguments of ``GroupProgress``, with the same meaning."""
+        """Prepare to claim queues.
+
+        Args:
+            consumer_group: The name its progress is stored under.
+            client_id: This member.
+            store: Where the progress is.
+            starts: Finds where queues without progress begin.
+            broker_offsets: The group's offsets at the brokers, which a group with Java members follows; None
+                if there are none.
+        """
         self._group = consumer_group
         self._client_id = client_id
         self._store = store
@@ -358,7 +368,7 @@ def await_sole_owner(
 
 
 def second_owner(name: str, member: str) -> OffsetError:
-    """Return the error of a query that must not consume under the progress ``name``."""
+    """Return the error of a query that must not consume, because ``member`` consumes under its progress."""
     return OffsetError(
         f"Another query uses progress {name} of this broadcasting group: member {peer_text(member)} is alive "
         "and consumes under the same instanceName. Both would share one progress, and each would miss "

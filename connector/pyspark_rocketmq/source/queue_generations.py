@@ -48,7 +48,10 @@ _Place = tuple[str, str]
 
 
 class QueueGenerations:
-    """Generations of a group's queues; checks the queues whose log may have changed (:meth:`_is_suspect`)."""
+    """Generations (numbered logs) of a group's queues: finds queues that have another log than before.
+
+    Only queues whose log may have changed are checked; see :meth:`_is_suspect`.
+    """
 
     def __init__(
         self, consumer_group: str, store: OffsetStore, lookup: MessageLookup, *, fail_on_data_loss: bool
@@ -69,7 +72,7 @@ class QueueGenerations:
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
 
     def resets(self) -> dict[MessageQueue, int]:
-        """Return the targets of resets that brokers reported in this object's look-ups since the last call.
+        """Return, by queue, the targets of resets that this object's look-ups met since the last call.
 
         A broker reports a reset only once.
         """
@@ -120,13 +123,13 @@ class QueueGenerations:
     def follow(
         self, rows: Rows, snapshot: Snapshot, *, has_worked: bool = True
     ) -> dict[MessageQueue, OffsetRow]:
-        """Begin a new generation of held, visible queues that need one; return the rows that changed.
+        """Begin a new generation of each queue that has another log than before; return changed rows.
 
         A queue whose reset is reported meanwhile is left for the next call. A queue whose broker does not
         answer or does not work now is in :attr:`waiting`; the others go on.
 
         Args:
-            rows: The rows of the queues.
+            rows: The rows of the queues, which this member holds and whose masters answer.
             snapshot: The bounds at the brokers.
             has_worked: Whether the group has ever consumed a message, so that its pulls are usually allowed.
 
@@ -196,7 +199,7 @@ class QueueGenerations:
         suspects: Iterable[MessageQueue],
         known: Mapping[MessageQueue, NextGeneration | None],
     ) -> None:
-        """Remember where the current generation of these queues ends."""
+        """Remember where the log that these queues are read from ends, if another log begins later."""
         for queue in suspects:
             before = self._ends.pop(queue, None)
             following = known.get(queue)
@@ -259,7 +262,7 @@ class QueueGenerations:
         return {queue: LastSkipped(rows[queue].epoch, known) for queue, known in passed.items()}, waiting
 
     def end_of(self, queue: MessageQueue) -> int | None:
-        """Return the offset at which a queue's current generation ends; None if no end is known."""
+        """Return the offset at which the log ends that a queue is read from; None if no end is known."""
         return self._ends.get(queue)
 
     def _standing(self, row: OffsetRow) -> Standing:
@@ -290,7 +293,7 @@ class QueueGenerations:
     def _decide(
         self, row: OffsetRow, standing: Standing, found: Found, snapshot: Snapshot
     ) -> NextGeneration | None:
-        """Return where the queue's next generation begins; None while this one goes on.
+        """Return where the queue goes on in another log (its next generation); None while this log goes on.
 
         Raises:
             DataLoss: If messages of a queue are lost, and nobody has moved the group since. Without
@@ -384,7 +387,7 @@ def _place_of(queue: MessageQueue) -> _Place:
 
 
 class CheckpointGenerations:
-    """Generations of a plain stream's queues.
+    """Detects that a plain stream's queue has another log than before, whose offsets began again.
 
     Queues are checked if they were out of sight (all are at the start), or if they now end before their
     position. In addition, one queue of each topic and broker is checked at each plan if it has new messages:
@@ -392,8 +395,8 @@ class CheckpointGenerations:
 
     A checkpoint contains no messages. It contains, for each broker, the latest store time of a message before
     the queues' positions. If the message before a queue's position was stored later than this, or the log
-    ends before the position, the log is another one (row F4).  With ``failOnDataLoss``, bounds that end too
-    early fail the query elsewhere.
+    ends before the position, the log is another one. See row F4 of ``docs/semantics.md``. With
+    ``failOnDataLoss``, bounds that end too early fail the query elsewhere.
     """
 
     def __init__(self, lookup: MessageLookup, *, fail_on_data_loss: bool) -> None:

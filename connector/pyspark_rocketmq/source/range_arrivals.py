@@ -29,9 +29,10 @@ _SHARE_BYTES: Final = 8 << 20
 
 
 class RangeArrivals:
-    """Reads ranges together, over one connection per broker; it is the ``Source`` of engines for open ranges.
+    """Reads ranges together, over one connection per broker, and yields their messages as they arrive.
 
-    It yields each offset once and reports every gap; see :mod:`~pyspark_rocketmq.source.range_reader`.
+    Engines use it for ranges with and without an end. It yields each offset once and reports every gap; see
+    :mod:`~pyspark_rocketmq.source.range_reader`.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class RangeArrivals:
             fetched.close()
 
     def _compared_ahead(self) -> Iterator[Arrival]:
-        """Yield an end for each range that must not be read: see :meth:`RangeReader.compare_ahead`."""
+        """Yield an end for each range that must not be read, because of :meth:`RangeReader.compare_ahead`."""
         for reader, window in zip(self._readers, self._fetcher.ranges, strict=True):
             for end in reader.compare_ahead():
                 window.stop()
@@ -213,7 +214,8 @@ def closed_arrivals(partitions: Sequence[QueuePartition]) -> Iterator[list[Arriv
 def share_of(partition: QueuePartition, count: int) -> QueuePartition:
     """Return the partition with a lower ``max_bytes``, for ``count`` ranges that are read together.
 
-    Each may have ``max_bytes / count`` bytes, but at least 8 MiB, or all of ``max_bytes`` if this is less.
+    ``max_bytes`` limits the message bodies of a range. Each may have ``max_bytes / count`` bytes, but at
+    least 8 MiB, or all of ``max_bytes`` if this is less. Without a limit nothing changes.
     """
     limit = partition.settings.max_bytes
     if limit is None or count == 1:

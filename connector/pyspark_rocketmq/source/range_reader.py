@@ -106,7 +106,7 @@ def _body_bytes(messages: Sequence[MessageExt]) -> int:
 
 
 class DecodedChunks(NamedTuple):
-    """A range's :class:`FetchedChunks`, decoded."""
+    """The next messages of one range, decoded from the bodies of pulls (:class:`FetchedChunks`)."""
 
     range_index: int
     messages: Iterable[Messages | Undecodable]
@@ -187,7 +187,7 @@ def _are_few(bodies: Sequence[PulledBody]) -> bool:
 
 
 class _DecodeArgs(TypedDict):
-    """Arguments of decoding."""
+    """Arguments with which a partition's messages are decoded: wanted tags, columns and properties."""
 
     tags: frozenset[str] | None
     columns: tuple[str, ...] | None
@@ -207,7 +207,7 @@ def _decode_args(partition: QueuePartition) -> _DecodeArgs:
 
 
 class RangeReader:
-    """Reads one range."""
+    """Turns what was pulled of one range into its messages: each offset once; gaps are errors or logged."""
 
     def __init__(self, partition: QueuePartition) -> None:
         self.partition = partition
@@ -229,7 +229,8 @@ class RangeReader:
         """Whether the rest of the window's chunks is dropped and pulled again, because it is unknown where
         the next message begins."""
         self._before = partition.witnesses.before
-        """The consumed message before the range, until its place has been pulled."""
+        """The consumed message right before the range, by which the log is compared; None without one, and
+        once it is compared."""
         self._unexplained = range(0)
         """Offsets of an inner batch that could not be decoded; gaps in it are not reported, because some of
         these offsets may have no message."""
@@ -274,7 +275,7 @@ class RangeReader:
         yield RangeEnd(planned=end, rows=0, reset_to=reset_to, reason=reason)
 
     def begin(self, window: RangeWindow) -> None:
-        """Read from ``window`` from now on."""
+        """Take state and bounds of the range's pulls from ``window``, a fetcher's, from now on."""
         self._window = window
         self._is_pulled_again = self._is_window_counted = False
 
@@ -289,7 +290,7 @@ class RangeReader:
         return self._window.bounds
 
     def pieces(self, fetched: DecodedChunks) -> Iterator[Messages | RangeEnd]:
-        """Yield the next messages, and after the last ones the end of a group's range."""
+        """Yield the next messages of the range; after the last ones its end, if a group reads it."""
         for decoded in fetched.messages:
             if self._is_pulled_again or self._stopped is not None:
                 break
@@ -415,7 +416,7 @@ class RangeReader:
         logger.warning("rows may be of two logs: %s", loss)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """Return the answer of ``ask``; try again for a while if its error may pass."""
+        """Return the answer of ``ask``; try again for ten seconds at most if its error may pass."""
         clock = SystemClock()
         patience = Deadline.after(clock, min(self.partition.settings.retry_timeout_s, _PATIENCE_S))
         return call_with_retry(ask, UNTIL_DEADLINE, patience, time.sleep)
@@ -494,7 +495,10 @@ class RangeReader:
         self._window.stop()
 
     def _of_same_log(self, messages: pa.RecordBatch, before: LastMessage) -> pa.RecordBatch:
-        """Return the range's own messages; none if another message has the place of ``before``."""
+        """Return the messages from the range's start on; none if another one has the offset of ``before``.
+
+        Then the queue has another log, and the range ends.
+        """
         offsets = _offsets(messages)
         found = np.flatnonzero(offsets == before.queue_offset)
         if len(found) and message_in(messages, int(found[0])) not in {None, before}:

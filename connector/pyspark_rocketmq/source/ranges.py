@@ -264,7 +264,10 @@ def ticket_rows(ticket: Ticket) -> pa.RecordBatch:
 
 
 def tickets_alone(rows: DataFrame) -> DataFrame:
-    """Drop the null rows of a stream; they exist only so that Spark's ``numInputRows`` is right."""
+    """Keep the rows of a stream that hold tickets (pickled ranges), and drop the null rows.
+
+    Null rows exist only so that Spark's ``numInputRows`` is right.
+    """
     return rows.where(sf.col(PLANNED_RANGE).isNotNull())
 
 
@@ -301,14 +304,15 @@ def plan_to_offset(
 
 
 def open_for_s_of(offset: Mapping[str, Any]) -> float | None:
-    """Return ``open_for_s`` as given to :func:`plan_to_offset`, from an offset that it has returned."""
+    """Return the length in seconds of the batch in Spark's ``offset``; None if its ranges have an end."""
     return offset.get("for_s")
 
 
 def stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
-    """Return ``stored_by`` as given to :func:`plan_to_offset`; invalid values are left out.
+    """Return the latest store times of read messages in Spark's ``offset``, by broker or waiting queue.
 
-    The single time in a checkpoint of an earlier release is returned under ``EVERY_BROKER``.
+    Invalid values are left out. The single time in a checkpoint of an earlier release is returned under
+    ``EVERY_BROKER``.
     """
     times = offset.get("storedBy", {})
     if not isinstance(times, dict):
@@ -321,7 +325,7 @@ def stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
 
 
 def is_plan(offset: object) -> bool:
-    """Whether an offset in a checkpoint is from this source; other sources' offsets can be any JSON."""
+    """Return whether an offset in a checkpoint is from this source; other sources' can be any JSON."""
     return isinstance(offset, Mapping) and "v" in offset and "seq" in offset
 
 

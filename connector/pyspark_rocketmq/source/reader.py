@@ -48,10 +48,11 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 
 
 def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
-    """Yield a group's ranges, pulled and decoded together: each one's messages and end, then the next one's.
+    """Yield the messages and then the end of each range of a group, one range after the other.
 
-    Several ranges share the bytes that one range may have, but each may have at least 8 MiB, or all bytes of
-    a single range if that is less than 8 MiB. A range that reaches its share ends early.
+    The ranges are pulled and decoded together. Several ranges share the bytes that one range may have, but
+    each may have at least 8 MiB, or all bytes of a single range if that is less than 8 MiB. A range that
+    reaches its share ends early.
 
     Raises:
         RocketMQError: For the same reasons as ``read_queue``, for the first range that fails.
@@ -68,9 +69,10 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
 
 
 def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
-    """Read several ranges together, over one connection per broker.
+    """Read several ranges together, over one connection per broker; yield batches as they arrive.
 
-    Yield each batch that :func:`read_queue` would yield, with its partition; the ranges take turns.
+    With its partition, each batch has messages, or in consumer mode the marker row of a range's end. Batches
+    of different ranges may alternate; those of one range are in order.
     """
     for partition, piece in _read(partitions):
         yield partition, spark_rows(piece) if partition.settings.is_group_read else piece

@@ -143,7 +143,7 @@ def _check_switched_on(snapshot: Snapshot) -> None:
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads micro-batches of explicit queue ranges."""
+    """The stream reader that Spark calls: plans micro-batches as ranges of queue offsets, and reads them."""
 
     timing: ClassVar[MembershipTiming] = MembershipTiming()
 
@@ -190,7 +190,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _progress(self, pool: ChannelPool, clock: Clock) -> ProgressSource:
-        """Return a plain stream's progress, or join the group as a member and return its progress."""
+        """Return the source of queues' positions: the checkpoint, or a group's offset store.
+
+        For a group this joins it as a member.
+        """
         options, driver = self._options, self._driver
         starts = OptionPositions.of(options, pool, clock, LATEST).starts
         if options.consumer_group is None or options.offset_store is None:
@@ -240,7 +243,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_frames
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of an AvailableNow run."""
+        """Fix the present ends of all queues as the end of an AvailableNow run."""
         self._planner.prepare_available_now()
 
     @without_frames
@@ -252,9 +255,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Offset | None = None, limit: ReadLimit | None = None
     ) -> Offset:
-        """Return the next plan; with ``trigger(once=True)``, a plan of all present messages.
+        """Return the next plan as Spark's offset, or ``start`` if there is nothing to do.
 
-        Spark before 4.2 passes neither argument, and takes whatever is returned as its next micro-batch.
+        With ``trigger(once=True)`` the plan has all present messages. Spark before 4.2 passes neither
+        argument, and takes whatever is returned as its next micro-batch.
         """
         if start is None:
             self._newest = self._after(self._newest or self.initialOffset())

@@ -39,7 +39,7 @@ from pyspark_rocketmq.wire.namespace import without_namespace
 from pyspark_rocketmq.wire.properties import MAX_OFFSET, MIN_OFFSET, RETRY_TOPIC
 
 KIND: Final = "kind"
-"""Column that is null in messages' rows."""
+"""Column that is null in messages' rows, and ``"end"`` in the row that marks the end of a range."""
 PLANNED_RANGE: Final = "plannedRange"
 _CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, KIND, PLANNED_RANGE))
 CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_CONSUMER_FIELDS])
@@ -57,7 +57,7 @@ class EndReason(StrEnum):
     REFUSED = "refused"
     """The broker refuses pulls for now; the queue is not asked again for 3 s."""
     FULL = "full"
-    """The range has reached its largest size (D13)."""
+    """The range has reached its largest size. See row D13 of ``docs/semantics.md``."""
     UNDECODABLE = "undecodable"
     """The next message cannot be decoded."""
     ANOTHER_LOG = "another log"

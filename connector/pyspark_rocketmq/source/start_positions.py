@@ -54,7 +54,7 @@ class OptionPositions:
     def of(
         cls, options: ReadOptions, pool: ChannelPool, clock: Clock, default_start: QueuePositions
     ) -> OptionPositions:
-        """Return the positions in the cluster of ``options``."""
+        """Return the positions of ``options``; the brokers of their cluster are asked for them."""
         return cls(options, Cluster.of(options, clock, pool=pool).brokers(), default_start)
 
     def starts(self, snapshot: Snapshot, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
@@ -171,7 +171,11 @@ class OptionPositions:
     def _refuse(
         self, option: str, positions: QueuePositions, problems: Sequence[str], snapshot: Snapshot
     ) -> None:
-        """Raise the problems of an option if ``failOnDataLoss`` is true."""
+        """Raise OptionError for the problems of an option, if ``failOnDataLoss`` is true.
+
+        A queue in ``positions`` that does not exist is a problem, too, unless queues may be missing in
+        ``snapshot``.
+        """
         found = [*problems]
         if not snapshot.out_of_sight:
             found += unknown_queue_problems(positions, snapshot.bounds.keys(), option)
@@ -180,7 +184,10 @@ class OptionPositions:
 
 
 def _await_masters(queues: Sequence[MessageQueue], wanted: str) -> None:
-    """Raise a retryable error if there are ``queues``: only their masters can answer, and those are down."""
+    """Raise a retryable TransportError if there are ``queues``, whose masters are down.
+
+    Only the masters can answer ``wanted``.
+    """
     if queues:
         raise TransportError(
             queues[0].broker_name,

@@ -51,10 +51,12 @@ class MatchingTopics:
         self._query_at_s = 0.0
 
     def look(self, deadline: Deadline) -> frozenset[str]:
-        """Return the names of these topics, at most ``max_age_s`` old; the last known ones after a failure.
+        """Return the topics that match the pattern; the answer may be ``max_age_s`` seconds old.
+
+        If it cannot be renewed, return the last one.
 
         Raises:
-            RocketMQError: If every name server fails until ``deadline``, and no names are known yet.
+            RocketMQError: If every name server fails until ``deadline``, and no topics are known yet.
         """
         now_s = self._clock.monotonic_s()
         if self._known is not None and now_s < self._query_at_s:
@@ -79,7 +81,7 @@ class MatchingTopics:
         return found
 
     def invalidate(self) -> None:
-        """Ask for the names again next time."""
+        """Have the next :meth:`look` ask for the topics again, however new the last answer is."""
         self._query_at_s = float("-inf")
 
     def _matching(self, deadline: Deadline) -> frozenset[str]:
@@ -104,7 +106,7 @@ class Vanished(NamedTuple):
 
     queue: MessageQueue
     loss: DataLoss | None
-    """The loss of messages; None if the queue was read to its end."""
+    """The error that names the unread messages that are lost; None if the queue was read to its end."""
 
 
 class VanishedQueues:
