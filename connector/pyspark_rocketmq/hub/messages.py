@@ -263,13 +263,16 @@ class TaskBegins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResumes:
-    """A task with open ranges is connected again after a break; answered by :class:`TaskMayGoOn`."""
+    """Report that a task with open ranges (real time) is connected again after a break.
+
+    It is answered by :class:`TaskMayGoOn`.
+    """
 
     kind: ClassVar[str] = "resume"
     task: str
     batch_id: Annotated[int, _Key("batch")]
     in_doubt: PartIds
-    """Ids of parts that the task has sent and that the driver has not confirmed."""
+    """Ids of parts of the task's result that it has sent and that the driver has not confirmed."""
     connection: int
     """Number of this connection, as in :class:`TaskBegins`."""
 
@@ -305,9 +308,9 @@ class TaskDirty:
 
 @dataclass(frozen=True, slots=True)
 class NothingToCut:
-    """Answer to :class:`CutWanted` without a part.
+    """Answer of a task that has nothing to send for the driver's :class:`CutWanted`.
 
-    The task has no new results, or too many of its parts are not committed.
+    It has no new results, or too many parts that it has sent are not committed.
     """
 
     kind: ClassVar[str] = "nothing"
@@ -326,7 +329,10 @@ class QueuesReleased:
 
 @dataclass(frozen=True, slots=True)
 class QueueStands:
-    """An open range cannot go on, for example after a reset: only another plan can continue its queue."""
+    """Report that an open range (real time) cannot go on, for example after a reset.
+
+    Only another plan can continue its queue.
+    """
 
     kind: ClassVar[str] = "stands"
     task: str
@@ -404,7 +410,10 @@ class QueuesHeldUp:
 
 @dataclass(frozen=True, slots=True)
 class PlanOver:
-    """Report that all queues of a plan are free, since its batch is committed, or dropped for good."""
+    """Report that other members may have all queues of a plan.
+
+    The plan's batch is committed, or dropped for good.
+    """
 
     kind: ClassVar[str] = "over"
     plan: int
@@ -457,7 +466,7 @@ class TaskMayGoOn:
     is_stopped: Annotated[bool, _Key("stop")]
     """Whether the task must deliver nothing more; none of its further results will be committed."""
     known: PartIds = frozenset()
-    """Ids of unconfirmed parts that have arrived at the driver."""
+    """Ids of unconfirmed parts that have arrived at the driver, so that the task need not send them again."""
     uncommitted: PartIds = frozenset()
     """Ids of parts that have arrived at the driver and are neither committed nor dropped yet."""
     given_up: Annotated[Queues, _Key("give_up")] = frozenset()
@@ -492,7 +501,7 @@ class BatchAtWork:
 
 @dataclass(frozen=True, slots=True)
 class PartTaken:
-    """Confirmation that a part has arrived at the driver."""
+    """Confirmation that a part of the task's result has arrived at the driver."""
 
     kind: ClassVar[str] = "taken"
     task: str

@@ -53,7 +53,10 @@ class QueueLocks(Protocol):
     """The part of a group's member that the planner's connection uses: it unlocks queues that are free."""
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
-        """Note that queues of a plan are free, all of them if None; ignored unless it is the newest plan."""
+        """Note that other members may have these queues of a plan, all of them if None.
+
+        Ignored unless it is the newest plan.
+        """
         ...
 
 

@@ -52,10 +52,10 @@ class HubAddress:
 
     @classmethod
     def parse(cls, text: str) -> HubAddress:
-        """Read a string of :meth:`to_text`.
+        """Read an address from a text that :meth:`to_text` has returned.
 
         Raises:
-            LocalProtocolError: If it is not such a string; the error does not show the string.
+            LocalProtocolError: If it is not such a text; the error does not show the text.
         """
         place, _, rest = text.partition("/")
         host, _, port = place.rpartition(":")
@@ -123,7 +123,7 @@ class Session:
     def receive(self, line: bytes) -> tuple[bytes, JsonObject | None]:
         """Take the next line; return bytes to send as the answer, and the line's JSON object.
 
-        While the two sides still prove themselves, there is no object but None. Later the answer is empty.
+        The object is None as long as the two sides prove themselves. After that the bytes are empty.
         """
         if not self.is_open:
             return self._greeted(line), None

@@ -309,7 +309,10 @@ class HubState:
         return self._end_if_due(now_s)
 
     def planner_leaves(self, plan: int, now_s: float) -> list[Action]:
-        """End the tasks: the planner ends, and waits until nothing of ``plan`` is delivered any more."""
+        """End the tasks, since the planner ends.
+
+        It gets a report when nothing of ``plan`` is delivered any more.
+        """
         self._last_plan = plan
         return self._stop_tasks(now_s) + self._over_for_good()
 
@@ -340,7 +343,10 @@ class HubState:
         return self._held_up_report()
 
     def batch_begins(self, batch_id: int) -> bool:
-        """Begin a job; return whether its tasks must ask before they begin with their queues."""
+        """Begin a batch before its job, and forget the previous batch.
+
+        Return whether its tasks must ask which queues to leave out before they begin.
+        """
         self._batch_id = batch_id
         self.batches += 1
         self._tasks.clear()
@@ -451,7 +457,8 @@ class HubState:
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
         """Note that a commit has failed, or that its outcome is unknown.
 
-        It is tried again later; after a minute of failures the batch fails.
+        It is tried again later; after a minute of failures the batch fails, without an interval only once its
+        job is over.
         """
         return self._carry_out(self._cuts.commit_failed(error, now_s), now_s)
 
@@ -566,7 +573,10 @@ class HubState:
         return task if is_its else None
 
     def queue_stands(self, peer: Hashable, stands: QueueStands, now_s: float) -> list[Action]:
-        """Note that an open range cannot go on, so that its queue must be planned again."""
+        """Note that a queue's open range cannot go on, so that the queue needs another plan.
+
+        The batch ends immediately if the queue was reset, otherwise at most every five seconds.
+        """
         if self._task(peer, stands.task) is None:
             return []
         self._open.stands(f"{stands.queue}: {stands.reason}", now_s, at_once=stands.is_reset)
@@ -589,7 +599,10 @@ class HubState:
         return self._carry_out(self._cuts.dirty(task_id, now_s), now_s)
 
     def handed_over(self, peer: Hashable, handed: PartHandedOver, now_s: float) -> list[Action]:
-        """Take a part that a task hands over to the driver."""
+        """Take a part of a task's result: it is confirmed to the task, and committed soon.
+
+        Ignored if nothing more is accepted from the task.
+        """
         task = self._task(peer, handed.task)
         if task is None:
             return []
@@ -650,7 +663,11 @@ class HubState:
         return self._carry_out(over, now_s) + self._end_idle(now_s) + self._end_after_calls(now_s)
 
     def lost(self, peer: Hashable, now_s: float, *, is_silent: bool = False) -> list[Action]:
-        """Note that a connection is lost; ``is_silent``: its other end may not have noticed that."""
+        """Note that a planner's or task's connection is lost.
+
+        A task with open ranges may connect again; any other task counts as dead. ``is_silent``: the other end
+        may not have noticed the loss.
+        """
         look: list[Action] = []
         if peer == self._planner:
             self._planner, self._planner_lost_s = None, now_s

@@ -298,11 +298,11 @@ class TaskControl(RangeInstructions):
         self._cutter = cut
 
     def limit_rows(self, nbytes: int, cut: Callable[[], bool]) -> None:
-        """Limit the rows of open ranges that wait in the task, in no part and no commit; in bytes.
+        """Limit how many bytes of rows may wait in the task, in no part and no commit; only for open ranges.
 
         Call this if rows reach the driver inside parts, not in files, or if the task itself commits. When the
         rows take ``nbytes``, ``cut`` is called to send or commit them, and no message is delivered before
-        that begins. ``cut`` is called on any thread and must not wait. With closed ranges there is no limit.
+        that begins. ``cut`` is called on any thread and must not wait.
         """
         if self.is_open:
             self._counts_rows, self._on_full = True, cut
@@ -381,12 +381,15 @@ class TaskControl(RangeInstructions):
     def hand_over(
         self, part: Part, *, ends: frozenset[MessageQueue] | None = None, cut: int | None = None
     ) -> bool:
-        """Send a part to the driver; return False if the part is too large or the driver is lost.
+        """Send a part of the task's result to the driver, without waiting for its confirmation.
+
+        Return False if the part is too large, or no message can reach the driver.
 
         Args:
             part: The part.
             ends: Queues from which nothing more is delivered; by default all queues of the part.
-            cut: Number of the driver's cut that the part answers; None if the driver has not asked for it.
+            cut: Number of the driver's request (cut) that the part answers; None if the driver has not asked
+                for it.
         """
         if len(str(part.facts)) > LONGEST_LINE // 2:
             return False
@@ -402,11 +405,12 @@ class TaskControl(RangeInstructions):
         return True
 
     def await_taken(self) -> None:
-        """Wait until the driver has confirmed every part.
+        """Wait until the driver has confirmed every part that the task has sent.
 
         Raises:
-            RocketMQError: If a part is not confirmed in time, or the ranges are open and the connection is
-                lost. With closed ranges, another attempt of the task then asks the driver what has arrived.
+            RocketMQError: If a part is not confirmed within 30 s, or the ranges are open and the connection
+                is lost. With closed ranges, another attempt of the task then asks the driver what has
+                arrived.
         """
         self._is_certain.wait(_TAKEN_S)
         with self._guard:

@@ -346,11 +346,11 @@ class ClusterView:
         return found
 
     def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
-        """Return the queues of ``known`` that are gone for good, each with the loss of its messages, if any.
+        """Return the queues of ``known`` that are gone for good, each with the error for lost messages.
 
         Args:
-            known: Queues, each with its next offset as ``end``. While a broker does not answer, its queues
-                do not count as gone.
+            known: Queues, each with its next offset as ``end``. While a broker does not answer, its queues do
+                not count as gone.
             snapshot: The newest snapshot; None if no topic was found.
         """
         missing = known

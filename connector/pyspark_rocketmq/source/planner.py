@@ -398,7 +398,7 @@ class MicroBatchPlanner:
         A queue of a topic that the query no longer reads keeps its position, even if it was deleted.
 
         Raises:
-            DataLoss: If a deleted queue was not read to its end, and ``failOnDataLoss`` is true.
+            DataLoss: If messages of a deleted queue are or may be lost, and ``failOnDataLoss`` is true.
         """
         if not self._progress.begins_in_checkpoint:
             return previous
@@ -487,7 +487,7 @@ class MicroBatchPlanner:
     def _report_held_up(self, held_up: Sequence[QueueRange]) -> None:
         """Log queues that are blocked: the listener has had all messages that it may get without a COMMIT.
 
-        Each is logged once for the messages that were read again.
+        A queue is logged again after its messages were delivered again.
         """
         for had in held_up:
             if had not in self._held_up:

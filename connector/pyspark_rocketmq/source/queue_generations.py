@@ -123,10 +123,11 @@ class QueueGenerations:
     def follow(
         self, rows: Rows, snapshot: Snapshot, *, has_worked: bool = True
     ) -> dict[MessageQueue, OffsetRow]:
-        """Begin a new generation of each queue that has another log than before; return changed rows.
+        """Check whether queues still have the log that was consumed; return the rows that changed.
 
-        A queue whose reset is reported meanwhile is left for the next call. A queue whose broker does not
-        answer or does not work now is in :attr:`waiting`; the others go on.
+        A queue whose position is in another log than before begins its next generation (log). A queue whose
+        reset is reported meanwhile is left for the next call. A queue whose broker does not answer or does
+        not work now is in :attr:`waiting`; the others go on.
 
         Args:
             rows: The rows of the queues, which this member holds and whose masters answer.

@@ -31,8 +31,8 @@ _SHARE_BYTES: Final = 8 << 20
 class RangeArrivals:
     """Reads ranges together, over one connection per broker, and yields their messages as they arrive.
 
-    Engines use it for ranges with and without an end. It yields each offset once and reports every gap; see
-    :mod:`~pyspark_rocketmq.source.range_reader`.
+    Engines use it directly as their ``Source`` for open ranges. It yields each offset once and reports every
+    gap; see :mod:`~pyspark_rocketmq.source.range_reader`.
     """
 
     def __init__(

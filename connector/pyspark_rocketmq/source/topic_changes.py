@@ -106,7 +106,7 @@ class Vanished(NamedTuple):
 
     queue: MessageQueue
     loss: DataLoss | None
-    """The error that names the unread messages that are lost; None if the queue was read to its end."""
+    """Error for messages that are or may be lost; None if the queue is known to have been read to its end."""
 
 
 class VanishedQueues:
