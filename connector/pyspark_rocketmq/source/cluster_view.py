@@ -107,7 +107,7 @@ class Snapshot:
         return {name: error for name, error in self.out_of_sight.items() if name not in self.slaves}
 
     def with_slaves(self) -> Snapshot:
-        """Return the snapshot with slaves in place of the masters that are down."""
+        """Return the snapshot with addresses and bounds of slaves in place of masters that are down."""
         if not self.slaves:
             return self
         return replace(

@@ -73,11 +73,11 @@ class _Pull(NamedTuple):
         return _HELD_S if self.task.is_held else 0.0
 
     def encode(self, opaque: int) -> bytes:
-        """Return the whole frame, length prefix included."""
+        """Return the request's whole frame, length prefix included; ``opaque`` is its number."""
         return self.template.encode(self.task.queue_offset, self.task.max_msg_nums, opaque)
 
     def command(self) -> RemotingCommand:
-        """Return the same request as a command, without its opaque."""
+        """Return the request as a command, without its number (opaque)."""
         return self.template.request(self.task.queue_offset, self.task.max_msg_nums).command()
 
 
@@ -139,7 +139,7 @@ class Fetcher:
         """Connections that threads of :meth:`_connect` have made, or the errors of these threads."""
         self._places: dict[tuple[BrokerAddress, str, ConnectionSettings], _Place] = {}
         self._place_of: dict[tuple[int, int], _Place] = {}
-        """Places by range and broker id."""
+        """The broker to pull from (a place), by index of the range and id of the broker."""
         self._gone_away: set[_Place] = set()
         """Servers that sent GO_AWAY and have not answered a pull since."""
         for each in partitions:
@@ -170,7 +170,7 @@ class Fetcher:
         self._orders.append((queue, _Order.HOLD))
 
     def go_on(self, queue: MessageQueue) -> None:
-        """Send pulls for the queue again."""
+        """Send pulls for the queue again, after :meth:`hold`."""
         self._orders.append((queue, _Order.GO_ON))
         self._rouse()
 

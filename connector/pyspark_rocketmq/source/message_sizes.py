@@ -15,7 +15,7 @@ from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
 logger = logging.getLogger(__name__)
 
 _UNKNOWN_BYTES: Final = 1024.0
-"""Estimate for messages that were not measured yet."""
+"""Estimated size of a message that was not measured yet, in bytes."""
 _WEIGHT_OF_NEW: Final = 0.5
 """Weight of a new measurement in the average."""
 

@@ -236,7 +236,7 @@ class RangeReader:
         these offsets may have no message."""
 
     def left(self) -> QueuePartition:
-        """Return the part of the range that is still to be pulled."""
+        """Return the partition with the rest of its range, which is still to be pulled."""
         planned = self.partition.planned
         if self._expected == planned.start and self._before == self.partition.witnesses.before:
             return self.partition
@@ -367,7 +367,7 @@ class RangeReader:
         return Arrival(planned, messages, end, reached, bounds, nbytes, reading)
 
     def _reading(self) -> ConsumeMetrics:
-        """Return the statistics of reading until here."""
+        """Return statistics of reading the range so far: messages, pulls, and the time of the pulls."""
         pulls, pull_ms = self._pulls, self._pull_ms
         if not self._is_window_counted:
             pulls += self._window.answers

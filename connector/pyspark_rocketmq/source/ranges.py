@@ -196,7 +196,7 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedTask(InputPartition):
-    """The input of a task that passes ranges on as tickets."""
+    """The input of a task that does not read its ranges but passes them on as tickets (pickled ranges)."""
 
     tickets: tuple[Ticket, ...]
 
@@ -204,7 +204,7 @@ class SharedTask(InputPartition):
 def tasks_of(
     ranges: Sequence[QueuePartition], listener_ms: Callable[[MessageQueue], float | None], slots: int = 0
 ) -> list[SharedTask]:
-    """Return the tasks that pass ``ranges`` on as tickets.
+    """Divide ranges among tasks by the time that they will take; each task passes its ranges on as tickets.
 
     Args:
         ranges: The ranges of one micro-batch.
@@ -232,7 +232,7 @@ def open_tasks_of(
     slots: int,
     open_for_s: float,
 ) -> list[SharedTask]:
-    """Return the tasks that pass open ``ranges`` on as tickets.
+    """Divide open ranges among tasks by their waiting messages; each task passes its ranges on as one ticket.
 
     Args:
         ranges: One range for each queue.
@@ -330,7 +330,7 @@ def is_plan(offset: object) -> bool:
 
 
 def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ...]]:
-    """Return the sequence number and the ranges, sorted by queue.
+    """Return the plan in Spark's offset: its sequence number, and its ranges sorted by queue.
 
     Raises:
         OffsetError: If the checkpoint was written by a newer version or by another query, or is damaged.

@@ -148,7 +148,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     timing: ClassVar[MembershipTiming] = MembershipTiming()
 
     def __init__(self, options: ReadOptions, open_listener: Callable[[], ConsumeOne] | None = None) -> None:
-        """``open_listener`` returns a function that consumes a message for an administrator."""
+        """Keep the options; nothing is connected before Spark asks for an offset.
+
+        ``open_listener`` returns a function that consumes a message for an administrator.
+        """
         self._options = options
         self._open_listener = open_listener
         self._newest: Offset | None = None
@@ -248,7 +251,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_frames
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Return the offset before the first micro-batch."""
+        """Return Spark's offset before the first micro-batch.
+
+        It has the start positions of a plain stream's queues; for a group it has none.
+        """
         return self._planner.initial()
 
     @without_frames

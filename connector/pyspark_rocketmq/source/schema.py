@@ -44,7 +44,7 @@ PLANNED_RANGE: Final = "plannedRange"
 _CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, KIND, PLANNED_RANGE))
 CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_CONSUMER_FIELDS])
 ReadPiece: TypeAlias = "pa.RecordBatch | RangeEnd"
-"""Messages of a range, or its end behind all of them."""
+"""A batch of messages of a range, or the range's end, which follows all of them."""
 
 
 class EndReason(StrEnum):

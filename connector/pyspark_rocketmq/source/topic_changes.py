@@ -102,7 +102,7 @@ class MatchingTopics:
 
 
 class Vanished(NamedTuple):
-    """A queue that is gone."""
+    """A queue that is gone: its topic was deleted, or has fewer queues now."""
 
     queue: MessageQueue
     loss: DataLoss | None
