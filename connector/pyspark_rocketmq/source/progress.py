@@ -63,7 +63,10 @@ class ProgressSource(Protocol):
         ...
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
-        """Return the ranges for the offset before the first micro-batch."""
+        """Return the ranges for the offset before the first micro-batch: a plain stream's start positions.
+
+        None for a group, whose positions are in its offset store.
+        """
         ...
 
     def await_ready(self, timeout_s: float) -> bool:
@@ -231,7 +234,7 @@ class GroupProgress:
 
     A grant is a numbered period in which this member holds a queue. The queue is claimed once in each grant.
     Afterwards the row's owner shows whether another member has claimed it. Plans use the row's epoch, so that
-    the next plan follows an operator's reset (row F5 of ``docs/semantics.md``).
+    the next plan follows an operator's reset. See row F5 of ``docs/semantics.md``.
     """
 
     begins_in_checkpoint: ClassVar[bool] = False
