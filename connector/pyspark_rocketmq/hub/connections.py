@@ -414,7 +414,7 @@ class HubClient(ConnectionLoop, Generic[ReceivedT]):
         """Present from a break until the client is connected again or gives up."""
         self._is_loss_reported = False
         self.number = 0
-        """Number of the newest connection: 1 for the first, and one more after each break; 0 before."""
+        """Number of the newest connection: 0 before the first one, which has 1; one more after each break."""
         self._is_decided = threading.Event()
         deadline = Deadline.after(clock, timeout_s)
         self._place = f"{address.host}:{address.port}"

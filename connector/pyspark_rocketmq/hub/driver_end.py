@@ -40,7 +40,7 @@ _LOOK_EVERY_S: Final = 1.0
 
 
 class Committed(NamedTuple):
-    """Outcome of a commit that has succeeded, at least for some queues."""
+    """Outcome of a commit that has not failed."""
 
     refused: Queues = frozenset()
     """Queues that the sink or the offset store has refused, so that nothing of them is committed."""
@@ -222,8 +222,9 @@ class DriverControl:
     def begin(self, batch_id: int, make: MakeCommit) -> ControlEndpoint | None:
         """Begin a batch before its job; return how its tasks connect, or None once the hub is closed.
 
-        Call :meth:`end` or :meth:`cut_short` after the job, then :meth:`over` or :meth:`failed`. Until the
-        job's end, ``make`` is called on another thread to make the commits, one at a time.
+        Call :meth:`end` or :meth:`cut_short` after the job, then :meth:`over` or :meth:`failed`. Until
+        :meth:`end` or :meth:`cut_short` returns, another thread calls ``make`` for each commit, one at a
+        time.
         """
         self._has_no_batch.clear()
         if self._is_closed:
@@ -393,7 +394,11 @@ class DriverControl:
         return self._is_closed
 
     def _end(self) -> None:
-        """End the tasks, and then the connections once the planner no longer needs them."""
+        """End the tasks, wait until no batch is under way, stop the query, and close the connections.
+
+        The connections stay until the planner has left, for ``calls_end_s`` at most: it waits for reports of
+        tasks.
+        """
         self._stop_tasks()
         # Keep the threads until no batch is under way: the end of a batch needs them.
         while not self._has_no_batch.wait(self._look_every_s):

@@ -63,8 +63,8 @@ class QueueLocks(Protocol):
 class PlannerControl:
     """The planner's connection to the driver: sends plans and their changes, and receives answers.
 
-    It implements ``PlanWatcher``. It connects, and reconnects, on its own thread; without a connection only
-    the newest plan and its changes are kept, to send them later.
+    It implements ``PlanWatcher``. It connects, and reconnects, on its own thread. The newest plan and its
+    changes are sent again on each new connection; other messages are lost without a connection.
     """
 
     def __init__(self, address: HubAddress, clock: Clock) -> None:

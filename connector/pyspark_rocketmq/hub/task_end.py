@@ -282,7 +282,9 @@ class TaskControl(RangeInstructions):
     def settled(self) -> None:
         """Note that a range has new results to commit; return immediately.
 
-        The driver gets a report of this at most once between two of its requests for results.
+        If the batch is committed while it runs, the driver gets a report of this, at most once between two of
+        its requests for results. A task that commits by itself also calls the function of
+        :meth:`commit_when`.
         """
         self._on_settled()
         if self.is_cut:

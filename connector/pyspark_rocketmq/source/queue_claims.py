@@ -32,7 +32,7 @@ Starts = Callable[[Snapshot, Collection[MessageQueue]], dict[MessageQueue, int]]
 T = TypeVar("T")
 
 _STOP_S: Final = 30.0
-"""How long a query that stops may take to leave the group."""
+"""How long a query that stops may take to leave the group, in seconds."""
 _PAUSE_S: Final = 0.5
 
 

@@ -294,7 +294,9 @@ class QueueGenerations:
     def _decide(
         self, row: OffsetRow, standing: Standing, found: Found, snapshot: Snapshot
     ) -> NextGeneration | None:
-        """Return where the queue goes on in another log (its next generation); None while this log goes on.
+        """Return where the queue goes on in another log (its next generation), now or later.
+
+        Return None while this log goes on and no other one is known.
 
         Raises:
             DataLoss: If messages of a queue are lost, and nobody has moved the group since. Without

@@ -58,9 +58,9 @@ class RangeArrivals:
             sleep: Called instead of waiting for the end of a pause; for tests.
         """
         self._partitions = [share_of(partition, len(partitions)) for partition in partitions]
-        """The range that each window of the fetcher reads."""
+        """The range that each window (state of pulling) of the fetcher reads."""
         self._readers = [RangeReader(partition) for partition in self._partitions]
-        """The reader of each window."""
+        """The reader of each range, in the same order."""
         self._decode = partial(decode_chunks, few_as_objects=few_as_objects)
         self._pulls_ahead = pulls_ahead
         self._again: list[RangeReader] = []
@@ -80,7 +80,7 @@ class RangeArrivals:
         self._fetcher.hold(queue)
 
     def go_on(self, queue: MessageQueue) -> None:
-        """Send pulls for the queue again."""
+        """Send pulls for the queue again, after :meth:`hold`."""
         self._fetcher.go_on(queue)
 
     def leave(self, queue: MessageQueue) -> None:

@@ -603,10 +603,11 @@ class RangeReader:
     def _report_gaps(self, gaps: Iterable[tuple[int, int]]) -> None:
         """Raise DataLoss for the first gap if ``failOnDataLoss`` is true; otherwise log the gaps.
 
-        A gap is a span of offsets for which no answer had a message. With a filter gaps are not reported.
+        A gap is a span of offsets for which no answer had a message. Gaps are ignored with a filter, and in a
+        compacted topic, which has gaps by design, even before its first message.
+
         A broker that removes a file of its log while it reads skips the file's messages without reporting it
         (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a FOUND answer).
-        A compacted topic has gaps by design, even before its first message.
         """
         if self.partition.is_filtered:
             return
@@ -675,7 +676,7 @@ def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray
 
 
 def _is_ascending(offsets: npt.NDArray[np.int64], expected: int) -> bool:
-    """Whether offsets ascend from ``expected`` on; checked for every batch, one comparison per message."""
+    """Return whether offsets ascend from ``expected`` on. Checked for every batch, so it must be fast."""
     if not len(offsets):
         return True
     return bool(offsets[0] >= expected) and bool((offsets[1:] > offsets[:-1]).all())
