@@ -90,6 +90,42 @@ def test_a_header_may_be_in_base64(spark: SparkSession) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize(
+    ("framing", "name", "ids"),
+    [
+        (
+            "apicurio-headers",
+            "apicurio.value.globalId",
+            {"9223372036854775807": "9223372036854775807", "9223372036854775808": None, "07": None},
+        ),
+        (
+            "confluent-headers",
+            "__value_schema_id",
+            {
+                "0000000007": "7",
+                "000000000700": "7",
+                "0000000007040204": "7",
+                "0000000007ff": None,
+                "000000000704": None,
+                f"01{GUID.hex}00": str(GUID),
+                f"01{GUID.hex}ff": None,
+                "AAAAAAf/": None,
+            },
+        ),
+    ],
+)
+def test_a_damaged_header_gives_no_id(
+    spark: SparkSession, framing: str, name: str, ids: dict[str, str | None]
+) -> None:
+    """K4: a number above a schema's largest, or bytes behind the id that are no message type."""
+    rows = spark.createDataFrame([(b"", {name: text}) for text in ids], ROWS)
+
+    found = rows.select(rmq.schema_id(rows.body, framing, properties=rows.properties)).collect()
+
+    assert [row[0] for row in found] == list(ids.values())
+
+
+@pytest.mark.spark
 def test_wrong_arguments_are_refused(spark: SparkSession) -> None:
     """K4: before a query starts."""
     with pytest.raises(OptionError, match="framing is 'kafka'; choose from confluent, "):

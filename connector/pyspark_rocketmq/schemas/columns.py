@@ -29,11 +29,14 @@ _INDEX: Final = "(?:[0-7][02468ACE]|[89A-F][02468ACE](?:[89A-F].){0,3}[0-7].)"
 """Digits of a varint whose lowest bit, the sign, is 0."""
 _MOST_INDEXES: Final = 16
 """Maximum depth of a nested protobuf message type."""
-_INDEXES: Final = "^(00|" + "|".join(f"{2 * n:02X}{_INDEX}{{{n}}}" for n in range(1, _MOST_INDEXES + 1)) + ")"
+_INDEXES: Final = "(00|" + "|".join(f"{2 * n:02X}{_INDEX}{{{n}}}" for n in range(1, _MOST_INDEXES + 1)) + ")"
+"""Digits of the indexes of a message type (Confluent), as one group."""
+_GUIDS: Final = {Framing.CONFLUENT: "^01(.{32})", Framing.CONFLUENT_HEADERS: f"^01(.{{32}}){_INDEXES}?$"}
+"""Patterns for frames with a GUID, as in ``_FRAMES``."""
 _INDEX_BYTES: Final = 1 + 5 * _MOST_INDEXES
 _FRAMES: Final = {
     Framing.CONFLUENT: f"^00({_SMALL_ID})",
-    Framing.CONFLUENT_HEADERS: f"^00({_SMALL_ID})",
+    Framing.CONFLUENT_HEADERS: f"^00({_SMALL_ID}){_INDEXES}?$",
     Framing.APICURIO: f"^00({_SMALL_ID})",
     Framing.APICURIO_LEGACY: f"^00({_LARGE_ID})",
     Framing.ROCKETMQ_AVRO: f"^10({_LARGE_ID})",
@@ -68,7 +71,8 @@ def schema_id(body: Column, framing: str = "confluent", *, properties: Column | 
     if kind is Framing.APICURIO_HEADERS:
         numbers = [_property(properties, kind, name) for name in APICURIO_PROPERTIES]
         number = sf.coalesce(*numbers)
-        return sf.when(number.rlike("^[1-9][0-9]{0,18}$"), number)
+        is_id = number.rlike("^[1-9][0-9]{0,18}$") & number.try_cast("bigint").isNotNull()
+        return sf.when(is_id, number)
     if kind is Framing.CONFLUENT_HEADERS:
         return _id_in_header(_property(properties, kind, CONFLUENT_PROPERTY))
     return _id_in(sf.hex(body.substr(1, 17)), kind)
@@ -125,9 +129,9 @@ def _id_in(digits: Column, framing: Framing) -> Column:
     """Return the id at the beginning of bytes in hexadecimal digits."""
     found = _group(digits, _FRAMES[framing])
     number = sf.conv(found, 16, 10)
-    if framing not in {Framing.CONFLUENT, Framing.CONFLUENT_HEADERS}:
+    if framing not in _GUIDS:
         return number
-    return sf.coalesce(number, _dashed(_group(digits, "^01(.{32})")))
+    return sf.coalesce(number, _dashed(_group(digits, _GUIDS[framing])))
 
 
 def _id_in_header(text: Column) -> Column:
@@ -150,7 +154,7 @@ def _group(digits: Column, pattern: str) -> Column:
 def _indexes_length(body: Column, start: Column) -> Column:
     """Return how many bytes the indexes at ``start`` take (Confluent)."""
     digits = sf.hex(body.substr(start, sf.lit(_INDEX_BYTES)))
-    return sf.length(_group(digits, _INDEXES)) / 2
+    return sf.length(_group(digits, f"^{_INDEXES}")) / 2
 
 
 def _name_length(body: Column, start: Column) -> Column:
