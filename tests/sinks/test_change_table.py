@@ -366,7 +366,7 @@ def test_positions_of_another_kind_that_are_lower_end_the_query(
     sink = change_table(path, stored_as_scd_type=scd_type)
     apply(sink, [_sent_at(Operation.INSERT, first, 0)])
     for operation in (Operation.UPDATE, Operation.DELETE):
-        with pytest.raises(SinkConflict, match="would all be taken for older"):
+        with pytest.raises(SinkConflict, match="all changes would be taken for older"):
             apply(sink, [_sent_at(operation, later, 1)])
     apply(sink, [_sent_at(Operation.UPDATE, first, 1)])
     assert max(row["a"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()) == 1

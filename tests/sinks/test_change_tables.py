@@ -335,7 +335,7 @@ def test_a_source_of_a_merged_table_keeps_the_kind_of_its_positions(
     apply(Operation.INSERT, "shop_1", (5, 9), 0)
     apply(Operation.INSERT, "shop_2", (5, 9), 1)
     apply(Operation.INSERT, "shop_3", later, 2)
-    with pytest.raises(SinkConflict, match=r"of shop_2\.orders .*would all be taken for older"):
+    with pytest.raises(SinkConflict, match=r"of shop_2\.orders .*all changes would be taken for older"):
         apply(operation, "shop_2", later, 3)
     apply(Operation.UPDATE, "shop_2", (5, 10), 3)
     apply(Operation.UPDATE, "shop_3", later, 4)

@@ -173,11 +173,11 @@ class BatchChanges:
         for source, had in refuting:
             of = f" of {'.'.join(source)}" if source else ""
             raise SinkConflict(
-                f"The changes{of} have positions of {parts_in(lower[source])} numbers, but those that "
-                f"{masked(self.folder)} has{of} are of {parts_in(had)} and higher, so the changes would all "
-                "be taken for older ones. The order, the envelope or its source is another one now. Set it "
-                "as it was, or load the source's table into a new folder and start the query with that. "
-                "Nothing of this batch was added."
+                f"The changes{of} have positions of {parts_in(lower[source])} numbers, but "
+                f"{masked(self.folder)} has{of} a position of {parts_in(had)} numbers that sorts above "
+                "them, so all changes would be taken for older ones. The envelope, its order or source has "
+                "changed. Set it as it was, or start the query with a new folder and load the source's "
+                "table into that. Nothing of this batch was added."
             )
 
     def _refuting_rows(self, lower: Mapping[Key, Order]) -> Iterator[tuple[Key, Order]]:
