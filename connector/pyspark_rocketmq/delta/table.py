@@ -151,11 +151,12 @@ def _nullable_type(type_: pa.DataType) -> pa.DataType:
 
 
 def read_with_retry(
-    what: str, uri: str, storage: StorageOptions, read: Callable[[], T], sleep: Callable[[float], object]
+    what: str, place: str, storage: StorageOptions, read: Callable[[], T], sleep: Callable[[float], object]
 ) -> T:
     """Return ``read()``; if it raises DeltaError or OSError, call it up to five more times.
 
-    A table on a local disk is read only once.
+    ``place`` is the table's absolute path, URI, or name in a catalog. A table on a local disk is read only
+    once.
 
     Within each call delta-rs itself tries twenty times, which takes some ten seconds, unless the storage
     options set other numbers.
@@ -163,7 +164,8 @@ def read_with_retry(
     Raises:
         DeltaError, OSError: If the last call fails.
     """
-    pauses_s = _PAUSES_S if local_path(uri) is None else ()
+    folder = local_path(place)
+    is_on_disk = folder is not None and Path(folder).is_absolute()
 
     def attempt(_: Exception | None) -> T:
         try:
@@ -173,7 +175,7 @@ def read_with_retry(
             storage.describe_error(error)
             raise
 
-    return commit_with_retry(what, attempt, pauses_s, sleep, unknown=STORAGE_ERRORS)
+    return commit_with_retry(what, attempt, () if is_on_disk else _PAUSES_S, sleep, unknown=STORAGE_ERRORS)
 
 
 def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int | None = None) -> DeltaTable:

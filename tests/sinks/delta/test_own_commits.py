@@ -25,13 +25,14 @@ from deltalake.exceptions import DeltaError
 from pyspark_rocketmq.delta.compaction import compact
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
-from pyspark_rocketmq.errors import RocketMQError, SinkConflict, SinkMoved, StorageNotShared
+from pyspark_rocketmq.errors import OffsetError, RocketMQError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.delta.appenders import FileAppender
 from pyspark_rocketmq.sinks.delta.batch import DeltaBatch
 from pyspark_rocketmq.sinks.delta.rules import SinkCommit
 from pyspark_rocketmq.sinks.delta.sink import DeltaSink
 from pyspark_rocketmq.sinks.delta.sink_log import log_of
+from pyspark_rocketmq.sinks.delta.table import SinkTable
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows, steps_of
 
@@ -320,6 +321,27 @@ def beaten(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         put(log, version, actions)
 
     return lambda: monkeypatch.setattr(LogFiles, "put", put_second)
+
+
+@pytest.mark.parametrize(
+    ("place", "pauses"),
+    [("shop.orders", 5), ("main.shop.orders", 5), ("s3://shop/orders", 5), ("/shop/orders", 0)],
+)
+def test_what_does_not_answer_is_asked_again_unless_it_is_a_disk(
+    monkeypatch: pytest.MonkeyPatch, place: str, pauses: int
+) -> None:
+    """J5, J1: a catalog is away for a while as an object store is."""
+    slept: list[float] = []
+
+    def away(_: SinkTable) -> None:
+        raise DeltaError("the catalog does not answer")
+
+    monkeypatch.setattr(SinkTable, "newest", away)
+    sink = DeltaSink(place, sleep=slept.append)
+
+    with pytest.raises(OffsetError, match="could not be read: the catalog does not answer"):
+        sink.begin(GROUP, {Q0: 0})
+    assert len(slept) == pauses
 
 
 def test_a_batch_goes_behind_all_commits_that_come_first(path: Path, beaten: Callable[[], None]) -> None:
