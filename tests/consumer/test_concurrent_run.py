@@ -826,3 +826,22 @@ def test_messages_are_counted_by_their_answers() -> None:
     run.consume()
 
     assert run.ack().metrics == ConsumeMetrics(ok=2, failed=8, calls=3, call_ms=750.0)
+
+
+class TakenMeanwhile(deque[None]):
+    """Threads that are idle when a caller looks, and that another caller has taken when it takes one."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_two_ranges_may_see_the_same_idle_thread() -> None:
+    """E1: the second begins another thread, and its call is made."""
+    threads = DaemonThreads("calls", 2)
+    threads._idle = TakenMeanwhile()
+    called = threading.Event()
+
+    threads.run(called.set)
+
+    assert called.wait(10)
+    threads.close()

@@ -147,7 +147,10 @@ Event = CallEnded | SendBackEnded
 
 
 class DaemonThreads:
-    """Runs work on at most ``most`` threads, each started when there is work and no thread is idle."""
+    """Runs work on at most ``most`` threads, each started when there is work and no thread is idle.
+
+    Any thread may call ``run``: a listener's thread also begins the next call of its range.
+    """
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
@@ -155,17 +158,26 @@ class DaemonThreads:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle: deque[None] = deque()
         """One item per idle thread. This is faster than a semaphore, which is written in Python."""
+        self._lock = threading.Lock()
         self._started = 0
+        """Number of threads started; changed under the lock."""
 
     def run(self, work: Callable[[], None]) -> None:
         """Run ``work``, which must not raise, once a thread is free."""
-        if self._idle:
+        try:
             self._idle.pop()
-        elif self._started < self._most:
+        except IndexError:
+            self._start()
+        self._work.put(work)
+
+    def _start(self) -> None:
+        """Start a thread unless there are ``most``."""
+        with self._lock:
+            if self._started >= self._most:
+                return
             self._started += 1
             name = f"{self._name}-{self._started}"
-            threading.Thread(target=self._run, name=name, daemon=True).start()
-        self._work.put(work)
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def close(self) -> None:
         """End the threads: idle ones now, the others after the work given so far; return immediately."""
