@@ -51,7 +51,7 @@ def test_the_page_draws_itself_in_a_browser_without_a_network(
     for text in (
         "Consumer group order-etl", "messages waiting", "messages consumed per second", "new dead letters",
         "orders broker-a:0", "orders broker-a:1",
-        "triangle: queue suspended by its listener; dashed line: offsets reset by an operator",
+        "triangle: queue suspended by its listener; dashed line: offsets reset",
     ):  # fmt: skip
         assert f">{text}" in document
     assert document.count('class="mark-line role-mark') == 4

@@ -198,7 +198,7 @@ def _explained(records: list[dict[str, Any]], history: LagHistory) -> list[str]:
     words = [
         ("triangle: queue suspended by its listener", SUSPENDED in states),
         ("circle: its next message is delivered again", RETRIED in states),
-        ("dashed line: offsets reset by an operator", bool(history.resets_s)),
+        ("dashed line: offsets reset", bool(history.resets_s)),
     ]
     shown = "; ".join(text for text, is_there in words if is_there)
     return [shown] if shown else []
