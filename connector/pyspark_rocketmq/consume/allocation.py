@@ -67,7 +67,9 @@ def _queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
 
 
 def is_member(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> bool:
-    """Return whether the consumer is a member: one that the broker does not list gets no queues.
+    """Check that no argument is empty; return whether ``client_id`` is among ``members``.
+
+    A consumer that the broker does not list as a member gets no queues.
 
     Raises:
         ValueError: If the client id is empty, or there are no queues or no members.
@@ -89,11 +91,12 @@ def is_member(client_id: str, queues: Sequence[MessageQueue], members: Sequence[
 
 
 def _entries(client_id: str, members: Sequence[str]) -> dict[int, None]:
-    """Return the indexes of a member's entries, ascending, as keys; the member gets each entry's share.
+    """Return the indexes at which ``members`` has ``client_id``, as ascending keys of a dict.
 
-    A broker lists a member once for each connection, so twice until the broker notices that one connection
-    fell silent. The other members leave both shares to that member. A Java client takes only the first
-    share, and nobody has the second until the broker closes the connection, after two minutes.
+    Each index brings the member one share. A broker lists a member once for each connection, so twice until
+    the broker notices that one connection fell silent. The other members leave both shares to that member. A
+    Java client takes only the first share, and nobody has the second until the broker closes the connection,
+    after two minutes.
     """
     return {index: None for index, member in enumerate(members) if member == client_id}
 
@@ -107,7 +110,10 @@ class Averagely:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Source: ``AllocateMessageQueueAveragely``."""
+        """Return this member's share, a run of neighbouring queues; empty if it is not in ``members``.
+
+        Source: ``AllocateMessageQueueAveragely``.
+        """
         if not is_member(client_id, queues, members):
             return ()
         share, rest = divmod(len(queues), len(members))
@@ -128,7 +134,12 @@ class AveragelyByCircle:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Source: ``AllocateMessageQueueAveragelyByCircle``."""
+        """Return every n-th queue, where n is the number of members; empty if this one is not in ``members``.
+
+        The first queue is the one at the member's own index in ``members``.
+
+        Source: ``AllocateMessageQueueAveragelyByCircle``.
+        """
         if not is_member(client_id, queues, members):
             return ()
         entries = _entries(client_id, members)
@@ -204,13 +215,19 @@ def _place(text: str) -> int:
 
 
 def _queue_text(queue: MessageQueue) -> str:
-    """Return the text that is hashed (``MessageQueue.toString``)."""
+    """Return the text whose hash is a queue's place on the ring of :class:`ConsistentHash`.
+
+    It is the same as that of ``MessageQueue.toString``.
+    """
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 @dataclass(frozen=True, slots=True)
 class ByMachineRoom:
-    """Queues of brokers named ``room@name`` in ``rooms``, in equal shares; other queues go to nobody."""
+    """Divides the queues of the machine rooms ``rooms`` into equal shares; other queues go to nobody.
+
+    A queue is in the room ``room`` if its broker's name is ``room@name``.
+    """
 
     rooms: frozenset[str]
 
@@ -219,7 +236,10 @@ class ByMachineRoom:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Return an equal run of neighbouring queues; the first members get one of the leftovers each.
+        """Return this member's share of the rooms' queues; empty if it is not in ``members``.
+
+        The share is a run of neighbouring queues, equally long for all members. If queues are left over, the
+        first members get one of them each.
 
         Source: ``AllocateMessageQueueByMachineRoom``.
         """
@@ -239,21 +259,24 @@ class ByMachineRoom:
 
 
 def _room_of_name(broker_name: str) -> str | None:
-    """Return the room in ``room@name``; None unless it has two parts, as ``String.split`` counts them."""
+    """Return the room of a broker's name ``room@name``; None if the name does not have this form.
+
+    Parts are counted as by Java's ``String.split``, which ignores each ``@`` at the end.
+    """
     parts = broker_name.rstrip(_ROOM_MARK).split(_ROOM_MARK)
     return parts[0] if len(parts) == 2 else None
 
 
 def room_of_queue(queue: MessageQueue) -> str:
-    """Return the machine room of a queue: its broker's name up to ``@``."""
+    """Return the machine room of a queue: its broker's name up to the first ``@``, or the whole name."""
     return queue.broker_name.partition(_ROOM_MARK)[0]
 
 
 def room_of_client(client_id: str) -> str:
     """Return the machine room of a client, such as ``east`` for ``HOST@east/worker-1``.
 
-    It is the part of the id between the host and the first ``/``. An id without ``/`` is its own room, which
-    has no queues.
+    It is the part of the id before the first ``/``, without the host and its ``@``. For an id without ``/``
+    it is the whole id; no broker is in such a room.
     """
     before, mark, _ = client_id.partition(_CLIENT_ROOM_MARK)
     return before.rpartition("@")[2] if mark else client_id
@@ -266,18 +289,25 @@ class MachineRoomNearby:
     inner: AllocationStrategy = field(default_factory=Averagely)
     """Strategy that divides the queues of one room among its members."""
     room_of_queue: Callable[[MessageQueue], str] = room_of_queue
+    """Function that returns a queue's machine room; all members must use the same one."""
     room_of_client: Callable[[str], str] = room_of_client
-    """All members must use the same two functions (``MachineRoomResolver``)."""
+    """Function that returns the machine room of a client id; all members must use the same one.
+
+    Java's ``MachineRoomResolver`` has both functions.
+    """
 
     @property
     def name(self) -> str:
-        """Name of the strategy, with the inner one's."""
+        """Java's name of this strategy, followed by the name of the strategy that divides each room."""
         return f"MACHINE_ROOM_NEARBY-{self.inner.name}"
 
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Return queues of the member's room, then shares of the rooms without a consumer, in room order.
+        """Return this member's share of its room's queues, and of those in each room without a consumer.
+
+        The queues of its own room come first, then those of the other rooms in order of their names. Empty if
+        the member is not in ``members``.
 
         Raises:
             ValueError: If the client id, the queues or the members are empty, or a queue or a member has no
@@ -314,7 +344,10 @@ def _by_room(items: Iterable[T], room_of: Callable[[T], str], kind: str) -> dict
 
 
 def allocation_strategy(text: str) -> AllocationStrategy:
-    """Return the strategy that ``text`` names; a user's class is imported and made without arguments.
+    """Return the strategy that the option ``allocateMessageQueueStrategy`` names by ``text``.
+
+    ``text`` is a name, a name and its value such as ``consistentHash:20``, or a user's ``module:Class``. Such
+    a class is imported and made without arguments.
 
     Raises:
         OptionError: If there is no such strategy, it does not take the value after the colon, or the class

@@ -1,4 +1,4 @@
-"""The reaction of a query to each answer of a broker, by the request that it answers. Pure.
+"""The reaction of a query to each answer of a broker other than SUCCESS, for each kind of request. Pure.
 
 The page docs/answers.md is generated from :func:`reaction`, and tests compare it with what planner, tasks and
 writes do.
@@ -29,7 +29,7 @@ class Reaction(StrEnum):
     """
 
     WAITS = "waits"
-    """The queue or the broker is asked again, after 3 s if it refused; the others go on."""
+    """The queue or the broker is asked again, after 3 s if it refused; other queues and brokers go on."""
     TRIES = "tries"
     """The request is sent again with growing pauses; an error after ``retryTimeoutMs``."""
     FEW_TRIES = "3 tries"
@@ -37,17 +37,17 @@ class Reaction(StrEnum):
     ENDS = "error"
     """The query fails immediately."""
     LOSS = "loss"
-    """Messages are lost; ``failOnDataLoss`` decides what follows."""
+    """Messages are lost; ``failOnDataLoss`` decides whether the query fails or goes on without them."""
     LEFT_OUT = "left out"
-    """The queues count as missing."""
+    """The broker does not have the topic: the plan leaves out the topic's queues at this broker."""
     SINGLY = "queue by queue"
-    """The answer is fetched by other requests, one for each queue."""
+    """The broker does not support the request; other requests replace it, one for each queue."""
     STORED = "stored"
-    """Stored, but less durably than the broker is set up for; an error with ``requireSendOk``."""
+    """The message is stored, less safely than the broker is set up for; an error with ``requireSendOk``."""
     NONE_STORED = "none stored"
     """The group has no offset at the broker."""
     NO_ERROR = "no error"
-    """Nothing to read at this offset yet, or the offset is corrected."""
+    """No failure: there is nothing to read at this offset yet, or the broker corrects the offset."""
 
 
 class Use(Enum):

@@ -1,4 +1,4 @@
-"""Decides how a group begins in queues without an offset, and which of them wait.  Pure."""
+"""Decides where a group begins in queues for which it has no offset, and which of these wait.  Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pyspark_rocketmq.model import MessageQueue, is_retry_topic
 
 
 class Beginnings(NamedTuple):
-    """Queues of one claim without an offset: some begin at their first message, some by option, some wait."""
+    """Claimed queues for which the group has no offset, divided by where the group begins in them."""
 
     at_first: frozenset[MessageQueue]
     """Queues that begin with their first message."""
     by_option: frozenset[MessageQueue]
-    """Queues that begin where the options say."""
+    """Queues that begin at the position in the query's options."""
     waiting: Mapping[MessageQueue, RocketMQError]
-    """Queues whose beginning by the options cannot be decided yet, and why."""
+    """Queues that must wait before they begin by the options, each with the error that is the reason."""
 
 
 def begin_new_queues(
@@ -28,12 +28,12 @@ def begin_new_queues(
     not_reported: Mapping[MessageQueue, RocketMQError],
     unreachable: Mapping[str, RocketMQError],
 ) -> Beginnings:
-    """Choose how each of ``without_offset`` begins.
+    """Decide where the group begins in each queue of ``without_offset``, and which of these queues wait.
 
-    A topic begins where the options say, in all of its queues at the same time.  Queues added to a topic that
-    has begun were created later, and begin with their first message.  So a topic waits while a broker is
-    away: otherwise that broker's queues would count as created later.  It also waits while a broker does not
-    report the group's offsets in it, since the group may have begun at that broker.
+    A topic begins at the position in the options, in all of its queues at the same time.  Queues added to a
+    topic that has begun were created later, and begin with their first message.  So a topic waits while a
+    broker is away: otherwise that broker's queues would count as created later.  It also waits while a broker
+    does not report the group's offsets in it, since the group may have begun at that broker.
 
     A retry topic is read from its first message, whatever the options say: each of its messages has failed in
     this group (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java

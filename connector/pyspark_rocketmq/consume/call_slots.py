@@ -1,9 +1,10 @@
-"""One pool of listener calls for all queues of a task: decides which run may begin the next call.
+"""Shares one pool of listener calls among all queues of a task: decides which queue begins the next call.
 
 Java's concurrent consumer has one pool of threads for all of its queues (``consumeExecutor``). Here each call
-holds a slot from its beginning to its end, so that a slow one holds up none of the task's other queues (E1):
+holds a slot from its beginning to its end, so that a slow call holds up none of the task's other queues (row
+E1 of ``docs/semantics.md``). A *run* consumes one range of a queue:
 
-1. All runs together have at most as many calls out as the pool has slots.
+1. All runs together have at most as many running calls as the pool has slots.
 2. A run that finds no slot waits until it is woken to look again.
 3. Among the waiting runs, the one with the fewest calls comes first; among equals, the one that has waited
    longest. No other run takes a slot before it. A run may begin its next call in the slot of a call that has
@@ -26,7 +27,7 @@ class CallSlots(Generic[RunT]):
     """The slots of one task's pool, each for one listener call.
 
     A *run* consumes one range of a queue; it takes a slot for each of its calls. A call *hangs* if its
-    messages were sent back, because it takes too long, and it still runs.
+    messages were sent back because it takes too long, and it still runs.
     """
 
     def __init__(self, most: int) -> None:
@@ -34,7 +35,10 @@ class CallSlots(Generic[RunT]):
         self._most = most
         self._taken = 0
         self._held: dict[RunT, int] = {}
-        """Running calls of each run that has joined, even of one that is over but has hanging calls."""
+        """Number of running calls of each run that has joined.
+
+        A run that is over stays here while it has hanging calls.
+        """
         self._over: set[RunT] = set()
         self._hanging: dict[RunT, int] = {}
         self.waiting: dict[RunT, bool] = {}
@@ -42,7 +46,7 @@ class CallSlots(Generic[RunT]):
 
     @property
     def are_lost(self) -> bool:
-        """Whether every slot is held by a call that takes too long."""
+        """Whether hanging calls hold all slots: they still run although their messages were sent back."""
         return sum(self._hanging.values()) >= self._most
 
     @property
@@ -51,11 +55,11 @@ class CallSlots(Generic[RunT]):
         return bool(self.waiting)
 
     def join(self, run: RunT) -> None:
-        """Add a run that begins."""
+        """Add a run (the consumption of one range of a queue), which has no calls yet."""
         self._held[run] = 0
 
     def leave(self, run: RunT) -> None:
-        """Remove a run that is over; its hanging calls keep their slots."""
+        """Remove a run that is over; its calls that still run keep their slots until ``give`` frees them."""
         self._over.add(run)
         self.rest(run)
         self._forget_if_gone(run)
@@ -63,7 +67,7 @@ class CallSlots(Generic[RunT]):
     def take(self, run: RunT) -> bool:
         """Take a slot for a call and return True; if none is free for this run, let it wait and return False.
 
-        A free slot may be for another waiting run (rule 3).
+        A free slot is kept for the waiting run with the fewest calls, even if another run asks first.
         """
         held = self._held[run]
         if self._taken >= self._most or (self.waiting and self._is_another_first(run, held)):
@@ -75,17 +79,20 @@ class CallSlots(Generic[RunT]):
         return True
 
     def rest(self, run: RunT) -> None:
-        """Note that a run needs no further slot for now."""
+        """Note that a run needs no further slot for now: it waits no more."""
         self.waiting.pop(run, None)
 
     def give(self, run: RunT, count: int = 1) -> None:
-        """Free the slots of calls that have ended, when the run begins no others in them."""
+        """Free ``count`` slots of calls that have ended, and in which the run begins no other calls."""
         self._taken -= count
         self._held[run] -= count
         self._forget_if_gone(run)
 
     def may_keep(self, run: RunT) -> bool:
-        """Return whether a run may begin its next call in the slot of a call that has ended (rule 3)."""
+        """Return whether a run may begin its next call in the slot of its call that has just ended.
+
+        It may not if another run waits that has no call, or at least two calls fewer.
+        """
         held = self._held[run]
         others = (self._held[each] for each in self.waiting if each != run)
         return not any(other == 0 or other <= held - 2 for other in others)
@@ -95,9 +102,11 @@ class CallSlots(Generic[RunT]):
         self._hanging[run] = count
 
     def wake(self) -> RunT | None:
-        """Return the run that is to look for a slot now; None if there is none, or it was woken already.
+        """Return a waiting run that is to call ``take`` again now; None if there is none.
 
-        Call this after each change, repeatedly until it returns None.
+        If a slot is free, this is the waiting run with the fewest calls. If hanging calls hold all slots,
+        each waiting run is woken. A run that was woken already is not returned again. Call this after each
+        change, repeatedly until it returns None.
         """
         if self.are_lost:
             first = next((run for run, is_woken in self.waiting.items() if not is_woken), None)
