@@ -1,6 +1,7 @@
 """Concurrent consumption of one range: state machine, and what a listener's answer does.
 
-The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``ProcessQueue`` (5.3.3); rows E1-E9:
+The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``ProcessQueue`` (5.3.3). Ids such as
+E1 name rows of ``docs/semantics.md``:
 
 1. The range is divided into *deliveries*, each for one listener call, of at most consumeMessageBatchMaxSize
    messages. At most as many are with the listener as the pool has threads, so a full pool delays messages and
@@ -53,7 +54,8 @@ from pyspark_rocketmq.options.read import READ_DEFAULTS
 ACK_ALL: Final = sys.maxsize
 """A context's ackIndex that no listener has touched: every message is done."""
 BROKER_DECIDES: Final = 0
-"""A context's delay level that no listener has touched: 3 + the message's reconsume times."""
+"""Delay level of a context whose listener has set none: the broker takes 3 + the message's reconsume times.
+"""
 
 # An Enum member costs a slow lookup at each use.
 _CONSUME_SUCCESS: Final = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
@@ -76,22 +78,30 @@ class Answer(NamedTuple):
 
     return_type: ReturnType
     acknowledged: int
-    """Messages done, counted from the delivery's first; the others have failed."""
+    """Number of messages that are done, from the delivery's first one on; the others have failed."""
     delay_level: int
-    """Level for those that failed: 0 lets the broker decide, -1 makes them dead letters immediately."""
+    """Delay level of the failed messages: 0 lets the broker decide, -1 makes dead letters immediately."""
     problem: str | None = None
     """A sentence for the user if the listener broke its contract."""
     waits: bool = False
-    """Whether the failed messages wait, by rule 3."""
+    """Whether the failed messages are delivered again by a later run instead of being sent back.
+
+    True if the failure has nothing to do with the messages.
+    """
 
     def ended_after(self, lasted_s: float, timeout_s: float) -> ReturnType:
-        """Return how a call of this duration ended, for hooks."""
+        """Return how a call that lasted ``lasted_s`` ended, for hooks.
+
+        ``TIME_OUT`` if it lasted at least ``timeout_s`` and neither raised an error nor returned None.
+        """
         may_be_slow = self.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
         return ReturnType.TIME_OUT if lasted_s >= timeout_s and may_be_slow else self.return_type
 
 
 def answer_of(status: object, *, ack_index: object, delay_level: object, count: int) -> Answer:
-    """Interpret a returned value; a string equal to a status is that status.
+    """Interpret the value that a listener returned; a string equal to a status is that status.
+
+    If the value is None, or no status, all messages of the delivery have failed.
 
     Args:
         status: Whatever the listener returned.
@@ -113,9 +123,9 @@ def answer_of(status: object, *, ack_index: object, delay_level: object, count: 
 
 
 def answer_of_failure(*, delay_level: object, waits: bool = False) -> Answer:
-    """Return the answer that an exception means: every message has failed; with ``waits``, all wait (rule 3).
+    """Return the answer of a call that raised an exception: every message has failed.
 
-    A waiting message is planned again instead of being sent back.
+    With ``waits`` the messages are delivered again by a later run, instead of being sent back.
     """
     level, problem = _whole(delay_level, "delay_level_when_next_consume", BROKER_DECIDES)
     return Answer(ReturnType.EXCEPTION, 0, level, problem, waits)
@@ -143,7 +153,7 @@ class ConcurrentFinish(StrEnum):
 
     EXHAUSTED = "EXHAUSTED"
     SUSPENDED = "SUSPENDED"
-    """Sending a message back has failed twice in a row, or messages wait by rule 3."""
+    """Sending a message back has failed twice in a row, or failed messages wait for a later run."""
     SLICE_USED = "SLICE_USED"
     THREADS_LOST = "THREADS_LOST"
     """Every thread is in a listener call that does not return."""
@@ -157,19 +167,19 @@ class ConcurrentDelivery(NamedTuple):
     number: int
     """Number of the delivery, unique within a run."""
     indexes: Sequence[int]
-    """Indexes of the messages, ascending; a ``range`` unless they are consumed again."""
+    """Indexes of the messages, ascending; a Python ``range`` unless they are consumed again."""
 
 
 class Settled(NamedTuple):
-    """Result of an answer."""
+    """Consequences of a listener's answer for the messages of its delivery."""
 
     done: Sequence[int]
-    """Messages the answer has acknowledged; the rows they emitted may leave."""
+    """Indexes of the messages that the answer has acknowledged; rows emitted for them may be passed on."""
     send_back: Sequence[int] = ()
-    """Messages to send back with the answer's delay level; report each with ``sent_back``, or all with
-    ``put_off``."""
+    """Indexes of the messages to send back with the answer's delay level; report each with ``sent_back``, or
+    all with ``put_off``."""
     dropped: Sequence[int] = ()
-    """Messages that failed in broadcasting: done without success."""
+    """Indexes of the messages that failed in broadcasting: they are done, without success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +196,7 @@ class ConcurrentSettings:
     consume_timeout_s: float = CONSUMER_DEFAULTS.consume_timeout_s
     """How long a listener call may last before its messages are sent back."""
     max_time_consume_continuously_s: float = 60.0
-    """How long a run delivers new messages."""
+    """How long a run delivers new messages; afterwards it only waits for its running calls."""
     message_model: MessageModel = READ_DEFAULTS.message_model
 
     def __post_init__(self) -> None:
@@ -197,7 +207,7 @@ class ConcurrentSettings:
 
 @dataclass(slots=True)
 class _Out:
-    """A delivery that is not settled yet."""
+    """A delivery whose listener call still runs, or of which messages are on their way back to a broker."""
 
     indexes: Sequence[int]
     expires_s: float
@@ -210,7 +220,7 @@ class _Out:
 
     @property
     def here(self) -> Sequence[int]:
-        """Messages with the listener."""
+        """Indexes of the delivery's messages that the listener still has: all except those in ``gone``."""
         gone = self.gone
         return [index for index in self.indexes if index not in gone] if gone else self.indexes
 
@@ -221,7 +231,7 @@ class _Out:
 
 
 class ConcurrentConsumption:
-    """One run over the messages of one planned range.
+    """One run over the messages of one planned range: chooses deliveries and applies their answers.
 
     Guarantee: a message is *out* (with the listener, or on its way back to a broker) at most once at a time,
     and ``done`` never passes one that is not acknowledged, stored by a broker, or dropped in broadcasting.
@@ -246,8 +256,8 @@ class ConcurrentConsumption:
             started_s: Now, by the clock that also gives every ``now_s``, in seconds.
             failures: How often in a row earlier runs could not send messages back, by index.
             is_whole: Whether these are all messages of the range; if not, ``extend`` adds the others.
-            least: Minimum number of messages of a delivery while more are to arrive; see
-                ``OrderlyConsumption``.
+            least: Minimum number of messages of a delivery while more are to arrive. If it equals the
+                maximum, the deliveries do not depend on the pieces in which the range arrives.
         """
         self._count = count
         self.is_whole = is_whole
@@ -268,14 +278,14 @@ class ConcurrentConsumption:
         self._failures = dict(failures)
         """How often a message could not be sent back, by index; without those that are done."""
         self._again: deque[tuple[float, int]] = deque()
-        """Messages to consume again, with the moment, in this order."""
+        """Messages to consume again, the earliest first: when, and the message's index."""
         self._out: dict[int, _Out] = {}
         self._delivery_of: dict[int, int] = {}
         """Number of the delivery, for each message on its way back."""
         self._expiring: set[int] = set()
-        """Expired messages of the round under way."""
+        """Indexes that ``expired`` returned last and that ``sent_back`` has not reported yet."""
         self._expiry: list[tuple[float, int]] = []
-        """Heap of moments and delivery numbers; outdated entries are skipped."""
+        """Heap of pairs: when a delivery's call takes too long, and its number. Outdated ones are skipped."""
         self._awaited = 0
         """Number of messages with the listener or on their way back."""
         self._deliveries = 0
@@ -366,9 +376,9 @@ class ConcurrentConsumption:
         return dict(sorted(self._failures.items()))
 
     def failures_of(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return each message's :attr:`failures`, to add to its reconsume times.
+        """Return for each message how often in a row it could not be sent back.
 
-        Empty if no message of the run has failures.
+        The caller adds this to its reconsume times. Empty if the number is 0 for all messages of the run.
         """
         return [self._failures.get(index, 0) for index in indexes] if self._failures else ()
 
@@ -395,11 +405,16 @@ class ConcurrentConsumption:
         self._is_given_up = True
 
     def lose_threads(self) -> None:
-        """Stop waiting for a free thread: calls that do not return, of this run or others, hold them all."""
+        """Note that calls that do not return, of this run or others, hold all threads: no thread gets free.
+
+        The run then ends instead of waiting for a thread.
+        """
         self._are_threads_lost = True
 
     def answered(self, number: int, answer: Answer) -> Settled:
-        """Apply the listener's answer.
+        """Apply the listener's answer to delivery ``number``; return what it means for the messages.
+
+        It no longer counts for messages that were sent back because the call took too long.
 
         Raises:
             KeyError: If the delivery is not out.
@@ -451,7 +466,11 @@ class ConcurrentConsumption:
         return tuple(found)
 
     def sent_back(self, index: int, now_s: float, *, is_stored: bool) -> None:
-        """Apply the result of sending a message back; ``is_stored`` is also true if it was dropped by intent.
+        """Apply the result of sending a message back.
+
+        ``is_stored`` is true if a broker has stored the message, or if it was dropped on purpose: then it is
+        done. Otherwise it is consumed again after 5 s; if its call still runs, it is to be sent back again
+        then. After its second failure in a row the run delivers nothing more.
 
         Raises:
             KeyError: If the message is not on its way back.
@@ -469,7 +488,7 @@ class ConcurrentConsumption:
             del self._out[number]
 
     def put_off(self, indexes: Sequence[int]) -> None:
-        """Let messages that were to be sent back wait for the next run (rule 3); this run delivers no more.
+        """Leave messages that were to be sent back to the next run; this run delivers nothing more.
 
         Raises:
             KeyError: If one is not on its way back.
@@ -516,7 +535,11 @@ class ConcurrentConsumption:
     # --- settling messages ----------------------------------------------------------------------------------
 
     def _is_with_listener(self, expires_s: float, number: int) -> bool:
-        """Return whether messages of the delivery expire at that moment."""
+        """Return whether this entry of ``_expiry`` still counts.
+
+        It does if the call of delivery ``number`` still has messages, and takes too long from ``expires_s``
+        on.
+        """
         out = self._out.get(number)
         return (
             out is not None and not out.is_answered and out.expires_s == expires_s and out.with_listener > 0

@@ -81,7 +81,10 @@ class EndReason(Enum):
 
 
 class Place(NamedTuple):
-    """Position up to which a queue was consumed."""
+    """Position up to which a queue was consumed, and the epoch of the queue then.
+
+    The epoch is a number that grows with each claim and reset of the queue.
+    """
 
     epoch: int
     next_offset: int
@@ -109,7 +112,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class AskForCut:
-    """Ask tasks for their parts."""
+    """Ask tasks for a cut: each is to send, as a part, what it has finished since its last cut."""
 
     number: int
     tasks: tuple[str, ...]
@@ -117,7 +120,7 @@ class AskForCut:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Confirm to a task that a part has arrived."""
+    """Confirm to a task that a part (its results for some queues) has arrived."""
 
     task: str
     part_id: str
@@ -125,7 +128,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class PartsOver:
-    """Report to a task that its parts are committed or dropped, so that it may send others."""
+    """Report to a task that parts of it are committed or dropped, so that it may send further parts."""
 
     task: str
     part_ids: frozenset[str]
@@ -133,16 +136,22 @@ class PartsOver:
 
 @dataclass(frozen=True, slots=True)
 class CommitGroup:
-    """Commit a group, and report :meth:`Cuts.committed` or :meth:`Cuts.commit_failed`."""
+    """Commit a group of parts, then call :meth:`Cuts.committed` or :meth:`Cuts.commit_failed`."""
 
     group: Group
     stores_offsets: bool = True
-    """Whether to store all offsets, too: the group's, and those that wait. Otherwise the group's wait."""
+    """Whether to store offsets after the rows: the group's, and those of earlier groups that wait.
+
+    If not, the group's offsets wait, too.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOffsets:
-    """Store the offsets that wait, and report as after :class:`CommitGroup`."""
+    """Store the offsets that wait although their rows are committed.
+
+    Then call :meth:`Cuts.committed` or :meth:`Cuts.commit_failed`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +270,7 @@ class _Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class _Batch:
-    """Facts that end with the batch."""
+    """The part of the state of :class:`Cuts` that lasts for one batch."""
 
     reached: dict[MessageQueue, Place] = field(default_factory=dict)
     """Position that the arrived parts of each queue have reached."""
@@ -285,18 +294,20 @@ class _Batch:
 
 
 class Cuts:
-    """The cuts and commits of one query's batches. Not thread-safe.
+    """Decides when the tasks of a query hand over results, and which results are committed together.
 
     A *cut* asks tasks for what is *settled* (done, with its rows) since the last cut. A task sends it as a
-    *part*; parts are committed together as a *group*.
+    *part*; parts are committed together as a *group*. The methods take events and return the actions that
+    follow. Not thread-safe.
     """
 
     def __init__(self, interval_s: float | None, *, may_offsets_wait: bool = False) -> None:
         """Begin without a batch.
 
-        ``interval_s`` is the shortest time between two cuts in seconds; with 0 only the other parts of rule 6
-        delay a cut. With None no cut is asked for: parts come only when queues are given up or tasks end.
-        ``may_offsets_wait``: see ``OffsetPace``; with ``interval_s=None`` offsets never wait.
+        ``interval_s`` is the shortest time between two cuts in seconds. With 0, a cut waits 5 ms, and while
+        parts wait for a running commit. With None no cut is asked for: parts come only when queues are given
+        up or tasks end. ``may_offsets_wait``: whether a group's offsets may be stored later than its rows;
+        with ``interval_s=None`` they never are.
         """
         self._interval_s = interval_s
         self._pace = OffsetPace(may_wait=may_offsets_wait and interval_s is not None)
@@ -322,14 +333,17 @@ class Cuts:
 
     @property
     def asking(self) -> Asking:
-        """State of the machine that asks for cuts."""
+        """Whether a cut is due (DUE), its parts are awaited (GATHERING), or neither (QUIET)."""
         if self._gathering is not None:
             return Asking.GATHERING
         return Asking.QUIET if self._due_s is None else Asking.DUE
 
     @property
     def committing(self) -> Committing:
-        """State of the machine that commits groups."""
+        """Whether a commit is under way (COMMITTING), or has failed and is to be tried again (RETRY).
+
+        IDLE without a commit; FAILED once the batch has failed.
+        """
         if self._error is not None:
             return Committing.FAILED
         if self._in_hand is None:
@@ -390,6 +404,10 @@ class Cuts:
     ) -> list[Action]:
         """Answer a task that is going to begin with its queues, at the positions of the plan.
 
+        The answer stops the task if the batch is ending or over, or if a later attempt of it has begun. It
+        also stops a later attempt with open ranges, and then the batch ends, too. A later attempt with closed
+        ranges leaves out the queues of which a part has arrived.
+
         A task that connects again before it got the answer asks again. The caller must ignore messages that
         come late, from an older connection than the task's newest one.
 
@@ -420,7 +438,10 @@ class Cuts:
         return [answer, *self._died(former, places), *self.end(EndReason.PLAN, now_s)]
 
     def resume(self, task: str, in_doubt: Collection[str]) -> list[Action]:
-        """Answer a task that is connected again and does not know whether parts have arrived.
+        """Answer a task that is connected again and cannot be sure which of its parts have arrived.
+
+        ``in_doubt`` has the ids of the parts that it has sent without getting a confirmation. The answer
+        stops a task from which nothing more is accepted.
 
         As for :meth:`begin`, the caller must ignore messages that come late from an older connection.
         """
@@ -441,7 +462,7 @@ class Cuts:
         return [answer, *([EndTasks(self._end_reason, (task,))] if self._end_reason is not None else [])]
 
     def dirty(self, task: str, now_s: float) -> list[Action]:
-        """Note that a task has settled something since its last cut."""
+        """Note that a task has new results since its last cut: if cuts have an interval, one becomes due."""
         if self._accepted(task) is not None and not self.is_ending:
             self._batch.dirty.add(task)
             self._schedule(now_s)
@@ -450,7 +471,11 @@ class Cuts:
     def part(
         self, task: str, part: Part, now_s: float, *, cut: int | None = None, ends: Queues = _NOTHING
     ) -> list[Action]:
-        """Take a part.
+        """Take a part, the results of a task for some of its queues, and confirm that it has arrived.
+
+        Otherwise the part is ignored if it has arrived before, or if nothing more is accepted from the task.
+        If a queue in it does not begin where the part before has ended, nothing more of that queue is
+        committed.
 
         Args:
             task: Id of the sender.
@@ -524,9 +549,10 @@ class Cuts:
     # --- commits --------------------------------------------------------------------------------------------
 
     def committed(self, refused: Queues, now_s: float, *, took_s: float = 0.0) -> list[Action]:
-        """Note that the commit under way has succeeded, except for the ``refused`` queues (rule 4).
+        """Note that the commit under way has succeeded, except for the ``refused`` queues.
 
-        ``took_s``: how long it took to store the offsets, if they were.
+        Nothing more of these queues is committed in this batch. ``took_s``: the seconds that it took to store
+        the offsets; 0 if none were stored.
         """
         over, self._batch.in_hand = self._batch.in_hand, []
         if isinstance(self._in_hand, CommitGroup) and not self._in_hand.stores_offsets:
@@ -542,7 +568,11 @@ class Cuts:
         ]
 
     def commit_failed(self, error: BaseException, now_s: float) -> list[Action]:
-        """Note that the commit under way has failed, or that its outcome is unknown."""
+        """Note that the commit under way has failed, or that its outcome is unknown.
+
+        It is tried again after a pause. Once failures have lasted a minute, the batch fails; without an
+        interval only when its job is over. A batch that was closed in a hurry fails immediately.
+        """
         if self._failing_since_s is None:
             self._failing_since_s = now_s
         may_fail = self._interval_s is not None or self._batch.is_closed
@@ -556,13 +586,19 @@ class Cuts:
         return []
 
     def moved(self, queues: Queues, now_s: float) -> list[Action]:
-        """Note that queues were claimed or reset since they were planned."""
+        """Note that queues were claimed or reset since they were planned.
+
+        Nothing more of them is committed in this batch.
+        """
         return [*self._poison(queues, "the queue was claimed or reset"), *self._go_on(now_s)]
 
     # --- the batch ------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Action]:
-        """Check the time."""
+        """Do what is due at ``now_s``: ask for a cut, stop waiting for parts, try a failed commit again.
+
+        Waiting offsets may be due, too.
+        """
         actions: list[Action] = []
         if self._retry_s is not None and now_s >= self._retry_s:
             self._retry_s = None
@@ -606,8 +642,9 @@ class Cuts:
     def rest(self, parts: Sequence[Part]) -> Group | None:
         """Return the last group, of parts that come with the job's result; None if there are none.
 
-        Call it once the closed batch is settled. A task that could not reach the driver is unknown here, so
-        its part is taken wherever it begins.
+        Call it once the closed batch is settled. A queue is left out of the commit if its ack does not begin
+        where the parts before have ended, or if nothing more of it is committed. A task that could not reach
+        the driver is unknown here, so its part is taken wherever it begins.
         """
         if not parts:
             return None
@@ -625,15 +662,15 @@ class Cuts:
         return self._batch.reached.get(ack.queue) == (ack.state.epoch, ack.start)
 
     def _is_known(self, task: _Task, part_id: str) -> bool:
-        """Rule 2."""
+        """Return whether a part of the task has arrived before (rule 2)."""
         return part_id in task.known
 
     def _is_another_attempt(self, former: _Task | None, attempt: int) -> bool:
-        """Rule 3."""
+        """Return whether an attempt of a task is a later one than its first (rule 3)."""
         return former is not None or attempt > 0
 
     def _is_poisoned(self, queue: MessageQueue) -> bool:
-        """Rule 4."""
+        """Return whether nothing more of a queue is committed in this batch (rule 4)."""
         return queue in self._batch.poisoned
 
     def _try_again(self) -> list[Action]:
@@ -661,7 +698,7 @@ class Cuts:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _accepted(self, task_id: str) -> _Task | None:
-        """Return a task; None if nothing more is accepted from it."""
+        """Return the task with this id; None if it is unknown, or nothing more is accepted from it."""
         task = self._batch.tasks.get(task_id)
         is_open = not self._batch.is_closed and self._error is None
         return task if task is not None and is_open and not task.is_replaced else None
@@ -669,7 +706,10 @@ class Cuts:
     def _replace(
         self, former: _Task | None, mine: _Task, places: Mapping[MessageQueue, Place], now_s: float
     ) -> list[Action]:
-        """Begin a later attempt of a task with closed ranges."""
+        """Answer a later attempt of a task with closed ranges; nothing more is accepted from ``former``.
+
+        The later attempt leaves out queues of which a part has arrived, or that are ended.
+        """
         batch = self._batch
         stopped: list[Action] = []
         if former is not None:
@@ -688,7 +728,10 @@ class Cuts:
         return [answer, *stopped, *self._go_on(now_s)]
 
     def _died(self, former: _Task | None, places: Mapping[MessageQueue, Place]) -> list[Action]:
-        """Count the death of an attempt that may have consumed something."""
+        """Count the death of a task's attempt; return a ``Fail`` if there were too many deaths, else nothing.
+
+        It does not count if the attempt ``former`` was stopped before it delivered anything.
+        """
         if former is not None and former.is_stopped:
             return []
         reached = {
@@ -726,9 +769,10 @@ class Cuts:
             self._gathering.missing.discard(task_id)
 
     def _go_on(self, now_s: float, *, at_once: bool = False) -> list[Action]:
-        """Stop gathering if it is time or ``at_once``, commit what is due, and free ended queues.
+        """Do what the state allows: stop waiting for parts, begin a commit, free ended queues.
 
-        A group or waiting offsets may be due.
+        Waiting ends when all tasks have answered, when its time is over, or with ``at_once``. The commit is
+        one of a group, or only of waiting offsets.
         """
         gathering = self._gathering
         if gathering is not None and (at_once or not gathering.missing or now_s >= gathering.until_s):

@@ -26,7 +26,10 @@ class _Deaths(NamedTuple):
 
 
 class DeathCounts:
-    """Deaths at the offset that each queue has reached, over all batches of a query."""
+    """Counts the deaths of tasks for each queue and the offset that it has reached, over a query's batches.
+
+    The count of a queue begins again when the queue has moved.
+    """
 
     def __init__(self) -> None:
         self._deaths: dict[MessageQueue, _Deaths] = {}
@@ -34,7 +37,8 @@ class DeathCounts:
     def count(self, reached: Mapping[MessageQueue, int]) -> RocketMQError | None:
         """Count the death of a task whose queues have reached these offsets.
 
-        Return the error that fails the batch, if there were too many.
+        Return the error that fails the batch if there were too many: four while none of the task's queues
+        has moved, or twelve while one of them has not. Otherwise return None.
         """
         for queue, next_offset in reached.items():
             before = self._deaths.get(queue)
