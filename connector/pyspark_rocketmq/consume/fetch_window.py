@@ -126,7 +126,7 @@ class PullTask(NamedTuple):
 
 
 class FetchedChunks(NamedTuple):
-    """The next chunks of one range."""
+    """The next chunks of one range; a chunk is one answer's messages, not decoded yet."""
 
     range_index: int
     """Index of the range among those that are read."""
@@ -144,7 +144,8 @@ class FetchedChunks(NamedTuple):
 class RangeWindow:
     """The pulls of one range: at most ``depth`` in flight, answers handed out in queue order.
 
-    ``take()`` keeps the guarantee of :class:`~pyspark_rocketmq.consume.segments.Segments`.
+    Guarantee: ``take()`` returns each message of the range that the broker returned, ascending and once, if
+    each chunk is cut to its ``[start, limit)``.
     """
 
     def __init__(
@@ -157,7 +158,9 @@ class RangeWindow:
         max_ahead_bytes: int = _AHEAD_BYTES,
         log: Callable[..., object],
     ) -> None:
-        """Open no segment yet; ``tasks()`` does.
+        """Prepare to pull; ``tasks()`` returns the first pulls.
+
+        A *segment* is a piece of the range with at most one pull in flight.
 
         Args:
             index: Index of the range among those that are read.
@@ -170,7 +173,7 @@ class RangeWindow:
             log: Called as ``Logger.log``, with events that an operator should see.
         """
         self.failure: RocketMQError | None = None
-        """Why the range cannot be read to its end."""
+        """Why the range cannot be read to its end; None while it can."""
         self._has_open_end = of.planned.has_open_end
         self.segments = Segments(
             of.pulled_from,
@@ -232,7 +235,7 @@ class RangeWindow:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the range has an open end and is near the queue's end (see ``_BEHIND``)."""
+        """Whether the range has an open end and lacks at most 256 offsets up to the queue's end."""
         return self._has_open_end and self.segments.end - self.segments.reached <= _BEHIND
 
     @property
@@ -265,7 +268,7 @@ class RangeWindow:
         ]
 
     def held_task(self, now_s: float) -> PullTask | None:
-        """Return the pull that the broker is to hold.
+        """Return the pull that the broker is to hold until there are messages (long polling).
 
         None unless the range's end is open and reached, and no pull is in flight.
         """
@@ -337,7 +340,10 @@ class RangeWindow:
             self._skip(task, self._of.planned.end, str(error))
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """Note that a pull failed; without an error, or with another broker to ask, it is sent again now."""
+        """Note that a pull failed; without an error, or with another broker to ask, it is sent again now.
+
+        Otherwise ``settle`` decides about the error.
+        """
         self.has_held_pull = False
         self.segments.lost(task.segment_id)
         if self._replica.disappointed(task.broker_id, now_s):
@@ -353,7 +359,7 @@ class RangeWindow:
         """Act on errors since the last call: pause if they may pass and patience lasts, else fail the range.
 
         Patience is ``retry_timeout_s`` from the first error after a success, in a group at most 10 s. For
-        retryable errors of a range with an open end, it never ends (rule 9).
+        retryable errors of a range with an open end, it never ends.
         """
         if not self._troubles:
             return
@@ -514,18 +520,18 @@ class RangeWindow:
     # --- handing out ----------------------------------------------------------------------------------------
 
     def take(self) -> list[PullChunk]:
-        """Return the chunks next in queue order; a segment's only if all earlier ones are complete."""
+        """Return the chunks next in queue order; a segment's only if all earlier segments are complete."""
         self._handed_out = self.segments.reached
         return self.segments.take()
 
 
 class FetchWindow:
-    """The pulls of all ranges that are read together."""
+    """Decides which pulls to send for all ranges that share one connection, and hands out their answers."""
 
     def __init__(
         self, ranges: Sequence[ReadRange], *, depth: int, max_bytes: int, log: Callable[..., object]
     ) -> None:
-        """Ask for nothing yet; ``tasks()`` does.
+        """Prepare to pull; ``tasks()`` returns the first pulls.
 
         Args:
             ranges: Ranges to read.
@@ -546,12 +552,12 @@ class FetchWindow:
         self._reported: list[RangeWindow] = []
         """Ranges of which something was reported since the last ``settle``."""
         self.in_flight = 0
-        """Number of pulls under way, with pulls of failed ranges and without pulls that a broker may hold."""
+        """Number of pulls under way: also those of failed ranges, but none that a broker may hold."""
         for each in ranges:
             self.add(each)
 
     def add(self, of: ReadRange) -> RangeWindow:
-        """Read one more range."""
+        """Add a range to those that are read; return its pulls."""
         window = RangeWindow(
             len(self.ranges),
             of,
@@ -566,16 +572,19 @@ class FetchWindow:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is more to hand out."""
+        """Whether ``take`` has not handed out the last chunks of all ranges yet."""
         return bool(self._open)
 
     @property
     def answers_to_next_burst(self) -> int:
-        """Number of answers after which more pulls are sent, usually; 1 if a range has an open end."""
+        """Number of answers after which ``tasks`` usually has more pulls; 1 if a range has an open end."""
         return 1 if self._has_open_ends else max(1, self.in_flight - self._depth // 2)
 
     def tasks(self, now_s: float) -> list[PullTask]:
-        """Return the pulls to send now, in bursts: sent singly they cost broker and client twice as much."""
+        """Return the pulls to send now: none while many are in flight, then several together.
+
+        Pulls that are sent one by one cost broker and client twice as much.
+        """
         # Nearly always each range at its queue's end has a held pull, and there is nothing to send.
         may_ask = [each for each in self._open if not each.has_held_pull and each.may_ask(now_s)]
         if not self._has_open_ends:
@@ -597,7 +606,7 @@ class FetchWindow:
         return tasks
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
-        """Apply the broker's answer."""
+        """Apply the answer or the error to the pull's range; do nothing if the range is over."""
         self.in_flight -= not task.is_held
         if isinstance(outcome, PullResult) and len(outcome.body) > self._largest_answer:
             self._largest_answer = len(outcome.body)
@@ -607,7 +616,10 @@ class FetchWindow:
             window.answered(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """Note that a pull failed; see :meth:`RangeWindow.lost`."""
+        """Note that a pull failed; without an error, or with another broker to ask, it is sent again now.
+
+        Otherwise ``settle`` decides. Nothing is sent again for a range that is over.
+        """
         self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]
         if not window.is_over:
@@ -615,7 +627,10 @@ class FetchWindow:
             window.lost(task, error, now_s)
 
     def settle(self, now_s: float) -> None:
-        """Act on the errors since the last call, once all answers that arrived together are reported."""
+        """Act on the errors since the last call: each range that had some pauses or fails.
+
+        Call this once all answers that arrived together are reported.
+        """
         for window in self._reported:
             window.settle(now_s)
         self._reported.clear()
@@ -627,7 +642,10 @@ class FetchWindow:
         )
 
     def stand_still(self) -> None:
-        """Fail all ranges not handed out completely that are not on hold; see ``RangeWindow.stand_still``."""
+        """Fail all ranges that are neither on hold nor handed out completely.
+
+        Call this if they wait for nothing, and none has a pull to send.
+        """
         for window in self._open:
             if not window.is_on_hold:
                 window.stand_still()
@@ -652,7 +670,10 @@ class FetchWindow:
         )
 
     def take(self) -> list[FetchedChunks]:
-        """Return the next chunks of all ranges: decoding them together is cheapest and frees all buffers."""
+        """Return the next chunks of all ranges that have some, and the last ones of ranges that are over.
+
+        Decoding them together is cheapest and frees all buffers.
+        """
         # Read ``is_over`` once for each range: another thread may stop a range at any moment, and its last
         # chunks must be marked as the last.
         asked = [(window, window.is_over) for window in self._open]

@@ -1,10 +1,11 @@
 """Decides where a queue's next generation begins: when its log is not the one that was consumed.  Pure.
 
-A generation of a queue ends when its topic is deleted and created again, or when its broker loses the end of
-its log: other messages then have the same offsets (``sinks.base``). Bounds do not show it, because the new
-log may have grown past the old offsets. So the offset row remembers the newest message consumed, and a few
-before it: the queue offset of each, and two numbers that master and replicas share and that no other message
-at this offset has. A group that begins at, or is set to, an offset after stored messages remembers the last
+A *generation* is one of the logs that a queue has had. It ends when the queue's topic is deleted and created
+again, or when its broker loses the end of its log: other messages then have the same offsets
+(``sinks.base``). Bounds do not show it, because the new log may have grown past the old offsets. So the
+offset row remembers the newest message consumed, and a few before it: the queue offset of each, its place in
+the broker's log, and its store time. Master and replicas share these numbers, and no other message at this
+offset has them. A group that begins at, or is set to, an offset after stored messages remembers the last
 message that it skipped. The sink also keeps the newest message, since the sink may be ahead of the row.
 
 **Where the logs differ** (:func:`find_change`) depends only on the log:
@@ -51,10 +52,10 @@ class Witnesses(NamedTuple):
     """Messages consumed in a queue's generation; with them a task checks that the log is still the same."""
 
     before: LastMessage | None = None
-    """The nearest message before the task's range; it is pulled again with the range."""
+    """The nearest message before the task's range; it is pulled again with the range. None if unknown."""
     ahead: LastMessage | None = None
-    """The newest message, if it is at or after the range's start: the group was set back, or its sink is
-    ahead."""
+    """The newest message, if it is at or after the range's start, else None: the group was set back, or its
+    sink is ahead."""
 
 
 NO_WITNESSES: Final = Witnesses()
@@ -95,10 +96,10 @@ def shows_later_log(newest: NewestStored, found: LastMessage | None, bounds: Que
 def witnesses(
     messages: Iterable[LastMessage], start: int, *, first: int, end: int | None = None
 ) -> Witnesses:
-    """Return the witnesses for a range.
+    """Return the consumed messages with which a task checks that a range still belongs to the same log.
 
     Args:
-        messages: The messages that the queue's row remembers.
+        messages: The messages that the queue's row in the offset store remembers.
         start: Where the range begins.
         first: The queue's smallest offset.
         end: Where the generation ends, if that is known: offsets from there on now have other messages.
@@ -115,7 +116,7 @@ def witnesses(
 
 
 class Meetings(NamedTuple):
-    """Content of :class:`Boundaries`: offsets where generations meet."""
+    """Content of :class:`Boundaries`: offsets where generations (successive logs) of a queue meet."""
 
     behind: tuple[tuple[int, RememberedMessages], ...] = ()
     """Pairs for the row's generation and earlier ones, newest first: the offset at which the generation
@@ -125,10 +126,11 @@ class Meetings(NamedTuple):
 
 
 class Boundaries(StoredValue[Meetings]):
-    """Offsets where generations of a queue meet, while nothing is consumed in the newest one.
+    """Offsets where generations of a queue meet; kept until a message of the newest one is consumed.
 
-    A position that is set back below them belongs to an earlier generation: messages from there on were
-    consumed in that generation, and sinks have their rows under its number.
+    A *generation* is one of the logs that a queue has had. A position that is set back below such an offset
+    belongs to an earlier generation: messages from there on were consumed in that generation, and sinks have
+    their rows under its number.
 
     Text: JSON ``[[[offset, text of the messages], …], ahead]``.
 
@@ -140,12 +142,15 @@ class Boundaries(StoredValue[Meetings]):
 
     @property
     def behind(self) -> tuple[tuple[int, RememberedMessages], ...]:
-        """See :class:`Meetings`."""
+        """Where the row's generation and earlier ones began, with the messages of the generation before.
+
+        The newest comes first; see :class:`Meetings`.
+        """
         return self._read().behind
 
     @property
     def ahead(self) -> int | None:
-        """See :class:`Meetings`."""
+        """Offset at which the next generation begins, if the position was set back below it, else None."""
         return self._read().ahead
 
     def begun(self, at: int, messages: RememberedMessages) -> Boundaries:
@@ -156,7 +161,7 @@ class Boundaries(StoredValue[Meetings]):
         return Boundaries(Meetings(((at, messages), *self.behind)))
 
     def consumed_in(self) -> Boundaries:
-        """Return the boundaries to keep after a message was consumed: without ``behind``.
+        """Return the boundaries to keep after a message was consumed: ``ahead`` without ``behind``.
 
         From then on a lower offset is a position in the row's generation.
         """
@@ -272,7 +277,7 @@ def _came_after(message: LastMessage, other: LastMessage) -> bool:
 
 
 class Standing(NamedTuple):
-    """Position of a queue according to its offset row."""
+    """Position of a group in a queue, according to the queue's row in the offset store."""
 
     next_offset: int
     messages: tuple[LastMessage, ...]
@@ -293,7 +298,10 @@ class Standing(NamedTuple):
         return any(message.queue_offset + 1 == self.next_offset for message in self.messages)
 
     def place_to_look_at(self) -> int:
-        """Return the offset whose message shows whether the generation goes on."""
+        """Return the offset whose message shows whether the queue still has the log that was consumed.
+
+        This is the newest remembered message's or, without one, the offset before the position.
+        """
         return max(0, self.next_offset - 1) if self.last is None else self.last.queue_offset
 
 
@@ -307,7 +315,7 @@ class NextGeneration(NamedTuple):
     is_wanted: bool = False
     """Whether somebody has moved the group to ``next_offset`` since the change, so that nothing is lost."""
     is_certain: bool = True
-    """See ``LogChange.is_certain``."""
+    """False if it is known that messages are lost, but not from where on."""
     boundary: int | None = None
     """Where the logs differ; None if no remembered message shows it."""
 
@@ -315,7 +323,9 @@ class NextGeneration(NamedTuple):
 def next_generation(
     standing: Standing, bounds: QueueBounds, change: LogChange | None
 ) -> NextGeneration | None:
-    """Return where the queue's next generation begins; None if this one goes on and no next one is known.
+    """Return where the queue's next generation begins; None if no generation after the present one is known.
+
+    A generation is one of the logs that a queue has had.
 
     Args:
         standing: Position according to the stored row.
