@@ -1,4 +1,6 @@
-"""Orderly consumption of one range by sharding key: messages of different keys at the same time (I8).
+"""Orderly consumption of one range by sharding key: messages of different keys at the same time.
+
+See row I8 of ``docs/semantics.md``.
 
 A queue's progress is stored as one offset, but with several keys messages finish in another order than they
 have in the queue. So a message may be finished while an earlier one is not. The earlier one is then a *gap*.
@@ -141,7 +143,10 @@ class _Lane(OrderlyConsumption):
         return self._indexes[place - self._dropped]
 
     def stored_letters(self, stored: Collection[int], now_s: float) -> Outcome:
-        """Note that a broker has stored the dead letters with these indexes; see ``sent_back``."""
+        """Note which dead letters of the lane's delivery were stored by a broker; ``stored`` has indexes.
+
+        Return the outcome, as ``OrderlyConsumption.sent_back`` does.
+        """
         places = range(self._next, self._stop)
         return self.sent_back([place for place in places if self.index_at(place) in stored], now_s)
 
@@ -230,13 +235,19 @@ class KeyedConsumption:
 
     @property
     def accumulated(self) -> int:
-        """Number of messages of the first lane that the listener has had and not committed."""
+        """Number of messages of the first lane that the listener has had and not committed.
+
+        The *first lane* has the messages with the key of the lowest unfinished message.
+        """
         first = self._first_lane()
         return 0 if first is None else first.accumulated
 
     @property
     def has_had_all(self) -> bool:
-        """Whether the listener has had all messages of the first lane's key, and not committed the last."""
+        """Whether the listener has had all messages with the lowest unfinished message's key.
+
+        True only if all messages of the range have arrived, and the last ones with the key had no commit.
+        """
         first = self._first_lane()
         is_all_there = self._is_whole and self._admitted >= self._count
         return is_all_there and first is not None and first.has_had_all
@@ -292,7 +303,7 @@ class KeyedConsumption:
     # --- deliveries -----------------------------------------------------------------------------------------
 
     def next_work(self, now_s: float) -> KeyedDelivery | DueLetters | None:
-        """Return the next work for a worker; None if there is none now.
+        """Return the next delivery, or dead letters to send; None if there is neither now.
 
         If None is returned and ``finished`` is set, the run is over or suspended.
         """
@@ -308,9 +319,9 @@ class KeyedConsumption:
         return None
 
     def due_s(self, now_s: float) -> float:
-        """Return when one more worker has work; infinite if no work comes with time.
+        """Return from when on ``next_work`` has work for one more worker; ``now_s`` if it has some now.
 
-        Also infinite if the run is suspended, over or given up.
+        Infinite if no work comes merely because time passes, or if the run is suspended, over or given up.
         """
         if self.finished is not None or self._is_given_up:
             return inf
@@ -321,14 +332,15 @@ class KeyedConsumption:
         return inf if is_held or not self._suspended else self._suspended[0][0]
 
     def leads(self, now_s: float) -> bool:
-        """Return whether the task should wait for this suspended run (rule 7).
+        """Return whether the task should wait for this suspended run, because finished messages wait in it.
 
-        The result means nothing for a run that is not suspended.
+        Only while the lowest unfinished message is suspended and ``now_s`` is before ``lead_ends_s``. The
+        result means nothing for a run that is not suspended.
         """
         return self.goes_on_at_s is not None and bool(self._above) and now_s < self.lead_ends_s
 
     def go_on(self, now_s: float) -> None:
-        """Continue a suspended run; if its 60 s are over, they begin again."""
+        """Continue a suspended run; if its 60 s are over, they begin again. Do nothing for another run."""
         if self.finished is not OrderlyFinish.SUSPENDED:
             return
         self.finished = self.goes_on_at_s = self.wakes_at_s = None
@@ -378,7 +390,12 @@ class KeyedConsumption:
         return outcome._replace(dead_letters=())
 
     def sent_back(self, key: Key, stored: Collection[int], now_s: float) -> Outcome:
-        """Note that dead letters of a key were sent, and that a broker has ``stored`` these indexes (D6)."""
+        """Note that dead letters of a key were sent; ``stored`` has the indexes that a broker has stored.
+
+        Return an outcome with the effect COMMIT (ACCUMULATE without autoCommit) if each message of the
+        delivery is now stored as a dead letter, else PUT_BACK; then only this key is suspended. See row D6 of
+        ``docs/semantics.md``.
+        """
         lane = self._lanes[key]
         before = lane.committed
         outcome = lane.stored_letters(set(stored), now_s)

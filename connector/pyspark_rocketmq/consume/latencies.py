@@ -77,7 +77,7 @@ class LatencyHistogram:
 
     @classmethod
     def of(cls, latencies_ms: Iterable[int]) -> LatencyHistogram:
-        """Count some latencies."""
+        """Return the histogram of some latencies in milliseconds; a negative one counts as 0."""
         counts: dict[int, int] = {}
         total_ms = longest_ms = 0
         for each in latencies_ms:
@@ -90,11 +90,11 @@ class LatencyHistogram:
 
     @property
     def messages(self) -> int:
-        """Number of messages."""
+        """Number of messages whose latencies are counted."""
         return sum(self.counts.values())
 
     def plus(self, other: LatencyHistogram) -> LatencyHistogram:
-        """Return the latencies of both."""
+        """Return a histogram of the messages of both histograms."""
         if not (self.counts and other.counts):
             return self if self.counts else other
         counts = dict(self.counts)
@@ -104,7 +104,10 @@ class LatencyHistogram:
         return LatencyHistogram(counts, self.total_ms + other.total_ms, longest_ms)
 
     def later_by(self, delay_ms: int) -> LatencyHistogram:
-        """Return the latencies as they are ``delay_ms`` later; a bucket moves as its largest latency does."""
+        """Return the histogram with each latency longer by ``delay_ms``; unchanged if that is 0 or less.
+
+        All messages of a bucket move with its largest latency.
+        """
         if delay_ms <= 0 or not self.counts:
             return self
         counts: Counter[int] = Counter()
@@ -116,7 +119,8 @@ class LatencyHistogram:
     def percentile(self, percent: float) -> int:
         """Return the latency that ``percent`` of the messages do not exceed; 0 without messages.
 
-        It is the largest one of its bucket, at most ``longest_ms``; in the last bucket it is ``longest_ms``.
+        The latency is rounded up to the largest one of its bucket, but not beyond ``longest_ms``. In the last
+        bucket, which has no end, it is ``longest_ms``.
         """
         rank = max(1, ceil(self.messages * percent / 100))
         seen = 0
@@ -128,7 +132,7 @@ class LatencyHistogram:
         return 0
 
     def percentiles(self) -> Percentiles:
-        """Return the usual percentiles."""
+        """Return the percentiles 50, 95, 99 and 99.9, the number of messages, and the longest latency."""
         p50, p95, p99, p999 = map(self.percentile, (50, 95, 99, 99.9))
         return Percentiles(self.messages, p50, p95, p99, p999, self.longest_ms)
 
@@ -170,16 +174,17 @@ class StoreLatencies(NamedTuple):
     """
 
     to_listener: LatencyHistogram = NONE_COUNTED
-    """From the store to the begin of the delivery."""
+    """Times from a message's storage at its broker until its delivery began."""
     ages: LatencyHistogram = NONE_COUNTED
-    """From the store to ``at_ms``."""
+    """Times from a message's storage at its broker until ``at_ms``; without those in ``committed``."""
     at_ms: int = 0
-    """Wall-clock millisecond."""
+    """Time up to which ``ages`` counts, in milliseconds since the epoch."""
     committed: LatencyHistogram = NONE_COUNTED
-    """From the store to the commit, of messages that their task has committed by itself."""
+    """Times from a message's storage at its broker until its task committed it; other messages are in
+    ``ages``."""
 
     def plus(self, other: StoreLatencies) -> StoreLatencies:
-        """Return the latencies of both, with the ages at the later moment."""
+        """Return the latencies of the messages of both, with their ages at the later ``at_ms``."""
         at_ms = max(self.at_ms, other.at_ms)
         return StoreLatencies(
             self.to_listener.plus(other.to_listener),
@@ -189,11 +194,11 @@ class StoreLatencies(NamedTuple):
         )
 
     def to_commit(self, at_ms: int) -> LatencyHistogram:
-        """Return the ages at the task's commit or, for messages that no task has committed, at ``at_ms``."""
+        """Return how old each message was at its task's commit; without such a commit, at ``at_ms``."""
         return self.committed.plus(self._ages_at(at_ms))
 
     def commit(self, at_ms: int) -> StoreLatencies:
-        """Return the latencies after the task has committed the messages at ``at_ms``."""
+        """Return the latencies after the task has committed all of the messages at ``at_ms``."""
         return StoreLatencies(self.to_listener, at_ms=at_ms, committed=self.to_commit(at_ms))
 
     def _ages_at(self, at_ms: int) -> LatencyHistogram:

@@ -3,7 +3,7 @@
 The machine uses no sockets, threads or clock. Its driver reports what happened (a route, a list of members,
 an answer to a lock call) with the monotonic second of the moment, takes the actions that are
 :meth:`~Membership.due`, performs them, and reports the results. The table ``TRANSITIONS`` defines how this
-member gets and gives up a single queue.
+member gets and gives up a single queue. Ids such as B4 name rows of ``docs/semantics.md``.
 
 1. Missing information changes nothing. Without a list of members, or with an empty one, the allocation stays
    as it is (B4); so does the allocation of a topic whose share cannot be computed (B2). A lock call that
@@ -78,11 +78,11 @@ class OwnershipEvent(Enum):
     """No longer our share, and no batch under way holds it."""
     TAKEN_AWAY_IN_BATCH = "TAKEN_AWAY_IN_BATCH"
     GRANTED = "GRANTED"
-    """The broker locked the queue for us, or renewed our lock."""
+    """The broker locked the queue for us, or renewed our lock; without locks, the allocation is enough."""
     REFUSED = "REFUSED"
     """The broker's answer lacks the queue: another member has it."""
     EXPIRED = "EXPIRED"
-    """Our lock has not been renewed for too long and no longer counts (C2)."""
+    """Our lock has not been renewed for too long and no longer counts."""
     BATCH_OVER = "BATCH_OVER"
     CLAIMED_BY_OTHER = "CLAIMED_BY_OTHER"
     """The offset store names another owner: our epoch is fenced off."""
@@ -92,12 +92,12 @@ class OwnershipEffect(Enum):
     """Action that a transition requires besides the new phase."""
 
     NEW_GRANT = "NEW_GRANT"
-    """Claim the queue in the offset store before it is planned (C3)."""
+    """Claim the queue in the offset store before it is planned."""
     UNLOCK = "UNLOCK"
 
 
 class Transition(NamedTuple):
-    """Result of an event."""
+    """The phase in which a queue is after an event, and the actions that the change requires."""
 
     phase: Phase
     effects: tuple[OwnershipEffect, ...] = ()
@@ -127,7 +127,10 @@ TRANSITIONS: Final[Mapping[tuple[Phase, OwnershipEvent], Transition]] = {
 
 
 def after(phase: Phase, event: OwnershipEvent) -> Transition:
-    """Return the transition of a queue in ``phase`` by ``event``."""
+    """Return the phase in which a queue in ``phase`` is after ``event``, and the actions required.
+
+    An event that ``TRANSITIONS`` does not list for the phase changes nothing.
+    """
     return TRANSITIONS.get((phase, event)) or Transition(phase)
 
 
@@ -160,7 +163,7 @@ class AskMembers:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Lock queues of one broker, or renew their locks, in one call (C2)."""
+    """Lock queues of one broker, or renew their locks, in one call."""
 
     broker_name: str
     queues: frozenset[MessageQueue]
@@ -183,22 +186,27 @@ GroupAction = Heartbeat | AskMembers | Lock | Unlock | Unregister
 
 
 class Ownership(NamedTuple):
-    """Ownership of a queue in HELD or LEAVING."""
+    """This member's hold on a queue that is in the phase HELD or LEAVING."""
 
     grant: int
-    """Growing number of the grant: a queue is claimed in the offset store once for each grant."""
+    """Number of the grant, a period in which this member holds the queue; a later grant has a larger number.
+
+    A queue is claimed in the offset store once for each grant.
+    """
     asked_at_s: float
     """When the current lock was requested."""
 
 
 class Membership:
-    """One member's view of its group.  Not thread-safe; no method blocks.
+    """One member's view of its group: which queues it may plan, and which actions are due.
+
+    The caller reports events and performs the actions.  Not thread-safe; no method blocks.
 
     Args:
         client_id: This member's client id.
         allocate: Computes its share of the queues.
         needs_locks: False for concurrent and broadcasting consumers.
-        is_broadcast: Whether every member has every queue (B3).
+        is_broadcast: Whether every member has every queue.
         timing: Intervals.
     """
 
@@ -256,9 +264,9 @@ class Membership:
     # --- for the planner ------------------------------------------------------------------------------------
 
     def plannable(self, now_s: float) -> dict[MessageQueue, int]:
-        """Return the queues that may be planned, with their grants; none has a stale lock (C1, C2).
+        """Return the queues that may be planned, each with the number of its grant.
 
-        Empty once the member stops.
+        A queue whose lock was not renewed in time is left out. Empty once the member stops.
         """
         if self._leave_at_s is not None:
             return {}
@@ -269,7 +277,10 @@ class Membership:
         }
 
     def begin_plan(self, now_s: float) -> dict[MessageQueue, int]:
-        """End the previous batch; return the queues that may be planned, which all count as planned now."""
+        """End the previous batch; return the queues that may be planned, each with the number of its grant.
+
+        All of them count as planned until ``planned`` is called.
+        """
         self.batch_over(now_s)
         plannable = self.plannable(now_s)
         self._planned = frozenset(plannable)
@@ -322,7 +333,7 @@ class Membership:
             self._retry_at_s[queue] = now_s + self._timing.rebalance_s
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """Begin a new grant of a held queue, which has been in no plan for too long (B6).
+        """Begin a new grant of a held queue, which has been in no plan for too long.
 
         The member then claims it in the offset store again. A queue that is not held stays as it is.
         """
@@ -336,7 +347,7 @@ class Membership:
         return queue in self._planned and ownership is not None and self._is_fresh(ownership, now_s)
 
     def locked_at_s(self) -> dict[MessageQueue, float]:
-        """Return when the lock of each held queue was last requested."""
+        """Return when the current lock of each queue in HELD or LEAVING was requested, in seconds."""
         return {queue: ownership.asked_at_s for queue, ownership in self._ownerships.items()}
 
     def phase(self, queue: MessageQueue) -> Phase:
@@ -398,7 +409,10 @@ class Membership:
         return min(moments)
 
     def route_changed(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        """Take the readable queues of all subscribed topics; a new broker gets a heartbeat immediately."""
+        """Take the readable queues of all subscribed topics; if they have changed, compute the share again.
+
+        If a broker is new, a heartbeat is due immediately.
+        """
         ordered = tuple(sorted_queues(queues))
         if ordered == self._queues:
             return
@@ -420,7 +434,10 @@ class Membership:
         self._look_at_s = now_s
 
     def members_listed(self, client_ids: Iterable[str], now_s: float) -> None:
-        """Apply the answer to :class:`AskMembers`."""
+        """Apply the group's client ids in the answer to :class:`AskMembers`: compute the share again.
+
+        A member that is missing for the first time still counts. An empty list changes nothing.
+        """
         entries = tuple(client_ids)
         listed = frozenset(entries)
         if not listed:
@@ -569,7 +586,7 @@ class Membership:
             self._happened(queue, OwnershipEvent.EXPIRED, now_s)
 
     def _is_fresh(self, ownership: Ownership, now_s: float) -> bool:
-        """Return whether the lock still counts (C2); true if none is needed."""
+        """Return whether the lock was requested at most ``lock_valid_s`` ago; true if none is needed."""
         return not self._needs_locks or now_s - ownership.asked_at_s <= self._timing.lock_valid_s
 
     def _lock_actions(self, now_s: float) -> list[GroupAction]:
