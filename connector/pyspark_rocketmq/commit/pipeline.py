@@ -7,9 +7,10 @@ between, the batch runs again, and the sink leaves out the rows that it has.
 Epochs keep former owners out. If a queue was claimed or reset since the plan, its parts are dropped before
 data is committed, and the offset store refuses commits under an older epoch.
 
-A *group* of parts gets one commit of data and one of offsets. Its offsets may wait until those of a later
-group of the batch are stored (``consume.offset_pace``); the epochs are checked with the offsets, and until
-then only the sink can refuse its rows. All groups are committed in the same way, whether at the end of a
+A *part* is what one task did of some queues: written rows, and one ack per queue. A *group* of parts gets one
+commit of data and one of offsets. Its offsets may wait until those of a later group of the batch are stored
+(``consume.offset_pace``); the epochs are checked with the offsets, and until then only the sink can refuse
+its rows. All groups are committed in the same way, whether at the end of a
 batch, or while its job runs, when tasks hand parts over. Only one group is committed at a time. If its commit
 fails, the group may be committed in spite of the error, so it is tried again, perhaps without some queues,
 before any other group. This module does not use Spark.
@@ -124,7 +125,7 @@ While the job runs, the offsets may be stored later. If the listener raises, thi
 
 
 class Mirror(Protocol):
-    """The copy of the offsets at the brokers."""
+    """The copy of a group's offsets at the brokers, where other members and tools look for them."""
 
     def show(self, accepted: Sequence[QueueCommit]) -> None:
         """Send the offsets that the offset store has accepted to the brokers; return immediately."""
@@ -143,7 +144,7 @@ class Mirror(Protocol):
 
 
 class _SinkSide(NamedTuple):
-    """The sink's batch, and the writer that its tasks use."""
+    """The sink's side of a micro-batch: its batch on the driver, and the writer that the tasks use."""
 
     batch: SinkBatch
     writer: RowWriter
@@ -173,7 +174,7 @@ class OpenBatch:
 
     @property
     def sinks(self) -> RecordedSinks:
-        """The batch's sinks, as offset rows record them."""
+        """The batch's sinks, in the form in which offset rows record them; empty without a sink."""
         return NO_SINKS if self.sink is None else recorded_sinks(self.sink.batch.standings)
 
 
@@ -229,7 +230,7 @@ class PartCommitter:
         """Id of the newest group, and the statistics in which it is already counted."""
 
     def begin(self, query_id: str, batch_id: int) -> OpenBatch:
-        """Begin a batch before its job.
+        """Begin a batch before its job: read the offset rows, begin the sink's batch, and compare the two.
 
         Raises:
             SinkSetBack: If the sink lacks rows of messages below the offsets. Nothing was consumed.
@@ -296,7 +297,9 @@ class PartCommitter:
             raise
 
     def store_offsets(self, batch: OpenBatch, *, is_ahead: bool = False) -> GroupResult:
-        """Store the offsets that wait. ``is_ahead``: see :meth:`commit_group`.
+        """Store the offsets that wait although their rows are committed.
+
+        ``is_ahead``: whether the batch's job is still running; for the report.
 
         Raises:
             RocketMQError: If that fails; they go on waiting.
@@ -545,18 +548,17 @@ class PartCommitter:
             )
 
     def _moved(self, acks: Sequence[QueueAck]) -> frozenset[MessageQueue]:
-        """Return the queues that were claimed or reset since the batch was planned."""
+        """Return those queues of ``acks`` that were claimed or reset since the batch was planned."""
         rows = self._store.read(self._group)
         return frozenset(
             ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.state.epoch
         )
 
     def _follow_resets(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
-        """Reset queues in the offset store that an operator has reset at their broker (F5).
+        """Reset queues in the offset store that an operator has reset at their broker.
 
-        A broker reports a reset only once.
-
-        A queue in ``lost`` is not moved, since its new owner has begun at another offset.
+        A broker reports a reset only once. A queue in ``lost`` is not moved, since its new owner has begun at
+        another offset. See row F5 of ``docs/semantics.md``.
         """
         wanted = {ack.queue: ack.reset_to for ack in acks if ack.reset_to is not None}
         targets = {queue: target for queue, target in wanted.items() if queue not in lost}
@@ -678,7 +680,11 @@ class PartCommitter:
 def _fenced(
     writer: RowWriter, rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> RowWriter:
-    """Return the writer; if its tasks commit, one whose tasks refuse the queues ``_add_to`` would drop."""
+    """Return ``writer`` or, if its tasks commit by themselves, one whose tasks refuse some queues.
+
+    Such tasks refuse queues that were claimed or reset between the plan and the reading of ``rows``, and
+    queues of which the sink is ahead of the offset. These are the queues that ``_add_to`` would drop.
+    """
     if not isinstance(writer, CommitsInTask):
         return writer
     ahead = ahead_of(rows, standings)

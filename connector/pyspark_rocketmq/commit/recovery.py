@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Let a group whose offsets were lost start at the watermarks of its sink; do nothing for a new group.
+    """Let a group whose offsets were lost start at the watermarks of its sink.
+
+    Do nothing if the store has an offset of the group, or if the sink has no watermark of it (a new group).
 
     If it started at the position in the options, it would skip messages or consume all of them again. The
     watermarks are the offsets that the store had, or a batch or some seconds further. If the brokers' offsets
@@ -64,6 +66,8 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
 
 def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Check, before a sink is prepared, that it lacks no rows that the group's offsets count as written.
+
+    Log it if the sink is ahead of the offsets, so that messages are consumed again, or is new to the group.
 
     Raises:
         SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.
@@ -149,6 +153,8 @@ def reset_to_sink(
 
 def rows_problem(sink: Sink, consumer_group: str, gap: SinkGap) -> str | None:
     """Return why a group's offsets must not go back to the watermarks of a sink; None if they may.
+
+    They must not if the table has rows of the queues but no watermarks: it might get these rows twice.
 
     Raises:
         OffsetError: If the sink cannot be read.

@@ -43,9 +43,9 @@ _COLUMNS: Final = {
     "statement": (pa.string(), StringType()),
     "error": (pa.string(), StringType()),
 }
-"""The columns' types in Arrow and in Spark."""
+"""The added columns by name, each with its types in Arrow and in Spark."""
 _IN_A_PIPELINE: Final = "ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION"
-"""Spark's condition for a question that a pipeline's query function must not ask."""
+"""Condition of Spark's error when a pipeline's query function asks for something that Spark forbids there."""
 
 
 def change_columns(
@@ -98,7 +98,7 @@ def change_columns(
 
 
 def _in_a_pipeline(df: DataFrame, columns: Sequence[str], decoder: Envelope, added: StructType) -> DataFrame:
-    """Return the changes without ``mapInArrow``, whose client asks Spark for the columns."""
+    """Return the changes by an Arrow UDF: in a pipeline ``mapInArrow`` would ask Spark for the columns."""
     from pyspark.sql import functions as sf
     from pyspark.sql.pandas.functions import arrow_udf
 
@@ -177,7 +177,7 @@ class _Changes:
         self._envelope = envelope
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a record batch for each that has changes."""
+        """Yield a record batch of changes for each batch of messages that holds any."""
         for batch in batches:
             decoded = self._decode(batch)
             if decoded.num_rows:
@@ -195,7 +195,7 @@ class _Changes:
 def _decoded(
     envelope: Envelope, bodies: Iterable[bytes | None], keys: Iterable[str | None]
 ) -> tuple[list[int], list[_Row]]:
-    """Return the rows of the messages, and for each row the number of its message."""
+    """Return for each row the index of its message, and the rows; a message may become any number of rows."""
     origins, rows = [], []
     for at, (body, key) in enumerate(zip(bodies, keys, strict=True)):
         for change in envelope.decode(ChangeMessage(body or b"", key or "")):

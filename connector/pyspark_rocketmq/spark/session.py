@@ -202,7 +202,9 @@ def is_speculative(spark: SparkSession) -> bool:
 
 
 def check_speculation(spark: SparkSession) -> None:
-    """Refuse ``spark.speculation``: two copies of a task deliver the same messages (rows D1, G6).
+    """Refuse ``spark.speculation``: two copies of a task deliver the same messages.
+
+    See rows D1 and G6 of ``docs/semantics.md``.
 
     Raises:
         OptionError: If it is on.
@@ -343,7 +345,10 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
-    """Return this process's host for workers, its host to listen on, and whether all workers are local."""
+    """Return the host by which workers reach this process, and the host on which to listen.
+
+    The third value is whether all workers are on this machine.
+    """
     if _is_local(spark):
         return "127.0.0.1", "127.0.0.1", True
     settings = _settings(spark)
@@ -358,7 +363,10 @@ def encrypts_network(spark: SparkSession) -> bool:
 
 
 def task_slots(spark: SparkSession) -> Slots:
-    """Return how many tasks can run at the same time now, and how many a batch should have at most."""
+    """Return how many tasks can run at the same time now, and how many a batch should have at most.
+
+    The second number is 0, which stands for any number, if the cluster adds executors or refuses to answer.
+    """
     try:
         # spark.default.parallelism may be any number.
         context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001 - there is no other way
@@ -376,7 +384,10 @@ def task_slots(spark: SparkSession) -> Slots:
 
 
 def calls_end_s(spark: SparkSession) -> float:
-    """Return how long after its query's end a listener may still be called; see ``CALLS_END_S``."""
+    """Return for how many seconds after its query's end a listener may still be called.
+
+    This depends on the time that Spark leaves a Python worker to end (``spark.python.task.killTimeout``).
+    """
     try:
         settings: Any = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001 - only Spark reads its spans of time
         kill_s = float(settings.getTimeAsMs(_KILL_TIMEOUT, _USUAL_KILL_TIMEOUT)) / 1000
@@ -387,7 +398,10 @@ def calls_end_s(spark: SparkSession) -> float:
 
 
 def idle_kill(spark: SparkSession) -> IdleKill | None:
-    """Return after what time Spark kills a Python worker without rows; None if never, or if not known."""
+    """Return after what time Spark kills a Python worker that yields no rows, and by which settings.
+
+    None if it never does, or if that is not known.
+    """
     try:
         context = spark.sparkContext.getConf()
         killed = spark.conf.get(_UDF_KILL, context.get(_WORKER_KILL, "false"))

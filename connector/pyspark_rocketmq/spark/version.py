@@ -1,4 +1,4 @@
-"""Differences between Spark's versions from 4.0 on; only the engine ``state`` also checks the version.
+"""Differences between Spark's versions from 4.0 on. Outside this module only engine ``state`` checks them.
 
 Spark 4.2 and newer pass the trigger and the start offset to a Python source. Older versions only ask the
 source for its latest offset, and plan everything up to that as one micro-batch.
