@@ -227,7 +227,7 @@ class PartCommitter:
         self._rows: dict[MessageQueue, OffsetRow] = {}
         """Offset rows as they were when the newest batch began, updated by the commits since."""
         self._counted: tuple[str, dict[MessageQueue, MetricsSnapshot]] = ("", {})
-        """Id of the newest group, and the statistics in which it is already counted."""
+        """Id of the newest group, and by queue the statistics that count it already."""
 
     def begin(self, query_id: str, batch_id: int) -> OpenBatch:
         """Begin a batch before its job: read the offset rows, begin the sink's batch, and compare the two.

@@ -92,7 +92,8 @@ class Answer(NamedTuple):
     def ended_after(self, lasted_s: float, timeout_s: float) -> ReturnType:
         """Return how a call that lasted ``lasted_s`` ended, for hooks.
 
-        ``TIME_OUT`` if it lasted at least ``timeout_s`` and neither raised an error nor returned None.
+        ``TIME_OUT`` if it lasted at least ``timeout_s`` and neither raised an error nor returned None;
+        otherwise the answer's own ``return_type``.
         """
         may_be_slow = self.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
         return ReturnType.TIME_OUT if lasted_s >= timeout_s and may_be_slow else self.return_type
@@ -167,7 +168,7 @@ class ConcurrentDelivery(NamedTuple):
     number: int
     """Number of the delivery, unique within a run."""
     indexes: Sequence[int]
-    """Indexes of the messages, ascending; a Python ``range`` unless they are consumed again."""
+    """Indexes of the messages in the planned range, ascending; a Python ``range`` unless consumed again."""
 
 
 class Settled(NamedTuple):
@@ -317,7 +318,7 @@ class ConcurrentConsumption:
 
     @property
     def is_dry(self) -> bool:
-        """Whether the run can only wait for messages that have not arrived (rule 9)."""
+        """Whether the run has nothing to deliver and no running call, and more messages are to arrive."""
         is_idle = not (self._awaited or self._again) and self.is_last_out
         return is_idle and self.finished is None
 
@@ -442,7 +443,7 @@ class ConcurrentConsumption:
         return Settled(done, dropped=failed) if is_dropped else Settled(done, failed)
 
     def expired(self, now_s: float) -> Sequence[int]:
-        """Return up to 16 messages to send back with level 3, because their call takes too long.
+        """Return the indexes of up to 16 messages to send back with level 3: their call takes too long.
 
         Report each with ``sent_back``; until all are reported, further calls return no messages. In
         broadcasting drop the messages, and report each in the same way.
@@ -503,7 +504,10 @@ class ConcurrentConsumption:
                 del self._out[number]
 
     def wake_s(self) -> float:
-        """Return when something becomes due merely because time passes; infinite if nothing does."""
+        """Return when to look again, if nothing else happens; infinite if nothing becomes due.
+
+        A message that is to be consumed again becomes due, or one whose call takes too long.
+        """
         while self._expiry and not self._is_with_listener(*self._expiry[0]):
             heappop(self._expiry)
         expires_s = self._expiry[0][0] if self._expiry and not self._expiring else inf
@@ -556,7 +560,10 @@ class ConcurrentConsumption:
             self._delivery_of[index] = number
 
     def _keep(self, index: int, number: int, now_s: float) -> None:
-        """Keep a message that could not be sent back, so that the offset does not pass it."""
+        """Keep a message that could not be sent back, so that the offset does not pass it.
+
+        After its first failure it is due again in 5 s; after a second one in a row the run is suspended.
+        """
         out, due_s = self._out[number], now_s + SEND_BACK_PAUSE_S
         failures = self._failures[index] = self._failures.get(index, 0) + 1
         if failures == 1 and not out.is_answered:

@@ -95,7 +95,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer a task that begins or resumes."""
+    """Answer a task that is going to begin, or that is connected again."""
 
     task: str
     is_stopped: bool
@@ -207,7 +207,10 @@ Action = (
 
 
 class Asking(Enum):
-    """State of the machine that asks for cuts."""
+    """State of :class:`Cuts` between and during cuts, in which it asks tasks for their results.
+
+    QUIET: no cut is due. DUE: one will be asked for. GATHERING: the tasks' answers are awaited.
+    """
 
     QUIET = "QUIET"
     DUE = "DUE"
@@ -215,7 +218,10 @@ class Asking(Enum):
 
 
 class Committing(Enum):
-    """State of the machine that commits groups."""
+    """State of :class:`Cuts` between and during commits of groups of parts.
+
+    RETRY: the commit has failed and will be tried again. FAILED: the batch has failed.
+    """
 
     IDLE = "IDLE"
     COMMITTING = "COMMITTING"
@@ -280,11 +286,11 @@ class _Batch:
     """Parts of the group that is being committed."""
     poisoned: set[MessageQueue] = field(default_factory=set)
     ended: set[MessageQueue] = field(default_factory=set)
-    """Queues that their task has ended and whose results are not all committed yet."""
+    """Queues of which their task delivers nothing more, and whose results are not all committed yet."""
     free: set[MessageQueue] = field(default_factory=set)
     tasks: dict[str, _Task] = field(default_factory=dict)
     newest: dict[int, _Task] = field(default_factory=dict)
-    """Newest attempt of each partition."""
+    """Newest attempt of each task, by the number of its partition."""
     dirty: set[str] = field(default_factory=set)
     """Tasks that have reported new results since the driver last asked for a cut."""
     is_closed: bool = False
@@ -378,7 +384,10 @@ class Cuts:
 
     @property
     def ended(self) -> Queues:
-        """Queues that their task has ended, and that are not free yet."""
+        """Queues of which their task delivers nothing more, and that are not free yet.
+
+        Results of them wait for a commit, or their offsets are not stored.
+        """
         return frozenset(self._batch.ended)
 
     def is_anybody_delivering(self, now_s: float) -> bool:
@@ -511,7 +520,7 @@ class Cuts:
         return self._go_on(now_s)
 
     def released(self, task: str, queues: Queues, now_s: float) -> list[Action]:
-        """Note that a task has ended queues; results of them that it has sent in no part are void."""
+        """Note that a task delivers nothing more of these queues; results that it has not sent are void."""
         mine = self._accepted(task)
         if mine is None:
             return []

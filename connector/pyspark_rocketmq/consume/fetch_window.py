@@ -81,12 +81,12 @@ A server that answers sooner does not hold pulls, so pauses between pulls to it 
 ``longPollingEnable=false`` holds a pull for 1 s (``shortPollingTimeMills``).
 """
 _BEHIND: Final = 256
-"""Number of offsets before the queue's end above which a range counts as behind."""
+"""A range that lacks more offsets than this up to its queue's end counts as behind."""
 _LOGGED_AGAIN_S: Final = 60.0
-"""Pause between two log lines about trouble that has lasted longer than the patience, in seconds."""
+"""Pause between two log lines about errors that go on although ``retry_timeout_s`` is over, in seconds."""
 _LONGEST_PATIENCE_OF_A_GROUP_S: Final = 10.0
-"""Maximum patience of a group: a micro-batch ends with its slowest range, so a broker in trouble delays the
-queues of other brokers."""
+"""Maximum time for which a group's task tries a pull again: a micro-batch ends with its slowest range, so a
+broker in trouble delays the queues of other brokers."""
 
 _GONE: Final[Mapping[int, type[DataLoss]]] = {
     ResponseCode.TOPIC_NOT_EXIST: TopicDeleted,
@@ -138,7 +138,7 @@ class FetchedChunks(NamedTuple):
     """Error that ends the range, after all chunks before it in queue order; None if the range has not failed.
     """
     reached: int
-    """Offset below which all messages have been handed out; it grows also while a filter leaves none."""
+    """Offset below which all messages are handed out; it grows even while a filter leaves no messages."""
 
 
 class RangeWindow:
@@ -209,9 +209,9 @@ class RangeWindow:
         self._troubles: list[RocketMQError] = []
         """Errors since the last ``settle``."""
         self._gives_up_at_s: float | None = None
-        """When patience ends; set from the first failure to the next success."""
+        """When the range fails if errors go on; set from the first failure to the next success."""
         self._is_quiet_until_s = 0.0
-        """Time until which trouble that has lasted longer than the patience is not logged."""
+        """Time until which an error is not logged if errors go on although ``retry_timeout_s`` is over."""
         self._handed_out = of.pulled_from
         """Offset below which all messages had been handed out at the last ``take()``."""
         self._pause_s = _FIRST_PAUSE_S
@@ -282,7 +282,11 @@ class RangeWindow:
     # --- judging answers ------------------------------------------------------------------------------------
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
-        """Apply the broker's answer; ValueError if the task was reported already."""
+        """Apply the broker's answer to a pull, or the error in its place.
+
+        Raises:
+            ValueError: If the pull was reported already.
+        """
         self.has_held_pull = False
         asked, is_at_home = task.queue_offset, task.broker_id == MASTER_ID
         is_of_master = is_at_home and not self._of.is_slave
@@ -488,7 +492,11 @@ class RangeWindow:
         return _GONE[error.code](str(self._of.planned.queue), asked, str(error))
 
     def _meet_gap(self, task: PullTask, result: PullResult, now_s: float) -> None:
-        """Handle offsets that have expired, or that a shorter log no longer has (row F4)."""
+        """Handle offsets that have expired, or that a shorter log no longer has.
+
+        Fail the range with ``fail_on_data_loss``, otherwise pass over them; if a group's queue has become
+        shorter, end the range. See row F4 of ``docs/semantics.md``.
+        """
         planned, asked, address = self._of.planned, task.queue_offset, self._of.address
         available = f"{result.min_offset} (inclusive) to {result.max_offset} (exclusive)"
         is_ahead = result.next_begin_offset > asked
@@ -557,7 +565,7 @@ class FetchWindow:
             self.add(each)
 
     def add(self, of: ReadRange) -> RangeWindow:
-        """Add a range to those that are read; return its pulls."""
+        """Add a range to those that are read; return the object that decides about its pulls."""
         window = RangeWindow(
             len(self.ranges),
             of,
@@ -627,7 +635,7 @@ class FetchWindow:
             window.lost(task, error, now_s)
 
     def settle(self, now_s: float) -> None:
-        """Act on the errors since the last call: each range that had some pauses or fails.
+        """Act on the errors since the last call: each range with an error pauses or fails.
 
         Call this once all answers that arrived together are reported.
         """

@@ -126,11 +126,12 @@ class Meetings(NamedTuple):
 
 
 class Boundaries(StoredValue[Meetings]):
-    """Offsets where generations of a queue meet; kept until a message of the newest one is consumed.
+    """Offsets at which the generation in a queue's offset row, and its neighbours, begin.
 
     A *generation* is one of the logs that a queue has had. A position that is set back below such an offset
     belongs to an earlier generation: messages from there on were consumed in that generation, and sinks have
-    their rows under its number.
+    their rows under its number. The offsets of earlier generations are kept until a message of the row's
+    generation is consumed.
 
     Text: JSON ``[[[offset, text of the messages], …], ahead]``.
 

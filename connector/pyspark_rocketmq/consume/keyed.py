@@ -59,7 +59,7 @@ from pyspark_rocketmq.consume.orderly import (
 )
 
 MOST_AHEAD: Final = 2_000
-"""Number of messages that are admitted, from the lowest unfinished one on (rule 3)."""
+"""Number of messages that may be delivered, from the lowest unfinished one on (rule 3)."""
 
 Key = str | None
 """A message's sharding key; None for a message without one."""
@@ -224,7 +224,10 @@ class KeyedConsumption:
         """Whether a delivery was made in the current time slice."""
         self._is_given_up = False
         self.goes_on_at_s: float | None = None
-        """End of the first lane's suspension if the run has stopped during it; otherwise None."""
+        """When the key of the lowest unfinished message goes on, if the run stopped in its suspension.
+
+        Otherwise None.
+        """
         self.wakes_at_s: float | None = None
         """Time at which a suspended run may go on: the earliest end of a lane's suspension, or the arrival of
         more messages; None unless the run is suspended."""
@@ -334,8 +337,8 @@ class KeyedConsumption:
     def leads(self, now_s: float) -> bool:
         """Return whether the task should wait for this suspended run, because finished messages wait in it.
 
-        Only while the lowest unfinished message is suspended and ``now_s`` is before ``lead_ends_s``. The
-        result means nothing for a run that is not suspended.
+        True only while the key of the lowest unfinished message is suspended, and ``now_s`` is before
+        ``lead_ends_s``. The result means nothing for a run that is not suspended.
         """
         return self.goes_on_at_s is not None and bool(self._above) and now_s < self.lead_ends_s
 

@@ -123,7 +123,8 @@ TRANSITIONS: Final[Mapping[tuple[Phase, OwnershipEvent], Transition]] = {
     (Phase.LEAVING, OwnershipEvent.EXPIRED): Transition(Phase.ABSENT),
     (Phase.LEAVING, OwnershipEvent.CLAIMED_BY_OTHER): Transition(Phase.ABSENT, (OwnershipEffect.UNLOCK,)),
 }
-"""All other pairs change nothing, such as the renewal of a lock, or the refusal of one that is not held."""
+"""Changes that events cause, by the queue's phase. Pairs that are missing change nothing, such as the renewal
+of a lock, or the refusal of one that is not held."""
 
 
 def after(phase: Phase, event: OwnershipEvent) -> Transition:
@@ -258,7 +259,7 @@ class Membership:
         self._unregisters_first = False
         """Whether a member that stops unregisters before it unlocks, because it had a plan under way then."""
         self.has_left = False
-        """Whether the last actions have been given out."""
+        """Whether the member has stopped, and ``due`` has returned its last actions."""
         self._is_registered = False
 
     # --- for the planner ------------------------------------------------------------------------------------
@@ -305,11 +306,14 @@ class Membership:
         return valid
 
     def batch_over(self, now_s: float) -> None:
-        """Note that the micro-batch under way was committed or failed for good."""
+        """Note that the micro-batch under way was committed or failed for good: it holds no queues now."""
         self.free(self._plan, None, now_s)
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None, now_s: float) -> None:
-        """Note that the micro-batch of ``plan`` has settled its deliveries of ``queues`` (None: of all)."""
+        """Note that the batch of ``plan`` holds ``queues`` no more (None: all); release those taken away.
+
+        Do nothing if ``plan`` is not the number of the newest plan.
+        """
         if plan == self._plan:
             over = self._planned if queues is None else self._planned.intersection(queues)
             self._planned -= over

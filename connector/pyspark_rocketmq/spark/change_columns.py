@@ -195,7 +195,7 @@ class _Changes:
 def _decoded(
     envelope: Envelope, bodies: Iterable[bytes | None], keys: Iterable[str | None]
 ) -> tuple[list[int], list[_Row]]:
-    """Return for each row the index of its message, and the rows; a message may become any number of rows."""
+    """Return two lists: for each row the index of its message, and the rows themselves."""
     origins, rows = [], []
     for at, (body, key) in enumerate(zip(bodies, keys, strict=True)):
         for change in envelope.decode(ChangeMessage(body or b"", key or "")):
