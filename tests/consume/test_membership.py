@@ -410,6 +410,18 @@ class TestUnknownLocks:
         assert driver.plannable == set()
         assert Unlock not in kinds(driver.machine.due(driver.now_s))
 
+    def test_a_queue_that_another_has_claimed_is_unlocked_when_it_is_gone(self, driver: Driver) -> None:
+        """B7, C5: the broker may still have this member's lock."""
+        driver.work()
+        assert driver.plannable == set(QUEUES)
+        driver.machine.claimed_by_other(QUEUES[2], driver.now_s)
+        driver.machine.route_changed(QUEUES[:2], driver.now_s)
+
+        assert any(
+            isinstance(action, Unlock) and QUEUES[2] in action.queues
+            for action in driver.machine.due(driver.now_s)
+        )
+
     def test_a_queue_whose_lock_has_expired_in_a_batch_is_unlocked_after_it(self, driver: Driver) -> None:
         """B7, C2: its task may deliver until it is given up."""
         plan_of(driver, QUEUES)

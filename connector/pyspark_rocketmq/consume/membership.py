@@ -22,8 +22,9 @@ member gets and gives up a single queue. Ids such as B4 name rows of ``docs/sema
    Spark lets Python workers go on after a stop. With locks and a batch under way it leaves the group first,
    so that the others wait for its locks and a drain does not end without its queues. Without locks it leaves
    last, since the others begin as soon as it is off the list.
-8. A broker may have granted a lock although no answer came, and keeps one that has expired only here. Such a
-   queue is unlocked once it is no longer wanted, and no batch holds it.
+8. A broker may have granted a lock although no answer came. It may also keep a lock that has expired only
+   here, or whose queue another member has claimed in the offset store. Such a queue is unlocked once it is
+   no longer wanted, and no batch holds it.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``,
 ``ConsumeMessageOrderlyService``.
@@ -332,8 +333,11 @@ class Membership:
 
     def claimed_by_other(self, queue: MessageQueue, now_s: float) -> None:
         """Note that the offset store names another owner; ``queue`` is tried again after ``rebalance_s``."""
+        if self._needs_locks and self._phases.get(queue) is Phase.HELD:
+            self._doubtful.add(queue)
         if queue in self._phases:
             self._happened(queue, OwnershipEvent.CLAIMED_BY_OTHER, now_s)
+        if queue in self._phases:
             self._retry_at_s[queue] = now_s + self._timing.rebalance_s
 
     def reclaim(self, queue: MessageQueue) -> None:
