@@ -10,7 +10,8 @@ E1 of ``docs/semantics.md``). A *run* consumes one range of a queue:
    longest. No other run takes a slot before it. A run may begin its next call in the slot of a call that has
    ended, unless a waiting run has no call, or at least two calls fewer.
 4. A call that takes so long that its messages were sent back keeps its slot until it returns. When such calls
-   hold all slots, the slots are lost: no run waits for one any more.
+   hold all slots, no run waits for a slot any more: each run ends, after its own calls, without the rest of
+   its range.
 
 Not thread-safe; no method blocks. A run may be any hashable object.
 """

@@ -42,14 +42,17 @@ class TaskCommits:
         return self._due_s
 
     def settled(self, now_s: float) -> bool:
-        """Note that messages are newly settled; return whether :attr:`due_s` is new."""
+        """Note that messages are newly settled; return whether :attr:`due_s` has changed from infinite."""
         is_first = self._due_s == inf
         if is_first:
             self._due_s = now_s + LONGEST_WAIT_S
         return is_first
 
     def rests(self, now_s: float) -> bool:
-        """Note that there is nothing to deliver until more arrives; return whether :attr:`due_s` is new."""
+        """Note that there is nothing to deliver until more messages arrive: a commit is due now.
+
+        Return whether :attr:`due_s` has changed, so that the caller must stop waiting for the former time.
+        """
         is_earlier = now_s < self._due_s < inf
         if is_earlier:
             self._due_s = now_s

@@ -169,15 +169,20 @@ class Session:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise RemoteProtocolError(f"{self._peer}: a line is not JSON: {type(error).__name__}.") from error
+            raise RemoteProtocolError(
+                f"{self._peer}: it sent a line that is not JSON ({type(error).__name__})."
+            ) from error
         if not isinstance(found, dict):
-            raise RemoteProtocolError(f"{self._peer}: a line is not a JSON object.")
+            raise RemoteProtocolError(f"{self._peer}: it sent a line that is not a JSON object.")
         return found
 
     def _text(self, greeting: JsonObject, name: str) -> str:
         value = greeting.get(name)
         if not isinstance(value, str):
-            raise RemoteProtocolError(f"{self._peer}: a line has no {name}.")
+            raise RemoteProtocolError(
+                f"{self._peer}: its greeting lacks {name!r}, so it is another program, or another version of "
+                "pyspark-rocketmq."
+            )
         return value
 
 

@@ -31,7 +31,7 @@ class Reach(Protocol):
 
     @property
     def name_servers(self) -> Sequence[str] | None:
-        """``host:port`` of each name server."""
+        """Addresses of the name servers, as ``host:port``; None if option ``nameServers`` is not given."""
         ...
 
     @property

@@ -37,14 +37,14 @@ NUMBER: Final = "commits"
 NEWEST: Final = "newest"
 """Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
 WHOLE_AT: Final = "wholeAt"
-"""Field that marks a commit of files as one that records all queues of a group with very many.
+"""Field of a commit that records the watermarks of all queues of a group which has very many queues.
 
 Its value is the time of the commit, in milliseconds.
 """
 CHANGED_SINCE: Final = "changedSince"
-"""Field in a commit of files that records only what has changed since an earlier one with ``wholeAt``.
+"""Field of a commit that records only those watermarks that have changed since an earlier whole record.
 
-Its value is the version of that earlier commit.
+Its value is the table version of that earlier commit, which has the field ``wholeAt``.
 """
 
 
