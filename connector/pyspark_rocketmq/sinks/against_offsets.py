@@ -2,9 +2,10 @@
 
 Data is committed before offsets, so a sink is never behind the offsets that its batches stored.  If it is, it
 was deleted, replaced, restored from a backup, or failed over to a replica that lacked its last commits, and
-its rows are gone.  Each offset row therefore stores the sinks of the batch that moved it last, with an
-identity for each table.  If an operator has reset the row, or if it was moved to the offset that another
-member of the group had reached, it has no sinks, because the gap below it is intended.
+its rows are gone.  Each offset row (the progress of one queue in the offset store) therefore stores the sinks
+of the batch that moved it last, with an identity for each table.  If an operator has reset the row, or if it
+was moved to the offset that another member of the group had reached, it has no sinks, because the gap below
+it is intended.
 """
 
 from __future__ import annotations
@@ -27,23 +28,26 @@ _KILLED_WITHIN_S = 120.0
 
 
 class SinkStanding(NamedTuple):
-    """One sink's progress with a group."""
+    """Progress of one sink with the rows of a consumer group, and the id of the sink's table."""
 
     name: str
-    """Name of the sink's place, the same in the next run of a query."""
+    """Name of the sink, from the path or name of its table; the same in the next run of a query."""
     identity: str | None
     """Id that distinguishes the table from all others that ever were at this place.
 
     Empty if this kind of sink has no such id; None if there is no table.
     """
     watermarks: Mapping[MessageQueue, int]
-    """Next offset of each queue, in the generation that the caller named; 0 or missing if it has no rows."""
+    """Watermark of each queue: the next offset whose rows the sink does not have; 0 or missing without rows.
+
+    It is of the generation that the caller named. A queue's generation grows when its offsets start again.
+    """
     path: str = ""
     """Path for commands; empty if the sink is not a Delta table with a path."""
     newest: Mapping[MessageQueue, str] = MappingProxyType({})
-    """The newest message below each of these watermarks, as text of ``RememberedMessages``.
+    """The newest message below each queue's watermark, as text of ``RememberedMessages``.
 
-    Missing where the sink stores none; may be empty in the standings of a ``SinkBatch``.
+    A queue is missing if the sink stores no message of it. May be empty in the standings of a ``SinkBatch``.
     """
     later: frozenset[MessageQueue] = frozenset()
     """Queues of which the sink has rows of a later generation than the caller named. The sink then counts as
@@ -65,39 +69,45 @@ def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> S
 
 
 class SinkGap(NamedTuple):
-    """The rows that one sink lacks."""
+    """A sink that lacks rows of messages below a group's offsets, or that is now another table."""
 
     standing: SinkStanding
     remembered: str
     """The sink's identity as the offset rows store it."""
     behind: Mapping[MessageQueue, OffsetRow]
-    """Offset rows that are ahead of the sink; if it is another table, all rows that name it."""
+    """Offset rows that are ahead of the sink; all rows that name the sink, if it is now another table."""
 
     @property
     def is_another(self) -> bool:
-        """Whether the sink is now another table than the one that was written to."""
+        """Whether the sink is now another table than the one written to; False if an id is unknown."""
         return bool(self.standing.identity and self.remembered) and self.standing.identity != self.remembered
 
     @property
     def may_be_forgotten(self) -> bool:
-        """Whether the sink may have all rows, and only their watermarks are gone."""
+        """Whether the sink may have all rows, and only their watermarks are gone.
+
+        True for the same Delta table at a path, if it has no watermark of any queue in ``behind``.
+        """
         at = self.standing.watermarks
         is_same = bool(self.standing.path and self.standing.identity) and not self.is_another
         return is_same and not any(at.get(queue, 0) for queue in self.behind)
 
     @property
     def is_one_of_several(self) -> bool:
-        """Whether these offset rows name other sinks, too."""
+        """Whether one of the offset rows in ``behind`` names other sinks, too."""
         return any(len(row.sinks.identities) > 1 for row in self.behind.values())
 
     @property
     def targets(self) -> dict[MessageQueue, int]:
-        """Offset from which to consume each queue again; the sink then gets all that brokers still have."""
+        """Offset from which to consume each queue in ``behind`` again: the sink's watermark, or 0.
+
+        The sink then gets all rows whose messages brokers still have.
+        """
         return {queue: self.standing.watermarks.get(queue, 0) for queue in self.behind}
 
 
 def recorded_sinks(standings: Iterable[SinkStanding]) -> RecordedSinks:
-    """Return the sinks of a batch as an offset row records them."""
+    """Return names and ids of a batch's sinks in the form that offset rows store."""
     known: dict[str, str] = {}
     for standing in standings:
         # Two databases may have tables with the same name.
@@ -113,11 +123,12 @@ def check_has_all(
     *,
     store: str,
 ) -> None:
-    """Refuse to continue if a sink lacks rows.
+    """Raise an error if a sink lacks rows of messages below the group's offsets, or is now another table.
+
+    ``rows`` are the group's rows in the offset store; ``store`` is that store's ``spec``, for the error.
 
     Raises:
-        SinkSetBack: If so; it names the missing rows and the ways forward.  ``store`` is the offset store's
-            ``spec``.
+        SinkSetBack: If so; it names the missing rows and the ways forward.
     """
     gaps = find_gaps(rows, standings)
     if gaps:
@@ -127,7 +138,7 @@ def check_has_all(
 def find_gaps(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[SinkGap]:
     """Find the sinks that lack rows of messages below the group's offsets, or are now another table.
 
-    Only sinks that an offset row names count.
+    ``rows`` are the group's rows in the offset store. Only sinks that one of them names count.
     """
     found = []
     for standing in standings:
@@ -208,7 +219,10 @@ def records_of(
     watermarks: Mapping[MessageQueue, int],
     standings: Sequence[SinkStanding],
 ) -> dict[MessageQueue, SinkRecord]:
-    """Return the watermarks with the newest message that the farthest sink stores for each queue."""
+    """Return a record for each queue in ``watermarks``: its watermark, its generation and a message.
+
+    The message is the newest one that the farthest sink stores; ``NO_MESSAGES`` if that sink stores none.
+    """
     records = {}
     for queue, offset in watermarks.items():
         farthest = _farthest(queue, generations[queue], standings)

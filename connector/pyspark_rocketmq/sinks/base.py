@@ -86,9 +86,10 @@ class QueueGeneration(NamedTuple):
 
 
 def generation_of(transaction_id: str, consumer_group: str) -> QueueGeneration | None:
-    """Return the generation whose watermark is stored under this id.
+    """Return the queue and generation whose watermark a Delta table stores under a transaction id.
 
-    None if the id is of another group, or none that ``sinks.delta.rules.app_id`` makes.
+    None if the id is of another group, or has another form than ``rocketmq:GROUP:TOPIC:BROKER:QUEUE``, which
+    is followed by a point and the number for a later generation than the first.
     """
     prefix = f"rocketmq:{consumer_group}:"
     topic, _, rest = transaction_id.removeprefix(prefix).partition(":")
@@ -102,7 +103,7 @@ def generation_of(transaction_id: str, consumer_group: str) -> QueueGeneration |
 
 
 def newest_generations(watermarks: Mapping[QueueGeneration, int]) -> dict[QueueGeneration, int]:
-    """Return only the watermark of the newest generation of each queue."""
+    """Return, of each queue's watermarks, only that of the newest generation."""
     newest: dict[MessageQueue, int] = {}
     for queue, generation in watermarks:
         newest[queue] = max(generation, newest.get(queue, 0))
@@ -195,7 +196,10 @@ def check_follows(
 def check_includes(
     reached: Mapping[MessageQueue, int], spans: Mapping[MessageQueue, Span], *, place: str
 ) -> None:
-    """Refuse queues of a committed group that its commit left out, because the sink had refused them.
+    """Refuse queues that are asked for in a repeated commit, but were left out when it was first made.
+
+    A *group* is a set of tasks' results that are committed together. The sink had refused these queues, so
+    it does not have their rows.
 
     Args:
         reached: Watermarks after the group's commit.
@@ -203,7 +207,7 @@ def check_includes(
         place: Name of the sink's table.
 
     Raises:
-        SinkMoved: If there are such queues; it names them.
+        SinkMoved: If a span ends above the watermark of its queue; it names the queues.
     """
     apart = sorted(queue for queue, span in spans.items() if span.next_offset > reached.get(queue, 0))
     if apart:
@@ -216,7 +220,7 @@ def check_includes(
 
 
 class Written(Protocol):
-    """A task's result, on its way to the driver."""
+    """A task's result for a sink, such as the names of its files; the task sends it to the driver."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result in a form that JSON can hold."""
@@ -224,7 +228,7 @@ class Written(Protocol):
 
 
 class Writing(Protocol):
-    """One task's writing into a sink."""
+    """Takes rows of one task for a sink; they stay invisible until the driver commits the results."""
 
     def add(self, rows: pa.RecordBatch) -> int:
         """Take rows of the listener in their order; return how many of them the sink already has."""
@@ -235,12 +239,15 @@ class Writing(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Remove the written files as far as possible; any that stay do no more harm than after a kill."""
+        """Give up the rows: remove written files as far as possible. Files that stay are not in the table."""
         ...
 
 
 class RowWriter(Protocol):
-    """Writes a task's rows; picklable. It may have an attribute ``sends_rows``: see :func:`sends_rows`."""
+    """Begins the writing of rows in a task, and rebuilds the results on the driver; picklable.
+
+    It may have an attribute ``sends_rows``: see :func:`sends_rows`.
+    """
 
     def open(self) -> Writing:
         """Start writing, in the task."""
@@ -257,7 +264,7 @@ def sends_rows(writer: RowWriter | None) -> bool:
 
 
 class Progress(NamedTuple):
-    """Progress of one queue in a transaction of a task."""
+    """Messages of one queue whose rows a task commits in a transaction."""
 
     span: Span
     epoch: int
@@ -277,7 +284,7 @@ class TaskCommit(NamedTuple):
 
 @runtime_checkable
 class CommittingWriting(Writing, Protocol):
-    """A writing that also commits; only one of a task's writings commits at a time."""
+    """Takes rows of one task and commits them there; only one such object of a task commits at a time."""
 
     def commit(self, progress: Mapping[MessageQueue, Progress]) -> TaskCommit:
         """Add the rows taken since the last commit and move the watermarks, in one transaction.
@@ -294,10 +301,10 @@ class CommittingWriting(Writing, Protocol):
 
 
 class TaskCommits(Protocol):
-    """The commits of one task."""
+    """The commits of one task, and what the task keeps for them, such as a database connection."""
 
     def open(self) -> Writing:
-        """Return a writing that is a ``CommittingWriting``."""
+        """Return a ``CommittingWriting``, which takes and commits rows of the task."""
         ...
 
     def close(self) -> None:
@@ -332,11 +339,11 @@ class SinkBatch(Protocol):
 
     @property
     def standings(self) -> Sequence[SinkStanding]:
-        """The result of ``Sink.standings`` when the batch began; its ``newest`` may be empty."""
+        """Progress of each sink when the batch began, as ``Sink.standings``; ``newest`` may be empty."""
         ...
 
     def task_writer(self) -> RowWriter:
-        """Return the writer for tasks."""
+        """Return the writer that is sent to tasks, and with which they write the batch's rows."""
         ...
 
     def commit(self, written: Sequence[Any], acked: Mapping[MessageQueue, int]) -> int | None:
@@ -360,26 +367,28 @@ class SinkBatch(Protocol):
 class CommitsGroups(Protocol):
     """A batch of a sink that makes several commits, one after the other, also of the same queues.
 
-    A batch that lacks this method gets at most one commit of each queue.
+    Each commit is that of a *group*: the results that some of the tasks have finished by then. A batch
+    without ``commit_group`` gets at most one commit of each queue.
     """
 
     def commit_group(
         self, written: Sequence[Any], spans: Mapping[MessageQueue, Span], group_id: str
     ) -> int | None:
-        """Make rows visible and move the watermarks to the ends of ``spans``, all or nothing.
+        """Commit a group of task results: make rows visible and move watermarks to the ends of ``spans``.
 
-        The call may repeat the newest group because its commit raised an error. If that commit was made all
-        the same, this call adds nothing, and refuses the queues that the commit had left out.
+        It does all of this or nothing. The call may repeat the newest group because its commit raised an
+        error. If that commit was made all the same, this call adds nothing, and refuses the queues that the
+        commit had left out.
 
         Args:
             written: Rows as tasks wrote them.
-            spans: Messages from which they come. A queue's messages begin where those of the last group
+            spans: Messages from which the rows come. A queue's messages begin where those of the last group
                 with this queue ended.
             group_id: Unique id of the group. A group whose commit failed, or whose outcome is unknown, is
                 committed again with the same id before any other one.
 
         Returns:
-            As ``SinkBatch.commit``.
+            The new version of the table; None for a sink without versions, or if there was nothing to do.
 
         Raises:
             SinkMoved: If another consumer moved one of the watermarks, or if spans do not begin where the
@@ -394,11 +403,11 @@ class CommitsGroups(Protocol):
 class LeavesOutQueues(Protocol):
     """A batch of a sink that removes the rows of some queues from the result of a task.
 
-    Without this method, a result is dropped whole if one of its queues is refused.
+    Without the method ``without``, a result is dropped whole if one of its queues is refused.
     """
 
     def without(self, written: Sequence[Any], queues: Collection[MessageQueue]) -> tuple[Sequence[Any], int]:
-        """Return a result without rows of these queues, and how many rows that leaves out.
+        """Return a task's result without rows of these queues, and how many rows that leaves out.
 
         ``written`` stays as it is.
         """
@@ -410,11 +419,14 @@ class RemembersMessages(Protocol):
     """A batch of a sink that stores with each watermark the newest message below it.
 
     A query may be killed before it stores the offsets of messages that the sink has.  If a broker then loses
-    these messages, the stored message shows it.  With a sink that lacks this method, the loss is not noticed.
+    these messages, the stored message shows it.  Without ``note_newest``, the loss is not noticed.
     """
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
-        """Note the newest message of each queue, as text; called before ``commit``, which stores it."""
+        """Note the newest message of each queue, as text of ``RememberedMessages``.
+
+        Called before a commit, which stores it.
+        """
         ...
 
 
@@ -485,7 +497,7 @@ class TakesChanges(Protocol):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns of the key."""
+        """Names of the key's columns in the source's table."""
         ...
 
     @property
@@ -538,7 +550,7 @@ class Sink(Protocol):
 
     @property
     def place(self) -> Hashable:
-        """The place of the sink's watermarks; exact once the sink is prepared.
+        """A value that identifies where the sink stores its watermarks; exact once the sink is prepared.
 
         Two sinks with the same place cannot serve one query.
         """
@@ -557,21 +569,25 @@ class Sink(Protocol):
         ...
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Sequence[SinkStanding]:
-        """Return the progress of this sink, or of each one that it combines (``MultiSink``).
+        """Return the group's progress in this sink, or in each one that it combines (``MultiSink``).
 
-        ``queues`` has the generation of each queue. May be called before ``prepare``.
+        ``queues`` has the generation of each queue, a number that grows when its offsets start again. May be
+        called before ``prepare``.
         """
         ...
 
     def watermarks(self, consumer_group: str) -> Mapping[QueueGeneration, int]:
-        """Return the next offset of each queue of which the group wrote rows, in its newest generation."""
+        """Return the watermark of each queue of which the group wrote rows: the next offset without rows.
+
+        A key is a queue with the newest generation of which the sink has rows.
+        """
         ...
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Begin a micro-batch. ``queues`` names all its queues, and the generation of each.
+        """Begin a micro-batch: read the watermark of each of its queues.
 
-        A queue's watermark is 0 if the sink has no rows of that generation, even if it has rows of an earlier
-        one.
+        ``queues`` has the generation of each queue, a number that grows when its offsets start again. The
+        watermark is 0 if the sink has no rows of that generation, even if it has rows of an earlier one.
 
         Raises:
             SinkMoved: If the sink has rows of a later generation of a queue.

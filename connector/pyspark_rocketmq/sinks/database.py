@@ -1,8 +1,9 @@
 """Exactly once into the user's database: rows and watermarks in one of its transactions.
 
-The batch's rows come to the driver, where the user's function writes them in the transaction that also moves
-the watermarks.  This fits micro-batches, not a backfill of millions of rows in one batch.  Any DB-API 2
-driver works whose parameters are ``?`` or ``%s``, if the database has savepoints.
+A watermark is the next offset of a queue whose rows the database does not have. The batch's rows come to the
+driver, where the user's function writes them in the transaction that also moves the watermarks.  This fits
+micro-batches, not a backfill of millions of rows in one batch.  Any DB-API 2 driver works whose parameters
+are ``?`` or ``%s``, if the database has savepoints.
 
 With ``commit_in_task`` each task commits by itself (:mod:`~pyspark_rocketmq.sinks.database_task`). The rules
 of a transaction: :mod:`~pyspark_rocketmq.sinks.database_batch`.
@@ -85,15 +86,15 @@ class DatabaseSink:
             raise OptionError(tuple(problems), where="database sink")
         self._connect = connect
         self.write = write
-        """See the constructor."""
+        """Function that writes rows; see the constructor's ``write``."""
         self.sleep = sleep
         self.table = WatermarkTable(connect, watermark_table, placeholder)
-        """The table of watermarks."""
+        """The table of watermarks: per group and queue, the next offset whose rows are missing."""
         self._placeholder = placeholder
         self.commits_in_task = commit_in_task
-        """Whether tasks commit."""
+        """Whether each task commits its rows by itself; otherwise the driver commits them."""
         self._access: DatabaseAccess | None = None
-        """The database as tasks get it, if they commit and the sink is prepared."""
+        """The user's functions, pickled for tasks; None unless tasks commit and :meth:`prepare` is done."""
         self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
@@ -102,7 +103,10 @@ class DatabaseSink:
 
     @property
     def place(self) -> Hashable:
-        """See ``Sink.place``. Before ``prepare``, sinks with two ``connect`` functions have two places."""
+        """A value that identifies the table of watermarks, so that no query has two sinks with it.
+
+        Before ``prepare``, it differs for two ``connect`` functions, even if they open the same database.
+        """
         return self.table.identity or (self._connect, self.table.name)
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -127,11 +131,16 @@ class DatabaseSink:
         self._schema = schema
 
     def task_check(self) -> Callable[[], str] | None:
-        """See ``ReachedByTasks``."""
+        """Return a check that a task reaches this database.
+
+        None if tasks do not commit, or before ``prepare``.
+        """
         return None if self._access is None else ReachDatabase(self._access, self.table.identity)
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Read the group's watermarks; see ``Sink.begin``. The database driver raises its own errors.
+        """Begin a micro-batch: read the group's watermarks. Errors of the database driver are passed on.
+
+        ``queues`` has the generation of each queue, a number that grows when its offsets start again.
 
         Raises:
             SinkMoved: If there are rows of a later generation of a queue.
@@ -168,7 +177,7 @@ class DatabaseSink:
         )
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
-        """See ``Sink.standings``."""
+        """Return one ``SinkStanding``: the group's progress; its identity is None if there is no table."""
         identity = self.table.identity or self.table.stored_identity(self.sleep)
         watermarks = self.table.read(consumer_group).watermarks if identity is not None else {}
         return (self._standing(identity, watermarks, queues),)
@@ -195,6 +204,6 @@ class DatabaseSink:
         return with_newest(SinkStanding(name, identity, watermarks, later=later), newest)
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
-        """See ``Sink.watermarks``."""
+        """Return the stored next offset of each queue of the group; a key has the stored generation, too."""
         stored = self.table.read(consumer_group).watermarks
         return {QueueGeneration(queue, each.generation): each.next_offset for queue, each in stored.items()}

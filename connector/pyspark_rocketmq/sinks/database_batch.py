@@ -1,14 +1,13 @@
 """A micro-batch's rows on their way into a user's database, one transaction after the other.
 
 Rule 1: a transaction moves a watermark only if the table still has the value that the batch found when it
-began, or that the batch's own last commit stored.  If two queries move it, for example because one was
-believed dead, the second one waits for the first one's transaction.  Then it no longer finds the old value,
-and is refused.
-Rule 2: after an error of a commit, its outcome is unknown.  Each transaction stores the id of its attempt
-with the watermarks, so reading them shows the outcome.
-Rule 3: rows are written first, watermarks last.  So rows below a watermark are never missing, even if the
-user's function commits too early.  Such a commit leaves an *open attempt* in the table of watermarks, which
-stops every batch until an operator has checked the rows.
+began, or that the batch's own last commit stored.  If two queries move the same one, for example because one
+was believed dead, the second one waits for the first one's transaction.  Then it no longer finds the old
+value, and is refused. Rule 2: after an error of a commit, its outcome is unknown.  Each transaction stores
+the id of its attempt with the watermarks, so reading the watermarks shows the outcome. Rule 3: rows are
+written first, watermarks last.  So rows below a watermark are never missing, even if the user's function
+commits too early.  Such a commit leaves an *open attempt* in the table of watermarks, which stops every batch
+until an operator has checked the rows.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ It must neither commit nor roll back, and may be called again after an error.
 
 
 _LONGEST_ATTEMPT: Final = 36
-"""Length of the column for attempts."""
+"""Maximum length of an attempt's id, which is stored in a column of so many characters."""
 
 
 class Database(Protocol):
@@ -59,20 +58,20 @@ class Database(Protocol):
 
 @dataclass(slots=True)
 class _Tried:
-    """The newest group whose transaction was tried."""
+    """The newest group (results that are committed together) whose transaction was tried."""
 
     group_id: str
     attempts: dict[str, Mapping[MessageQueue, Watermark]] = field(default_factory=dict)
-    """Watermarks that each transaction moves, by the id of its attempt. A later one may have fewer queues; at
-    most one of them is committed."""
+    """Watermarks that each attempted transaction moves, by the attempt's id. A later attempt may have fewer
+    queues; at most one attempt is committed."""
     is_made: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class DatabaseBatch:
-    """One micro-batch, or a task's part of it, on its way into the database.
+    """Commits of one micro-batch, or of one task of it, into the database, each in a transaction.
 
-    It is made by ``DatabaseSink.begin``, or by a task that commits by itself.
+    The object is made by ``DatabaseSink.begin``, or by a task that commits by itself.
     """
 
     sink: Database
@@ -82,11 +81,11 @@ class DatabaseBatch:
     """The table's watermarks when the batch began, and since then those that its own commits stored."""
     generations: Mapping[MessageQueue, int]
     standings: tuple[SinkStanding, ...]
-    """See ``SinkBatch.standings``."""
+    """Progress of the sink when the batch began; empty in a task."""
     newest: dict[MessageQueue, str] = field(default_factory=dict)
-    """See :meth:`note_newest`."""
+    """Newest message of each queue, as text, which a commit stores with the queue's watermark."""
     mark: str = ""
-    """Beginning of the ids of its attempts."""
+    """Text with which the ids of this batch's transactions begin; empty if the driver commits."""
     pauses_s: Sequence[float] = PAUSES_S
     """Pauses before each further try of a transaction that failed."""
     _reached: dict[MessageQueue, int] = field(init=False)
@@ -97,17 +96,18 @@ class DatabaseBatch:
         self._reached = dict(self.writer.watermarks)
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
-        """See ``RemembersMessages.note_newest``."""
+        """Keep the newest message of each queue, as text; commits store it with the queue's watermark."""
         self.newest.update(newest)
 
     def task_writer(self) -> RowWriter:
-        """Return the writer with which tasks gather the batch's rows."""
+        """Return the writer with which tasks gather the batch's rows and send them to the driver."""
         return self.writer
 
     def commit(self, written: Sequence[CollectedRows], acked: Mapping[MessageQueue, int]) -> None:
-        """Write the rows and move the watermarks in one transaction; raises as :meth:`commit_group`.
+        """Write the rows and move the watermarks to ``acked`` in one transaction.
 
-        A queue that an earlier commit of this batch has moved is refused with ``SinkMoved``.
+        It raises the errors of :meth:`commit_rows`. A queue that an earlier commit of this batch has moved is
+        refused with ``SinkMoved``.
         """
         begun = self.writer.watermarks
         spans = {queue: Span(begun.get(queue, 0), at) for queue, at in acked.items()}
@@ -116,14 +116,17 @@ class DatabaseBatch:
     def commit_group(
         self, written: Sequence[CollectedRows], spans: Mapping[MessageQueue, Span], group_id: str
     ) -> None:
-        """Write a group's rows and move the watermarks in one transaction; see ``CommitsGroups``.
+        """Write the rows of a group of task results, and move watermarks to the ends of ``spans``.
 
-        Raises as :meth:`commit_rows`.
+        It raises the errors of :meth:`commit_rows`.
         """
         self.commit_rows(self._rows(written), spans, group_id)
 
     def commit_rows(self, rows: pa.Table, spans: Mapping[MessageQueue, Span], group_id: str) -> None:
         """Write rows and move the watermarks to the ends of ``spans``, in one transaction.
+
+        Do nothing if no watermark grows. A call with the same ``group_id`` as the last one repeats it: if
+        that commit was made after all, nothing is written again.
 
         Raises:
             SinkMoved: If another consumer moved one of the watermarks since the batch began, if rows do not
@@ -156,7 +159,7 @@ class DatabaseBatch:
     def without(
         self, written: Sequence[CollectedRows], queues: Collection[MessageQueue]
     ) -> tuple[list[CollectedRows], int]:
-        """See ``LeavesOutQueues.without``."""
+        """Return the rows of ``written`` without those of ``queues``, and how many rows that leaves out."""
         before = self._rows(written)
         kept = rows_without(before, queues)
         rest = [CollectedRows.of(kept.to_batches(), self.writer.schema)] if len(kept) else []
@@ -318,18 +321,18 @@ class CollectedRows:
         return cls(rows=b64encode(stream.getvalue()).decode("ascii"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
+        """Return the rows in a form that JSON can hold."""
         return {"rows": self.rows}
 
     def table(self) -> pa.Table:
-        """Return the rows."""
+        """Decode the rows and return them."""
         with pa.ipc.open_stream(b64decode(self.rows)) as reader:
             return reader.read_all()
 
 
 @dataclass(frozen=True, slots=True)
 class RowCollector:
-    """Gathers a task's rows that the database does not have; picklable."""
+    """Writer that gathers a task's rows which the database does not have, for the driver; picklable."""
 
     sends_rows: ClassVar[bool] = True
 
@@ -337,11 +340,11 @@ class RowCollector:
     watermarks: Mapping[MessageQueue, int]
 
     def open(self) -> Writing:
-        """See ``RowWriter.open``."""
+        """Begin to gather rows, in a task."""
         return _Collecting(self)
 
     def written(self, facts: Mapping[str, Any]) -> CollectedRows:
-        """See ``RowWriter.written``."""
+        """Rebuild a task's rows, on the driver, from the dict that the task sent."""
         return CollectedRows(**facts)
 
 

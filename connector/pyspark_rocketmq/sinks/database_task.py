@@ -10,9 +10,9 @@ Rule 2 (database ahead): a queue is refused if the database was ahead of the off
 began. The planner must first look whether the broker still has the messages below the watermark. The driver
 has such a queue refused by leaving it out of ``CommittingWriter.epochs``.
 Rule 3 (compare and set): a task begins at the watermarks that the table had when the batch began. If an
-earlier attempt of a task of the same batch has moved one since, it begins there instead; that attempt's id
-begins with the batch's mark. The task adds no row below these watermarks. If somebody else has moved one, its
-queue is refused.
+earlier attempt of a task of the same batch has moved one since, the task begins there instead. It recognizes
+such a watermark by the batch's *mark*, a random text with which all stored ids of the batch's transactions
+begin. The task adds no row below these watermarks. If somebody else has moved one, its queue is refused.
 
 If a queue is refused, the task commits the other ones all the same. The driver finds the refused queue in the
 task's result, and drops that queue as if the sink had refused a commit of the driver.
@@ -68,7 +68,7 @@ _MARK_LENGTH: Final = 12
 
 
 def new_mark() -> str:
-    """Return a new random mark, with which the ids of all attempts of one batch begin."""
+    """Return a new random text with which the ids of all transactions of one batch begin."""
     return f"{uuid.uuid4().hex[:_MARK_LENGTH]}-"
 
 
@@ -91,7 +91,7 @@ class DatabaseAccess:
         table: str,
         placeholder: str,
     ) -> Self:
-        """Pickle the functions.
+        """Pickle the functions and return them with the table's name.
 
         Raises:
             OptionError: If one of them cannot be pickled.
@@ -130,7 +130,7 @@ class KeptConnection:
         self._thread = 0
 
     def __call__(self) -> Connection:
-        """Return a connection; its ``close`` keeps it, unless something has failed."""
+        """Return the kept connection, or open one. Its ``close`` closes it only if nothing was committed."""
         if self._kept is None or self._thread != threading.get_ident():
             self.close()
             self._kept, self._thread = self._connect(), threading.get_ident()
@@ -247,29 +247,29 @@ class CommittingWriter:
     consumer_group: str
     schema: pa.Schema
     mark: str
-    """Beginning of the ids of the batch's attempts."""
+    """Text with which the ids of all transactions of the batch begin."""
     stored: Mapping[MessageQueue, Watermark]
     """The table's watermarks when the batch began."""
     watermarks: Mapping[MessageQueue, int]
-    """Next offset of each queue of the batch at that time; 0 if there are no rows of its generation."""
+    """Next offset of each queue when the batch began; 0 if there are no rows of its generation."""
     generations: Mapping[MessageQueue, int]
     epochs: Mapping[MessageQueue, int] | None = None
     """Epochs of the queues that may be committed; None if each may be, whatever its epoch is."""
 
     def open(self) -> Writing:
-        """See ``RowWriter.open``."""
+        """Begin the commits of a task, and return an object that takes and commits its rows."""
         return self.begin_task().open()
 
     def written(self, facts: Mapping[str, Any]) -> RefusedQueues:
-        """See ``RowWriter.written``."""
+        """Rebuild a task's result, on the driver, from the dict that the task sent."""
         return RefusedQueues.from_dict(facts)
 
     def fenced(self, epochs: Mapping[MessageQueue, int]) -> RowWriter:
-        """See ``CommitsInTask.fenced``."""
+        """Return a writer that refuses queues which ``epochs`` lacks, or which have another epoch."""
         return replace(self, epochs=dict(epochs))
 
     def begin_task(self) -> TaskCommits:
-        """See ``CommitsInTask.begin_task``."""
+        """Begin the commits of a task, in the task; nothing is asked of the database before a commit."""
         return DatabaseTask(self, self.access.open())
 
 
@@ -278,21 +278,21 @@ class DatabaseTask:
 
     def __init__(self, writer: CommittingWriter, database: TaskDatabase) -> None:
         self.writer: Final = writer
-        """Its settings, and the facts of the batch's beginning."""
+        """Settings of the task's transactions, and the watermarks when the batch began."""
         self._database = database
         self._batch: DatabaseBatch | None = None
         self._moved: set[MessageQueue] = set()
-        """Queues that somebody else had moved before the task's first transaction."""
+        """Queues whose watermark somebody else had moved before the task's first transaction."""
         self._earlier: dict[MessageQueue, int] = {}
-        """Watermarks that an earlier attempt has stored, of queues that this task has not committed yet."""
+        """Watermarks that an earlier attempt of a task stored, of queues not yet committed by this one."""
         self._refused: set[MessageQueue] = set()
 
     def open(self) -> Writing:
-        """See ``TaskCommits.open``."""
+        """Return an object that takes rows, and commits them through this task's connection."""
         return _Committing(self)
 
     def close(self) -> None:
-        """See ``TaskCommits.close``."""
+        """Close the task's connection."""
         self._database.connection.close()
 
     def commit(self, rows: pa.Table, progress: Mapping[MessageQueue, Progress]) -> Outcome:
@@ -353,7 +353,10 @@ class DatabaseTask:
         return queue not in self._moved and (epochs is None or epochs.get(queue) == epoch)
 
     def _leaves_gap(self, queue: MessageQueue, span: Span) -> bool:
-        """Return whether offsets between an earlier attempt's commit and this span were not consumed."""
+        """Return whether offsets between an earlier attempt's commit and this span were not consumed.
+
+        Only the first span of a queue is compared with that commit: its watermark is then forgotten.
+        """
         return span.start > self._earlier.pop(queue, span.start)
 
     def _without_committed(self, rows: pa.Table, batch: DatabaseBatch) -> pa.Table:
@@ -413,11 +416,11 @@ class Outcome:
     """Outcome of a task's transaction."""
 
     left_out: int
-    """Number of rows that an earlier attempt has added."""
+    """Number of rows that were not added, since an earlier attempt of a task has added them."""
     refused: frozenset[MessageQueue] = frozenset()
     """Queues that are refused from this transaction on."""
     not_added: dict[MessageQueue, int] = field(default_factory=dict)
-    """Number of rows of each refused queue."""
+    """Number of rows that were not added, by refused queue."""
 
 
 class _Committing:
@@ -452,18 +455,18 @@ class _Committing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCommittedBatch:
-    """The driver's part of a micro-batch whose tasks commit by themselves."""
+    """A micro-batch whose tasks commit by themselves: the driver only checks which queues they refused."""
 
     writer: CommittingWriter
     standings: tuple[SinkStanding, ...]
-    """See ``SinkBatch.standings``."""
+    """Progress of the sink when the batch began."""
 
     def task_writer(self) -> RowWriter:
-        """Return the writer with which tasks commit."""
+        """Return the writer with which tasks write and commit rows."""
         return self.writer
 
     def commit(self, written: Sequence[RefusedQueues], acked: Mapping[MessageQueue, int]) -> None:
-        """Check that no task has refused one of the queues; raises as :meth:`commit_group`."""
+        """Raise ``SinkMoved`` if a task has refused queues of ``acked``; all other rows are committed."""
         self._check(written, acked)
 
     def commit_group(
@@ -472,7 +475,7 @@ class TaskCommittedBatch:
         spans: Mapping[MessageQueue, Span],
         group_id: str,  # noqa: ARG002 - of the interface; a check may be made again
     ) -> None:
-        """Check that no task has refused one of the queues; see ``CommitsGroups``.
+        """Check that no task has refused one of the queues in ``spans``; see ``CommitsGroups``.
 
         There is nothing to commit: the tasks have done it.
 
@@ -484,7 +487,10 @@ class TaskCommittedBatch:
     def without(
         self, written: Sequence[RefusedQueues], queues: Collection[MessageQueue]
     ) -> tuple[list[RefusedQueues], int]:
-        """See ``LeavesOutQueues.without``; rows that the database has stay there."""
+        """Return the results without ``queues``, and how many rows of these queues tasks have not added.
+
+        Rows that the database has stay there.
+        """
         kept = [
             RefusedQueues(rows={queue: count for queue, count in each.rows.items() if queue not in queues})
             for each in written

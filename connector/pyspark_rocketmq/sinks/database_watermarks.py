@@ -1,10 +1,10 @@
 """The table of watermarks in a user's database.
 
 One row per group and queue holds the next offset, the queue's generation (offsets that start again begin a
-new one), the id of the attempt that stored the row, and the newest message below the offset.  The text of the
-message begins with the first characters of the attempt's id.  If a member of an earlier release moves the
-offset, it stores a new attempt but leaves the old message, which the other id reveals.
-Two more kinds of rows have no topic:
+new one), the id of the attempt (the transaction) that stored the row, and the newest message below the
+offset.  The text of the message begins with the first characters of the attempt's id.  If a member of an
+earlier release moves the offset, it stores a new attempt but leaves the old message, which the other id
+reveals. Two more kinds of rows have no topic:
 
 * the row without a group is the table's identity, which shows whether two sinks share one table;
 * an *open attempt* is inserted before the user's function is called and deleted after it, in one transaction.
@@ -54,18 +54,18 @@ _ADDED: Final[Mapping[str, str]] = {"generation": "0", "attempt": "''", "newest_
 
 
 class Watermark(NamedTuple):
-    """The progress of one queue."""
+    """Progress of one queue: the next offset whose rows are not in the database."""
 
     next_offset: int = 0
     generation: int = 0
     attempt: str = ""
-    """Id of the attempt that stored this; empty if the table was older."""
+    """Id of the transaction that stored this watermark; empty if it is older than the column for ids."""
     newest_message: str = ""
     """Stored form of :attr:`newest`: first the beginning of the attempt's id, then the message."""
 
     @classmethod
     def stored_by(cls, attempt: str, next_offset: int, generation: int, newest: str) -> Watermark:
-        """Return the watermark that an attempt stores."""
+        """Return the watermark that a transaction stores; ``attempt`` is the transaction's id."""
         return cls(next_offset, generation, attempt, f"{_mark(attempt)}{newest}" if newest else "")
 
     @property
@@ -79,13 +79,13 @@ class Watermark(NamedTuple):
 
 
 def shown_error(error: Exception) -> str:
-    """Return class and text of a driver's error on one line, without passwords and its last full stop."""
+    """Return class and text of a driver's error on one line, without passwords and the last full stop."""
     text = _PASSWORD.sub(r"\g<name>***", masked(" ".join(str(error).split())))
     return f"{type(error).__name__}: {text.removesuffix('.')}"
 
 
 def _mark(attempt: str) -> str:
-    """Return the beginning of an attempt's id, which marks the messages that the attempt stores."""
+    """Return the first 8 characters of a transaction's id, which mark the messages that it stores."""
     return attempt[:8]
 
 
@@ -105,7 +105,10 @@ class Stored(NamedTuple):
 
     watermarks: Mapping[MessageQueue, Watermark]
     open_attempts: Sequence[str]
-    """Ids of attempts that were committed before their end; for the group ``""``, the table's identity."""
+    """Ids of transactions that the user's function has committed too early.
+
+    For the group ``""``, it is the table's identity.
+    """
 
 
 class WatermarkTable:
@@ -171,7 +174,7 @@ class WatermarkTable:
         return next(iter(self.read("").open_attempts), None)
 
     def read(self, consumer_group: str) -> Stored:
-        """Return the group's rows."""
+        """Return the group's watermarks, and the ids of its transactions that were committed too early."""
         with self.transaction() as cursor:
             cursor.execute(self._sql.select, (consumer_group,))
             rows = [_Row(*values) for values in cursor.fetchall()]
@@ -201,12 +204,12 @@ class WatermarkTable:
 
     @contextmanager
     def open_attempt(self, cursor: Any, consumer_group: str, attempt: str) -> Iterator[None]:
-        """Check, at the end of a ``with`` block, that the cursor's transaction has not ended in it.
+        """Insert a row for ``attempt``, run the ``with`` block in the same transaction, and delete the row.
 
-        If the block commits all the same, the attempt stays in ``Stored.open_attempts``.
+        If the block commits, the row stays, so the id is in ``Stored.open_attempts``.
 
         Raises:
-            RuntimeError: If the transaction is no longer the one in which the block began.
+            RuntimeError: If the transaction has ended in the block.
         """
         cursor.execute(self._sql.insert, _Row(consumer_group, "", attempt, 0, attempt=attempt))
         cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
@@ -237,7 +240,10 @@ class WatermarkTable:
         return bool(cursor.rowcount == 1)
 
     def forget_attempts_statement(self, consumer_group: str) -> str:
-        """Return the statement that an operator runs after removing the rows of open attempts."""
+        """Return the SQL statement that deletes the ids of a group's too early commits.
+
+        An operator runs it after removing the rows that these commits have written.
+        """
         return self._sql.forget_attempts(consumer_group)
 
     def _check_connects(self) -> None:
@@ -428,6 +434,6 @@ class _Statements:
         return f"ALTER TABLE {self._table} ADD COLUMN {name} {_COLUMNS[name]}"
 
     def forget_attempts(self, consumer_group: str) -> str:
-        """Return a statement for an operator that deletes a group's open attempts."""
+        """Return a statement for an operator: it deletes the ids of a group's too early commits."""
         where = f"consumer_group = '{consumer_group}' AND topic = ''"
         return f"DELETE FROM {self._table} WHERE {where}"  # noqa: S608

@@ -111,16 +111,16 @@ class MultiSink:
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """The sinks in this one."""
+        """The sinks to which this one passes rows, without their routes."""
         return tuple(route.sink for route in self._routes)
 
     @property
     def place(self) -> Hashable:
-        """See ``Sink.place``."""
+        """The places of the sinks, in their order: values that identify where each stores its watermarks."""
         return tuple(sink.place for sink in self.sinks)
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Prepare each sink for its rows; see ``Sink.prepare``.
+        """Prepare each sink for those columns of ``schema`` that its route selects.
 
         Raises:
             OptionError: If a route does not fit the rows, or if two sinks turn out to have the same place.
@@ -142,7 +142,7 @@ class MultiSink:
             raise OptionError((problem,), where="several sinks")
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
-        """Return the standings of all sinks; see ``Sink.standings``."""
+        """Return the group's progress in each of the sinks."""
         return tuple(standing for sink in self.sinks for standing in sink.standings(consumer_group, queues))
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
@@ -157,7 +157,10 @@ class MultiSink:
         )
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Begin a batch in each sink; see ``Sink.begin``."""
+        """Begin a micro-batch in each sink, and return these as one.
+
+        It implements ``CommitsGroups`` or ``LeavesOutQueues`` only if the batches of all sinks do.
+        """
         begun = [sink.begin(consumer_group, queues) for sink in self.sinks]
         filters = tuple(
             _Filter(route.where, columns) for route, columns in zip(self._routes, self._columns, strict=True)
@@ -172,7 +175,7 @@ def as_single_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
     """Return one sink that stands for all sinks and routes passed to a query.
 
     Raises:
-        OptionError: See ``MultiSink``.
+        OptionError: If a list is empty, or has a sink that commits in tasks, or two with the same place.
     """
     if isinstance(sinks, Route):
         return MultiSink([sinks])

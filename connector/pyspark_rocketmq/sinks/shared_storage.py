@@ -144,7 +144,7 @@ class Look:
         self._markers = markers
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """See the class."""
+        """Yield a row with ``marker`` and ``host`` for each file that is missing on this machine."""
         for _ in batches:
             pass
         missing = [marker for marker in self._markers if not Path(marker).exists()]
