@@ -64,9 +64,10 @@ class Merge(Protocol):
     """The MERGE of one batch, for one version of the table."""
 
     def of_share(self, number: int) -> pa.Table:
-        """Return the rows for the MERGE of a share: a part of a large batch, divided by its keys.
+        """Return the rows for the MERGE of one share: the changes of a part of the batch's keys.
 
-        First record facts of these changes that the table will not show, such as deletions.
+        A large batch is divided by its keys into shares; ``number`` counts from 0. First record facts of
+        these changes that the table will not show, such as deletions.
         """
         ...
 
@@ -96,7 +97,7 @@ class ChangeAppender:
 
     @property
     def commits_by(self) -> str:
-        """See :meth:`Appender.commits_by`."""
+        """Name of the writer that makes the commits, for log messages: always ``delta-rs``."""
         return "delta-rs"
 
     def append(
@@ -107,10 +108,15 @@ class ChangeAppender:
         commit: SinkCommit,
         columns: pa.Schema,  # noqa: ARG002 - a change has those of the table
     ) -> int:
-        """See :meth:`Appender.append`.
+        """Commit the effect of the changes in ``files``, and the watermarks; return the new version.
+
+        A commit that adds columns may come first. The files are removed at the end. See
+        :meth:`Appender.append`.
 
         Raises:
-            SinkConflict: See :meth:`merge`.
+            SinkConflict: For the reasons of :meth:`merge`.
+            FileExistsError: If another commit came first.
+            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         changes = FileChanges(log.files, files)
         add_new_columns(self.table, changes, self.rules)
@@ -119,10 +125,11 @@ class ChangeAppender:
         )
 
     def merge(self, changes: ChangeRows, note: CommitNote) -> None:
-        """Commit the effect of changes on top of the version that the table is at.
+        """Commit the effect of changes, by a MERGE, directly after the version that the table is at.
 
         Raises:
-            SinkConflict: For the reasons of ``BatchChanges.check`` and ``BatchChanges.commit``.
+            SinkConflict: If changes cannot be applied and the rules stop at them, if positions have another
+                form than the table's, or if a row would have null where its column forbids it.
             FileExistsError: If another commit came first.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
@@ -134,11 +141,11 @@ class ChangeAppender:
             batch.commit(partial(merge.merge, source, keys_between), note)
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """See :meth:`Appender.set_watermarks`."""
+        """Make a commit without rows that sets watermarks, for an operator; return the new version."""
         return FileAppender(self.table).set_watermarks(log, before, commit)
 
     def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:  # noqa: ARG002 - it has the same table
-        """See :meth:`Appender.add_columns`."""
+        """Add columns to the table, and move to the newest version."""
         self.table.add_columns(columns)
 
 
@@ -156,7 +163,10 @@ class RowMerge:
         )
 
     def of_share(self, number: int) -> pa.Table:
-        """Record a share's deletions unless the table keeps deleted rows; return its rows for the MERGE."""
+        """Return the rows for the MERGE of one share: the changes of a part of the batch's keys.
+
+        First record the share's deletions, unless the table keeps deleted rows.
+        """
         columns, rows = self._columns, self._batch.share(number)
         truncated_at = self._batch.truncated_at
         keys = rows.select(columns.keys).cast(pa.schema(map(self._nullable.field, columns.keys)))
@@ -221,7 +231,10 @@ class RowMerge:
         table: DeltaTable,
         properties: CommitProperties,
     ) -> None:
-        """See :meth:`Merge.merge`."""
+        """Commit the MERGE of ``source``: each row replaces, inserts or deletes a row, by its ``Effect``.
+
+        If the batch has a truncation, rows of other keys that are older than it are deleted, too.
+        """
         names = [name for name in source.schema.names if name != EFFECT]
         condition = predicate(self._columns.keys) + keys_between
         begun, values = begin_merge(table, source, names, condition, properties)

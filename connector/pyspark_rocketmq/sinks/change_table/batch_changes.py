@@ -85,14 +85,14 @@ class ChangeRules:
     stops_at_bad_changes: bool
     """Whether the query ends at a change that cannot be applied."""
     kept_days: int
-    """See ``RecentRows.kept_days``."""
+    """Days for which recorded deletions, and changes that no version shows, are kept at least."""
     today: Callable[[], date]
     schema_changes: str = LENIENT
     """Treatment of columns that the table lacks: see ``ChangeTable``."""
     rows_of_a_share: int = _ROWS_OF_A_SHARE
 
     def columns_of(self, schema: pa.Schema) -> TableColumns:
-        """Return the columns of a table."""
+        """Return a table's columns: those of the key and the others, without the sink's own columns."""
         others = tuple(name for name in schema.names if name not in HIDDEN and name not in self.keys)
         return TableColumns(keys=self.keys, others=others, keeps_deleted=self.keeps_deleted)
 
@@ -109,27 +109,27 @@ class BatchChanges:
         types = {name: type_ddl(type_) for name, type_ in table.form().column_types.items()}
         self._whole = WholeChanges(table.arrow_schema, types, rules.schema_changes)
         self._kept: list[pa.Table] | None = None
-        """The changes, kept in memory if they are only one share."""
+        """The batch's changes once they are read, if its keys are only one share; otherwise None."""
         self.folder: Final = table.location.rstrip("/")
         self.schema: Final = table.arrow_schema
         self.columns: Final = rules.columns_of(self.schema)
         self.shares: Final = 1 + changes.count // rules.rows_of_a_share
-        """Number of shares into which the keys are divided."""
+        """Number of shares (parts) into which the batch's keys are divided, so that one fits in memory."""
         self._sources: Final = [name for name in _SOURCES if name in rules.keys]
-        """Columns of the source's table; none unless several are merged."""
+        """Key columns that name the source's table; empty unless several tables are merged into this one."""
         self._highest: dict[Key, Order] = {}
-        """The highest place, by source, of a change that no snapshot has read; known after :meth:`check`."""
+        """The highest place of a change, by source, without rows of snapshots; set by :meth:`check`."""
         self.truncations: dict[Order, datetime | None] = {}
-        """The batch's truncations, with their times; known after :meth:`check`."""
+        """Places of the batch's truncations, with their times in the source; set by :meth:`check`."""
 
     @property
     def keys(self) -> pa.Schema:
-        """The columns of the key."""
+        """The columns of the key, with their types in the table."""
         return pa.schema([self.schema.field(name) for name in self.columns.keys])
 
     @property
     def truncated_at(self) -> Order:
-        """Place of the batch's highest truncation; ``LOWEST`` if it has none."""
+        """Place of the batch's last truncation in the order of changes; ``LOWEST`` if it has none."""
         return max(self.truncations, default=LOWEST)
 
     def recent(self, folder: str) -> RecentRows:
@@ -142,11 +142,12 @@ class BatchChanges:
         )
 
     def check(self) -> None:
-        """Find truncations, and write the changes that cannot be applied into the table of bad changes.
+        """Note the batch's truncations; write changes that cannot be applied into a table beside this one.
 
         Raises:
             SinkConflict: If there is such a change, and the rules stop at it or its operation is one of
-                ``FINAL``; or for the reason of :meth:`_check_positions`.
+                ``FINAL``; or if all positions of a source are lower than its highest one in the table,
+                and have another number of parts.
             DeltaError, OSError: If the storage does not answer.
         """
         bad = BadChanges(uri=f"{self.folder}/{BAD_CHANGES}", storage=self._storage)
@@ -181,9 +182,10 @@ class BatchChanges:
             )
 
     def _refuting_rows(self, lower: Mapping[Key, Order]) -> Iterator[tuple[Key, Order]]:
-        """Yield sources whose place is refuted (:func:`_is_refuted`), with the place that refutes it.
+        """Yield each source of which the table has a higher position with another number of parts.
 
-        ``lower`` has at least one source. Read files until each source has a row with a position of its kind.
+        The table's position is yielded, too. ``lower`` has the highest place of the batch's changes by
+        source, at least one. Read files until each source has a row with as many parts.
         """
         undecided = dict(lower)
         names = [*self._sources, POSITION]
@@ -204,7 +206,7 @@ class BatchChanges:
                 return
 
     def _tables(self) -> Iterator[pa.Table]:
-        """Yield the changes in parts, with all columns of the table."""
+        """Yield the changes piece by piece, completed to all columns of the table."""
         whole = map(self._whole.of, self._changes.tables())
         if self.shares > 1:
             return whole
@@ -240,7 +242,10 @@ class BatchChanges:
         return bad.filter(pa.array(counts, pa.bool_()))
 
     def share(self, number: int) -> pa.Table:
-        """Return the changes of a share of the keys."""
+        """Return the changes of one share: the part ``number``, from 0, of the batch's keys.
+
+        Truncations and changes that cannot be applied are left out.
+        """
         return pa.concat_tables(self._rows_of_share(number))
 
     def _rows_of_share(self, number: int) -> Iterator[pa.Table]:
@@ -251,24 +256,27 @@ class BatchChanges:
             yield keyed.filter(self.in_share(keyed, number))
 
     def in_share(self, rows: pa.Table, number: int) -> pa.Array:
-        """Return for each row whether its key is in a share."""
+        """Return for each row whether its key is in share ``number``, a part of the batch's keys."""
         if self.shares == 1:
             return pa.repeat(pa.scalar(True), len(rows))
         keys = keys_of(rows, self.columns.keys)
         return pa.array([share_of(key, self.shares) == number for key in keys], pa.bool_())
 
     def first_values(self, keys: Iterable[Key]) -> pa.Array:
-        """Return the values of the first column of keys."""
+        """Return the value that each key has in the first column of the key."""
         return pa.array([key[0] for key in keys], self.schema.field(self.columns.keys[0]).type)
 
     def spooled(
         self, source_of: Callable[[int], pa.Table], spools: ExitStack
     ) -> tuple[pa.RecordBatchReader, str]:
-        """Return the source of the MERGE, and a condition on the keys in it; an empty text if there is none.
+        """Return the rows for the MERGE, and a condition on their keys by which it leaves out files.
+
+        The condition is an empty text if there are several shares (parts of the keys), or if none is
+        possible.
 
         Args:
-            source_of: Function that makes the source's rows of a share.
-            spools: Closes the temporary file that holds the source if there are several shares.
+            source_of: Function that returns the rows of the share with a number.
+            spools: Closes the temporary file that holds the rows if there are several shares.
         """
         first, *others = range(self.shares)
         one = source_of(first)
@@ -325,7 +333,7 @@ class BatchChanges:
 
 
 def _highest_of(rows: pa.Table, sources: Sequence[str]) -> dict[Key, Order]:
-    """Return the highest place of each source that has one."""
+    """Return the highest place (``effects.Order``) in the rows of each source that has one."""
     highest = rows.group_by(list(sources)).aggregate([(POSITION, "max")])
     places = highest[f"{POSITION}_max"].to_pylist()
     keys = keys_of(highest, sources) if sources else iter([()])
@@ -333,7 +341,7 @@ def _highest_of(rows: pa.Table, sources: Sequence[str]) -> dict[Key, Order]:
 
 
 def _is_refuted(at: Order, stored: Order) -> bool:
-    """Return whether a place is lower than one that is stored, and has another number of parts."""
+    """Return whether place ``at`` is lower than ``stored``, and its position has another number of parts."""
     return at < stored and parts_in(at) != parts_in(stored)
 
 
@@ -356,7 +364,9 @@ def bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
 
 
 def keep_properties(table: TableSnapshot, wanted: Mapping[str, str]) -> Mapping[str, str]:
-    """Give a table the properties that it lacks, and return all that it has then.
+    """Give a table those of the ``wanted`` properties that it lacks, and return all that it has then.
+
+    Properties that the table has already keep their values.
 
     Raises:
         FileExistsError: If another commit came first, or may have.

@@ -38,7 +38,7 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 _DIGITS: Final[Mapping[str, int]] = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
-"""Digits of the whole numbers, from the narrowest type on."""
+"""Maximum number of decimal digits of each type of whole numbers, the narrowest type first."""
 FLOAT, DOUBLE = "float", "double"
 _FLOATS: Final = (FLOAT, DOUBLE)
 _MOST_DIGITS: Final = 38
@@ -48,7 +48,7 @@ _ARRAY: Final = re.compile(r"array<(.*)>")
 
 
 def type_of(name: str, types: Mapping[str, SourceType]) -> str:
-    """Return the type that a new column for a source's values gets: text if the source's type is unknown."""
+    """Return the type, in Spark's DDL, of a new column ``name``: text if the source's type is unknown."""
     source = types.get(name)
     return TEXT if source is None or _is_unknown(source) else source.spark
 
@@ -61,7 +61,7 @@ def _is_unknown(source: SourceType) -> bool:
 
 
 def carried(values: Mapping[str, Any], types: Mapping[str, SourceType]) -> str:
-    """Return values of columns as text, each with its type.
+    """Return values by column as a JSON text, each with its type: ``{"size":["int",7]}``.
 
     Raises:
         ValueError: If a value is bytes and its type is unknown, or if it is nested too deeply.
@@ -150,9 +150,10 @@ def whole_number(value: Decimal) -> int:
 
 
 def real_number(value: Decimal | float, type_: str) -> float:
-    """Return a number as a floating point number of the type :data:`FLOAT` or :data:`DOUBLE`.
+    """Return the number of the type :data:`FLOAT` or :data:`DOUBLE` that ``value`` stands for.
 
-    The value may be the number's text, which has rounded digits; that of a float is its ``repr``.
+    ``value`` is either exactly this number, or has the rounded digits with which a program writes the number.
+    A ``float`` for a ``FLOAT`` counts as the decimal number in its ``repr``.
 
     Raises:
         ValueError: If it is another number: with more digits, or with an exponent that the type lacks.

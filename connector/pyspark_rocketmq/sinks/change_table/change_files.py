@@ -22,11 +22,14 @@ class ChangeRows(Protocol):
         ...
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield the changes in parts, one at a time in memory."""
+        """Yield the changes as several Arrow tables, of which only one is in memory at a time."""
         ...
 
     def carrying(self) -> Iterator[pa.Table]:
-        """Yield the parts in which a change may have values in the column ``MORE``."""
+        """Yield those tables of :meth:`tables` that may have values in the column ``MORE``.
+
+        That column has the values of columns which the query did not have when it started.
+        """
         ...
 
 
@@ -39,13 +42,16 @@ class FileChanges:
 
     @property
     def count(self) -> int:
-        """See :attr:`ChangeRows.count`."""
+        """Number of the changes in all files."""
         return sum(file.num_records for file in self.files)
 
     def tables(self) -> Iterator[pa.Table]:
-        """See :meth:`ChangeRows.tables`."""
+        """Yield the changes of all files as Arrow tables, of which only one is in memory at a time."""
         return self.folder.stream(self.files)
 
     def carrying(self) -> Iterator[pa.Table]:
-        """See :meth:`ChangeRows.carrying`."""
+        """Yield the changes of the files that may have values in the column ``MORE``.
+
+        That column has the values of columns which the query did not have when it started.
+        """
         return self.folder.stream([file for file in self.files if file.null_count(MORE) != file.num_records])

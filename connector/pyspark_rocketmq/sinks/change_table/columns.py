@@ -19,7 +19,10 @@ PROBLEM: Final = "__problem"
 BODY: Final = "__body"
 """Column with the body of a message that cannot be applied; null for others."""
 MORE: Final = "__more"
-"""Column with the values of columns that the query lacks (``carried.carried``); null for most changes."""
+"""Column with the values of columns that the query did not have when it started; null for most changes.
+
+They are a text of ``carried.carried``.
+"""
 SCHEMA: Final = "schema"
 """Operation of a row that stands for a change of the source's schema, and ends the query.
 
@@ -29,17 +32,17 @@ only if the table has one of them.
 TARGET: Final = "__target"
 """Column with the folder of the table of a change; empty if unknown. Only for ``ChangeTables``."""
 KEYS: Final = "__keys"
-"""Column with the key's columns as a JSON list; null for a truncation. Only for ``ChangeTables``."""
+"""Column with the names of the key as a JSON list; null for a truncation. Only for ``ChangeTables``."""
 DAY: Final = "__day"
 """Column with the day on which a row was recorded, in a table beside a change table."""
 SOURCE: Final = "__source"
-"""Column with the source of the table's rows (``routes.Routed.source``). Only for ``ChangeTables``."""
+"""Column with the source's table, as text of ``routes.Routed.source``. Only for ``ChangeTables``."""
 HIDDEN: Final = frozenset({POSITION, OLDER, DELETED, *(field.name for field in HISTORY_FIELDS)})
 """Columns that a change table may have besides those of the source's table."""
 _RESERVED: Final = frozenset(name.lower() for name in {*HIDDEN, OPERATION, ABSENT, TIME, EFFECT, DAY})
 """Names, in small letters, of all columns that are added to a table's own ones while changes are applied."""
 _PREFIX: Final = "of_"
-"""Prefix of the table's columns in rows of changes, so that no name of theirs clashes with those above."""
+"""Prefix of the table's columns in rows of changes, so that none has the name of another column there."""
 
 
 def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
@@ -57,7 +60,7 @@ def change_columns(table: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a name, in any case, is forbidden for columns of the source."""
+    """Return whether the sink itself uses a column of this name, in any case, so that the source must not."""
     return name.lower() in _RESERVED
 
 
@@ -68,16 +71,19 @@ def routed_columns() -> pa.Schema:
 
 
 def change_schema(table: Iterable[pa.Field]) -> pa.Schema:
-    """Return all columns of a change."""
+    """Return all columns of a change to a table with the columns ``table``, also its message's position."""
     return pa.schema([*POSITION_FIELDS, *change_columns(table)])
 
 
 def value_column(name: str) -> str:
-    """Return the column of a change that has the value of a table's column."""
+    """Return the name that a table's column has in rows of changes: its own name after ``of_``."""
     return f"{_PREFIX}{name}"
 
 
 def keyed_rows(changes: pa.Table, columns: Collection[str]) -> pa.Table:
-    """Return changes in which ``columns`` have the names that they have in the table, without the prefix."""
+    """Return changes with few columns: place, operation, absent columns, time, and the values of ``columns``.
+
+    The values have the names of the table's columns, without the prefix ``of_``.
+    """
     chosen = changes.select([POSITION, OPERATION, ABSENT, TIME, *map(value_column, columns)])
     return chosen.rename_columns([POSITION, OPERATION, ABSENT, TIME, *columns])

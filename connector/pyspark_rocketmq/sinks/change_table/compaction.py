@@ -31,11 +31,11 @@ from pyspark_rocketmq.change_data.effects import (
 )
 
 POSITION: Final = "__position"
-"""Column with the place of a change in the order of all changes, and with that of a row's newest change."""
+"""Column with a place in the order of all changes: that of a change, or of the newest change in a row."""
 OLDER: Final = "__older"
 """Column with the places of the values in a row that are older than its newest change.
 
-Its text is that of ``effects.older_text``.
+It is a text of ``effects.older_text``; null if no value is older.
 """
 DELETED: Final = "__deleted"
 """Column that marks deleted rows, in a table that keeps them."""
@@ -51,7 +51,7 @@ UNPLACED: Final[Order] = " "
 """Place of a row that the table had before it was a change table: below every change's."""
 
 Key = tuple[Any, ...]
-"""Values of the key's columns, as Arrow gives them."""
+"""Values of the key's columns, as the Python objects that Arrow returns for them."""
 
 
 class Effect(StrEnum):
@@ -77,7 +77,7 @@ class TableColumns:
 
     @property
     def hidden(self) -> tuple[pa.Field, ...]:
-        """The columns that the source's table lacks."""
+        """The columns that a change table has besides those of the source's table."""
         deleted = (pa.field(DELETED, pa.bool_()),) if self.keeps_deleted else ()
         return (pa.field(POSITION, pa.string()), pa.field(OLDER, pa.string()), *deleted)
 
@@ -90,9 +90,9 @@ class KeyedChanges:
     rows: pa.Table
     """Changes with a key."""
     facts: dict[Key, list[Fact]] = field(init=False)
-    """The facts (``effects.Fact``) of each key; the number of a fact is that of its row in ``rows``."""
+    """The changes of each key as ``effects.Fact``; ``Fact.row`` is the index of the change in ``rows``."""
     deletions: dict[Key, Order] = field(init=False, default_factory=dict)
-    """The highest deletion of each key that has one."""
+    """Place of the last deletion of each key that has one, in the order of changes."""
 
     def __post_init__(self) -> None:
         self.facts = {}
@@ -126,7 +126,7 @@ class DividedChanges:
     """Changes with a key, divided into those that :func:`merge_source` and :func:`whole_source` take."""
 
     rows: pa.Table
-    """All changes of each key that has a deletion, a change without all values, or one not above the floor.
+    """All changes of each key that has a deletion, a change without all values, or one before a truncation.
 
     Also all changes of keys of which something else is known: see :meth:`of`.
 
@@ -144,7 +144,7 @@ class DividedChanges:
             rows: Changes with a key.
             others: Keys of which something else is known, a row of the table or a deletion: their changes go
                 into ``rows`` of the result.
-            floor: See :func:`~pyspark_rocketmq.change_data.effects.combine`.
+            floor: Place of the last truncation in the order of changes; ``LOWEST`` without one.
         """
         is_whole = pc.equal(pc.fill_null(pc.list_value_length(rows[ABSENT]), 0), 0)
         is_placed = pc.and_(
@@ -157,7 +157,10 @@ class DividedChanges:
 
 
 def whole_source(columns: TableColumns, whole: pa.Table) -> pa.Table:
-    """Return one row per key, as :func:`merge_source`, from the changes of ``DividedChanges.whole``."""
+    """Return one row per key for a MERGE: the newest change of each key in ``whole``.
+
+    Each of these changes has all values; see ``DividedChanges.whole``.
+    """
     newest = _newest(columns.keys, whole)
     count = len(newest)
     hidden = {POSITION: newest[POSITION], OLDER: pa.nulls(count, pa.string())}
@@ -180,7 +183,7 @@ def _newest(keys: Sequence[str], rows: pa.Table) -> pa.Table:
 
 
 def keys_of(rows: pa.Table, names: Sequence[str]) -> Iterator[Key]:
-    """Yield the key of each row."""
+    """Yield the key of each row: its values in the columns ``names``."""
     return zip(*(rows[name].to_pylist() for name in names), strict=True)
 
 
@@ -234,7 +237,10 @@ def merge_source(
 
 
 def stored_facts(stored: pa.Table, first: int) -> Iterator[Fact]:
-    """Yield a fact for each row of the table; they are numbered from ``first`` on."""
+    """Yield a ``Fact`` for each row read from the table: places of its values, and of its deletion.
+
+    ``Fact.row`` counts from ``first`` on.
+    """
     deleted = stored[DELETED].to_pylist() if DELETED in stored.column_names else [False] * len(stored)
     rows = zip(stored[POSITION].to_pylist(), stored[OLDER].to_pylist(), deleted, strict=True)
     for number, (at, older, is_deleted) in enumerate(rows, first):
@@ -273,7 +279,7 @@ class _Source:
             values.append(value)
 
     def table(self) -> pa.Table:
-        """Return the source."""
+        """Return the rows of the added states as a table, with values, place and ``Effect``."""
         newest = pa.array(self._newest, pa.int64())
         taken = {name: self._rows[name].take(pa.array(self._keys, pa.int64())) for name in self._columns.keys}
         for name in self._columns.others:
@@ -293,7 +299,7 @@ class _Source:
 
 
 def _is_as_stored(state: RowState, stored: Fact) -> bool:
-    """Return whether the row of the table is already in a state."""
+    """Return whether ``stored``, the row of the table, is already in ``state``."""
     return (
         state.row == stored.row
         and state.at == stored.at

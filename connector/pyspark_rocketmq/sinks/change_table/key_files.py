@@ -25,7 +25,10 @@ def may_have_keys(keys: Collection[Key], columns: pa.Schema, stored: pa.Schema |
 
 
 def may_have_keys_of(rows: pa.Table, columns: pa.Schema, stored: pa.Schema | None = None) -> MayHave:
-    """Return the condition of :func:`may_have_keys` for the keys of rows."""
+    """Return a condition for ``rows_of_files`` that holds for each file with one of the keys in ``rows``.
+
+    For the arguments see :func:`may_have_keys`.
+    """
     return _may_have(
         lambda place, type_: rows[columns.names[place]].cast(type_).combine_chunks(), columns, stored
     )

@@ -80,7 +80,7 @@ def fields_of(columns: Mapping[str, str]) -> pa.Schema:
 
 
 def _carried_by(rows: pa.Table) -> list[dict[str, tuple[str, Any]]]:
-    """Return what each change carries besides the columns of its file; an empty list if none does."""
+    """Return the type and value by column that each change has in ``MORE``; an empty list if none has any."""
     if MORE not in rows.column_names or rows[MORE].null_count == len(rows):
         return []
     return [{} if text is None else carried_values(text) for text in rows[MORE].to_pylist()]
@@ -95,7 +95,7 @@ class WholeChanges:
     types: Mapping[str, str]
     """Type of each of these columns, as Spark's DDL names it, by the column's name."""
     schema_changes: str = LENIENT
-    """See ``ChangeTable``."""
+    """Treatment of values without a column in the table: see ``ChangeTable``."""
 
     def of(self, rows: pa.Table) -> pa.Table:
         """Return changes with all columns.
@@ -138,7 +138,7 @@ class WholeChanges:
     def _put_row(
         self, values: Mapping[str, list[Any]], number: int, row: Mapping[str, tuple[str, Any]]
     ) -> str | None:
-        """Put the values of a row into their columns; return why one of them cannot be there."""
+        """Put the values of a row into their columns; return why one of them cannot be there, or None."""
         found = None
         for name, (type_, value) in row.items():
             if name in values or self.schema_changes != IGNORE:

@@ -93,7 +93,7 @@ class RecentRows:
         self._maintain(table.version())
 
     def _give_types(self, table: DeltaTable, columns: pa.Schema) -> None:
-        """Rewrite all rows if their columns have other types now, since the change table was rewritten.
+        """Rewrite all stored rows if ``columns`` have other types, since the change table was rewritten.
 
         Raises:
             FileExistsError: If another commit came first.
@@ -175,7 +175,9 @@ class Deletions:
     """Columns of the key."""
 
     def record(self, deletions: Mapping[Key, Order], truncated_at: Order = LOWEST) -> None:
-        """Record deletions and a truncation.
+        """Record the last deletion of each key, and a truncation unless ``truncated_at`` is ``LOWEST``.
+
+        The values are places in the order of changes.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -215,7 +217,7 @@ class Deletions:
         return found, truncated_at
 
     def keys_in(self, deletions: Mapping[Key, Order]) -> pa.Table:
-        """Return the keys of deletions."""
+        """Return the keys of ``deletions`` as a table with the key's columns."""
         return self._rows(deletions).select(self.keys.names)
 
     def _rows(self, deletions: Mapping[Key, Order]) -> pa.Table:
@@ -321,7 +323,7 @@ class BadChanges:
     storage: StorageOptions
 
     def record(self, changes: Iterable[pa.Table]) -> None:
-        """Add changes.
+        """Append changes to the table, with position, problem and body; create the table if it is missing.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.

@@ -210,17 +210,17 @@ class ChangeTable(DeltaSink):
 
     @property
     def envelope(self) -> Envelope:
-        """See ``TakesChanges.envelope``."""
+        """The envelope: the object that reads the changes in a message."""
         return self._envelope
 
     @property
     def source_table(self) -> str | None:
-        """See ``TakesChanges.source_table``."""
+        """Name of the source's table whose changes count; None if the messages are about only one table."""
         return self._source_table
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns of the key."""
+        """Names of the key's columns."""
         return self._rules.keys
 
     def setting(self, name: str) -> str:
@@ -322,10 +322,13 @@ class ChangeTable(DeltaSink):
         return () if handle is None else handle.log.table.form().partition_by
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
-        """See :meth:`DeltaSink.begin`.
+        """Begin a micro-batch: read the table's newest version, and the group's watermark of each queue.
+
+        ``queues`` has the generation of each queue; above 0, its offsets have begun again. Raises the errors
+        of :meth:`DeltaSink.begin`, and this one:
 
         Raises:
-            SinkConflict: Also if a queue's offsets have begun again, and ``order`` is ``queue``.
+            SinkConflict: If a queue's offsets have begun again, and ``order`` is ``queue``.
         """
         check_order(self._chosen["order"], queues, self.path)
         return super().begin(consumer_group, queues)
@@ -340,7 +343,7 @@ class ChangeTable(DeltaSink):
         return {} if handle is None else handle.log.table.form().configuration
 
     def keep_properties(self, wanted: Mapping[str, str]) -> Mapping[str, str]:
-        """Give the table the properties that it lacks; return all that it has then.
+        """Give the table those of the ``wanted`` properties that it lacks; return all that it has then.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.
@@ -365,7 +368,7 @@ class ChangeTable(DeltaSink):
         """Create the table with these properties if it is missing; then prepare it for its own columns.
 
         Raises:
-            RocketMQError: See :meth:`prepare`.
+            RocketMQError: For the reasons of :meth:`prepare`.
             DeltaError, OSError: If the storage does not answer.
         """
         if not self.exists():
@@ -542,7 +545,7 @@ def _check(path: str | Path, keys: Sequence[str], chosen: Mapping[str, str]) -> 
 
 
 def choice_problems(chosen: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with settings that have a few values."""
+    """Return what is wrong with settings whose values are words, such as ``order``; empty if nothing is."""
     problems = [
         f"{name}={value!r} is none of {', '.join(map(repr, _CHOICES[name]))}"
         for name, value in chosen.items()

@@ -40,17 +40,17 @@ class TargetChanges:
         return self.operations != {SCHEMA}
 
     def tables(self) -> Iterator[pa.Table]:
-        """See ``ChangeRows.tables``."""
+        """Yield the changes as Arrow tables, one for each record batch in the file."""
         with pa.memory_map(self.path) as mapped, pa.ipc.open_file(mapped) as stored:
             for number in self.batches:
                 yield pa.Table.from_batches([stored.get_batch(number)])
 
     def carrying(self) -> Iterator[pa.Table]:
-        """See ``ChangeRows.carrying``."""
+        """Yield all changes, like :meth:`tables`: each may have values in the column ``MORE``."""
         return self.tables()
 
     def add(self, number: int, rows: pa.RecordBatch) -> None:
-        """Note a record batch of the file."""
+        """Note that record batch ``number`` of the file has the changes ``rows`` of this table."""
         self.batches.append(number)
         self.count += rows.num_rows
         self.key_texts.update(rows.column(KEYS).drop_null().unique().to_pylist())
@@ -61,7 +61,7 @@ class TargetChanges:
 def split_by_target(changes: Iterable[pa.Table], path: str) -> dict[str, TargetChanges]:
     """Write changes into an Arrow file, each record batch with changes of one table.
 
-    Return where each table's changes are in the file.
+    Return by table (its folder in the column ``TARGET``) where its changes are in the file.
     """
     found: dict[str, TargetChanges] = {}
     written = 0
@@ -79,7 +79,7 @@ def split_by_target(changes: Iterable[pa.Table], path: str) -> dict[str, TargetC
 
 
 def _parts(rows: pa.Table) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the rows of each table."""
+    """Yield folder and rows of each table that ``rows`` have changes of."""
     [*batches] = rows.sort_by(TARGET).combine_chunks().to_batches()
     for batch in batches:
         start = 0

@@ -191,27 +191,33 @@ class ChangeTables(DeltaSink):
 
     @property
     def envelope(self) -> Envelope:
-        """See ``RoutesChanges.envelope``."""
+        """The envelope: the object that reads the changes in a message."""
         return self._envelope
 
     @property
     def router(self) -> Router:
-        """See ``RoutesChanges.router``."""
+        """The router, which finds the folder and the columns for each table of the source."""
         return Router(self._routes, self._ignored, self._salt)
 
     def setting(self, name: str) -> str:
-        """Return the value of a setting that has a few possible values, such as ``order``."""
+        """Return the value of a setting of the constructor that is a word, such as ``order``."""
         return self._chosen[name]
 
     def prepare(self, schema: pa.Schema) -> None:  # noqa: ARG002 - tables have columns of their own
-        """Create the table with the watermarks if it is missing; see ``DeltaSink.prepare``."""
+        """Create the table with the watermarks if it is missing, and check it.
+
+        The other tables are created when their first change comes.
+        """
         super().prepare(_COLUMNS)
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
-        """See ``DeltaSink.begin``.
+        """Begin a micro-batch: read the group's watermark of each queue.
+
+        ``queues`` has the generation of each queue; above 0, its offsets have begun again. Raises the errors
+        of ``DeltaSink.begin``, and this one:
 
         Raises:
-            SinkConflict: Also if a queue's offsets have begun again, and ``order`` is ``queue``.
+            SinkConflict: If a queue's offsets have begun again, and ``order`` is ``queue``.
         """
         check_order(self._chosen["order"], queues, self._folder)
         return super().begin(consumer_group, queues)
@@ -368,11 +374,11 @@ class ChangeTables(DeltaSink):
 
 @dataclass(frozen=True)
 class _Opened:
-    """A table, with the source of its rows."""
+    """A change table that is kept open, and the source's table whose rows it has."""
 
     table: ChangeTable
     source: str
-    """See ``Routed.source``."""
+    """The source's table as a JSON list of names, or ``*`` if several tables are merged into this one."""
 
     def check(self, changes: TargetChanges) -> None:
         """Refuse changes of another table of the source, or with another key.
@@ -399,7 +405,10 @@ class _Opened:
 
 
 def _is_of_target(rows: pa.Table) -> pa.ChunkedArray:
-    """Return for each row whether it is for its table: a change to apply, or one of the schema."""
+    """Return for each row whether its own table is to have it: a change to apply, or one of the schema.
+
+    It is False for a change that cannot be applied, which goes into the table of bad changes.
+    """
     return pc.or_(pc.is_null(rows[PROBLEM]), pc.equal(rows[OPERATION], SCHEMA))
 
 
@@ -417,7 +426,7 @@ class TablesAppender:
 
     @property
     def commits_by(self) -> str:
-        """See :meth:`Appender.commits_by`."""
+        """Name of the writer that makes the commits, for log messages: always ``delta-rs``."""
         return "delta-rs"
 
     def append(
@@ -428,10 +437,14 @@ class TablesAppender:
         commit: SinkCommit,
         columns: pa.Schema,  # noqa: ARG002 - each table has its own
     ) -> int:
-        """See :meth:`Appender.append`.
+        """Apply the changes in ``files`` to their tables, then commit the watermarks and remove the files.
+
+        Return the new version of the table with the watermarks. See :meth:`Appender.append`.
 
         Raises:
             SinkConflict: For the reasons of :meth:`ChangeTables.apply`.
+            FileExistsError: If another commit to the table with the watermarks came first.
+            DeltaError, OSError: If a commit failed, or if its outcome is unknown.
         """
         if files:
             self.tables.apply(FileChanges(log.files, files), self.table)
@@ -440,9 +453,9 @@ class TablesAppender:
         return version
 
     def set_watermarks(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """See :meth:`Appender.set_watermarks`."""
+        """Make a commit without changes that sets watermarks, for an operator; return the new version."""
         return FileAppender(self.table).set_watermarks(log, before, commit)
 
     def add_columns(self, log: SinkLog, columns: pa.Schema) -> None:  # noqa: ARG002 - it has the same table
-        """See :meth:`Appender.add_columns`."""
+        """Add columns to the table with the watermarks."""
         self.table.add_columns(columns)

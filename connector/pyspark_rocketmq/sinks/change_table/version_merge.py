@@ -86,10 +86,9 @@ class VersionMerge:
         )
 
     def of_share(self, number: int) -> pa.Table:
-        """Record which changes of one share of the keys the table's versions will not show.
+        """Return the versions to write or to delete, as rows for the MERGE, of one share (part) of the keys.
 
-        A share is a part of the batch, by key. Return the versions of its keys to write or to delete, as rows
-        for the MERGE.
+        First record those changes of the share that the table's versions will not show.
         """
         batch = self._batch
         facts = _FactsOfShare(self._table, self._past, batch, self._stored_schema, number)
@@ -107,7 +106,10 @@ class VersionMerge:
         table: DeltaTable,
         properties: CommitProperties,
     ) -> None:
-        """See ``Merge.merge``."""
+        """Commit the MERGE of ``source``: write and delete versions by key and place.
+
+        Current versions of other keys end at the batch's truncations.
+        """
         names = [name for name in source.schema.names if name != EFFECT]
         old = f"coalesce({TARGET}.{quoted(POSITION)}, {sql_literal(UNPLACED)})"
         is_version = f" AND {old} = {SOURCE}.{quoted(POSITION)}"
@@ -141,7 +143,7 @@ class _FactsOfShare:
     """Number of the share."""
 
     def versions(self, keys: Collection[Key], since: Order) -> pa.Table:
-        """See ``Facts.versions``."""
+        """Return those versions of ``keys`` that end at place ``since`` or later, or have not ended."""
         first, values = self._key_names[0], self.batch.first_values(keys)
         found = [self.schema.empty_table()]
         for rows in self._stored(may_have_keys(keys, self.batch.keys)):
@@ -151,15 +153,15 @@ class _FactsOfShare:
         return pa.concat_tables(found)
 
     def past(self, keys: Collection[Key], since: Order) -> pa.Table:
-        """See ``Facts.past``."""
+        """Return the changes of ``keys`` at place ``since`` or later that are recorded beside the table."""
         return self._of(keys, self.past_changes.of_keys(keys, since))
 
     def truncations(self, since: Order) -> Truncations:
-        """See ``Facts.truncations``."""
+        """Return the recorded truncations at place ``since`` or later, with their times."""
         return self.past_changes.truncations(since)
 
     def keys_after(self, at: Order) -> set[Key]:
-        """See ``Facts.keys_after``."""
+        """Return the share's keys of which a version or a recorded change is at place ``at`` or later."""
         found = set[Key]()
         may_be = has_counted(PLACES) & has_value(PLACES)
         for name in (POSITION, END_POSITION):

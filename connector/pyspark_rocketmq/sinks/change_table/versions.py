@@ -77,17 +77,21 @@ class Facts(Protocol):
         ...
 
     def past(self, keys: Collection[Key], since: Order) -> pa.Table:
-        """Return the remembered changes of keys from a place on."""
+        """Return the changes of ``keys`` at place ``since`` or later that are recorded beside the table.
+
+        They are changes that no version in the table shows.
+        """
         ...
 
     def truncations(self, since: Order) -> Truncations:
-        """Return the remembered truncations from a place on."""
+        """Return the truncations at place ``since`` or later that are recorded beside the table."""
         ...
 
     def keys_after(self, at: Order) -> set[Key]:
         """Return the keys, also ones not in the batch, of which something is stored from place ``at`` on.
 
-        It may be a version that begins, changes or ends at that place or later, or a remembered change.
+        It may be a version that begins, changes or ends there or later, or a change recorded beside the
+        table.
         """
         ...
 
@@ -98,10 +102,14 @@ class Known(NamedTuple):
     changes: pa.Table
     """The batch's changes with a key."""
     stored: pa.Table
-    """The versions of their keys that had not ended at ``since``, and earlier ones with values that later
-    changes have overwritten in these."""
+    """The stored versions that had not ended at ``since``, of the keys that the batch concerns.
+
+    These are the keys in ``changes``; with a truncation, also keys of which something later is stored.
+
+    If a later change has overwritten a value in such a version, earlier versions are there, too.
+    """
     past: pa.Table
-    """The remembered changes of those keys of which something later than the batch's changes is stored."""
+    """Changes recorded beside the table, of those keys of which something later than the batch is stored."""
     truncations: Truncations
     """Truncations from ``since`` on."""
     since: Order
@@ -146,7 +154,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(columns: TableColumns, tracked: frozenset[str] | None, known: Known) -> Outcome:
-    """Return the effect of a batch on the table.
+    """Return the effect of a batch on a table that keeps all versions of its rows.
 
     Args:
         columns: Columns of the table.
@@ -214,7 +222,7 @@ def _tracks(tracked: frozenset[str] | None) -> Callable[[str], bool]:
 @dataclass(slots=True)
 class _Key:
     row: int
-    """Number of a row with the key."""
+    """Index of a row with the key."""
     events: list[Event] = field(default_factory=list)
     stored: list[StoredVersion] = field(default_factory=list)
 
@@ -272,7 +280,7 @@ class _Values:
         self._codes: dict[str, list[int]] = {}
 
     def differ(self, column: str, one: int | None, other: int | None) -> bool:
-        """See ``history.Differ``."""
+        """Return whether two rows, by their numbers, differ in a column; None stands for a row of nulls."""
         codes = self._codes.get(column)
         if codes is None:
             codes = self._codes[column] = _codes(self._rows[column])
@@ -310,7 +318,7 @@ class _Rows:
         self._hidden.append(hidden)
 
     def table(self, rows: pa.Table) -> pa.Table:
-        """Return the rows."""
+        """Return the added rows as a table; their values are taken from ``rows``."""
         taken = {name: rows[name].take(pa.array(self._keys, pa.int64())) for name in self._columns.keys}
         for name, numbers in self._taken.items():
             taken[name] = rows[name].take(pa.array(numbers, pa.int64()))
