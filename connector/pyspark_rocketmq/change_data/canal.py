@@ -42,12 +42,15 @@ _NOTHING: Final = (b"", b"null")
 
 @dataclass(frozen=True, slots=True)
 class CanalJson:
-    """The envelope ``canal``."""
+    """Reads the messages of Canal in flat JSON, and of TiCDC: the envelope ``canal``."""
 
     rules: Rules
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the changes of a message."""
+        """Return the contents of a message in their order, at least one.
+
+        A part that cannot be read is a :class:`BadChange`, never an error.
+        """
         if message.body.strip() in _NOTHING:
             return [PassedOver("empty body")]
         try:
@@ -152,7 +155,7 @@ class _Flat:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The parts of a message that its rows share."""
+    """The members of a message that count for all of its rows."""
 
     operation: Operation
     table: SourceTable

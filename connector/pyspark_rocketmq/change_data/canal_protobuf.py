@@ -40,10 +40,10 @@ from pyspark_rocketmq.change_data.times import MALFORMED, Unreadable
 Fields: TypeAlias = Mapping[int, Sequence[int | bytes]]
 
 _MESSAGES: Final = 7
-"""``PacketType.MESSAGES``."""
+"""``PacketType.MESSAGES``: the type of a packet that contains entries."""
 _UNCOMPRESSED: Final = (0, 1)
 _ROW_DATA: Final = 2
-"""``EntryType.ROWDATA``."""
+"""``EntryType.ROWDATA``: the type of an entry with rows or a statement."""
 _OTHER_ENTRIES: Final = {1: "transaction mark", 3: "transaction mark", 4: "heartbeat", 5: "transaction mark"}
 _OPERATIONS: Final = {1: Operation.INSERT, 2: Operation.UPDATE, 3: Operation.DELETE}
 _TRUNCATE: Final = 8
@@ -58,17 +58,20 @@ _STATEMENTS: Final = {
     11: "dindex",
 }
 _UPDATE: Final = 2
-"""Default of ``eventType``."""
+"""Number of the event UPDATE, the default of the field ``eventType``."""
 
 
 @dataclass(frozen=True, slots=True)
 class CanalProtobuf:
-    """The envelope ``canal-protobuf``."""
+    """Reads the messages of Canal in protobuf: the envelope ``canal-protobuf``."""
 
     rules: Rules
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the changes of a message."""
+        """Return the contents of a message in their order, at least one.
+
+        A part that cannot be read is a :class:`BadChange`, never an error.
+        """
         if not message.body:
             return [PassedOver("empty body")]
         try:
@@ -242,7 +245,9 @@ def _varint(encoded: bytes, at: int) -> tuple[int, int]:
 
 
 def number(message: Fields, field: int, otherwise: int = 0) -> int:
-    """Return a whole number, the last if the field is there more than once; ``otherwise`` if it is missing.
+    """Return the number in a field of a protobuf message; ``otherwise`` if the field is missing.
+
+    If the field is there more than once, the last value counts.
 
     Raises:
         ValueError: If the field is no number.
@@ -254,7 +259,9 @@ def number(message: Fields, field: int, otherwise: int = 0) -> int:
 
 
 def data(message: Fields, field: int) -> bytes:
-    """Return bytes, the last if the field is there more than once; empty if it is missing.
+    """Return the bytes in a field of a protobuf message; empty if the field is missing.
+
+    If the field is there more than once, the last value counts.
 
     Raises:
         ValueError: If the field is a number.
@@ -266,7 +273,9 @@ def data(message: Fields, field: int) -> bytes:
 
 
 def text(message: Fields, field: int) -> str:
-    """Return a text, the last if the field is there more than once; empty if it is missing.
+    """Return the text in a field of a protobuf message; empty if the field is missing.
+
+    If the field is there more than once, the last value counts.
 
     Raises:
         ValueError: If the field is no text in UTF-8.

@@ -1,4 +1,4 @@
-"""A change of a row, as every envelope gives it."""
+"""A change of a row, in the form that every envelope (the reader of one program's messages) returns."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class SourceType:
 
     @property
     def spark(self) -> str:
-        """Return the Spark type that holds every value of this type, as DDL names it.
+        """The Spark type that holds every value of this type, as DDL names it.
 
         A decimal that no Spark type can hold (more than 38 digits, or no maximum) is a string.
         """
@@ -133,7 +133,7 @@ class Change:
     here keeps its stored value too.
     """
     types: Mapping[str, SourceType] = field(default_factory=dict)
-    """Types of the columns, where the envelope has them."""
+    """Types of the columns in the source, by name; empty if the messages have no types."""
     source_time: datetime | None = None
     """Time of the change in the source in UTC; None if unknown.
 

@@ -57,7 +57,7 @@ class _Field:
 
 
 def connect_column(schema: Mapping[str, Any], rules: Rules) -> Column[Any]:
-    """Return the column of a field.
+    """Return type and decoder of a column, from the schema of its field in Kafka Connect's JSON.
 
     Raises:
         ValueError: If the schema cannot be read.

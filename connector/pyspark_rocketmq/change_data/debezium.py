@@ -54,12 +54,15 @@ _FLAT_MARKS: Final = frozenset({f"{_FLAT}op", f"{_FLAT}deleted"})
 
 @dataclass(frozen=True, slots=True)
 class DebeziumJson:
-    """The envelope ``debezium``."""
+    """Reads the messages of Debezium in JSON, nested or flattened: the envelope ``debezium``."""
 
     rules: Rules
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the contents of a message: one value; two if an update changes a key that ``keys`` names."""
+        """Return the contents of a message: one value; two if an update changes a key that ``keys`` names.
+
+        If the message cannot be read, the value is a :class:`BadChange`.
+        """
         if message.body.strip() in (b"", b"null", b"default"):
             return [PassedOver("tombstone")]
         try:
@@ -140,7 +143,11 @@ class _Struct:
 
     @classmethod
     def of(cls, value: Any, rules: Rules) -> _Struct:
-        """Return the payload with its schema."""
+        """Return the payload of a JSON value with its schema; a value that is no such pair has no schema.
+
+        Raises:
+            ValueError: If the payload is no JSON object.
+        """
         schema = None
         if isinstance(value, dict) and value.keys() == {"schema", "payload"}:
             schema, value = value["schema"], value["payload"]
@@ -185,7 +192,7 @@ class _Struct:
         return typed if self.schema is None and typed.columns().keys() == self.payload.keys() else self
 
     def columns(self) -> dict[str, Column[Any]]:
-        """Return the columns of the payload's members that the schema has."""
+        """Return type and decoder of those members of the payload that the schema has, by name."""
         return {
             name: connect_column(field, self.rules)
             for field in self._fields()
@@ -226,10 +233,10 @@ class _Event:
     before: _Struct | None
     after: _Struct | None
     schema: Mapping[str, Any] | None
-    """Schema of the rows."""
+    """Schema of ``before`` and ``after``; None if the message has none."""
     source: Mapping[str, Any]
     order: Any
-    """Order in the transaction."""
+    """Number of the change in its transaction; None if the message has none."""
 
     def position(self, rules: Rules) -> Position | None:
         source = self.source

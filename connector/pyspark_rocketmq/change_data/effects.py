@@ -27,7 +27,7 @@ Tables store it as text: Delta has statistics for texts, and all engines compare
 LOWEST: Final[Order] = ""
 """The place below all others: that of a value which nobody has sent yet."""
 OTHERS: Final = "*"
-"""Key in :attr:`Fact.older` for all columns that it does not name."""
+"""Key in :attr:`Fact.older` whose place is that of all columns which the mapping does not name."""
 NONE_OLDER: Final[Mapping[str, Order]] = MappingProxyType({})
 _PARTS, _RANKS = ".", " "
 """Separators within and between tuples. The second one sorts lower, so a shorter tuple is the lower one."""
@@ -102,7 +102,7 @@ class RowState(NamedTuple):
     elsewhere: Mapping[str, int | None]
     """Numbers of the rows with the values of other columns; None for a value that is missing."""
     older: Mapping[str, Order]
-    """See :attr:`Fact.older`."""
+    """Places of columns whose values are older than ``at``; ``LOWEST`` for a value that is missing."""
     deleted_at: Order
     """Place of the highest deletion; ``LOWEST`` if none is known."""
 
@@ -175,10 +175,10 @@ def compressed(places: Mapping[str, Order], at: Order) -> Mapping[str, Order]:
 
 
 def older_text(older: Mapping[str, Order]) -> str | None:
-    """Return :attr:`Fact.older` as a table stores it; None if no value is older."""
+    """Return the places of older values, by column, as the JSON text that tables store; None without any."""
     return json.dumps(older, ensure_ascii=False, sort_keys=True, separators=(",", ":")) if older else None
 
 
 def older_of(text: str | None) -> Mapping[str, Order]:
-    """Return :attr:`Fact.older` from what a table stores."""
+    """Return the places of older values, by column, from a text of :func:`older_text`; empty for None."""
     return NONE_OLDER if text is None else json.loads(text)

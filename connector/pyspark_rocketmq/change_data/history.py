@@ -210,7 +210,7 @@ class StoredVersion(NamedTuple):
     at: Order
     start: datetime | None
     places: Mapping[str, Order]
-    """See :meth:`Version.later_places`."""
+    """Places of the columns whose place is not ``at``, as :meth:`Version.later_places` returns them."""
     ended_at: Order | None
     end: datetime | None
 

@@ -42,12 +42,15 @@ _LAST_ROW: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class MaxwellJson:
-    """The envelope ``maxwell``."""
+    """Reads the messages of Maxwell: the envelope ``maxwell``."""
 
     rules: Rules
 
     def decode(self, message: ChangeMessage) -> Sequence[Decoded]:
-        """Return the changes of a message."""
+        """Return the contents of a message in their order, at least one.
+
+        A part that cannot be read is a :class:`BadChange`, never an error.
+        """
         if message.body.strip() in (b"", b"null"):
             return [PassedOver("empty body")]
         try:

@@ -45,7 +45,7 @@ _INTEGERS: Final = {
     "bigint": (64, Kind.LONG, Kind.DECIMAL),
     "serial": (64, Kind.DECIMAL, Kind.DECIMAL),
 }
-"""Bits, kind, and kind if unsigned."""
+"""Number of bits, kind if signed, and kind if unsigned, by the name of MySQL's type."""
 _DECIMALS: Final = frozenset({"decimal", "numeric", "dec", "fixed"})
 _BINARIES: Final = frozenset(
     {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
@@ -89,7 +89,7 @@ class _Declared:
 
 @lru_cache(maxsize=4096)
 def mysql_column(text: str, rules: Rules) -> Column[str]:
-    """Return the column for a type, given by its text in ``SHOW COLUMNS``.
+    """Return type and decoder of a column, from the text of its MySQL type in ``SHOW COLUMNS``.
 
     Raises:
         ValueError: If it cannot be read.
@@ -201,10 +201,10 @@ def _bytes(form: Bytes, padded: int, text: str) -> bytes:
 
 
 def as_bytes(form: Bytes, text: str) -> bytes:
-    """Return the bytes that a JSON string stands for.
+    """Return the bytes that a JSON string stands for; ``form`` is the way in which it is written.
 
     Raises:
-        ValueError: If it is not in this form.
+        ValueError: If the string is not in this form.
     """
     match form:
         case Bytes.LATIN_1:

@@ -48,12 +48,12 @@ class TableRoute:
     exclude: Sequence[str] = ()
     """The source's columns to leave out. Those of the key are always kept."""
     rename: Mapping[str, str] = field(default_factory=dict)
-    """Names in the lake by names in the source."""
+    """Names of columns in the lake, by their names in the source."""
     mask: Sequence[str] = ()
     """The source's columns whose values are replaced by a salted hash, as text."""
 
     def problems(self) -> list[str]:
-        """Return what is wrong with the route."""
+        """Return what is wrong with the route, one text for each problem; empty if nothing is."""
         problems = [pattern_problem("source", self.source), self._rename_problem()]
         return [problem for problem in problems if problem is not None] or self._target_problems()
 
@@ -82,7 +82,7 @@ class TableRoute:
         return found
 
     def match(self, table: SourceTable) -> str | None:
-        """Return the folder for a table; None if the route is not for it."""
+        """Return the folder for a table, below that of the sink; None if the pattern does not match."""
         found = re.fullmatch(self.source, str(table))
         if found is None:
             return None
@@ -111,7 +111,7 @@ def _folder(name: str) -> str:
 
 @dataclass(frozen=True)
 class Routed:
-    """A table of the source with the route that it takes."""
+    """A table of the source, and the route that gives it a folder, columns and names in the lake."""
 
     table: SourceTable
     route: TableRoute
@@ -227,7 +227,7 @@ class Router:
         self._known: dict[SourceTable, Routed | None] = {}
 
     def route(self, table: SourceTable) -> Routed | None:
-        """Return the route of a table; None if the table is ignored, or if no route is for it."""
+        """Return a table with its route; None if the table is ignored, or if no route matches it."""
         if table not in self._known:
             self._known[table] = self._find(table)
         return self._known[table]
@@ -252,7 +252,7 @@ def pattern_problem(setting: str, pattern: str) -> str | None:
 
 
 def route_problems(routes: Sequence[TableRoute], salt: str) -> list[str]:
-    """Return what is wrong with routes."""
+    """Return what is wrong with routes and salt, one text for each problem; empty if nothing is."""
     problems = [problem for route in routes for problem in route.problems()]
     if not routes:
         problems.append("routes=[] names none; leave it out, and every table has a folder of its own")

@@ -29,7 +29,7 @@ class RowImage:
     source_time: datetime | None
 
     def changes(self) -> Iterator[Change]:
-        """Yield the change, or two of them if the update changes the key.
+        """Yield the change of the row; if an update changes the key, yield a delete and an insert.
 
         Raises:
             ValueError: If the row lacks a column of the key.
@@ -81,7 +81,7 @@ def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def key_columns(named: Sequence[str] | None, own: Sequence[str], row: Mapping[str, Any]) -> Sequence[str]:
-    """Return the key's columns: those in ``named``, else those in ``own``, else a hidden column of the row.
+    """Return the names of the key's columns: ``named``, else ``own``, else a hidden column of the row.
 
     RDS and PolarDB-X add a hidden column to a table without a key. If the row has none, return no column.
     """

@@ -46,7 +46,7 @@ class Bytes(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Settings of the reader; hashable, so that compiled types can be cached for them."""
+    """Settings by which envelopes read messages; hashable, so that compiled types can be cached for them."""
 
     source_time_zone: tzinfo | None = None
     """Zone in which the program writes a TIMESTAMP without naming it (Canal: that of its JVM)."""
@@ -85,7 +85,11 @@ class Rules:
         return self.servers.index(server) + 1
 
     def or_null(self, decode: Callable[[ValueT], Any], value: ValueT) -> Any:
-        """Decode a value; NULL for one that no Spark type holds, if the reader wants it so."""
+        """Decode a value. Return None for a time that no Spark type holds, if ``out_of_range`` is ``NULL``.
+
+        Raises:
+            ValueError: If the value cannot be decoded, or is such a time and ``out_of_range`` is ``ERROR``.
+        """
         try:
             return decode(value)
         except OutOfRange as fault:
@@ -103,7 +107,7 @@ class Column(Generic[ValueT]):
 
 
 def decoded(columns: Mapping[str, Column[Any]], values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Decode a row.
+    """Decode a row, given by names and values; None stays None.
 
     Raises:
         ValueError: If a value does not fit its column, which is named.
@@ -118,7 +122,7 @@ def decoded(columns: Mapping[str, Column[Any]], values: Iterable[tuple[str, Any]
 
 
 def checked(position: Iterable[int]) -> Position:
-    """Return a position.
+    """Return a position as a tuple, after a check of its parts.
 
     Raises:
         ValueError: If a part is negative or has more than 63 bits.

@@ -32,7 +32,7 @@ for lists that are nested without end."""
 
 
 class OutOfRange(Unreadable):
-    """A date or time that exists in the source and in no Spark type."""
+    """A date or time that the source can have, but that no Spark type can hold."""
 
 
 def moment(micros: int) -> datetime:
@@ -63,7 +63,7 @@ def day(days: int) -> date:
 
 
 def micros_of(nanos: int) -> int:
-    """Return microseconds.
+    """Return nanoseconds as microseconds.
 
     Raises:
         ValueError: If the value has a part that microseconds cannot hold.

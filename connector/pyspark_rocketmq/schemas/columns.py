@@ -126,7 +126,7 @@ def _property(properties: Column | None, framing: Framing, name: str) -> Column:
 
 
 def _id_in(digits: Column, framing: Framing) -> Column:
-    """Return the id at the beginning of bytes in hexadecimal digits."""
+    """Return the schema's id at the beginning of bytes, given as hexadecimal digits; null without one."""
     found = _group(digits, _FRAMES[framing])
     number = sf.conv(found, 16, 10)
     if framing not in _GUIDS:
@@ -135,7 +135,7 @@ def _id_in(digits: Column, framing: Framing) -> Column:
 
 
 def _id_in_header(text: Column) -> Column:
-    """Return the id in a property: a GUID's text, digits or base64."""
+    """Return the schema's id in a property, or null; the property is the text of a GUID, digits or base64."""
     is_digits = text.rlike("^0[01](?:[0-9A-Fa-f]{2})*$")
     digits = sf.when(is_digits, sf.upper(text)).otherwise(sf.hex(sf.try_to_binary(text, sf.lit("base64"))))
     of_guid = sf.when(text.rlike("^[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}$"), sf.lower(text))
@@ -147,18 +147,18 @@ def _dashed(digits: Column) -> Column:
 
 
 def _group(digits: Column, pattern: str) -> Column:
-    """Return the first group of a match; null without a match."""
+    """Return the first group of the pattern's match in ``digits``; null without a match."""
     return sf.when(digits.rlike(pattern), sf.regexp_extract(digits, pattern, 1))
 
 
 def _indexes_length(body: Column, start: Column) -> Column:
-    """Return how many bytes the indexes at ``start`` take (Confluent)."""
+    """Return how many bytes Confluent's indexes of a message type take at ``start``; null if damaged."""
     digits = sf.hex(body.substr(start, sf.lit(_INDEX_BYTES)))
     return sf.length(_group(digits, f"^{_INDEXES}")) / 2
 
 
 def _name_length(body: Column, start: Column) -> Column:
-    """Return how many bytes the ``Ref`` at ``start`` takes, which names the message type (Apicurio)."""
+    """Return how many bytes Apicurio's ``Ref``, with the message type's name, takes; null if damaged."""
     digits = sf.hex(body.substr(start, sf.lit(3)))
     length = _number(_group(digits, "^([0-7].)"))
     name = body.substr(start + 3, length - 2).cast("string")

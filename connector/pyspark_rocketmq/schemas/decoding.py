@@ -1,4 +1,4 @@
-"""Decodes messages in listeners: one by one, or a record batch."""
+"""Decodes messages in listeners, one by one or a record batch, by schemas from a registry."""
 
 from __future__ import annotations
 
@@ -200,7 +200,10 @@ class BodyDecoder:
 
 @lru_cache(maxsize=64)
 def _decoders_of(settings: DecoderSettings) -> dict[SchemaId, Decode]:  # noqa: ARG001 - the key
-    """Return the decoders that this process has made so far, by schema; they outlive a micro-batch."""
+    """Return this process's decoders for these settings, by schema; callers add to the dict that is returned.
+
+    It is the same one for equal settings, and outlives a micro-batch.
+    """
     return {}
 
 

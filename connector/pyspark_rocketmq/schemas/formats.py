@@ -85,7 +85,7 @@ def avro_decoder(schema: RegisteredSchema, references: References, reader_schema
 
 
 def parse_reader_schema(text: str) -> Any:
-    """Return the schema to which values are converted, as fastavro uses it.
+    """Parse the Avro schema to which values are converted, and return it in fastavro's form.
 
     Raises:
         ValueError: If it is no Avro schema.
@@ -114,14 +114,14 @@ class _AvroShape:
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named
         self._least: dict[str, int] = {}
-        """Least number of bytes of each named type that has been checked."""
+        """Least number of bytes of a value, by named type, for the types that have been checked."""
         self._open: set[str] = set()
         """Names of the records that are being checked."""
         self.is_recursive = False
         """Whether a type contains itself."""
 
     def least_bytes(self, schema: Any) -> int:
-        """Return a lower bound for the bytes of a value; 0 only if a value may take none.
+        """Return a lower bound for the bytes of a value in Avro; 0 only if a value may take no bytes.
 
         Raises:
             BadRecord: If there is an array whose items may take no bytes.

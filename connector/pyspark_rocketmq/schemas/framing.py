@@ -49,7 +49,7 @@ SchemaId = int | UUID
 
 
 class Framing(StrEnum):
-    """A way to name a body's schema."""
+    """A way in which messages name the schema of their body: before the payload or in a property."""
 
     CONFLUENT = "confluent"
     CONFLUENT_HEADERS = "confluent-headers"
@@ -75,7 +75,7 @@ FIRST_MESSAGE: Final = (0,)
 
 
 class Frame(NamedTuple):
-    """A body, split."""
+    """The parts of a body: id of its schema, payload, and perhaps the message type."""
 
     schema_id: SchemaId
     payload: bytes
@@ -93,7 +93,7 @@ def split_frame(
     properties: Mapping[str, str] = _NO_PROPERTIES,
     body_format: BodyFormat = BodyFormat.AVRO,
 ) -> Frame:
-    """Split a body.
+    """Split a body into the id of its schema, the payload, and the message type if the frame names it.
 
     Raises:
         FrameDamaged: If body and properties are not in this framing. The error names another one that they
@@ -106,7 +106,7 @@ def split_frame(
 
 
 def looks_like(body: bytes, properties: Mapping[str, str] = _NO_PROPERTIES) -> str:
-    """Describe how a body seems to be framed; empty if nothing fits."""
+    """Return the name of the framing that a body seems to have, or other words for it; empty if none fits."""
     if CONFLUENT_PROPERTY in properties:
         return str(Framing.CONFLUENT_HEADERS)
     if any(name in properties for name in APICURIO_PROPERTIES):
@@ -168,7 +168,7 @@ def _split_confluent_headers(body: bytes, properties: Mapping[str, str], body_fo
 
 
 def _header_bytes(text: str) -> bytes:
-    """Return a binary header that a property has as text."""
+    """Return the bytes of Confluent's header from a property: the text of a GUID, digits or base64."""
     try:
         guid = UUID(text) if len(text) == 36 else None
     except ValueError:
@@ -245,7 +245,11 @@ def _check_magic(body: bytes) -> None:
 
 
 def _small_id(data: bytes) -> int:
-    """Return the int32 after a magic byte."""
+    """Return the schema's id: the int32 at byte 1, after a magic byte.
+
+    Raises:
+        _Reason: If the bytes are cut off, or the number is not above 0.
+    """
     if len(data) < 5:
         raise _Reason(f"4 bytes of an id should follow magic byte 00, but there is only {_shown(data)}")
     number = int.from_bytes(data[1:5], "big")
@@ -255,7 +259,11 @@ def _small_id(data: bytes) -> int:
 
 
 def _large_id(data: bytes, start: int) -> int:
-    """Return the int64 at ``start``."""
+    """Return the schema's id: the int64 at ``start``.
+
+    Raises:
+        _Reason: If the bytes are cut off, or the number is not above 0.
+    """
     if len(data) < start + 8:
         raise _Reason(f"an id of 8 bytes should be at byte {start}, but the body is {_shown(data)}")
     number = int.from_bytes(data[start : start + 8], "big", signed=True)

@@ -70,7 +70,7 @@ class RegistrySettings:
 
 @lru_cache(maxsize=64)
 def lookup_of(settings: RegistrySettings) -> SchemaLookup:
-    """Return the process's look-up for these settings, which keeps its schemas between micro-batches."""
+    """Return the process's look-up of schemas for these settings; it keeps the schemas that it found."""
     return SchemaLookup(
         settings.urls,
         HttpGet(settings),
@@ -83,7 +83,7 @@ def lookup_of(settings: RegistrySettings) -> SchemaLookup:
 
 
 class HttpGet:
-    """Sends GET requests; see ``Get``."""
+    """Sends GET requests to a registry, with its credentials; implements ``lookup.Get``."""
 
     def __init__(self, settings: RegistrySettings) -> None:
         self._opener = _opener(settings)
@@ -92,7 +92,9 @@ class HttpGet:
             self._headers["Authorization"] = authorization
 
     def __call__(self, url: str, timeout_s: float) -> Answer:
-        """Get ``url``.
+        """Send a GET request, and return the answer, even one with an error's status.
+
+        Of an answer with an error's status, only the first 64 KiB are returned.
 
         Raises:
             SchemaRegistryDown: If no complete answer came within ``timeout_s``.
@@ -148,7 +150,7 @@ class _NoRedirects(HTTPRedirectHandler):
     """Follows no redirect: the credentials would go to another server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Refuse, so that the answer itself is returned."""
+        """Return None, so that the redirect is not followed but returned as the answer."""
 
 
 def _opener(settings: RegistrySettings) -> OpenerDirector:

@@ -67,15 +67,15 @@ class RegisteredSchema(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchemaPath:
-    """The place of a schema in a registry."""
+    """Path of a request for a schema, below a registry's base URL, and the schema's name for errors."""
 
     path: str
     shown: str
-    """Name for errors."""
+    """Name of the schema for errors, such as ``id 7``."""
 
     @classmethod
     def of_id(cls, schema_id: int | UUID, *, serialized: bool) -> SchemaPath:
-        """Return the place of a schema by its id or GUID."""
+        """Return the path for a schema by its id or GUID; ``serialized`` asks for a protobuf descriptor."""
         kind = "guids" if isinstance(schema_id, UUID) else "ids"
         return cls(
             f"/schemas/{kind}/{schema_id}" + _query(serialized=serialized), f"{kind.rstrip('s')} {schema_id}"
@@ -83,7 +83,10 @@ class SchemaPath:
 
     @classmethod
     def of_reference(cls, reference: SchemaReference, *, serialized: bool) -> SchemaPath:
-        """Return the place of a version of a subject. The registry returns it even if it was deleted."""
+        """Return the path for a version of a subject, even a deleted one.
+
+        ``serialized`` asks for a protobuf descriptor.
+        """
         path = f"/subjects/{quote(reference.subject, safe='')}/versions/{reference.version}"
         query = _query(serialized=serialized)
         return cls(
@@ -97,7 +100,7 @@ def _query(*, serialized: bool) -> str:
 
 
 class SchemaLookup:
-    """The schemas of one registry, in one process; used by any number of threads."""
+    """Looks up schemas in one registry and keeps those that it found; used by any number of threads."""
 
     def __init__(
         self,
@@ -131,9 +134,9 @@ class SchemaLookup:
         self._lock = threading.Lock()
         self._found: dict[SchemaPath, RegisteredSchema] = {}
         self._missing: dict[SchemaPath, float] = {}
-        """Moments until which schemas count as unknown, the oldest first."""
+        """Moments, on the monotonic clock, until which schemas count as unknown; the oldest comes first."""
         self._asked: dict[SchemaPath, Future[RegisteredSchema]] = {}
-        """Requests under way."""
+        """Results of the requests under way, for which other threads wait."""
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -264,7 +267,7 @@ class SchemaLookup:
 
 
 def _schema_in(url: str, place: SchemaPath, answer: Answer) -> RegisteredSchema:
-    """Interpret an answer.
+    """Return the schema in a registry's answer.
 
     Raises:
         SchemaNotFound: If the registry itself answers that it has no such schema.

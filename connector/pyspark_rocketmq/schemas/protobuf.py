@@ -30,7 +30,7 @@ _MAIN: Final = "writers-schema.proto"
 
 
 class MessageTypes:
-    """The message types of a file."""
+    """The message types of a protobuf file, as classes."""
 
     def __init__(self, file: bytes, imports: Mapping[str, bytes]) -> None:
         """Build the types of ``file``; ``imports`` has other files by the names under which it imports them.
@@ -65,7 +65,7 @@ class MessageTypes:
             raise ValueError(str(error)) from error
 
     def message_class(self, message_type: MessageType | None) -> Any:
-        """Return the class of a message type; None stands for the only type of the file.
+        """Return the Python class of a message type; None stands for the only type of the file.
 
         Raises:
             LookupError: If the file has no such type, or not exactly one for None.
