@@ -116,7 +116,7 @@ class Change:
     table: SourceTable
     operation: Operation
     key: Mapping[str, Any] = field(default_factory=dict)
-    """The columns of the key; empty for a truncation, and if the envelope names no key."""
+    """Values of the key's columns, by name; empty for a truncation, and if the messages name no key."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """The row after the change, with the columns that are known; empty for a delete and a truncation."""
     before: Mapping[str, Any] | None = None

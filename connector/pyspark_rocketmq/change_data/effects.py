@@ -110,7 +110,7 @@ class RowState(NamedTuple):
 def combine(
     facts: Iterable[Fact], columns: Sequence[str], *, floor: Order = LOWEST, keeps_deleted: bool = False
 ) -> RowState:
-    """Return the state of a key that results from its facts.
+    """Return the state of a key (its row, or that it is deleted) that results from its facts.
 
     Args:
         facts: Facts in any order; any of them may come several times.
@@ -136,12 +136,12 @@ def combine(
 
 
 def place_in(older: Mapping[str, Order], column: str, at: Order) -> Order:
-    """Return the place of a column's value in a row whose place is ``at``."""
+    """Return the place of a column's value: its own place in ``older``, else ``at``, that of the row."""
     return older.get(column, older.get(OTHERS, at)) if older else at
 
 
 def _row_of(facts: Sequence[Fact], columns: Sequence[str], deleted_at: Order) -> RowState:
-    """Return the row with, in each column, the newest value after the deletion."""
+    """Return the state of a row with the newest value of each column after the deletion, if there is one."""
     # A stored row with the same place as a change contains it.
     newest = max(facts, key=lambda fact: (fact.at, not fact.older))
     if not newest.older:

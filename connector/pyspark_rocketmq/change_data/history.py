@@ -44,7 +44,7 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class Version:
-    """The row of a key between two places."""
+    """One state of a key's row: from the change that opened it to the one that ended it."""
 
     at: Order
     """Place of the change that opened it."""
@@ -98,7 +98,7 @@ def history(
     differ: Differ,
     inherited: Mapping[str, int] = NOTHING,
 ) -> History:
-    """Return the versions that result from the events of one key.
+    """Return the versions that result from the events of one key, and the events that they do not show.
 
     Args:
         events: Events in any order; any of them may come several times.

@@ -125,7 +125,8 @@ class BodyDecoder:
 
         Raises:
             BadRecord: If the body can never be decoded.
-            SchemaRegistryDown: If the process does not have its schema yet, and the registry does not answer.
+            SchemaRegistryDown: If this process has not got the body's schema yet, and the registry does not
+            answer.
                 Do not catch this: the messages wait then, and no attempt is counted.
         """
         return self._decode(message.body, message.properties)
@@ -139,7 +140,9 @@ class BodyDecoder:
 
         Raises:
             SchemaError: If ``schema`` has one of the added columns.
-            SchemaRegistryDown: As in :meth:`__call__`.
+            SchemaRegistryDown: If this process has not got a body's schema yet, and the registry does not
+            answer.
+                Do not catch this: the messages wait then.
         """
         if taken := [name for name in schema.names if name in _ADDED]:
             raise SchemaError(f"The schema has column(s) {', '.join(taken)}, which columns() adds itself.")

@@ -245,7 +245,7 @@ class SchemaLookup:
             del self._missing[next(iter(self._missing))]
 
     def _ask_all(self, place: SchemaPath, deadline: Deadline) -> RegisteredSchema:
-        """Ask one server after the other; a schema is unknown if no server returns it and one lacks it."""
+        """Ask one server after the other; it is unknown if no server returns it, and one lacks it."""
         problem: SchemaNotFound | SchemaRegistryDown | None = None
         for url in self._urls:
             timeout_s = min(self._request_timeout_s, deadline.remaining_s())

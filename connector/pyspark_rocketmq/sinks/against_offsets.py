@@ -197,7 +197,7 @@ def is_behind_since_a_kill(
 def ahead_of(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, SinkRecord]:
-    """Return how far the farthest sink of each queue is, if that sink is ahead of the offset row.
+    """Return the progress of the sink that is farthest in each queue, if it is ahead of the offset row.
 
     The sink must also have a newer message than the row remembers. Other queues are left out.
     """
@@ -256,7 +256,7 @@ def unknown_sinks(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[Si
 
 
 def gap_message(consumer_group: str, gaps: Sequence[SinkGap], *, store: str) -> str:
-    """Describe the missing rows and the ways forward."""
+    """Return an error's text: the rows that sinks lack, and the ways forward with their commands."""
     group = f"--option offsetStore={store} --option consumerGroup={consumer_group}"
     at_brokers = f"{group} --option nameServers=HOST:PORT"
     back = _way_back(gaps, at_brokers)

@@ -250,7 +250,7 @@ class RowWriter(Protocol):
     """
 
     def open(self) -> Writing:
-        """Start writing, in the task."""
+        """Return an object that takes rows; called in the task."""
         ...
 
     def written(self, facts: Mapping[str, Any]) -> Written:
@@ -279,7 +279,7 @@ class TaskCommit(NamedTuple):
     refused: frozenset[MessageQueue]
     """Queues that this transaction is the first to refuse: the task adds no more rows of them."""
     left_out: int
-    """Rows that the sink had already, besides those that ``Writing.add`` has counted."""
+    """Number of rows that the sink had already, besides those that ``Writing.add`` has counted."""
 
 
 @runtime_checkable
@@ -335,7 +335,7 @@ def commits_in_task(sink: object) -> bool:
 
 
 class SinkBatch(Protocol):
-    """One micro-batch on its way into a sink."""
+    """One micro-batch for a sink: tasks get a writer, and the driver commits the results that they return."""
 
     @property
     def standings(self) -> Sequence[SinkStanding]:
@@ -546,7 +546,7 @@ class PreparesForManyCommits(Protocol):
 
 
 class Sink(Protocol):
-    """A place for rows; used by one thread of the driver at a time."""
+    """A place that gets a query's rows exactly once; used by one thread of the driver at a time."""
 
     @property
     def place(self) -> Hashable:

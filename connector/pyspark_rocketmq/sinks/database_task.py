@@ -424,7 +424,7 @@ class Outcome:
 
 
 class _Committing:
-    """The writing of one part (``consume.part``) of a task's results; implements ``CommittingWriting``."""
+    """Takes and commits the rows of one of a task's results; implements ``CommittingWriting``."""
 
     def __init__(self, task: DatabaseTask) -> None:
         self._task = task

@@ -48,7 +48,7 @@ class Route:
     """Columns of the listener's rows; None selects all. The message's position is always included."""
 
     def schema_of(self, rows: pa.Schema) -> pa.Schema:
-        """Return the columns of the rows that take this route.
+        """Return the columns of ``rows`` that the sink gets: the position, and those in ``columns``.
 
         Raises:
             OptionError: If ``rows`` lacks one of ``columns``, or if ``where`` cannot be evaluated on them.

@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 class Merge(Protocol):
-    """The MERGE of one batch, for one version of the table."""
+    """Makes the MERGE of one batch, on one version of the table: first its rows, then the commit."""
 
     def of_share(self, number: int) -> pa.Table:
         """Return the rows for the MERGE of one share: the changes of a part of the batch's keys.

@@ -233,7 +233,10 @@ class BatchChanges:
                 yield bad
 
     def _counting(self, bad: pa.Table) -> pa.Table:
-        """Leave out statements that remove only columns which the table lacks; names may differ in case."""
+        """Return ``bad`` without statements that only remove columns which the table lacks.
+
+        Names may differ in case.
+        """
         names = {name.lower() for name in (*self.columns.keys, *self.columns.others)}
         counts = [
             operation != SCHEMA or removed is None or not names.isdisjoint(map(str.lower, removed))

@@ -111,6 +111,8 @@ class KeyedChanges:
     def unfinished(self) -> list[Key]:
         """The keys whose rows in the table must be read before a MERGE, to decide their state.
 
+        They have a change without all values, or a deletion if deleted rows stay in the table.
+
         The table's row of another key must be read, too, if it has values that are older than its newest
         change (:data:`OLDER`), and its key is among the changes or the batch has a truncation.
         """
@@ -137,7 +139,7 @@ class DividedChanges:
 
     @classmethod
     def of(cls, columns: TableColumns, rows: pa.Table, others: pa.Table, floor: Order) -> DividedChanges:
-        """Divide changes.
+        """Divide changes by whether the newest change of their key can become its row as it is.
 
         Args:
             columns: Columns of the table.

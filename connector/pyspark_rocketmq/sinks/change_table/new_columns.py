@@ -52,7 +52,7 @@ def name_problem(name: str, known: Iterable[str]) -> str | None:
 def columns_to_add(
     changes: Iterable[pa.Table], known: Sequence[str], keys: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return name and type of the columns that changes have and a table lacks.
+    """Return name and type, in Spark's DDL, of the columns that changes have and a table lacks.
 
     Columns with a :func:`name_problem` are left out.
 

@@ -128,8 +128,8 @@ class ChangeTable(DeltaSink):
                 ends a version and keeps it.
             track_history_column_list: Columns whose change opens a new version. A change of only other
                 columns is written into the existing version. None: all columns.
-            compaction: See ``DeltaSink``.
-            storage_options: See ``DeltaSink``.
+            compaction: Whether small files are compacted from time to time: see ``DeltaSink``.
+            storage_options: Options of delta-rs for an object store: see ``DeltaSink``.
             today: Function that returns the date in UTC.
             sleep: Function that waits between the tries of a commit.
             envelope_options: Options of the envelope, as for ``change_columns``: ``source_time_zone`` …

@@ -40,7 +40,7 @@ class TargetChanges:
         return self.operations != {SCHEMA}
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield the changes as Arrow tables, one for each record batch in the file."""
+        """Yield the table's changes as Arrow tables, one for each of its record batches in the file."""
         with pa.memory_map(self.path) as mapped, pa.ipc.open_file(mapped) as stored:
             for number in self.batches:
                 yield pa.Table.from_batches([stored.get_batch(number)])

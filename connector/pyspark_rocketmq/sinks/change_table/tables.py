@@ -111,21 +111,23 @@ class ChangeTables(DeltaSink):
 
         Args:
             folder: Folder or storage URI below which the tables are.
-            envelope: See ``ChangeTable``.
+            envelope: Form of the messages, or an object that reads them: see ``ChangeTable``.
             routes: Routes that give tables of the source a folder and columns. The first one that matches a
                 table counts. Changes of a table without a route are passed over.
             ignored_tables: Pattern for names of tables whose changes are passed over, whatever the routes
                 are; by default the temporary tables of gh-ost and pt-online-schema-change. None: none.
             mask_salt: Secret that goes into the hashes of masked values.
-            order: See ``ChangeTable``.
-            deletes: See ``ChangeTable``.
-            truncates: See ``ChangeTable``. A merged table cannot be truncated: such a change cannot be
+            order: ``source`` or ``queue``, by which changes are in order: see ``ChangeTable``.
+            deletes: Treatment of deleted rows: see ``ChangeTable``.
+            truncates: Treatment of truncations: see ``ChangeTable``. A merged table cannot be truncated: such
+            a change cannot be
                 applied.
-            bad_changes: See ``ChangeTable``.
-            schema_changes: See ``ChangeTable``. A new table has all columns of its first changes.
-            keep_deletions_days: See ``ChangeTable``.
-            compaction: See ``DeltaSink``.
-            storage_options: See ``DeltaSink``.
+            bad_changes: Treatment of changes that cannot be applied: see ``ChangeTable``.
+            schema_changes: Treatment of changes of the source's schema: see ``ChangeTable``. A new table has
+            all columns of its first changes.
+            keep_deletions_days: Days for which a deletion is remembered at least: see ``ChangeTable``.
+            compaction: Whether small files are compacted from time to time: see ``DeltaSink``.
+            storage_options: Options of delta-rs for an object store: see ``DeltaSink``.
             today: Function that returns the date in UTC.
             sleep: Function that waits between the tries of a commit.
             envelope_options: Options of the envelope: ``keys`` by table, ``source_time_zone`` …

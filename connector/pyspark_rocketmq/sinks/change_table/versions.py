@@ -111,9 +111,12 @@ class Known(NamedTuple):
     past: pa.Table
     """Changes recorded beside the table, of those keys of which something later than the batch is stored."""
     truncations: Truncations
-    """Truncations from ``since`` on."""
+    """The batch's truncations, and the recorded ones at place ``since`` or later."""
     since: Order
-    """The lowest place of the batch. Earlier changes matter only through the values that rows have there."""
+    """The lowest place of the batch in the order of changes.
+
+    Earlier changes matter only through the values that rows have there.
+    """
 
 
 def known_of(columns: TableColumns, changes: pa.Table, truncations: Truncations, facts: Facts) -> Known:
@@ -200,7 +203,7 @@ def keys_after(stored: pa.Table, keys: Sequence[str], place_of: Callable[[Key], 
 
 
 def _overwritten_later(stored: pa.Table, keys: Sequence[str], lowest: Mapping[Key, Order]) -> list[Order]:
-    """Return where those versions begin that lack a value which their key had at its ``lowest`` place.
+    """Return the places of those versions that lack a value which their key had at its ``lowest`` place.
 
     Such a version began before that place, and a later change has overwritten the value in it. Only an
     earlier version shows the value if this one inherited it.
