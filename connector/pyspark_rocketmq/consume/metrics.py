@@ -1,11 +1,11 @@
-"""Speed and lag of a consumer.
+"""Speed and lag of a consumer: sums over the last minute and hour, as Java's clients keep them.
 
-Sums over the last minute and hour, as Java's clients keep them (row D11). Java samples counters every 10 s
-and every 10 min and subtracts the oldest of seven samples from the newest. Here sums are kept for each 10 s
-and each 10 min, which gives the same numbers without a timer.
+Java samples counters every 10 s and every 10 min, and subtracts the oldest of seven samples from the newest.
+Here sums are kept for each 10 s and each 10 min, which gives the same numbers without a timer. See row D11 of
+``docs/semantics.md``.
 
-The metrics travel in the offset store's rows, because the group's member, which is asked for them, and the
-code that commits batches run in different processes.
+The metrics are stored in the rows of the offset store: the code that commits batches writes them there, and
+the group's member, which RocketMQ's tools ask for them, runs in another process.
 
 Source: RocketMQ 5.3.3 ``ConsumerStatsManager``, ``common/stats/StatsItem``.
 """
@@ -31,15 +31,15 @@ _FULL_BUCKETS: Final = 6
 
 
 class QueueLag(NamedTuple):
-    """Next offset of a queue, compared with its broker's."""
+    """Next offset of a queue, compared with the end of the queue at its broker."""
 
     next_offset: int
     """Next queue offset to consume."""
     max_offset: int | None
-    """The broker's end of the queue, exclusive; None if it did not answer or does not have the queue."""
+    """The queue's end, exclusive; None if the broker did not answer or does not have the queue."""
     next_stored_at_s: float | None = None
     """Wall-clock second at which the message at ``next_offset`` was stored; None if no such message is
-    stored yet or it was not asked for."""
+    stored yet, or if the broker was not asked for this time."""
 
     @property
     def messages(self) -> int | None:
@@ -51,7 +51,10 @@ class QueueLag(NamedTuple):
 
     @property
     def beyond_end(self) -> int | None:
-        """How far the next offset is beyond the queue's end, in messages; None if the end is not known."""
+        """Number of offsets by which ``next_offset`` is beyond the queue's end; None if the end is not known.
+
+        0 if it is not beyond the end.
+        """
         return None if self.max_offset is None else max(0, self.next_offset - self.max_offset)
 
     @property
@@ -60,9 +63,9 @@ class QueueLag(NamedTuple):
         return f"beyond the end by {self.beyond_end}" if self.beyond_end else None
 
     def seconds(self, now_s: float) -> float | None:
-        """Return how long the next message has waited; None if its store time is not known.
+        """Return how many seconds ago the next message to consume was stored; None if that is not known.
 
-        Return 0 if there is no such message, or if the broker's clock is ahead.
+        Return 0 if no message waits, or if the broker's clock is ahead.
         """
         if self.messages == 0:
             return 0.0
@@ -70,12 +73,12 @@ class QueueLag(NamedTuple):
 
 
 class ConsumeMetrics(NamedTuple):
-    """Sums of the work done."""
+    """Numbers of messages, listener calls and pulls, and the total durations of these calls and pulls."""
 
     ok: int = 0
     """Messages the listener acknowledged."""
     failed: int = 0
-    """Messages the listener gave back, counted each time."""
+    """Messages the listener gave back; a message counts each time."""
     calls: int = 0
     call_ms: float = 0.0
     pulled: int = 0
@@ -84,21 +87,21 @@ class ConsumeMetrics(NamedTuple):
     pull_ms: float = 0.0
 
     def plus(self, other: ConsumeMetrics) -> ConsumeMetrics:
-        """Return the sums of both."""
+        """Return the sum of these metrics and ``other``, field by field."""
         return ConsumeMetrics(*map(add, self, other))
 
     def minus(self, earlier: ConsumeMetrics) -> ConsumeMetrics:
-        """Return what has come since ``earlier``."""
+        """Return these metrics minus ``earlier``, field by field: the work done since then."""
         return ConsumeMetrics(*map(sub, self, earlier))
 
 
 class RecentSums(NamedTuple):
-    """Sums of the last minute and hour, as of one moment."""
+    """Metrics summed over the last minute and over the last hour, as of one moment."""
 
     minute: ConsumeMetrics
     hour: ConsumeMetrics
     minute_s: float
-    """How long the minute's metrics were gathered: at least ten seconds."""
+    """Seconds over which ``minute`` was gathered, by which a rate divides it: at least ten."""
 
 
 class Watched(NamedTuple):
@@ -107,7 +110,8 @@ class Watched(NamedTuple):
     at: float
     """Wall-clock second at which the sums were computed."""
     seconds: tuple[float, float]
-    """Seconds over which ``minute`` and ``hour`` were gathered; fewer if the query began later."""
+    """Seconds over which ``minute`` (60 to 70) and ``hour`` (3600 to 4200) were gathered; fewer if the query
+    began later."""
     minute: ConsumeMetrics
     hour: ConsumeMetrics
 
@@ -125,10 +129,10 @@ class MetricsSnapshot(StoredValue[Watched]):
     __slots__ = ()
 
     def as_of(self, now_s: float) -> RecentSums:
-        """Return the sums for ``now_s``.
+        """Return the stored sums, as far as they still count at ``now_s``.
 
-        The minute's sums are 0 if the snapshot is older than a minute, the hour's sums if it is older than an
-        hour.
+        The minute's sums are 0 if the snapshot is a minute old or older, the hour's sums if it is an hour old
+        or older. Until then they are returned unchanged.
         """
         watched = self._read()
         if watched is _NOTHING:
@@ -168,14 +172,17 @@ def _watched(found: Any) -> Watched:
 
 
 class RecentMetrics(Generic[KeyT]):
-    """Gathers metrics by key, in the process that receives all of them; the caller passes the time."""
+    """Sums metrics over the last minute and the last hour, separately for each key.
+
+    It must receive all metrics of a key. The caller passes the time.
+    """
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
         self._windows: dict[KeyT, tuple[_Window, _Window]] = {}
 
     def add(self, key: KeyT, metrics: ConsumeMetrics, now_s: float) -> MetricsSnapshot:
-        """Add ``metrics``; return the key's sums as of ``now_s``."""
+        """Add ``metrics`` to those of ``key``; return the key's sums of the last minute and hour."""
         windows = self._windows.get(key)
         if windows is None:
             windows = self._windows[key] = _Window(_MINUTE_BUCKET_S), _Window(_HOUR_BUCKET_S)
@@ -189,7 +196,13 @@ class RecentMetrics(Generic[KeyT]):
 
 
 def status_of(snapshots: Iterable[MetricsSnapshot], now_s: float) -> ConsumeStatus:
-    """Return one topic's status from the metrics of its queues (``ConsumerStatsManager.consumeStatus``)."""
+    """Return a topic's rates and mean durations, as RocketMQ reports them, from the metrics of its queues.
+
+    They are those of the last minute. The number of failed messages is the last hour's, and so is the mean
+    duration of listener calls if there was no call in the last minute.
+
+    Source: ``ConsumerStatsManager.consumeStatus``.
+    """
     queues = [snapshot.as_of(now_s) for snapshot in snapshots]
     minute = _sum(each.minute for each in queues)
     hour = _sum(each.hour for each in queues)

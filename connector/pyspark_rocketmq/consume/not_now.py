@@ -25,13 +25,14 @@ REFUSED_PAUSE_S: Final = 3.0
 def waits(error: RocketMQError, *, has_worked: bool) -> bool:
     """Return whether a group or a plain stream waits and asks again instead of ending with ``error``.
 
-    If an operator has switched off reading, they wait even at first contact.
+    It always waits after a ``retryable`` error, and if an operator has switched off reading. Other errors may
+    pass only if ``has_worked``, that is, if the cluster has served the query before; otherwise they end it.
     """
     return isinstance(error, ConsumptionForbidden) or error.may_pass(has_worked=has_worked)
 
 
 def is_unexplained(error: RocketMQError) -> bool:
-    """Return whether a server's code explains nothing: SYSTEM_ERROR (any failure in it), or an unknown one.
+    """Return whether a server's error code explains nothing: SYSTEM_ERROR (any failure), or an unknown code.
 
     Such a code may come at any moment, so a reader tries again a few times even at first contact.
     """
@@ -39,11 +40,12 @@ def is_unexplained(error: RocketMQError) -> bool:
 
 
 def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bool) -> bool:
-    """Return whether a task that reads a range pulls again after a pause, while its time is not up.
+    """Return whether a task that reads a range repeats a failed pull after a pause.
 
-    That time is ``retryTimeoutMs``, in a group at most 10 s (``fetch_window``).
-    After an error that is not ``retryable``, a group that has worked before ends the range where it is, so
-    that the queue rests and the others go on.
+    It repeats pulls until its time is up: ``retryTimeoutMs``, in a group at most 10 s. Any reader repeats a
+    pull after a ``retryable`` error. After another error a group repeats it only at first contact, and only
+    if the error is unexplained (:func:`is_unexplained`); otherwise it ends the range there, so that the queue
+    rests and the others go on. Any other reader repeats it if the error is unexplained or may pass.
 
     Args:
         error: The pull's error.
@@ -60,8 +62,9 @@ def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bo
 def is_sent_again(error: RocketMQError, *, has_worked: bool) -> bool:
     """Return whether a write sends a batch again to the queue that refused it, while its time is not up.
 
-    A code that explains nothing counts as "not now" if Java's producer retries it and the queue's cluster has
-    accepted messages before.
+    It does after a ``retryable`` error. After a code that explains nothing (:func:`is_unexplained`) it does
+    only if Java's producer retries this code and the queue's cluster has accepted messages before
+    (``has_worked``).
     """
     if error.retryable:
         return True
@@ -72,10 +75,10 @@ def is_sent_again(error: RocketMQError, *, has_worked: bool) -> bool:
 def sorted_out(
     outcomes: Mapping[Key, T | RocketMQError], *, has_worked: bool
 ) -> tuple[dict[Key, T], dict[Key, RocketMQError]]:
-    """Return the answers, and the errors that mean "not now".
+    """Separate ``outcomes`` into the answers and the errors that mean "not now"; return both, by key.
 
     Raises:
-        RocketMQError: The first final error.
+        RocketMQError: The first error for which a query does not wait (see :func:`waits`).
     """
     answers: dict[Key, T] = {}
     waiting: dict[Key, RocketMQError] = {}
@@ -90,16 +93,17 @@ def sorted_out(
 
 
 class Rests(Generic[Key]):
-    """Queues or brokers that refused a request a moment ago and get no other one for a while.
+    """Queues or brokers that refused a request, and get no further request for 3 s.
 
-    Times are monotonic seconds. A server that did not answer at all needs no rest: the time-out was one.
+    Times are monotonic seconds. A server that did not answer at all needs no rest: waiting for its answer
+    took long enough.
     """
 
     def __init__(self) -> None:
         self._until: dict[Key, tuple[float, RocketMQError]] = {}
 
     def among(self, keys: Collection[Key], now_s: float) -> dict[Key, RocketMQError]:
-        """Return the ``keys`` that rest now, each with its refusal."""
+        """Return those of the ``keys`` that rest now, each with the error by which it refused."""
         return {
             key: error for key, (until_s, error) in self._until.items() if key in keys and now_s < until_s
         }

@@ -4,8 +4,10 @@ A sink's watermarks go with its rows. So a query that is killed before it has st
 messages again, and the sink leaves out their rows: that costs calls of the listener, never rows. Between two
 commits of offsets, the queues whose rows are committed are *behind* in the store.
 
-Rule 1: without a sink the offset store is the only record, so offsets are stored with each group of parts.
-Otherwise they wait for the next group or, without one, for their time.
+A *group* is a number of task results that are committed together.
+
+Rule 1: without a sink the offset store is the only record, so offsets are stored with each group. With a sink
+they are stored when their time has come (rule 2), with the next group or without one.
 Rule 2: offsets are stored once a second. If storing takes long, they are stored less often, so that it takes
 at most one fiftieth of the time, but at least every five seconds, as by Java's
 ``persistConsumerOffsetInterval``. The first group after a pause is stored with its offsets.
@@ -29,14 +31,14 @@ _SHORTEST_S: Final = 1.0
 LONGEST_S: Final = 5.0
 """Longest time that offsets wait: Java's ``persistConsumerOffsetInterval``."""
 _SHARE: Final = 50
-"""Storing offsets takes at most one of this many seconds, unless they have waited for ``LONGEST_S``."""
+"""Storing offsets takes at most one second in this many, unless offsets have waited for ``LONGEST_S``."""
 
 
 class OffsetPace:
-    """The pace of one query's offset commits. Not thread-safe."""
+    """Decides when one query stores its offsets. Not thread-safe."""
 
     def __init__(self, *, may_wait: bool) -> None:
-        """Begin without offsets to store; with ``may_wait=False`` each commit stores them (rule 1)."""
+        """Begin without offsets to store; with ``may_wait=False`` each commit of rows also stores offsets."""
         self._may_wait = may_wait
         self._stored_s = -inf
         """When offsets were last stored."""
@@ -51,13 +53,15 @@ class OffsetPace:
 
     @property
     def due_s(self) -> float | None:
-        """When the offsets that wait are to be stored; None if none wait."""
+        """Monotonic time at which the offsets that wait are to be stored; None if none wait."""
         return self._next_s if self._behind else None
 
     def is_group_stored(self, group: Group, ended: Collection[MessageQueue], now_s: float) -> bool:
         """Return whether the commit of ``group`` is to store offsets: the group's own and all that wait.
 
-        ``ended`` has the queues that no task delivers any more.
+        It is in four cases: offsets never wait, their time has come, a queue of ``ended`` (which no task
+        delivers any more) has an offset to store, or the group has something to be stored immediately: retry
+        counts, a suspension, a reset or another log.
         """
         return (
             not self._may_wait
@@ -71,12 +75,13 @@ class OffsetPace:
     ) -> bool:
         """Return whether an offset of one of the ``ended`` queues is still to be stored.
 
-        That is so if the queue is behind, or is among the ``others``, the queues of a group to commit.
+        That is so if the queue's rows are committed without its offset, or if the queue is among the
+        ``others``, the queues of a group to commit.
         """
         return any(queue in self._behind or queue in others for queue in ended)
 
     def rows_committed(self, queues: Collection[MessageQueue]) -> None:
-        """Note that rows were committed without the offsets."""
+        """Note that rows of ``queues`` were committed, and that their offsets are still to be stored."""
         self._behind |= set(queues)
 
     def stored(self, now_s: float, took_s: float) -> None:
@@ -98,7 +103,7 @@ class OffsetPace:
 
 
 def _is_for_store(ack: QueueAck) -> bool:
-    """Return whether an ack has progress that is stored immediately (rule 3)."""
+    """Return whether an ack has retry counts, a suspension, a reset or another log: stored immediately."""
     state = ack.state
     is_tried = bool(state.reconsume_times or state.retry_counts) or state.suspended_until_s is not None
     return is_tried or ack.reset_to is not None or ack.is_another_log

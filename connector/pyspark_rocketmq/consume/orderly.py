@@ -1,6 +1,7 @@
-"""Orderly consumption of one range: state machine, and what a listener's answer does.
+"""Orderly consumption of one range, called a *run*: state machine, and what a listener's answer does.
 
-The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3); rows D1-D8:
+The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3). Letters with
+numbers, such as D1, name rows of ``docs/semantics.md``.
 
 1. Messages are delivered in ascending order, one *delivery* (the messages of one listener call, also called a
    batch here) at a time. The next delivery is made only after the listener has answered (D1, D2).
@@ -58,42 +59,46 @@ DEFAULT_SUSPEND: Final = -1
 
 
 class Effect(Enum):
-    """Effect of an answer on the messages consumed and not committed."""
+    """Effect of a listener's answer on the messages of its call and on accumulated ones.
+
+    *Accumulated* messages were consumed in earlier calls and wait for a COMMIT (autoCommit=false).
+    """
 
     COMMIT = "COMMIT"
-    """The batch and all accumulated ones are done; rows they emitted may leave."""
+    """The call's messages and all accumulated ones are done; their rows may go to the sink."""
     ACCUMULATE = "ACCUMULATE"
-    """The batch and its rows wait for a COMMIT; it is delivered again if rolled back, or if the run ends."""
+    """The call's messages and their rows wait for a COMMIT. The messages are delivered again if they are
+    rolled back, or if the consumption of the range ends before the COMMIT."""
     PUT_BACK = "PUT_BACK"
-    """The batch is delivered again after a pause and counted; its rows are void, accumulated rows still wait.
-    """
+    """The call's messages are delivered again after a pause, and count as reconsumed. Their rows are dropped;
+    accumulated messages and their rows still wait."""
     PUT_OFF = "PUT_OFF"
-    """Like ``PUT_BACK``, uncounted."""
+    """Like ``PUT_BACK``, but the messages do not count as reconsumed."""
     ROLL_BACK = "ROLL_BACK"
-    """The batch and all accumulated ones are delivered again after a pause, uncounted; their rows are void.
-    """
+    """The call's messages and all accumulated ones are delivered again after a pause, and do not count as
+    reconsumed. Their rows are dropped."""
     SEND_BACK = "SEND_BACK"
-    """``dead_letters`` are to be sent first; ``sent_back`` then decides. All rows of the batch are void.
-    """
+    """The outcome's ``dead_letters`` are to be sent first; ``OrderlyConsumption.sent_back`` then decides what
+    becomes of the call's messages. All rows of the call are dropped."""
 
 
 class Outcome(NamedTuple):
-    """Outcome of a listener call."""
+    """Outcome of a listener call: how the call counts, and its effect on the messages."""
 
     return_type: ReturnType
     effect: Effect
     problem: str | None = None
     """A sentence for the user, without queue or offset, if the listener broke its contract."""
     dead_letters: tuple[int, ...] = ()
-    """Messages to send as dead letters, in this order; only with ``SEND_BACK``."""
+    """Indexes, in the range, of messages to send as dead letters, in this order; only with ``SEND_BACK``."""
 
 
 class NoStatus(Enum):
-    """Ends of a listener call without a status."""
+    """Reasons why a listener call has no status: it raised an exception, or returned an unknown value."""
 
     RAISED = "RAISED"
     NOT_NOW = "NOT_NOW"
-    """An exception that means that no message can be handled for now."""
+    """The listener raised an exception which means that no message can be handled for now."""
     UNKNOWN = "UNKNOWN"
 
 
@@ -113,11 +118,12 @@ _WITHOUT_AUTO_COMMIT: dict[object, Outcome] = _IN_BOTH | {
     ConsumeOrderlyStatus.SUCCESS: Outcome(ReturnType.SUCCESS, Effect.ACCUMULATE),
     ConsumeOrderlyStatus.ROLLBACK: Outcome(ReturnType.SUCCESS, Effect.ROLL_BACK),
 }
-"""Outcomes as in ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3), before it counts anything."""
+"""Outcomes as in ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3), if autoCommit is off. Limits
+of time and of reconsumptions are applied later."""
 
 
 def status_of(answer: object) -> ConsumeOrderlyStatus:
-    """Return the status that an answer counts as: SUSPEND_CURRENT_QUEUE_A_MOMENT if it is no status."""
+    """Return the status that equals ``answer``, or SUSPEND_CURRENT_QUEUE_A_MOMENT if none does."""
     found = _STATUSES.get(answer) if isinstance(answer, str) else None
     return found or ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
@@ -127,7 +133,11 @@ _LOOKED_UP = (str, NoneType, NoStatus)
 
 
 def outcome_of(answer: object, *, auto_commit: bool) -> Outcome:
-    """Return the outcome of a call from its answer; a string equal to a status is that status."""
+    """Return the outcome of a call from its answer; a string equal to a status is that status.
+
+    None, a :class:`NoStatus` and any other value put the call's messages back. Limits of time and of
+    reconsumptions are not applied here.
+    """
     outcomes = _WITH_AUTO_COMMIT if auto_commit else _WITHOUT_AUTO_COMMIT
     outcome = outcomes.get(answer) if isinstance(answer, _LOOKED_UP) else None
     return outcome or outcomes[NoStatus.UNKNOWN]._replace(problem=_no_status(answer))
@@ -142,7 +152,10 @@ def _no_status(returned: object) -> str:
 
 
 class OrderlyFinish(StrEnum):
-    """Why a run makes no more deliveries."""
+    """Why a run (the consumption of one range) makes no more deliveries.
+
+    The listener has had all messages; the queue is suspended; the run's time is used up; or it is given up.
+    """
 
     EXHAUSTED = "EXHAUSTED"
     SUSPENDED = "SUSPENDED"
@@ -152,13 +165,13 @@ class OrderlyFinish(StrEnum):
 
 
 class OrderlyDelivery(NamedTuple):
-    """Messages ``[start, stop)`` for one listener call."""
+    """Messages ``[start, stop)``, by index in the range, for one listener call."""
 
     start: int
     stop: int
     retry_counts: tuple[int, ...] = ()
-    """How often each message was put back before; empty if none was. The listener sees it added to the number
-    that the broker stored."""
+    """How often each message was put back before; empty if none was. The listener sees the sum of this number
+    and the one that the broker stored."""
 
 
 class _Failed(NamedTuple):
@@ -182,13 +195,14 @@ class OrderlySettings:
     consume_message_batch_max_size: int = CONSUMER_DEFAULTS.consume_message_batch_max_size
     """Maximum number of messages of one delivery."""
     suspend_current_queue_time_millis: int = CONSUMER_DEFAULTS.suspend_current_queue_time_millis
-    """Pause of a suspended queue if the context sets none."""
+    """Pause of a suspended queue, in milliseconds, if the listener sets none in its context."""
     max_time_consume_continuously_s: float = 60.0
-    """How long a run lasts before it yields (``MAX_TIME_CONSUME_CONTINUOUSLY``)."""
+    """Seconds after which the consumption of a range ends with the running delivery; the next plan has the
+    rest (``MAX_TIME_CONSUME_CONTINUOUSLY``)."""
     consume_timeout_s: float = CONSUMER_DEFAULTS.consume_timeout_s
-    """Duration at which a listener call counts as TIME_OUT (D8), in seconds."""
+    """Seconds after which a listener call, when it returns, counts as TIME_OUT; its effect is the same."""
     max_reconsume_times: int = CONSUMER_DEFAULTS.max_reconsume_times
-    """A message put back as often as this becomes a dead letter when it fails again (D6); -1: never."""
+    """A message put back as often as this becomes a dead letter when it fails again; -1: never."""
     consume_thread_max: int = CONSUMER_DEFAULTS.consume_thread_max
     """Maximum number of listener calls at the same time in one task, each for another queue or key."""
 
@@ -200,7 +214,7 @@ class OrderlySettings:
             )
 
     def pause_s(self, suspend_millis: float) -> float:
-        """Return the pause for a context's suspend time, in seconds; -1 stands for the consumer's setting.
+        """Return the pause in seconds for a context's suspend time; -1 stands for the consumer's setting.
 
         The pause is at least ``SHORTEST_SUSPEND_MILLIS`` and at most ``LONGEST_SUSPEND_MILLIS``.
 
@@ -222,7 +236,7 @@ def suspended_for_s(until_s: float, now_s: float) -> float:
 
 
 class OrderlyConsumption:
-    """One run over the messages of one planned queue range.
+    """State machine of one run: the orderly consumption of one planned range. Messages are named by index.
 
     Guarantee: deliveries are consecutive and ascending, one at a time, and after a suspension the next one
     needs ``go_on``. At every moment ``[0, committed)`` is done, and the ``accumulated`` messages after it are
@@ -316,6 +330,8 @@ class OrderlyConsumption:
     ) -> None:
         """Add the next ``count`` messages; possible also while others are with the listener.
 
+        If the run had to wait for messages, its time slice begins again.
+
         Args:
             count: Number of messages that have arrived; may be 0.
             now_s: Time at which they arrived.
@@ -366,7 +382,7 @@ class OrderlyConsumption:
     def go_on(self, now_s: float) -> None:
         """End the run's suspension, if it is suspended: messages put back are delivered again.
 
-        The caller makes sure that the time of the suspension is over.
+        The run's time slice begins again. The caller makes sure that the time of the suspension is over.
         """
         if self.finished is OrderlyFinish.SUSPENDED:
             self.finished = self.goes_on_at_s = None
@@ -381,9 +397,12 @@ class OrderlyConsumption:
         self._end(OrderlyFinish.GIVEN_UP)
 
     def stop(self) -> None:
-        """End like :meth:`give_up`, but with another reason in ``finished``.
+        """Make no further delivery; nothing changes for a run that is over or suspended.
 
-        The reason is EXHAUSTED if the listener has had the whole range, else SLICE_USED.
+        ``finished`` becomes EXHAUSTED if the listener has had the whole range, else SLICE_USED.
+
+        Raises:
+            RuntimeError: If messages are with the listener.
         """
         has_had_all = self._is_whole and self._next >= self._count
         self._end(OrderlyFinish.EXHAUSTED if has_had_all else OrderlyFinish.SLICE_USED)
@@ -429,7 +448,10 @@ class OrderlyConsumption:
         return outcome
 
     def sent_back(self, stored: Collection[int], now_s: float) -> Outcome:
-        """Note which of the last outcome's dead letters a broker has ``stored``; the others failed (D6).
+        """Note indexes of the last outcome's dead letters that a broker has ``stored``; the others failed.
+
+        Unless the whole delivery is stored, it is put back and the queue is suspended; only messages that are
+        not stored count as reconsumed.
 
         Returns:
             An outcome with the effect COMMIT (ACCUMULATE without autoCommit) if each message of the delivery

@@ -20,47 +20,51 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueState
 
 GOING_ON: Final = "GOING_ON"
-"""Value of :attr:`QueueAck.finished` in the ack of a cut whose range goes on."""
+"""Value of :attr:`QueueAck.finished` while the range goes on: the ack then has its results so far (a cut)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueAck:
-    """Progress of one queue in one micro-batch."""
+    """A task's report on one queue: its progress in a micro-batch, or since the task's last report."""
 
     queue: MessageQueue
     start: int
-    """First queue offset of the range."""
+    """Queue offset at which this progress begins: the range's first one, or the end of the previous ack."""
     state: QueueState
-    """State for the next range. If nothing of the range was committed, it is suspended at least until the
-    time of the ack, except while the listener waits for more messages."""
+    """State of the queue to store, with which its next range begins. If nothing of the range was committed,
+    the queue is suspended at least until the time of the ack, except while the listener waits for more
+    messages before it commits."""
     consumed: int
-    """Messages done in this batch, dead letters included; ``state.next_offset`` is past them."""
+    """Number of messages done since ``start``, dead letters included; ``state.next_offset`` is past them."""
     failed: int
-    """Deliveries that the listener gave back."""
+    """Number of deliveries that the listener gave back."""
     finished: str
-    """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED, GIVEN_UP or, if concurrent, THREADS_LOST.
-    GOING_ON in the ack of a cut whose range goes on.
-    """
+    """Why the engine stopped: EXHAUSTED (the listener has had all messages), SUSPENDED, SLICE_USED (the time
+    is over), GIVEN_UP or, if concurrent, THREADS_LOST (calls that hang hold all threads). GOING_ON if the
+    range goes on."""
     read: int = 0
-    """Messages of the range that were read, whether the listener got them or not."""
+    """Number of messages of the range that were read, whether the listener got them or not."""
     reset_to: int | None = None
-    """Offset to which an operator has reset the queue; the broker reported it while the range was read."""
+    """Offset to which an operator has reset the queue, as the broker reported while the range was read; None
+    without a reset."""
     is_another_log: bool = False
-    """Whether another message now has the offset of a consumed one, so that the queue must be checked."""
+    """Whether another message now has the offset of a consumed one, because the topic was created again or
+    the broker lost messages. The queue must then be checked."""
     dead_letters: int = 0
-    """Messages sent as dead letters in this batch; a batch that runs again sends them again."""
+    """Number of messages sent as dead letters; a batch that runs again sends them again."""
     sent_back: int = 0
-    """Messages that a concurrent listener gave back and their broker has stored, to deliver them again or as
-    dead letters; a batch that runs again sends them again."""
+    """Number of messages that a concurrent listener gave back and their broker has stored, to deliver them
+    again or as dead letters; a batch that runs again sends them again."""
     last_error: str = ""
     """The last error, in one short line; empty if there was none."""
     refused_letter: str = ""
     """Error because of which a message could not be sent back, or as a dead letter, so that its queue waits;
     empty without one."""
     metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
-    """Metrics of reading and consuming the range (row D11)."""
+    """Metrics of reading and consuming the range."""
     latencies: StoreLatencies = field(default=NO_LATENCIES, compare=False)
-    """How long the messages done in this batch had been stored: at their delivery, and now."""
+    """How long the messages done since ``start`` had been stored: at their delivery, and at the task's own
+    commit or, without one, at the time of the ack."""
 
     @property
     def counts(self) -> bool:
@@ -71,7 +75,7 @@ class QueueAck:
         )  # fmt: skip
 
     def to_json(self) -> str:
-        """Return one line of text; floats keep all their digits."""
+        """Return the ack as one line of JSON; floats keep all their digits."""
         return json.dumps(self.facts, sort_keys=True)
 
     @classmethod
@@ -99,7 +103,7 @@ class QueueAck:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Written rows and acks of some of a task's queues.
+    """A task's results for some of its queues: written rows, and an ack for each queue.
 
     They are committed or dropped together, unless the sink can remove the rows of some queues from a part.
     """
@@ -116,7 +120,7 @@ class Part:
 
     @cached_property
     def queues(self) -> frozenset[MessageQueue]:
-        """Queues whose ranges are in the part."""
+        """Queues that have an ack in the part."""
         return frozenset(ack.queue for ack in self.acks)
 
     @cached_property
@@ -148,7 +152,7 @@ class Group:
 
     parts: tuple[Part, ...]
     without: frozenset[MessageQueue] = frozenset()
-    """Queues of which neither rows nor acks may be committed."""
+    """Queues of which neither rows nor acks may be committed, although parts have some."""
 
     @property
     def id(self) -> str:
@@ -157,7 +161,7 @@ class Group:
 
     @cached_property
     def acks(self) -> tuple[QueueAck, ...]:
-        """One ack for each committed queue, sorted: from its first part's start to its last part's state."""
+        """One ack for each committed queue, joined from the acks of all parts; sorted by queue."""
         acks: dict[MessageQueue, QueueAck] = {}
         for part in self.parts:
             for ack in part.acks:
@@ -188,7 +192,7 @@ class Group:
 
 
 def check_chains(parts: Iterable[Part]) -> None:
-    """Check that the acks of each queue, in the order of the parts, begin where the one before ends.
+    """Check that each ack of a queue begins where the queue's ack before it ends, in the order of ``parts``.
 
     Raises:
         RocketMQError: If they do not; usually the rows of a queue were copied on the way to the engine.
@@ -240,7 +244,10 @@ def continued(parts: Sequence[Part]) -> Part:
 
 
 def joined(earlier: QueueAck, later: QueueAck) -> QueueAck:
-    """Join two acks of a queue, of which the later one begins where the earlier one ends."""
+    """Join two acks of a queue, of which the later one begins where the earlier one ends.
+
+    Counts are added. The state is the later ack's, and so is the reason why the range ended.
+    """
     last_message = later.state.last_message or earlier.state.last_message
     return replace(
         later,

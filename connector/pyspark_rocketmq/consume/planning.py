@@ -2,7 +2,8 @@
 
 **Offsets to read of a queue**, by rules in this order (:func:`plan_ranges`):
 
-1. If caps are given and the queue is not in ``caps``, it was not there when the drain began: leave it out.
+1. A query with ``availableNow`` (a *drain*) has caps: ends of the queues when it began, at which it stops. A
+   queue that is not in ``caps`` did not exist then: leave it out.
 2. A suspended queue is left out until it is due. Other queues never wait for it. A suspension lasts at most
    30 s; one that ends later was written before the clock was set back and counts as over.
 3. If the next offset is outside the broker's bounds, a gap is reported. The range begins at the corrected
@@ -33,9 +34,10 @@ Spark schedules it, and two Python processes handle it. A queue with a few messa
 3. If it is known how many tasks can run at the same time, there are at most so many tasks, each with its
    share of the work. With more tasks, some would wait for a core and do nothing for their queues. And a
    running task with only suspended queues left would have to end, to free its core, instead of delivering
-   them again (D3).
+   them again.
 4. Neighbours in a task that together take at most 25 ms and have at most 1,024 offsets are read together:
-   pulled in one burst and decoded together, which takes as long for a few short ranges as for one. A queue
+   their pulls are sent, and their messages decoded, together, which takes as long for a few short ranges as
+   for one. A queue
    that another member should get meanwhile waits for about 25 ms at most, less than one call of a slow
    listener lasts (0.1 s).
 
@@ -58,15 +60,15 @@ from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueBounds, QueueRan
 from pyspark_rocketmq.stored_values import NO_MESSAGES
 
 LONGEST_LEFT_OUT_S: Final = 120.0
-"""Maximum time that a ready queue may be in no plan (``ProcessQueue.PULL_MAX_IDLE_TIME``)."""
+"""Maximum time in seconds that a ready queue may be in no plan (``ProcessQueue.PULL_MAX_IDLE_TIME``)."""
 
 MAX_PARTS: Final = 100_000
-"""Maximum number of parts of one read: a broker may report any offset, and Spark's driver keeps each task in
-memory."""
+"""Maximum number of tasks into which one read is split: a broker may report any offset, and Spark's driver
+keeps each task in memory."""
 READ_MS: Final = 0.01
-"""Approximate time to pull and decode a message."""
+"""Approximate time to pull and decode a message, in milliseconds."""
 WORTH_A_TASK_MS: Final = 25.0
-"""Duration below which ranges share one task."""
+"""Expected duration, in milliseconds, up to which ranges share one task; even more if one lasts longer."""
 _READ_TOGETHER: Final = 1024
 """Maximum number of offsets of several ranges that are read together: their messages are in memory
 together."""
@@ -76,14 +78,15 @@ _LARGEST_DELIVERY = 1024
 _FIRST_INCOMPLETE_S: Final = 5.0
 _LONGEST_INCOMPLETE_S: Final = 30.0
 REST_S: Final = 60.0
-"""Pause before a listener gets uncommitted messages again if there are no new ones to add."""
+"""Pause, in seconds, before a listener gets uncommitted messages again if there are no new ones to add."""
 
 
 class StuckQueueDetector:
-    """Finds queues that are held, have messages and are due, and yet are in no plan (B6).
+    """Finds queues of this consumer that have messages and are not suspended, but are in no plan for 120 s.
 
     That should never happen. If it does, this consumer's memory of the queue is wrong, and claiming the queue
-    again corrects it. A suspended queue is expected to wait and is not counted (alibaba/rocketmq#459).
+    again corrects it. A suspended queue is expected to wait and is not counted (alibaba/rocketmq#459). See
+    row B6 of ``docs/semantics.md``.
 
     Source: ``ProcessQueue.isPullExpired``, ``RebalanceImpl.updateProcessQueueTableInRebalance``.
     """
@@ -98,7 +101,10 @@ class StuckQueueDetector:
         bounds: Mapping[MessageQueue, QueueBounds],
         now_s: float,
     ) -> None:
-        """Note the queues that the next plan could hold; ``now_s`` is wall-clock time, as suspensions are."""
+        """Note the queues that the next plan could have: they have messages and are not suspended.
+
+        ``now_s`` is wall-clock time, as the ends of suspensions are.
+        """
         self._ready = frozenset(
             queue
             for queue, state in progress.items()
@@ -179,12 +185,16 @@ class Expected(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """How long the range will take; infinite if that is unknown."""
+        """How long reading and the listener will take, in milliseconds; infinite if that is unknown."""
         return inf if self.listener_ms is None else self.offsets * (READ_MS + self.listener_ms)
 
 
 def shared_tasks(ranges: Sequence[Expected], slots: int = 0) -> list[list[int]]:
-    """Return the indexes of ``ranges`` by task; each index once, ascending within a task.
+    """Distribute ranges to tasks; return the indexes of each task's ranges, ascending.
+
+    Short ranges share tasks, so that no task is expected to last much longer than the longest range. A range
+    of unknown duration has its own task, unless there are more tasks than ``slots``: then at most so many
+    tasks of about equal length are made.
 
     Args:
         ranges: The ranges of one micro-batch.
@@ -197,7 +207,10 @@ def shared_tasks(ranges: Sequence[Expected], slots: int = 0) -> list[list[int]]:
 
 
 def read_together(ranges: Sequence[Expected]) -> list[range]:
-    """Group the indexes of one task's ``ranges`` that are read together; ascending, each index once."""
+    """Group one task's ``ranges`` that are pulled and decoded together; return the indexes of each group.
+
+    Neighbours are grouped while they together take at most 25 ms and have at most 1,024 offsets.
+    """
     together: list[range] = []
     offsets, lasts_ms = 0, 0.0
     for index, each in enumerate(ranges):
@@ -300,7 +313,7 @@ class ReadLimits:
     """Maximum number of bytes of all queues together, by known message sizes; each queue gets at least one
     offset."""
     pull_threshold_for_queue: int | None = None
-    """Maximum number of offsets of each queue: RocketMQ's flow control (D13)."""
+    """Maximum number of offsets of each queue: RocketMQ's flow control."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,17 +323,19 @@ class Plan:
     ranges: tuple[QueueRange, ...]
     """Ranges to read, sorted by queue; none is empty. Either all of them are open or none is."""
     gaps: tuple[OffsetGap, ...]
-    """Gaps found, sorted by queue; the caller reacts according to failOnDataLoss."""
+    """Queues whose next offset is outside their broker's bounds, sorted; the caller reacts according to
+    failOnDataLoss."""
     readable: int
-    """Offsets that could be read now if nothing were limited."""
+    """Number of offsets that could be read now without limits; suspended queues do not count."""
     next_due_s: float | None
-    """When the first suspended queue with something to read is due; None if there is none."""
+    """Wall-clock second at which the first suspended queue with something to read is due; None if there is
+    none, and in a plan of open ranges."""
     held_up: tuple[QueueRange, ...] = ()
-    """Ranges that listeners have received in full and not committed, and that cannot grow because of the
-    threshold; sorted."""
+    """Ranges that listeners have received in full and not committed, and that cannot grow because of
+    ``pull_threshold_for_queue``; sorted."""
     at_rest: frozenset[MessageQueue] = frozenset()
-    """Queues with something to read that are rightly left out: a drain reads them no further, or their
-    listener has committed nothing and gets its messages again later."""
+    """Queues with something to read that are rightly left out: a query with ``availableNow`` reads them no
+    further, or their listener has committed nothing and gets its messages again later."""
 
 
 def plan_ranges(
@@ -343,10 +358,10 @@ def plan_ranges(
 
     Args:
         bounds: The queues to plan (owned and locked), with their brokers' bounds.
-        progress: Stored progress; a queue without it starts at its min offset (A2).
+        progress: Stored progress; a queue without it starts at its min offset.
         limits: See :class:`ReadLimits`.
-        now_s: Seconds since the epoch.
-        caps: Exclusive upper ends (``availableNow``); queues missing here are left out.
+        now_s: Wall-clock time, in seconds since 1970.
+        caps: Exclusive upper ends (``availableNow``); queues missing here are left out. None: no such ends.
         uncommitted: Messages that the queues' listeners received without a commit.
         skip_gaps: Whether to plan a queue with a gap from the corrected offset (failOnDataLoss=false).
         message_bytes: Returns the approximate size, in bytes, of one message of a queue; needed for a limit
@@ -369,10 +384,12 @@ def plan_open_ranges(
 ) -> Plan:
     """Plan an open range, without an end, for every queue of ``progress``, from its next offset on.
 
+    A suspended queue gets a range, too, which begins when the suspension is over.
+
     Args:
         bounds: Bounds of these queues.
         progress: Stored progress of the queues to plan (owned and locked).
-        now_s: Seconds since the epoch.
+        now_s: Wall-clock time, in seconds since 1970.
         skip_gaps: Whether to plan a queue with a gap from the corrected offset; otherwise it gets no range.
     """
     ranges: list[QueueRange] = []
@@ -393,7 +410,10 @@ def plan_open_ranges(
 
 
 def suspended_until(state: QueueState, now_s: float) -> float | None:
-    """Return the end of the queue's suspension; None if it is not suspended now (rule 2)."""
+    """Return the end of the queue's suspension; None if it is not suspended now.
+
+    An end more than 30 s away counts as over: it was written before the clock was set back.
+    """
     due_s = state.suspended_until_s
     is_waiting = due_s is not None and now_s < due_s <= now_s + LONGEST_SUSPEND_MILLIS / 1000
     return due_s if is_waiting else None

@@ -28,12 +28,13 @@ from pyspark_rocketmq.stored_values import StoredValue, integers_text, read_json
 
 StoredBy = Mapping[str, int]
 """Latest store time (milliseconds) of the messages that a plan has passed, by broker name, each by its own
-clock; missing if it is not known.  A queue that waits has its own entry, under its topic, broker name and id
+clock; missing if it is not known. A queue that waits has its own entry, under its topic, broker name and id
 separated by spaces, because its broker's other queues go on meanwhile."""
 EVERY_BROKER: Final = ""
 """Name under which a checkpoint of an earlier release has one time for all brokers."""
 MOST_SHOWN: Final = 16
-"""Maximum number of offsets that a row remembers while it is not known which of them the broker has."""
+"""Maximum number of offsets that a row of the offset store remembers while it is not known which of them the
+broker has."""
 _FORGOTTEN_S: Final = 15.0
 """How much of its latest offset changes a crashed broker loses at most: it stores offsets every 5 s
 (``flushConsumerOffsetInterval``)."""
@@ -127,7 +128,10 @@ class OffsetGap:
         return cls(queue, wanted, bounds.min_offset, bounds.max_offset, corrected)
 
     def to_error(self) -> DataLoss:
-        """Return the error for ``failOnDataLoss=true``, with queue, wanted, available and the remedy."""
+        """Return the error for ``failOnDataLoss=true``, which describes how to go on.
+
+        It is MessagesExpired if the wanted offset is below the broker's minimum, else LogTailLost.
+        """
         kind = MessagesExpired if self.wanted < self.min_offset else LogTailLost
         return kind(str(self.queue), self.wanted, f"offsets {self.min_offset} to {self.max_offset}")
 
@@ -179,7 +183,7 @@ def times_of_waiting(times: StoredBy) -> dict[MessageQueue, int]:
 
 
 def with_times_of_waiting(times: StoredBy, of_waiting: Mapping[MessageQueue, int]) -> StoredBy:
-    """Return ``times`` together with the times of queues that wait."""
+    """Return ``times`` with an entry for each queue of ``of_waiting``, unless its time is 0 (not known)."""
     return {
         **times,
         **{" ".join(map(str, queue)): time for queue, time in sorted(of_waiting.items()) if time},
@@ -187,7 +191,7 @@ def with_times_of_waiting(times: StoredBy, of_waiting: Mapping[MessageQueue, int
 
 
 def latest_at(times: StoredBy, broker_name: str) -> int:
-    """Return the latest store time at one broker; 0 if it is not known."""
+    """Return one broker's latest store time in ``times``, or else that of all brokers; 0 if not known."""
     return times.get(broker_name, times.get(EVERY_BROKER, 0))
 
 
@@ -294,7 +298,11 @@ def timed_positions(
 
 
 def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None, *, was_reset: bool) -> int:
-    """Return the next offset to consume: ``stored`` or ``at_broker``, by the module's rules 1 to 3.
+    """Return the next offset to consume: the offset store's (``stored``) or the broker's (``at_broker``).
+
+    It is ``stored`` if the broker has none or one of the ``shown`` offsets, and after a reset in the store
+    that no broker has received. Otherwise somebody else has moved the group at the broker, so it is
+    ``at_broker``, even if that is lower.
 
     Args:
         stored: The offset store's offset.

@@ -32,7 +32,8 @@ class ReadSettings(NamedTuple):
     consumer_group: str
     """The group name in pulls; the broker shows it in its statistics."""
     is_group_read: bool
-    """Whether a consumer group reads: the range ends with a marker row."""
+    """Whether a consumer group reads. If its messages go through Spark as rows, each range ends with a marker
+    row."""
     namespace: str
     """Namespace of topic and group, which are named without it here."""
     request_timeout_s: float
@@ -40,7 +41,8 @@ class ReadSettings(NamedTuple):
     keeps_undecodable: bool
     """Whether a message that cannot be decoded is read with its stored bytes; otherwise it is an error."""
     max_bytes: int | None
-    """A range ends with the message whose body makes it as large as this (D13); consumer mode only."""
+    """Size of bodies, in bytes, at which a range ends, after the message that reaches it; None without a
+    consumer group."""
     prefers_replica: bool
     """Whether pulls go to a replica even if the master does not suggest it."""
     replaces_master: bool
@@ -97,9 +99,9 @@ class ReadRange:
 
     @property
     def pulled_from(self) -> int:
-        """Offset of the first message that is pulled: that of a remembered one before the range, if any.
+        """Offset at which pulling begins: that of a remembered message before the range, else its start.
 
-        Messages before the range are only compared with the remembered one, and not read.
+        Messages before the range are only compared with the remembered one, and are not part of the range.
         """
         before = self.witnesses.before
         return self.planned.start if before is None else before.queue_offset

@@ -1,8 +1,8 @@
 """The segments of one range: which part of it each pull reads, and its chunks in queue order. No I/O.
 
 A range ``[start, end)`` is cut into segments, each with at most one pull in flight; an answer moves its
-segment on to ``nextBeginOffset`` until it has reached its end. Answers arrive in any order; chunks leave in
-queue order.
+segment on to ``nextBeginOffset`` until it has reached its end. Answers arrive in any order; *chunks*, each
+with one answer's messages, leave in queue order.
 
 In real time a range's end is open: ``end`` is then the newest known end of its queue, and moves. When a range
 has reached it, only one pull, of the first open segment, is made, and waits at the broker for more messages.
@@ -53,7 +53,7 @@ class Segments:
     """
 
     def __init__(self, start: int, end: int, size: int, *, has_open_end: bool = False) -> None:
-        """Open no segment yet; ``pulls()`` does.
+        """Begin without segments; :meth:`pulls` opens them.
 
         Args:
             start: First offset of the range.
@@ -63,7 +63,7 @@ class Segments:
                 complete.
         """
         self.in_flight = 0
-        """Number of pulls given out and not yet reported."""
+        """Number of pulls returned to be sent, of which neither an answer nor a failure was reported."""
         self.buffered_bytes = 0
         """Bytes received and not yet taken."""
         self.takeable_bytes = 0

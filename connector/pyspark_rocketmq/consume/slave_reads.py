@@ -51,7 +51,7 @@ def has_range(bounds: QueueBounds, planned: QueueRange) -> bool:
 def offsets_in_doubt(
     wanted: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Return the queues with a wanted offset that the slave does not have, but its master may."""
+    """Return the queues with a wanted offset outside the slave's ``bounds``: the master may have it."""
     return tuple(
         queue
         for queue in sorted(bounds)
@@ -121,7 +121,12 @@ class ReplicaSelector:
         return self._home_id not in (self.broker_id, MASTER_ID)
 
     def suggested(self, by: int, broker_id: int, now_s: float) -> None:
-        """Note that broker ``by`` suggests ``broker_id``, in an answer that brought the queue forward."""
+        """Note that broker ``by`` suggests ``broker_id``, in an answer that brought the queue forward.
+
+        Follow the suggestion if ``by`` is the broker now pulled from, and ``broker_id`` has a known address
+        and is not avoided. If a replica is preferred, ignore the suggestion, and go back to that replica
+        unless it is avoided.
+        """
         if self._home_id != MASTER_ID:
             if now_s >= max(self._avoided_until_s, self._away_until_s):
                 self.broker_id = self._home_id
@@ -135,9 +140,10 @@ class ReplicaSelector:
             self.broker_id = broker_id
 
     def disappointed(self, by: int, now_s: float) -> bool:
-        """Note that broker ``by`` gave no answer that counts (rule 2); return whether this is a replica.
+        """Note that broker ``by`` gave no answer that counts; return whether it is a replica.
 
-        After a replica the master is pulled from.
+        A replica's answer counts if it brings messages, or if a filter matched none. After any other one the
+        same pull goes to the master, and replicas are avoided for 10 s.
         """
         if by == MASTER_ID:
             return False
@@ -146,12 +152,12 @@ class ReplicaSelector:
         return True
 
     def ended(self, now_s: float) -> None:
-        """Note that a replica has no more messages: for a while its master is pulled from instead."""
+        """Note that a preferred replica has no more messages: for 10 s its master is pulled from instead."""
         self.broker_id = MASTER_ID
         self._away_until_s = now_s + AVOIDED_S
 
     def master_failed(self, now_s: float) -> bool:
-        """Note that the master did not answer; return whether to ask a replica in its place."""
+        """Note that the master did not answer; return whether to ask a replica (``broker_id``) instead."""
         if not self._replaces_master or not self._replica_ids:
             return False
         if self.broker_id == MASTER_ID:

@@ -1,4 +1,6 @@
-"""Decides when a task commits by itself what it has settled; for sinks whose tasks commit (row I6).
+"""Decides when a task itself commits what it has *settled*: messages that are done, with their rows.
+
+Only for sinks whose tasks commit. See row I6 of ``docs/semantics.md``.
 
     CLEAN --settled--> WAITING (for 5 ms) --the time is over--> DUE --a commit begins--> CLEAN
                           |                                      ^
@@ -23,13 +25,14 @@ from math import inf
 from typing import Final
 
 LONGEST_WAIT_S: Final = 0.005
-"""How long the first settled message waits for others."""
+"""How long the first settled message (done, with its rows) waits for others, in seconds."""
 
 
 class TaskCommits:
     """Decides when one task begins its next commit.
 
-    A commit takes what the task's ranges have settled; this class keeps none of it.
+    A commit takes what the task's ranges have *settled*: messages that are done, with their rows. This class
+    keeps only the time.
     """
 
     def __init__(self) -> None:
@@ -38,20 +41,23 @@ class TaskCommits:
 
     @property
     def due_s(self) -> float:
-        """When the next commit is to begin; infinite while every settled message is in a commit."""
+        """Monotonic time at which the next commit is to begin; infinite if nothing settled waits for one."""
         return self._due_s
 
     def settled(self, now_s: float) -> bool:
-        """Note that messages are newly settled; return whether :attr:`due_s` has changed from infinite."""
+        """Note that more messages are settled (done, with rows); return whether :attr:`due_s` has changed.
+
+        The first of them makes a commit due 5 ms later.
+        """
         is_first = self._due_s == inf
         if is_first:
             self._due_s = now_s + LONGEST_WAIT_S
         return is_first
 
     def rests(self, now_s: float) -> bool:
-        """Note that there is nothing to deliver until more messages arrive: a commit is due now.
+        """Note that there is nothing to deliver until more arrives; return whether :attr:`due_s` has changed.
 
-        Return whether :attr:`due_s` has changed, so that the caller must stop waiting for the former time.
+        A commit that is to come is then due now.
         """
         is_earlier = now_s < self._due_s < inf
         if is_earlier:

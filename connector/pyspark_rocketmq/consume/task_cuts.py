@@ -35,7 +35,7 @@ _MOST_OPEN: Final = 2
 
 
 class TaskCuts:
-    """The cuts and parts of one task.
+    """Decides when one task reports results to commit, and when it sends them.
 
     A *cut* sends what is *settled* (done, with its rows) as a *part*. A task that has settled something since
     its last cut is *dirty*.
@@ -62,11 +62,14 @@ class TaskCuts:
 
     @property
     def is_held(self) -> bool:
-        """Whether no message may be delivered before the next cut, or commit by the task, begins (rule 4)."""
+        """Whether the rows that wait have reached their limit.
+
+        Then no message may be delivered before the task begins to send (a cut) or to commit these rows.
+        """
         return self._row_bytes >= self._most_row_bytes
 
     def limit_rows(self, nbytes: int) -> None:
-        """Set the size of gathered rows, in bytes, at which a task sends or commits them unasked (rule 4)."""
+        """Set the size of gathered rows, in bytes, at which the task sends or commits them unasked."""
         self._most_row_bytes = nbytes
 
     def rows_grew(self, nbytes: int) -> None:
@@ -74,9 +77,10 @@ class TaskCuts:
         self._row_bytes += nbytes
 
     def cuts_itself(self) -> bool:
-        """Return whether the task is to begin a cut or commit now that the driver has not asked for (rule 4).
+        """Return whether the task must now send (a cut) or commit rows unasked: their size is at its limit.
 
-        Call this after each new row and each commit. After True the answer is False until a cut, or a commit
+        Call this after each new row and each commit. False while two parts that the task has sent are not
+        committed. After True the answer is False until a cut, or a commit
         by the task, begins.
         """
         is_due = self.is_held and not self._is_full and not self._is_own_cut_wanted
@@ -89,20 +93,26 @@ class TaskCuts:
         self._row_bytes = 0
 
     def settled(self) -> bool:
-        """Note that messages were settled; return whether the task must report that it is dirty (rule 1)."""
+        """Note that messages were settled (done, with their rows); return whether the task must report this.
+
+        It reports once until the next cut, and not while two parts that it has sent are not committed.
+        """
         self._is_dirty = True
         return self._reports()
 
     def cut_wanted(self) -> bool:
-        """Note that the driver asks for a cut; return whether to begin the cut.
+        """Note that the driver asks for a cut (what is settled so far); return whether to begin the cut.
 
-        False if nothing is settled, or if two parts are not committed.
+        False if nothing is settled, or if two parts that the task has sent are not committed.
         """
         self._is_reported = False
         return self._is_dirty and not self._is_full
 
     def cut_begins(self) -> bool:
-        """Begin a cut, which takes what is settled; return False if two parts are not committed by now."""
+        """Begin a cut, which takes what is settled; begin none and return False if two parts are uncommitted.
+
+        These are parts that the task has sent and that are neither committed nor dropped.
+        """
         self._is_own_cut_wanted = False
         if self._is_full:
             return False
@@ -122,7 +132,8 @@ class TaskCuts:
     def over(self, part_ids: Collection[str]) -> bool:
         """Note that parts were committed or dropped; return whether the task must report that it is dirty.
 
-        See rule 2.
+        It must if it has settled something that it has not reported since its last cut, and fewer than two of
+        its parts are uncommitted.
         """
         self._open.difference_update(part_ids)
         return self._reports()

@@ -42,12 +42,12 @@ QueueT = TypeVar("QueueT", bound=Hashable)
 TURN_S: Final = 0.05
 """How long a queue's turn lasts when others wait."""
 HANDICAP_S: Final = 0.5
-"""Time by which a queue that had a turn counts as due later than a queue whose suspension is over, in seconds
-(rule 5)."""
+"""Time by which a queue that had a turn counts as due later than a queue whose suspension is over, in
+seconds."""
 
 
 class Pace(NamedTuple):
-    """Durations that decide when one more worker begins (rule 2)."""
+    """Durations that decide when one more of a task's threads (workers) begins to call the listener."""
 
     slow_s: float
     """Duration at which a listener call counts as slow, in seconds."""
@@ -73,8 +73,7 @@ class RangeInstructions:
     def is_given_up(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - a subclass's
         """Return whether the range of ``queue`` must make no further delivery; once true, it stays true.
 
-        The result of the range still has the deliveries that the listener has answered before, as when a
-        range's time is used up (D7).
+        The result of the range still has the deliveries that the listener has answered before.
         """
         return False
 
@@ -108,7 +107,7 @@ class RangeInstructions:
         """
 
     def shows_calls(self, calls: Callable[[], Mapping[MessageQueue, float]]) -> None:
-        """Set the function that returns the listener calls in hand; engines need it in real time.
+        """Set the function that returns the listener calls that are running; engines need it in real time.
 
         For each queue with such calls, the function returns how many seconds its oldest call has lasted. Any
         thread may call it; it must not wait.
@@ -136,7 +135,8 @@ class RangeInstructions:
     def settled(self) -> None:
         """Report that a range has new results to commit; returns immediately, callable from any thread.
 
-        Call this at least once after each cut in which the range has taken part, when there are new results.
+        A *cut* collects such results. After each cut in which the range has taken part, call this at least
+        once when there are new results.
         """
 
     def cut_with(self, cut: Callable[[], Any]) -> None:
@@ -165,7 +165,7 @@ class Memory(Enum):
 
 
 class Turn(NamedTuple, Generic[QueueT]):
-    """Next work for a worker."""
+    """Next work for a worker, which is a thread of the task."""
 
     queue: QueueT | None
     """Queue whose messages to deliver; None: read the next piece of the ranges instead."""
@@ -174,7 +174,7 @@ class Turn(NamedTuple, Generic[QueueT]):
 
 
 class Rest(NamedTuple):
-    """There is nothing to do for a worker now."""
+    """There is nothing to do for a worker (a thread of the task) now."""
 
     until_s: float
     """Time at which to ask again if nothing happens before; may be infinite."""
@@ -222,7 +222,8 @@ class TaskTurns(Generic[QueueT]):
     def is_led(self) -> bool:
         """Whether the task goes on even if no other task of its batch has work.
 
-        It does while more may arrive, or while a queue is left that is not suspended, or that leads.
+        It does while more may arrive, or while a queue is left that is not suspended, or for whose suspension
+        the task waits (``leads``).
         """
         return self._is_arriving or bool(self._leading)
 
@@ -266,7 +267,7 @@ class TaskTurns(Generic[QueueT]):
         is_batch_at_work: bool = False,
         memory: Memory = Memory.PLENTY,
     ) -> Turn[QueueT] | Rest:
-        """Return the next work for a worker that has finished its work.
+        """Return the next work for a worker that has finished its work, or until when there is none.
 
         Args:
             now_s: Now.
@@ -314,11 +315,11 @@ class TaskTurns(Generic[QueueT]):
         self._waiting[queue] = _Waiting(due_s, due_s, queue)
 
     def has_read(self, now_s: float) -> None:
-        """Note that a worker has read a piece."""
+        """Note that a worker has read a piece; the next piece counts as due half a second later."""
         self._release(None, now_s + HANDICAP_S, now_s)
 
     def all_arrived(self) -> None:
-        """Note that nothing more arrives."""
+        """Note that nothing more arrives, so that no worker reads any more."""
         self._is_arriving = False
         self._waiting.pop(None, None)
         self._in_hand.pop(None, None)
@@ -326,13 +327,13 @@ class TaskTurns(Generic[QueueT]):
     # --- ends of a turn -------------------------------------------------------------------------------------
 
     def dry(self, queue: QueueT) -> None:
-        """Note that the queue has consumed what has arrived."""
+        """Note that the queue has consumed what has arrived: its worker leaves it, and it waits for more."""
         del self._in_hand[queue]
         self._leading.add(queue)
         self._dry.add(queue)
 
     def yielded(self, queue: QueueT, now_s: float) -> None:
-        """Note that the turn is over, and the queue has more to deliver."""
+        """Note that the queue's turn is over, and that it has more to deliver: it waits for its next turn."""
         self._release(queue, now_s + HANDICAP_S, now_s)
 
     def suspended(self, queue: QueueT, due_s: float, *, leads: bool = False) -> None:
