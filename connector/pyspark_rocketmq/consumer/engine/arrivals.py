@@ -1,5 +1,8 @@
 """Reads a task's ranges, and passes their messages to the engine piece by piece, as they arrive.
 
+A *range* is a part of one queue, which a task has to read and consume. A *piece* has its next messages or its
+end.
+
 A :class:`Source` reads. :class:`Arrivals` runs the source, either in a separate thread or, piece by piece, in
 the engine's threads, and gives the pieces to the engine. When too many messages wait in the task, the engine
 slows the reading:
@@ -48,11 +51,11 @@ class Source(Protocol):
         ...
 
     def arrivals(self) -> Generator[Sequence[Arrival]]:
-        """Yield pieces as soon as there are some, until every range has ended or was left (:meth:`leave`).
+        """Yield lists of pieces as they arrive, until every range has ended or was left (:meth:`leave`).
 
-        The pieces of a range come in order. Each open range has its first piece at the very beginning, even
-        if there are no messages, so that its queue can be given up. Closing the generator releases all
-        connections.
+        A piece has the next messages of a range, its end, or both. The pieces of a range come in order. Each
+        open range has its first piece at the very beginning, even if there are no messages, so that its queue
+        can be given up. Closing the generator releases all connections.
 
         Raises:
             RocketMQError: If a range cannot be read.
@@ -77,7 +80,7 @@ class Source(Protocol):
 
 
 class ClosedSource:
-    """Reads closed ranges from the iterable ``made``, which reads on only when the caller wants more."""
+    """A source of closed ranges (with planned ends): yields the pieces of ``made``, when the caller asks."""
 
     is_open = False
 
@@ -85,14 +88,14 @@ class ClosedSource:
         self._made = made
 
     def arrivals(self) -> Generator[Sequence[Arrival]]:
-        """See :class:`Source`."""
+        """Yield the lists of pieces that ``made`` yields."""
         yield from self._made
 
     def hold(self, queue: MessageQueue) -> None:
         """Do nothing: closed ranges are paused all together, not one by one."""
 
     def go_on(self, queue: MessageQueue) -> None:
-        """Do nothing; see :meth:`hold`."""
+        """Do nothing: closed ranges are paused all together, not one by one."""
 
     def leave(self, queue: MessageQueue) -> None:
         """Do nothing: the rest of a closed range is small."""
@@ -106,7 +109,7 @@ class TakesArrivals(Protocol):
 
     @property
     def passed(self) -> int:
-        """Number of arrived messages that are below the range's progress, so that they wait no more."""
+        """Number of arrived messages below the range's progress: they need no further delivery."""
         ...
 
     @property
@@ -147,7 +150,7 @@ class ArrivingRange(Generic[RunT]):
 
     @property
     def held(self) -> int:
-        """Number of messages that have arrived and wait."""
+        """Number of messages that have arrived and that the run has not passed."""
         return self.arrived - (0 if self.run is None else self.run.passed)
 
     @property
@@ -202,9 +205,10 @@ class Arrivals:
             return next(self._made, None)
 
     def hold_if_full(self, one: ArrivingRange[Any], most_held: int) -> None:
-        """Hold an open range's queue if its waiting messages are too many or too large, else read it (D13).
+        """Stop reading an open range's queue while its waiting messages are too many or too large.
 
-        ``most_held`` is the number of waiting messages that is too many.
+        Otherwise read it again, if it was stopped. ``most_held`` is the number of waiting messages that is
+        too many.
         """
         is_full = one.held >= most_held or one.held_bytes >= _HELD_BYTES
         if one.is_held != is_full:
@@ -282,7 +286,7 @@ def end_did_not_come(queue: MessageQueue) -> RocketMQError:
 
 
 def whole_ranges(pieces: Iterable[ReadPiece]) -> Iterator[list[Arrival]]:
-    """Join ``pieces`` to whole ranges; yield each range when its end has come."""
+    """Join ``pieces`` to whole ranges; yield each range, in a list with one item, when its end has come."""
     read: list[pa.RecordBatch] = []
     for piece in pieces:
         if not isinstance(piece, RangeEnd):

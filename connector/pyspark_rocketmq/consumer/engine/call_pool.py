@@ -1,9 +1,10 @@
 """The pool of listener calls shared by a task's ranges, and the ranges that are consumed side by side.
 
-:mod:`pyspark_rocketmq.consume.call_slots` decides which range may begin a call; this module adds the lock and
-the threads. Each range with messages has its own thread, which begins its calls and settles them, unless a
-call's thread does this when the call has ended. A call runs on any thread of the pool, or on the event loop.
-The task's own thread begins ranges and yields results; another one reads.
+A running call holds a *slot* of the pool. :mod:`pyspark_rocketmq.consume.call_slots` decides which range may
+begin a call; this module adds the lock and the threads. Each range with messages has its own thread, which
+begins its calls and settles them, unless a call's thread does this when the call has ended. A call runs on
+any thread of the pool, or on the event loop. The task's own thread begins ranges and yields results; another
+one reads.
 
 Closed ranges begin one after the other: the next one begins only when each range under way has delivered all
 its messages, or has a slow call. Reading pauses when memory is short. Open ranges all begin with the task,
@@ -47,7 +48,7 @@ held."""
 
 
 class PooledRun(Hashable, Protocol):
-    """The consumption of a range, which takes a slot of the pool for each call."""
+    """The consumption of a range, which takes a slot of the task's pool for each listener call."""
 
     def look_again(self) -> None:
         """Check again: there may be a slot, or the task ends; called by any thread, returns immediately."""
@@ -62,11 +63,14 @@ class PooledRun(Hashable, Protocol):
 
 
 class CallPool:
-    """The slots and threads of one task; shared by the threads of its ranges."""
+    """The slots and threads for the listener calls of one task; shared by the threads of its ranges.
+
+    Each running call holds a slot. A *run* consumes one range.
+    """
 
     def __init__(self, most_calls: int) -> None:
         self.most_calls = most_calls
-        """Number of slots."""
+        """Number of slots: the maximum number of listener calls at the same time."""
         self.last_out: Callable[[], None] = lambda: None
         """Called when a range has delivered its last message."""
         self.threads = DaemonThreads("rocketmq-listener", most_calls)
@@ -81,18 +85,21 @@ class CallPool:
 
     @property
     def are_lost(self) -> bool:
-        """Whether every slot is held by a call that takes too long."""
+        """Whether each slot is held by a call that still runs although its messages were sent back."""
         with self._guard:
             return self._slots.are_lost
 
     def join(self, run: PooledRun) -> None:
-        """See ``CallSlots``."""
+        """Add a run (the consumption of one range), which has no calls yet."""
         with self._guard:
             self._slots.join(run)
             self._joined.add(run)
 
     def leave(self, run: PooledRun) -> None:
-        """See ``CallSlots``."""
+        """Remove a run that is over; its calls that still run keep their slots until they return.
+
+        After :meth:`close` the last run to leave ends the threads.
+        """
         with self._guard:
             self._slots.leave(run)
             self._joined.discard(run)
@@ -102,33 +109,36 @@ class CallPool:
         self.wake()
 
     def take(self, run: PooledRun) -> bool:
-        """See ``CallSlots``."""
+        """Take a slot for a call and return True; if none is free for the run, it waits: return False."""
         with self._guard:
             return self._slots.take(run)
 
     def give(self, run: PooledRun, count: int = 1) -> None:
-        """See ``CallSlots``."""
+        """Free ``count`` slots of calls that have ended; call :meth:`wake` for runs that wait for a slot."""
         with self._guard:
             self._slots.give(run, count)
 
     def may_keep(self, run: PooledRun) -> bool:
-        """See ``CallSlots``."""
+        """Return whether a run may begin its next call in the slot of its call that has just ended.
+
+        It may not if another run waits that has no call, or at least two calls fewer.
+        """
         with self._guard:
             return self._slots.may_keep(run)
 
     def rest(self, run: PooledRun) -> None:
-        """See ``CallSlots``."""
+        """Note that a run no longer waits for a slot."""
         with self._guard:
             self._slots.rest(run)
 
     def hang(self, run: PooledRun, count: int) -> None:
-        """See ``CallSlots``."""
+        """Note how many calls of a run still run although their messages were sent back."""
         with self._guard:
             self._slots.hang(run, count)
         self.wake()
 
     def wake(self) -> None:
-        """Wake the waiting ranges that are next, to check again."""
+        """Wake the runs that wait for a slot and are next to get one, so that they try to take it."""
         while self.waiting:
             with self._guard:
                 run = self._slots.wake()
@@ -215,7 +225,7 @@ class RangesAtOnce:
             give_away: Sends the result of a range that was given up; returns False if it cannot. It is called
                 on the thread that consumed the range, as the task's own thread may be writing.
             instructions: The driver's instructions to the task.
-            most_held: As for :class:`~pyspark_rocketmq.consumer.engine.direct.OrderlyTask`.
+            most_held: Number of waiting messages at which no more are read from an open range's queue.
         """
         self._arrivals = Arrivals(source)
         self._is_open = source.is_open

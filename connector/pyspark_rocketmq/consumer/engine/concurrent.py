@@ -6,7 +6,7 @@ threads, and report to that thread by events. There is a shorter way for a call 
 the call's own thread, or the event loop, settles it and makes the next delivery. Waking the run's thread for
 this would cost a listener whose calls take some milliseconds a tenth of its rate. All state of a run, also
 its state machine (:mod:`~pyspark_rocketmq.consume.concurrent`), belongs to the thread that holds the run's
-guard; nothing waits under the guard. Spark is not used.
+lock, its *guard*; nothing waits under the guard. Spark is not used.
 
 Only rows of messages below the offset that the run has reached go to the sink. A run normally ends with every
 message done or sent back, so these are all rows. If a message could not be sent back, the offset stays at
@@ -94,7 +94,7 @@ SendBackCall = Callable[[MessageExt, int], None]
 
 
 class ConcurrentRun(RangeRun):
-    """The consumption of one planned range."""
+    """The consumption of one planned range by a concurrent listener, in many calls at the same time."""
 
     def __init__(
         self,
@@ -114,7 +114,8 @@ class ConcurrentRun(RangeRun):
     ) -> None:
         """Prepare the run; in broadcasting ``send_back`` is never called.
 
-        ``arrivals`` are as for :class:`RangeRun`.
+        ``messages`` are the whole range if ``arrivals`` is None. Otherwise ``arrivals`` has further pieces,
+        and any thread may add more to it.
         """
         super().__init__(
             planned, messages, output, instructions, began_s=clock.monotonic_s(), arrivals=arrivals
@@ -177,7 +178,9 @@ class ConcurrentRun(RangeRun):
         )
 
     def consume(self) -> list[Emitted]:
-        """Deliver until the range is settled or the run has to end; return its rows since the last cut.
+        """Deliver until each message is done or sent back, or the run has to end; return its rows.
+
+        Rows that were taken during the run, by :meth:`cut`, are left out.
 
         Raises:
             ListenerError: If the listener raised something that is not an ``Exception``, such as SystemExit.
@@ -211,21 +214,24 @@ class ConcurrentRun(RangeRun):
             return self._rows.rows
 
     def extend(self, arrival: Arrival) -> None:
-        """See :class:`RangeRun`."""
+        """Add the next piece of the range, and wake the run; any thread may call this, it does not wait."""
         super().extend(arrival)
         self._workers.wake()
 
     def look_again(self) -> None:
-        """See ``PooledRun``."""
+        """Wake the run, to check whether there is a slot or it has to end; any thread may call this."""
         self._workers.wake()
 
     def ack(self) -> QueueAck:
-        """Return the progress since the last cut; call after :meth:`consume`."""
+        """Return the progress since the last :meth:`cut` or, without one, the range's start.
+
+        Call this after :meth:`consume`.
+        """
         return self._ack_until(self._suspended_until_s())
 
     @property
     def is_dry(self) -> bool:
-        """See ``ConsumingRun``."""
+        """Whether there is nothing to do until more messages arrive; any thread may read this."""
         return self._machine.is_dry and not self._arrivals
 
     @property
@@ -350,7 +356,10 @@ class ConcurrentRun(RangeRun):
         return False
 
     def lets_next_begin(self) -> bool:
-        """See ``PooledRun``."""
+        """Return whether this range lets another one begin beside it; called by any thread.
+
+        It does if all its messages that have arrived are delivered, or if one of its calls is slow.
+        """
         if self._machine.is_last_out and not self._arrivals:
             return True
         return any(for_s >= QUEUE_PACE.slow_s for for_s in self._calls_s_so_far())
@@ -594,7 +603,7 @@ class ConcurrentRun(RangeRun):
 
 
 class ConcurrentEngine:
-    """Consumes a task's ranges; pickled to the executors with the listener."""
+    """Consumes a task's ranges with a concurrent listener; pickled to the executors with the listener."""
 
     def __init__(
         self,
@@ -626,7 +635,10 @@ class ConcurrentEngine:
     def __call__(
         self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed]:
-        """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`; ranges are consumed side by side."""
+        """Consume the ranges of ``source`` side by side; yield the result of each range when it has ended.
+
+        ``instructions`` may end a range early, or take its result, which is then not yielded.
+        """
 
         def give_away(consumed: Consumed) -> bool:
             return instructions.is_given_up(consumed.ack.queue) and instructions.take(consumed)

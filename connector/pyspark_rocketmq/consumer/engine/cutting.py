@@ -39,7 +39,7 @@ Work = Callable[[], None]
 
 
 class CutThread:
-    """The thread ``rocketmq-cut``: starts with the first piece of work, and does one after the other."""
+    """The thread ``rocketmq-cut``: starts with the first piece of work, and does all work in order."""
 
     def __init__(self, clock: Clock, *, failed: Callable[[], None], over: Callable[[], None]) -> None:
         """Prepare; the thread calls ``failed`` after an error in its work, and ``over`` at its end."""
@@ -53,9 +53,9 @@ class CutThread:
         self._is_abandoned = False
         self.thread: threading.Thread | None = None
         self.failure: BaseException | None = None
-        """Error of the work, which the task's own thread raises."""
+        """Error of the work, which the task's own thread raises; None if there was none."""
         self.due_s: Callable[[], float] = lambda: inf
-        """Monotonic time at which to do ``when_due`` without being asked."""
+        """Returns the monotonic time at which the thread does ``when_due`` without being asked."""
         self.when_due: Work = look_again
 
     def begin(self, work: Work) -> bool:
@@ -110,7 +110,11 @@ def look_again() -> None:
 
 
 class TaskCuts:
-    """Cuts a task when the driver asks, when too many rows wait, and when queues are given up."""
+    """Sends results of a task to the driver before the task ends: as parts, of which one grows meanwhile.
+
+    It does this when the driver asks for a *cut* (what all ranges have done so far), when too many rows wait,
+    and when queues are given up.
+    """
 
     def __init__(
         self, place: GrowingPlace, sender: PartSender, instructions: TaskControl, thread: CutThread
@@ -125,25 +129,29 @@ class TaskCuts:
         """Queues whose ranges go on, although the growing part may already have rows of them."""
 
     def go_on(self, queues: Collection[MessageQueue]) -> None:
-        """Note that the growing part gets rows of these queues, whose ranges go on."""
+        """Note that the growing part, the next to be sent, gets rows of these queues, whose ranges go on."""
         self._going_on.update(queues)
 
     def begin(self, number: int | None) -> bool:
-        """Begin to cut; returns without waiting for storage, because the connection's thread calls it, too.
+        """Have the cut thread send the growing part, with the task's results so far, to the driver.
 
-        ``number`` is that of the cut for which the driver has asked. With None the growing part leaves as it
-        is, without further results of ranges that go on. Return False if the cut thread accepts no more work.
+        ``number`` is that of the cut for which the driver has asked: what all ranges have done so far is then
+        added first. With None the part leaves as it is. Return False if the cut thread accepts no more work.
+        Does not wait for storage, because the connection's thread calls this, too.
         """
         return self._thread.begin(lambda: self._cut(number, is_whole=number is not None))
 
     def begin_own(self) -> bool:
-        """Begin a cut that the driver has not asked for; return False if too late, like :meth:`begin`."""
+        """Have the cut thread send what all ranges have done so far, although the driver has not asked.
+
+        Return False if the cut thread accepts no more work.
+        """
         return self._thread.begin(lambda: self._cut(None, is_whole=True))
 
     def begin_giving_up(self, consumed: Consumed) -> bool:
-        """Begin to send the driver what was consumed of a range whose queue the task gives up.
+        """Have the cut thread send the driver what was consumed of a range whose queue the task gives up.
 
-        Return False if it is too late, like :meth:`begin`.
+        Return False if the cut thread accepts no more work.
         """
         return self._thread.begin(lambda: self._give_up(consumed))
 
@@ -190,7 +198,7 @@ class TaskCuts:
 
 
 class OwnCommits:
-    """The commits that a task makes by itself."""
+    """The commits that a task itself makes into its sink: decides when, and has the cut thread make them."""
 
     def __init__(
         self,
@@ -213,21 +221,21 @@ class OwnCommits:
         thread.when_due = self._commit
 
     def settled(self) -> None:
-        """Note that there are results to commit."""
+        """Note that there are results to commit: a commit begins within some milliseconds."""
         with self._guard:
             is_new = self._times.settled(self._clock.monotonic_s())
         if is_new:
             self._thread.begin(look_again)
 
     def rests(self) -> None:
-        """Note that the task has nothing to deliver."""
+        """Note that the task has nothing to deliver: a commit that waits begins now."""
         with self._guard:
             is_new = self._times.rests(self._clock.monotonic_s())
         if is_new:
             self._thread.begin(look_again)
 
     def begin(self) -> bool:
-        """Begin a commit that is not due; return False if the cut thread accepts no more work."""
+        """Begin a commit now, even if none is due; return False if the cut thread accepts no more work."""
         return self._thread.begin(self._commit)
 
     def begins(self) -> None:

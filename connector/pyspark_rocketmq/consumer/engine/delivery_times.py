@@ -22,7 +22,8 @@ from pyspark_rocketmq.consume.latencies import (
 from pyspark_rocketmq.listeners.messages import MessagePiece
 
 MARK_EVERY_S: Final = 0.001
-"""Time, in seconds, within which deliveries share one noted moment: the brokers' clock is no finer."""
+"""Seconds within which all deliveries count as begun at the first one's moment: brokers' clocks are no finer.
+"""
 _FEW: Final = 12
 """Number of latencies up to which it is faster to count them one by one."""
 _STORED_AT: Final = "storeTimestamp"
@@ -108,21 +109,21 @@ class DeliveryTimes:
 
 
 class EachDeliveryTimes(DeliveryTimes):
-    """Moments of messages that are delivered in any order."""
+    """When messages of one range, delivered in any order, were stored and delivered."""
 
     def __init__(self, pieces: Iterable[MessagePiece] = ()) -> None:
         self._began_s = array("d")
         super().__init__(pieces)
 
     def extend(self, pieces: Iterable[MessagePiece]) -> None:
-        """See :class:`DeliveryTimes`."""
+        """Add the store times of the next messages."""
         before = len(self._stored)
         super().extend(pieces)
         count = sum(map(len, self._stored[before:]))
         self._began_s.frombytes(np.full(count, np.nan).tobytes())
 
     def began_each(self, indexes: Sequence[int], at_s: float) -> None:
-        """Note a delivery of some messages."""
+        """Note that the messages with these ``indexes`` are delivered at ``at_s``."""
         began_s, start = self._began_s, self._start
         for index in indexes:
             began_s[index - start] = at_s
@@ -149,7 +150,7 @@ def stored_ms(piece: MessagePiece) -> npt.NDArray[np.int64]:
 
 
 def histogram_of(latencies_ms: npt.NDArray[np.int64]) -> LatencyHistogram:
-    """Count latencies, at least one, as ``LatencyHistogram.of`` does."""
+    """Return the histogram of latencies, at least one: faster than ``LatencyHistogram.of``, but equal."""
     if len(latencies_ms) <= _FEW:
         return LatencyHistogram.of(latencies_ms.tolist())
     known = np.maximum(latencies_ms, 0)

@@ -153,7 +153,7 @@ class OrderlyTask:
         return RangeCuts(ended, [each for each in cuts if each is not None])
 
     def _calls(self) -> dict[MessageQueue, float]:
-        """Return how long each queue's oldest call in hand has lasted, in seconds; for any thread."""
+        """Return how long each queue's oldest running call has lasted, in seconds; for any thread."""
         lasting: dict[MessageQueue, float] = {}
         now_s = self._clock.monotonic_s()
         with self._changed:
@@ -175,7 +175,7 @@ class OrderlyTask:
             self._turns.has_read(self._clock.monotonic_s())
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
-        """Take pieces of ranges; the queues that they belong to may go on."""
+        """Take pieces of ranges (messages or ends), so that their queues may go on."""
         with self._changed:
             now_s = self._clock.monotonic_s()
             for arrival in arrivals:
@@ -524,7 +524,7 @@ class _Worker:
 
 
 class DirectEngine:
-    """Consumes a task's ranges; pickled with the listener."""
+    """Consumes a task's ranges with an orderly listener, where they are read; pickled with the listener."""
 
     def __init__(self, consumer: RangeConsumer) -> None:
         self._consumer = consumer
@@ -532,6 +532,9 @@ class DirectEngine:
     def __call__(
         self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed]:
-        """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`."""
+        """Consume the ranges of ``source`` as they arrive; yield the result of each range when it has ended.
+
+        ``instructions`` may end a range early, or take its result, which is then not yielded.
+        """
         task = OrderlyTask(source, self._consumer, instructions, SystemClock(), give_away=instructions.take)
         yield from task.consumed()

@@ -60,7 +60,7 @@ class HeldRows:
         self._file = file
         self._nbytes = 0
         self._above: list[_Held] = []
-        """Rows of finished messages, as a heap by index."""
+        """Rows of finished messages above the lowest unfinished one, as a heap by index."""
         self._pending: dict[Key, list[_Held]] = {}
         """Rows of messages that wait for a COMMIT, by key."""
 
@@ -70,7 +70,7 @@ class HeldRows:
         return bool(self._above)
 
     def finish(self, index: int, rows: list[Emitted]) -> None:
-        """Add the rows of a finished message."""
+        """Add the rows of a finished message, which wait until all lower messages are finished."""
         for held in self._measured([(index, rows)]):
             heappush(self._above, held)
         self._spill_if_large()
@@ -147,7 +147,7 @@ class _KeyedContext(ConsumeOrderlyContext):
 
 
 class KeyedTurn:
-    """One worker's deliveries of a range; see ``RangeTurn``."""
+    """The deliveries of a range by one of several workers (threads), until it takes another range."""
 
     def __init__(self, run: KeyedRun, now_s: Callable[[], float]) -> None:
         self._run = run
@@ -187,10 +187,14 @@ class KeyedRun(OrderlyRun):
         arrivals: deque[Arrival] | None = None,
         **more: Any,
     ) -> None:
-        """Prepare the run; see :class:`OrderlyRun`. A call has only messages that have arrived by then."""
+        """Prepare the run; ``more`` are further arguments of :class:`OrderlyRun`.
+
+        ``messages`` are the whole range if ``arrivals`` is None. Otherwise ``arrivals`` has further pieces,
+        and any thread may add more to it. A call does not wait for messages that have not arrived.
+        """
         super().__init__(planned, messages, settings=settings, arrivals=arrivals, **more)
         self.offer: Callable[[float], None] = lambda _: None
-        """Called, without the guard, when one more worker can deliver; gets the time from which on it can."""
+        """Called when one more worker can deliver; gets the monotonic time from which on it can."""
         self._offered_s = inf
         """Time of the last offer that no worker has taken."""
         self._held = HeldRows(self._output.rows, self._file)
@@ -204,13 +208,16 @@ class KeyedRun(OrderlyRun):
         )
 
     def turn(self) -> KeyedTurn:
-        """See :class:`OrderlyRun`."""
+        """Begin the turn of a worker, which delivers messages of this range until it takes another range."""
         with self._guard:
             self._offered_s = inf
         return KeyedTurn(self, self._now_s)
 
     def consume(self, for_s: float = inf) -> list[Emitted]:
-        """See :class:`OrderlyRun`."""
+        """Deliver in one turn, by this thread; return the rows since the last cut that may go to the sink.
+
+        The turn ends when nothing is left to deliver for now, or after ``for_s`` seconds.
+        """
         turn = self.turn()
         turn.listener = self.listener
         turn.consume(for_s)
@@ -218,11 +225,11 @@ class KeyedRun(OrderlyRun):
 
     @property
     def leads(self) -> bool:  # type: ignore[override]  # a constant in the base
-        """See :class:`OrderlyRun`."""
+        """Whether the suspended run keeps its task going, even if the task has nothing else to do."""
         return self._machine.leads(self._now_s())
 
     def due_s(self) -> float:
-        """See :class:`OrderlyRun`."""
+        """Return the monotonic time from which on one more worker can deliver; infinite if none can."""
         with self._guard:
             return self._now_s() if self._arrivals else self._machine.due_s(self._now_s())
 
@@ -235,10 +242,10 @@ class KeyedRun(OrderlyRun):
         self._held.spill_to(file)
 
     def pause_s(self) -> float:
-        """Return for how many seconds to leave the queue.
+        """Return for how many seconds no worker needs to take the queue, because keys are suspended.
 
         That is until a suspension of one of its keys ends or, if that is earlier, until the run no longer
-        ``leads``.
+        keeps its task going (``leads``).
         """
         machine, now_s = self._machine, self._now_s()
         wakes_at_s = machine.wakes_at_s or now_s
@@ -370,7 +377,7 @@ class KeyedRangeConsumer(RangeConsumer):
 
 
 def _by_offset(emitted: Iterable[Emitted], file: SpillFile) -> dict[int, list[Emitted]]:
-    """Return the rows of each queue offset, in order; rows that were in the file are written there again."""
+    """Return rows by queue offset, in their order; rows that were in the file are written there again."""
     found: dict[int, list[Emitted]] = defaultdict(list)
     for rows in emitted:
         if isinstance(rows, tuple):
@@ -386,7 +393,7 @@ def _by_offset(emitted: Iterable[Emitted], file: SpillFile) -> dict[int, list[Em
 
 
 def _slices(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows of each queue offset."""
+    """Yield each queue offset, ascending, with its rows in their order."""
     offsets = rows.column(0).to_numpy()
     # Do not use Arrow's sort: it is not stable.
     order = np.argsort(offsets, kind="stable")

@@ -60,9 +60,10 @@ class LandedRange:
         """The statistics of reading that the acks so far contain."""
 
     def take(self, arrivals: Sequence[Arrival], now_s: float) -> tuple[Consumed | None, Consumed | None]:
-        """Consume the next pieces; return a cut if they bring rows or progress, and the end if it came.
+        """Consume the next pieces; return their rows with an ack (a cut), and the range's last ack.
 
-        ``now_s`` is the time by the wall clock.
+        The first is None if the pieces bring neither rows nor progress, the second if they lack the range's
+        end. ``now_s`` is the time by the wall clock.
         """
         messages = [batch for each in arrivals for batch in _batches_of(each)]
         newest = arrivals[-1]
@@ -150,7 +151,7 @@ def _batches_of(arrival: Arrival) -> Iterator[pa.RecordBatch]:
 
 
 def latencies_of(messages: Sequence[pa.RecordBatch], now_s: float) -> StoreLatencies:
-    """Return how long ago messages were stored; a row that is written is delivered."""
+    """Return how long ago messages were stored. A message counts as delivered now, when its row is made."""
     now_ms = int(now_s * 1000)
     counted = NO_LATENCIES
     for batch in messages:
@@ -177,7 +178,7 @@ class _Turn(NamedTuple):
 
 
 class LandingTask:
-    """Makes rows of the ranges of one task, as they arrive."""
+    """Makes rows of the messages of one task's ranges, as they arrive; no listener is called."""
 
     def __init__(
         self, source: Source, columns: MessageColumns, instructions: RangeInstructions, clock: Clock
@@ -336,18 +337,22 @@ class LandingTask:
 
 
 class LandingEngine:
-    """Makes rows of a task's ranges; pickled to the executors."""
+    """Makes rows of the messages of a task's ranges, without a listener; pickled to the executors."""
 
     def __init__(self, columns: MessageColumns) -> None:
         self._columns = columns
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
-        """See ``ReadsColumns``."""
+        """Columns of the source to read, always including those that show how far a range has been read."""
         return self._columns.needed
 
     def __call__(
         self, source: Source, instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed | CutTogether]:
-        """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`."""
+        """Make rows of the ranges of ``source`` as they arrive.
+
+        Yield cuts, which have rows and acks of ranges that go on, and the end of each range. ``instructions``
+        may end a range early.
+        """
         yield from LandingTask(source, self._columns, instructions, SystemClock()).consumed()

@@ -133,9 +133,10 @@ class OrderlyRun(RangeRun):
         """Prepare the run; :meth:`consume` begins.
 
         ``now_s``, a monotonic clock, measures durations. ``wall_s``, by default the same clock, provides the
-        time in the ack until which the queue is suspended. ``arrivals`` are as for :class:`RangeRun`. In a
-        closed range a listener call waits until it has as many messages as if the whole range had arrived; in
-        an open range it has those that have arrived.
+        time in the ack until which the queue is suspended. ``messages`` are the whole range if ``arrivals``
+        is None. Otherwise ``arrivals`` has further pieces, and any thread may add more to it. In a closed
+        range (with a planned end) a listener call waits until it has as many messages as if the whole range
+        had arrived; in an open range it has those that have arrived.
         """
         super().__init__(planned, messages, output, instructions, began_s=now_s(), arrivals=arrivals)
         self.listener = listener
@@ -168,7 +169,7 @@ class OrderlyRun(RangeRun):
         return self
 
     def due_s(self) -> float:
-        """Return the time from which on one more worker can deliver; infinite if none can."""
+        """Return infinity: while a worker (thread) delivers this range, no other one can."""
         return inf
 
     @property
@@ -181,7 +182,7 @@ class OrderlyRun(RangeRun):
 
     @property
     def is_dry(self) -> bool:
-        """Whether nothing can be delivered until more messages arrive; for ``consume``'s thread."""
+        """Whether nothing can be delivered until more messages arrive; only for the thread that consumes."""
         return self._machine.is_dry and not self._arrivals
 
     def consume(self, for_s: float = inf) -> list[Emitted]:
@@ -189,8 +190,8 @@ class OrderlyRun(RangeRun):
 
         The turn ends after ``for_s`` seconds, or with ``ends_turn``. Call this again to continue; after a
         suspension it continues with the messages that were put back. Each call makes at least one delivery,
-        if there is one and ``ends_turn`` is not set. Returns the rows of all acknowledged messages since the
-        last cut, also those of earlier calls.
+        if there is one and ``ends_turn`` is not set. Returns the rows of all acknowledged messages, also
+        those of earlier calls, except rows that :meth:`cut` has taken.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
@@ -280,12 +281,12 @@ class OrderlyRun(RangeRun):
         return self._now_s() - self.call_began_s
 
     def pause_s(self) -> float:
-        """Return how long the queue stays suspended."""
+        """Return for how many seconds the queue stays suspended; 0 if it is not, or if that is over."""
         until_s = self._machine.goes_on_at_s
         return 0.0 if until_s is None else max(0.0, until_s - self._now_s())
 
     def stop(self) -> None:
-        """Deliver nothing more; note why, if the run has not finished."""
+        """Deliver nothing more; ``finished`` then has the reason. A run that has one keeps it."""
         with self._guard:
             self._take_in_arrivals(self._started_s)
             if self._machine.is_dry and self._instructions.is_given_up(self._planned.queue):
@@ -301,7 +302,9 @@ class OrderlyRun(RangeRun):
         return self._now_s(), self._wall_s()
 
     def ack(self) -> QueueAck:
-        """Return the progress since the last cut; call after :meth:`consume`.
+        """Return the progress since the last :meth:`cut` or, without one, the range's start.
+
+        Call this after :meth:`consume`.
 
         Raises:
             UndecodableMessage: If the range ends at such a message, and the listener waits for more messages
@@ -432,7 +435,7 @@ class OrderlyRun(RangeRun):
 
 
 class RangeConsumer:
-    """Consumes ranges, with the listener and its settings; pickled to the executors."""
+    """An orderly listener and its settings, with which ranges are consumed; pickled to the executors."""
 
     pace, open_pace = QUEUE_PACE, OPEN_PACE
     """Paces that decide when one more worker begins, with closed ranges and with open ones."""
@@ -484,7 +487,7 @@ class RangeConsumer:
         return self._settings.consume_thread_max
 
     def borrow(self) -> AbstractContextManager[Call]:
-        """Borrow the listener; see :class:`ListenerForm`."""
+        """Return a context manager that lends the listener, as a callable, to a ``with`` block."""
         return self._listener.borrow()
 
     def run_of(

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class GrowingPart:
-    """Rows that are written and acknowledged together, until they are a ``Part``."""
+    """A part of a task's result, to which rows and acks are added until :meth:`finish` returns a ``Part``."""
 
     def __init__(self, writer: RowWriter | TaskCommits | None, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -55,7 +55,7 @@ class GrowingPart:
         return not (self._acks or self._uncommitted)
 
     def has(self, queue: MessageQueue) -> bool:
-        """Return whether there is progress of the queue in it."""
+        """Return whether the part has an ack of the queue."""
         return any(ack.queue == queue for ack in (*self._acks, *self._uncommitted))
 
     def add(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck], *, is_end: bool = True) -> None:
@@ -69,7 +69,10 @@ class GrowingPart:
                 self._left_out += self._writing.add(rows)
 
     def commit(self) -> frozenset[MessageQueue]:
-        """Commit what was added, if the task itself commits; return queues that the sink now refuses."""
+        """Commit what was added, if the task itself commits; return queues that the sink now refuses.
+
+        Without such a sink do nothing, and return no queues.
+        """
         refused = frozenset[MessageQueue]()
         if self._uncommitted and isinstance(self._writing, CommittingWriting):
             acks = (*self._acks, *self._uncommitted)
@@ -96,7 +99,7 @@ class GrowingPart:
         )
 
     def abandon(self) -> None:
-        """Undo the part; see ``Writing.abandon``."""
+        """Undo the part: remove what was written and not committed, as far as possible."""
         if self._writing is not None:
             self._writing.abandon()
 
@@ -124,7 +127,7 @@ def _progress(ack: QueueAck) -> Progress:
 
 
 class GrowingPlace:
-    """The place of the part that grows; the place is empty while a thread adds to the part."""
+    """Holds a task's growing part, and lends it to one thread at a time; it is empty meanwhile."""
 
     def __init__(self, new: Callable[[], GrowingPart]) -> None:
         """Begin with a ``new`` part; each further one is made by the same function."""
@@ -145,7 +148,7 @@ class GrowingPlace:
 
     @contextmanager
     def leaving(self) -> Iterator[GrowingPart]:
-        """Take the part for good, and put a new one in its place; after an error, undo the taken part."""
+        """Take the part for good, and put a new one in its place; after an error, abandon the taken part."""
         with undone_by_errors(self._taken(self._new())) as part:
             yield part
 
@@ -171,7 +174,7 @@ class GrowingPlace:
 
 @contextmanager
 def undone_by_errors(part: GrowingPart) -> Iterator[GrowingPart]:
-    """Lend a part to a ``with`` block; undo the part if the block raises an error."""
+    """Lend a part to a ``with`` block; abandon the part if the block raises an error."""
     try:
         yield part
     except BaseException:

@@ -38,8 +38,8 @@ from pyspark_rocketmq.stored_values import NO_MESSAGES, RememberedMessages, Retr
 class RangeRun(ABC):
     """Base of the orderly and the concurrent run: keeps rows and counts of a range, and makes its acks.
 
-    A range arrives as a whole or piece by piece. Any thread may add a piece by :meth:`extend`, even during a
-    listener call; the run takes it in before its next delivery.
+    A *run* consumes one range, which arrives as a whole or piece by piece. Any thread may add a piece by
+    :meth:`extend`, even during a listener call; the run takes it in before its next delivery.
 
     A *cut* takes the rows and the progress since the previous cut, so that they can be committed while the
     range goes on. Any thread may cut at any time, even during a listener call. The acks of all cuts and of
@@ -116,7 +116,7 @@ class RangeRun(ABC):
         self._arrivals.append(arrival)
 
     def _take_in_arrivals(self, now_s: float) -> None:
-        """Take in the pieces that have arrived; call between deliveries, with the guard held."""
+        """Take in the pieces that have arrived; call between deliveries, with the run's lock held."""
         self._forget()
         while self._arrivals:
             self._take_in(self._arrivals.popleft(), now_s)
@@ -167,12 +167,12 @@ class RangeRun(ABC):
 
     @abstractmethod
     def _extend_machine(self, count: int, now_s: float, retried: dict[int, int], *, is_last: bool) -> None:
-        """Add messages to the run's machine."""
+        """Add messages to the run's state machine; ``is_last``: no more follow."""
 
     def cut(self) -> Consumed | None:
-        """Take rows and progress since the last cut; None if there is nothing to commit.
+        """Take rows and progress since the last cut, to be committed now; the range goes on.
 
-        None also after :meth:`last`, which has taken everything.
+        Return None if there is nothing to commit. None also after :meth:`last`, which has taken everything.
         """
         with self._guard:
             self._is_reported = False
@@ -350,7 +350,11 @@ class RangeCuts(NamedTuple):
 
 
 def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
-    """Return ``ack`` completed with the facts that only the reader of its range has."""
+    """Return ``ack`` completed with the facts that only the reader of its range has (``end``).
+
+    These are a reset, another log and the metrics of reading. If the broker refused the pulls, the queue is
+    also suspended for at least 3 s.
+    """
     state = ack.state
     if end.reason is EndReason.REFUSED:
         until_s = max(state.suspended_until_s or 0.0, time.time() + REFUSED_PAUSE_S)

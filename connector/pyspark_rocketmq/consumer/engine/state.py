@@ -161,7 +161,7 @@ def consume_orderly(
 
 
 def engine_schema(listener: StructType) -> StructType:
-    """Return the columns of the engine's rows."""
+    """Return the columns of the engine's rows: a message's position, the listener's columns, and ``ack``."""
     return sink_schema(listener).add(ACK_COLUMN, "string")
 
 

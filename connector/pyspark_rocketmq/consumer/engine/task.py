@@ -45,7 +45,10 @@ RESULT_COLUMNS: Final = "parts string, could_ask boolean"
 
 
 class TaskParts:
-    """The parts of a task's result so far."""
+    """A task's result so far, as parts, which are written and committed separately.
+
+    Normally there is one, which comes with the job. Others are sent to the driver while the task runs.
+    """
 
     def __init__(
         self, writer: RowWriter | None, instructions: TaskControl | None, clock: Clock | None = None
@@ -87,12 +90,12 @@ class TaskParts:
         return self._cuts.begin_giving_up(consumed)
 
     def add(self, consumed: Consumed) -> None:
-        """Add the result of a range."""
+        """Add the result of a range that has ended; if its queue was given up, send it to the driver."""
         if self._instructions is None or not self.take(consumed):
             self.add_rows(consumed.batches(), [consumed.ack])
 
     def add_cuts(self, cut: CutTogether) -> None:
-        """Add results of ranges that go on."""
+        """Add rows and acks of ranges that go on."""
         if self._cuts is not None:
             self._cuts.go_on([ack.queue for ack in cut.acks])
         self.add_rows(cut.batches(), cut.acks, is_end=False)
@@ -118,7 +121,9 @@ class TaskParts:
             self._instructions.settled()
 
     def finish(self) -> list[Part]:
-        """Finish; return the parts that the driver gets with the job.
+        """Finish writing, wait until the driver has the parts sent to it, and return all other parts.
+
+        The driver gets these with the job's result.
 
         Raises:
             RocketMQError: If the driver has not confirmed a part that was handed over.
@@ -209,8 +214,9 @@ class BatchTask:
 
     Without a writer there is no sink: only the listener's side effects are wanted. With an engine the batch
     holds planned ranges (:mod:`~pyspark_rocketmq.source.ranges`), which are also read and consumed here: a
-    message stays in one Python process from the socket to the sink's file. With ``terms`` such a task asks
-    the driver before it begins, and gives up the ranges that the driver names.
+    message stays in one Python process from the socket to the sink's file. With ``terms``, the driver's
+    address and rules for asking, such a task asks the driver before it begins, and gives up the ranges that
+    the driver names.
     """
 
     def __init__(
