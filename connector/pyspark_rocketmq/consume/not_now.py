@@ -19,7 +19,7 @@ T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
 
 REFUSED_PAUSE_S: Final = 3.0
-"""Pause after a refusal (``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``)."""
+"""Pause after a refusal, in seconds (``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``)."""
 
 
 def waits(error: RocketMQError, *, has_worked: bool) -> bool:

@@ -29,7 +29,7 @@ from pyspark_rocketmq.model import MessageQueue
 
 _SHORTEST_S: Final = 1.0
 LONGEST_S: Final = 5.0
-"""Longest time that offsets wait: Java's ``persistConsumerOffsetInterval``."""
+"""Longest time that offsets wait, in seconds: Java's ``persistConsumerOffsetInterval``."""
 _SHARE: Final = 50
 """Storing offsets takes at most one second in this many, unless offsets have waited for ``LONGEST_S``."""
 

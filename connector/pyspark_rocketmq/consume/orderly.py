@@ -135,8 +135,8 @@ _LOOKED_UP = (str, NoneType, NoStatus)
 def outcome_of(answer: object, *, auto_commit: bool) -> Outcome:
     """Return the outcome of a call from its answer; a string equal to a status is that status.
 
-    None, a :class:`NoStatus` and any other value put the call's messages back. Limits of time and of
-    reconsumptions are not applied here.
+    None and any value that is no status put the call's messages back. Limits of time and of reconsumptions
+    are not applied here.
     """
     outcomes = _WITH_AUTO_COMMIT if auto_commit else _WITHOUT_AUTO_COMMIT
     outcome = outcomes.get(answer) if isinstance(answer, _LOOKED_UP) else None

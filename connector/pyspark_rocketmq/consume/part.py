@@ -43,7 +43,7 @@ class QueueAck:
     is over), GIVEN_UP or, if concurrent, THREADS_LOST (calls that hang hold all threads). GOING_ON if the
     range goes on."""
     read: int = 0
-    """Number of messages of the range that were read, whether the listener got them or not."""
+    """Number of messages that were read since the previous ack, whether the listener got them or not."""
     reset_to: int | None = None
     """Offset to which an operator has reset the queue, as the broker reported while the range was read; None
     without a reset."""

@@ -60,7 +60,8 @@ from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueBounds, QueueRan
 from pyspark_rocketmq.stored_values import NO_MESSAGES
 
 LONGEST_LEFT_OUT_S: Final = 120.0
-"""Maximum time in seconds that a ready queue may be in no plan (``ProcessQueue.PULL_MAX_IDLE_TIME``)."""
+"""Maximum time, in seconds, that a queue with messages and without a suspension may be in no plan
+(``ProcessQueue.PULL_MAX_IDLE_TIME``)."""
 
 MAX_PARTS: Final = 100_000
 """Maximum number of tasks into which one read is split: a broker may report any offset, and Spark's driver
@@ -349,12 +350,13 @@ def plan_ranges(
     skip_gaps: bool = False,
     message_bytes: Callable[[MessageQueue], float] | None = None,
 ) -> Plan:
-    """Plan the queues of ``bounds`` that have something to read, by the module's rules 1 to 6.
+    """Plan a range for each queue of ``bounds`` that has something to read and is not suspended.
 
-    The sum of the ranges is at most ``max_offsets_per_trigger`` and uses it up if there is enough to read
-    within the other limits. There are two exceptions: if there are more non-empty queues than the limit, each
-    still gets one offset (as in Spark's Kafka source, so that no queue starves); and a queue with uncommitted
-    deliveries may get more than its share, or be left out for a while (rule 6).
+    Rules 1 to 6 of the module apply. The sum of the ranges is at most ``max_offsets_per_trigger`` and uses it
+    up if there is enough to read within the other limits. There are two exceptions: if there are more
+    non-empty queues than the limit, each still gets one offset (as in Spark's Kafka source, so that no queue
+    starves); and a queue with uncommitted deliveries may get more than its share, or be left out for a while
+    (rule 6).
 
     Args:
         bounds: The queues to plan (owned and locked), with their brokers' bounds.
@@ -363,7 +365,8 @@ def plan_ranges(
         now_s: Wall-clock time, in seconds since 1970.
         caps: Exclusive upper ends (``availableNow``); queues missing here are left out. None: no such ends.
         uncommitted: Messages that the queues' listeners received without a commit.
-        skip_gaps: Whether to plan a queue with a gap from the corrected offset (failOnDataLoss=false).
+        skip_gaps: Whether to plan a queue whose next offset is outside its bounds (a gap) from the corrected
+            offset (failOnDataLoss=false); otherwise it gets no range.
         message_bytes: Returns the approximate size, in bytes, of one message of a queue; needed for a limit
             in bytes.
     """

@@ -80,8 +80,7 @@ class TaskCuts:
         """Return whether the task must now send (a cut) or commit rows unasked: their size is at its limit.
 
         Call this after each new row and each commit. False while two parts that the task has sent are not
-        committed. After True the answer is False until a cut, or a commit
-        by the task, begins.
+        committed. After True the answer is False until a cut, or a commit by the task, begins.
         """
         is_due = self.is_held and not self._is_full and not self._is_own_cut_wanted
         self._is_own_cut_wanted |= is_due
@@ -139,7 +138,9 @@ class TaskCuts:
         return self._reports()
 
     def resumed(self, known: Collection[str], uncommitted: Collection[str]) -> bool:
-        """Take the driver's answer to a task that is connected again; return whether to report as dirty.
+        """Take the driver's answer to a task that is connected again.
+
+        Return whether the task must report again that it has settled something since its last cut.
 
         Args:
             known: Ids of unconfirmed parts that have arrived at the driver; the others are sent again.

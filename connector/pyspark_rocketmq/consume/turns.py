@@ -120,7 +120,10 @@ class RangeInstructions:
         """
 
     def counts_rows(self) -> bool:
-        """Return whether to call :meth:`rows_grew`; the answer does not change during a task."""
+        """Return whether to report the size of rows by :meth:`rows_grew`, because it is limited.
+
+        The answer does not change during a task.
+        """
         return False
 
     def rows_grew(self, nbytes: int) -> None:
@@ -157,7 +160,11 @@ NO_INSTRUCTIONS: Final = RangeInstructions()
 
 
 class Memory(Enum):
-    """Memory that is left for reading more messages."""
+    """Memory that is left for reading more messages.
+
+    If it is SHORT, and calls are quick, the task reads on only when there is nothing else to do. If it is
+    GONE, the task reads on only when it has no more messages to deliver.
+    """
 
     PLENTY = auto()
     SHORT = auto()
@@ -267,7 +274,7 @@ class TaskTurns(Generic[QueueT]):
         is_batch_at_work: bool = False,
         memory: Memory = Memory.PLENTY,
     ) -> Turn[QueueT] | Rest:
-        """Return the next work for a worker that has finished its work, or until when there is none.
+        """Return the next work for a worker that has finished its work; if there is none, when to ask again.
 
         Args:
             now_s: Now.
@@ -393,6 +400,6 @@ class TaskTurns(Generic[QueueT]):
         return min(until_all_slow_s, patience_s) if self._has_been_slow else until_all_slow_s
 
     def _lasts_s(self, now_s: float) -> float:
-        """Return how long a turn that begins now lasts."""
+        """Return the seconds until another queue is due: 0.05 if one is due now, infinite if none waits."""
         due_s = min((each.due_s for each in self._waiting.values()), default=inf)
         return due_s - now_s if due_s > now_s else TURN_S

@@ -47,7 +47,7 @@ class Source(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """True: all ranges are open. False: all ranges are closed."""
+        """True: all ranges are open (without a planned end). False: all ranges are closed."""
         ...
 
     def arrivals(self) -> Generator[Sequence[Arrival]]:

@@ -170,7 +170,7 @@ class CallPool:
 
 
 class ConsumingRun(PooledRun, TakesArrivals, Protocol):
-    """The consumption of one range."""
+    """The consumption of one range, which arrives piece by piece, with listener calls of the task's pool."""
 
     @property
     def is_dry(self) -> bool:

@@ -82,7 +82,7 @@ class OrderlyTask:
             clock: Measures durations, and provides the times in acks.
             give_away: Sends the result of a range that was given up; returns False if it cannot. It is called
                 on any thread, as the task's own thread may be in a slow call, and must not wait.
-            most_held: Number of waiting messages at which no more are read from an open range's queue (D13).
+            most_held: Number of waiting messages at which no more are read from an open range's queue.
         """
         self._arrivals = Arrivals(source)
         self._consumer = consumer
@@ -189,7 +189,7 @@ class OrderlyTask:
             self._engage_another()
 
     def _offer_arrived(self, arrivals: Sequence[Arrival], now_s: float) -> None:
-        """Offer pieces of queues that are busy or suspended to one more worker."""
+        """Let one more worker join each queue of ``arrivals`` that is busy or suspended."""
         for arrival in arrivals:
             one = self._begun.get(arrival.queue)
             # The first worker of a range makes its run.
@@ -507,12 +507,12 @@ class _Worker:
         self._began_s = now_s
 
     def begin(self, turn: RangeTurn | None, now_s: float, queue: MessageQueue | None = None) -> None:
-        """Note that the worker delivers a range of ``queue`` from now on, or does something else (None)."""
+        """Note that the worker now delivers ``turn``, of ``queue``, or does something else (None)."""
         self.is_resting = False
         self._turn, self._began_s, self.queue = turn, now_s, queue
 
     def lasts_s(self, now_s: float) -> float:
-        """Return how long the listener's current call, or other work, has lasted."""
+        """Return how many seconds the listener's current call, or the worker's other work, has lasted."""
         turn, lasts_s = self._turn, now_s - self._began_s
         # Take the shorter time: the run may still return that of the last call of an earlier turn.
         return lasts_s if turn is None else min(lasts_s, turn.call_lasts_s())

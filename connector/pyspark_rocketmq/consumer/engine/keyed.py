@@ -172,7 +172,7 @@ class KeyedTurn:
 
 
 class KeyedRun(OrderlyRun):
-    """The consumption of one planned range in order of its sharding keys."""
+    """The consumption of one planned range, in order for each sharding key, by several workers (threads)."""
 
     _machine: KeyedConsumption  # type: ignore[assignment]  # the base uses what both machines have
     _times: EachDeliveryTimes
@@ -318,7 +318,7 @@ class KeyedRun(OrderlyRun):
         return _KeyedContext(messages, self._output, work.accumulated, self._file, offsets)
 
     def _apply(self, key: Key, effect: Effect, rows: Sequence[tuple[int, list[Emitted]]]) -> None:
-        """Apply the outcome of a delivery."""
+        """Apply the effect of an answer to rows: pass them on to the sink, keep them, or drop them."""
         held = self._held
         if effect is Effect.COMMIT:
             held.commit(key)
@@ -342,7 +342,7 @@ class KeyedRun(OrderlyRun):
                 self._rows.add(emitted)
 
     def _by_message(self, indexes: Sequence[int], emitted: list[Emitted]) -> list[tuple[int, list[Emitted]]]:
-        """Return the rows by message, for messages with rows."""
+        """Return each message's index with its rows; messages without rows are left out."""
         if not emitted:
             return []
         if len(indexes) == 1:
@@ -369,7 +369,7 @@ class KeyedRun(OrderlyRun):
 
 
 class KeyedRangeConsumer(RangeConsumer):
-    """A consumer of ranges in order of their sharding keys."""
+    """An orderly listener and its settings, with which ranges are consumed in order for each sharding key."""
 
     pace = open_pace = KEY_PACE
     is_shared = True

@@ -231,7 +231,7 @@ class LandingTask:
     # --- the reading thread ---------------------------------------------------------------------------------
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
-        """Take pieces of ranges; return when there is room for more."""
+        """Take pieces of ranges; return when less than 8 MiB of messages wait."""
         with self._changed:
             if not self._waiting:
                 self._since_s = self._clock.monotonic_s()

@@ -111,7 +111,7 @@ class OrderlyRun(RangeRun):
 
     As there is only one worker at a time, the run also serves as its :class:`RangeTurn`. Messages that are
     not committed at the run's end are delivered again, whatever the listener has answered: their rows are
-    dropped, and the next range begins with them (row D4).
+    dropped, and the next range begins with them.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class OrderlyRun(RangeRun):
     def _settle(
         self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Emitted]
     ) -> None:
-        """Apply the outcome of a delivery."""
+        """Apply a delivery's outcome: send dead letters, and pass rows on to the sink, keep or drop them."""
         if outcome.effect in GIVEN_BACK:
             self._failed += 1
             self._file.drop(emitted)

@@ -29,7 +29,7 @@ _POSITION = from_arrow_schema(pa.schema(POSITION_FIELDS))
 
 
 def listener_schema(output_schema: str | StructType) -> StructType:
-    """Return the columns that a listener emits.
+    """Return the columns that a listener emits, from a text such as ``order_id string, step string``.
 
     Raises:
         SchemaError: If the text is not a schema, or uses a name that the engine needs.
@@ -88,7 +88,7 @@ def _plain_schema(text: str) -> StructType:
 class Consumed(NamedTuple):
     """Rows and ack of one range, from its start or its last *cut* on.
 
-    A cut takes what a range has settled so far, and the range goes on.
+    A cut takes what the consumption of a range has finished so far, and the range goes on.
     """
 
     rows: list[Emitted]

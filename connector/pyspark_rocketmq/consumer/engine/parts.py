@@ -87,7 +87,10 @@ class GrowingPart:
         return refused
 
     def finish(self) -> Part:
-        """Finish writing; return everything that the driver needs to commit the part."""
+        """Finish writing; return everything that the driver needs to commit the part.
+
+        If the task itself commits, its rows are committed first.
+        """
         self.commit()
         written = self._writing.finish() if self._writing is not None else ()
         return Part(

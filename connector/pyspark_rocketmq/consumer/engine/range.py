@@ -334,7 +334,7 @@ class _CountedRows(RowBuffer):
         self._grew = grew
 
     def add(self, emitted: Sequence[Emitted]) -> None:
-        """See :class:`RowBuffer`."""
+        """Add rows, and report their size."""
         super().add(emitted)
         if emitted:
             self._grew(size_of(emitted))

@@ -104,7 +104,7 @@ def spark_problem() -> str | None:
 
 
 def places(spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """Return the paths of further folders where tasks write, by their names in errors.
+    """Return the checkpoint's path, by the name that errors use, as a folder where this engine's tasks write.
 
     Spark's tasks keep state in the checkpoint; without state only the driver writes there.
     """
@@ -166,7 +166,7 @@ def engine_schema(listener: StructType) -> StructType:
 
 
 class _InSpark:
-    """``mapInArrow`` function of an engine that does not read ranges itself; pickled with the listener."""
+    """``mapInArrow`` function that runs the direct engine on Spark's rows; pickled with the listener."""
 
     def __init__(self, engine: DirectEngine) -> None:
         self._engine = engine
@@ -220,7 +220,7 @@ def _frame(
 
 
 def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> Arrival:
-    """Return the range with its messages in queue order.
+    """Join the chunks of one queue's range; return the range with its messages in queue order.
 
     Raises:
         RocketMQError: If the range arrived without its marker row or with several, or if message rows were

@@ -41,7 +41,7 @@ _MOST_UNCOMMITTED_BYTES: Final = 8 << 20
 """Size of uncommitted rows, in bytes, at which a task with open ranges that itself commits begins a commit,
 and delivers nothing more until that commit has begun."""
 RESULT_COLUMNS: Final = "parts string, could_ask boolean"
-"""Columns of the row that each task returns."""
+"""Columns of the row that each task returns: its parts as JSON, and whether it could ask the driver."""
 
 
 class TaskParts:
