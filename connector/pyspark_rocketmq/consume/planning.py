@@ -37,9 +37,8 @@ Spark schedules it, and two Python processes handle it. A queue with a few messa
    them again.
 4. Neighbours in a task that together take at most 25 ms and have at most 1,024 offsets are read together:
    their pulls are sent, and their messages decoded, together, which takes as long for a few short ranges as
-   for one. A queue
-   that another member should get meanwhile waits for about 25 ms at most, less than one call of a slow
-   listener lasts (0.1 s).
+   for one. A queue that another member should get meanwhile waits for about 25 ms at most, less than one call
+   of a slow listener lasts (0.1 s).
 
 :mod:`~pyspark_rocketmq.consume.turns` decides how a task takes turns with its ranges.
 """
@@ -327,7 +326,8 @@ class Plan:
     """Queues whose next offset is outside their broker's bounds, sorted; the caller reacts according to
     failOnDataLoss."""
     readable: int
-    """Number of offsets that could be read now without limits; suspended queues do not count."""
+    """Number of offsets that could be read now without limits. Suspended queues count only in a plan of
+    open ranges."""
     next_due_s: float | None
     """Wall-clock second at which the first suspended queue with something to read is due; None if there is
     none, and in a plan of open ranges."""

@@ -125,7 +125,7 @@ class ReplicaSelector:
 
         Follow the suggestion if ``by`` is the broker now pulled from, and ``broker_id`` has a known address
         and is not avoided. If a replica is preferred, ignore the suggestion, and go back to that replica
-        unless it is avoided.
+        unless it is avoided or has just had no more messages.
         """
         if self._home_id != MASTER_ID:
             if now_s >= max(self._avoided_until_s, self._away_until_s):
@@ -152,7 +152,10 @@ class ReplicaSelector:
         return True
 
     def ended(self, now_s: float) -> None:
-        """Note that a preferred replica has no more messages: for 10 s its master is pulled from instead."""
+        """Note that a replica has no more messages: pull from its master, even if the replica is preferred.
+
+        A preferred replica is pulled from again after 10 s.
+        """
         self.broker_id = MASTER_ID
         self._away_until_s = now_s + AVOIDED_S
 
