@@ -17,7 +17,7 @@ from pyspark_rocketmq.consume.fetch_window import (
     PullTask,
     RangeWindow,
 )
-from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, NewestStored, Witnesses
 from pyspark_rocketmq.consume.read_range import ReadRange
 from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
@@ -358,6 +358,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[ReadRange], list[ModelBroker], random.
                 is_slave=is_slave,
                 prefers_replica=draw(st.booleans()),
                 subscription=draw(st.sampled_from(["*", "paid"])),
+                newest=draw(st.sampled_from([None, NewestStored(bounds.stop - 1, 0)])),
                 pull_batch_size=draw(st.integers(1, 10)),
                 retry_timeout_s=float("inf"),
             )
@@ -371,7 +372,9 @@ def worlds(draw: st.DrawFn) -> tuple[list[ReadRange], list[ModelBroker], random.
 class ModelShell:
     """A fetcher without connections, whose answers come in any order; checks what it is asked to send."""
 
-    def __init__(self, pulls: FetchWindow, brokers: list[ModelBroker], rng: random.Random) -> None:
+    def __init__(
+        self, pulls: FetchWindow, ranges: list[ReadRange], brokers: list[ModelBroker], rng: random.Random
+    ) -> None:
         self.pulls = pulls
         self.received: list[list[int]] = [[] for _ in brokers]
         self.ended: set[int] = set()
@@ -379,6 +382,13 @@ class ModelShell:
         self._rng = rng
         self._in_flight: list[PullTask] = []
         self._now_s = 0.0
+        self.newest = {
+            index: each.newest.queue_offset for index, each in enumerate(ranges) if each.newest is not None
+        }
+        self.log_checks: list[int] = []
+        """Ranges whose planned log was looked at."""
+        self.unknown: set[int] = set()
+        """Those of them whose broker did not answer."""
 
     def step(self, depth: int, max_bytes: int) -> None:
         """Receive some answers, send, and take or wait."""
@@ -398,6 +408,8 @@ class ModelShell:
     def _receive(self) -> None:
         task = self._in_flight.pop(self._rng.randrange(len(self._in_flight)))
         outcome = self._brokers[task.range_index].pull(task)
+        if task.is_log_check and not isinstance(outcome, PullResult):
+            self.unknown.add(task.range_index)
         if outcome is None:
             self.pulls.lost(task, None, self._now_s)
         else:
@@ -405,11 +417,17 @@ class ModelShell:
 
     def _check(self, tasks: list[PullTask], depth: int, max_bytes: int) -> None:
         in_flight = self._in_flight
-        assert self.pulls.in_flight == len(in_flight) <= depth
+        assert self.pulls.in_flight == sum(not task.is_log_check for task in in_flight) <= depth
         assert len({(task.range_index, task.segment_id) for task in in_flight}) == len(in_flight)
         held = sum(each.segments.buffered_bytes for each in self.pulls.ranges) + len(in_flight) * 256 * KIB
         assert not tasks or held <= max_bytes or len(in_flight) == 1
         assert all(self.pulls.ranges[task.range_index].may_ask(self._now_s) for task in tasks)
+        for task in tasks:
+            if task.is_log_check:
+                own = [each for each in in_flight if each.range_index == task.range_index]
+                assert own == [task], "the log may change before the others are answered"
+                assert (task.broker_id, task.queue_offset) == (MASTER_ID, self.newest[task.range_index])
+                self.log_checks.append(task.range_index)
 
     def _take(self) -> None:
         for each in self.pulls.take():
@@ -428,11 +446,11 @@ def test_any_broker_gives_exactly_the_messages_of_each_range_in_order_once(
     world: tuple[list[ReadRange], list[ModelBroker], random.Random], depth: int, max_bytes: int
 ) -> None:
     """A4, D1, F4, L3: random batch limits, filters, gaps, masters that are down, slaves in their places,
-    order, troubles.
+    order, troubles. A range of a batch read asks for its queue's last message when all else is answered.
     """
     ranges, brokers, rng = world
     shell = ModelShell(
-        FetchWindow(ranges, depth=depth, max_bytes=max_bytes, log=lambda *_: None), brokers, rng
+        FetchWindow(ranges, depth=depth, max_bytes=max_bytes, log=lambda *_: None), ranges, brokers, rng
     )
     for _ in range(100_000):
         if not shell.pulls.is_open:
@@ -442,6 +460,9 @@ def test_any_broker_gives_exactly_the_messages_of_each_range_in_order_once(
     assert shell.ended == set(range(len(ranges)))
     for of, broker, offsets in zip(ranges, brokers, shell.received, strict=True):
         assert offsets == sorted(o for o in broker.matching if of.planned.start <= o < of.planned.end)
+    assert sorted(shell.log_checks) == list(shell.newest)
+    answered = [each.index for each in shell.pulls.ranges if each.newest_answer is not None]
+    assert answered == [index for index in shell.newest if index not in shell.unknown]
 
 
 def refused(code: int = 16) -> RocketMQError:
@@ -563,3 +584,20 @@ def test_the_next_pull_goes_to_the_replica_that_the_last_answer_suggests() -> No
         pulls.answered(task, found(at + 1, body(at), suggest=suggested), 0.0)
 
     assert asked == [0, 1, 1, 0]
+
+
+def test_the_answer_about_the_log_is_kept_when_its_buffer_is_used_again() -> None:
+    """F4: the reader looks at it after other answers were received into the same memory."""
+    pulls = FetchWindow(
+        [wanted(0, 0, newest=NewestStored(7, 0))], depth=8, max_bytes=64 << 20, log=lambda *_: None
+    )
+    (task,) = pulls.tasks(0.0)
+    received = bytearray(body(7))
+
+    pulls.answered(task, found(8, b"")._replace(status=PullStatus.FOUND, body=memoryview(received)), 0.0)
+    received[:] = b"\0" * len(received)
+
+    (window,) = pulls.ranges
+    assert window.newest_answer is not None
+    assert window.newest_answer.body == body(7)
+    assert window.is_over

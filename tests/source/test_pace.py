@@ -93,7 +93,7 @@ def test_durations_are_written_as_spark_writes_them(text: str, milliseconds: int
 
 
 class Pull(NamedTuple):
-    """One that a batch read sent."""
+    """One that a batch read sent for messages of its range."""
 
     wanted: int
     """Messages asked for."""
@@ -110,6 +110,7 @@ def pulls(topics: Topics, topic: str, **options: str) -> list[Pull]:
         seen.extend(
             Pull(pull.task.max_msg_nums, fetcher._window.in_flight - len(pulls) + before)
             for before, pull in enumerate(pulls)
+            if not pull.task.is_log_check
         )
         send(place, pulls)
 

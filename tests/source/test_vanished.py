@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,28 @@ def test_a_batch_that_may_lose_messages_reads_what_is_there_and_logs_it(
     assert "the broker has another log than" in caplog.text
 
 
+def test_a_part_of_a_batch_whose_topic_is_made_again_fails_too(topics: Topics) -> None:
+    """F4, minPartitions: also the part that ends before the queue's last message."""
+    topic = topics.make(6)
+    tasks = topics.planned(topic, minPartitions="3")
+    make_again(topics, topic, 6)
+
+    assert [task.planned.end for task in tasks] == [2, 4, 6]
+    for task in tasks:
+        with pytest.raises(DataLoss, match=r"offset 5 was wanted, but the broker has another log than"):
+            list(read_queue(task))
+
+
+def test_a_batch_looks_at_its_log_without_a_request_of_its_own(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A4: the last pull of the range shows it."""
+    monkeypatch.setattr(range_reader, "found_at", lambda *_: pytest.fail("the broker was asked again"))
+    (task,) = topics.planned(topics.make(3))
+
+    assert sum(batch.num_rows for batch in read_queue(task)) == 3
+
+
 @pytest.mark.parametrize("options", [{}, {"endingOffsets": "2"}], ids=str)
 def test_a_batch_whose_queue_grows_meanwhile_reads_what_was_planned(
     topics: Topics, options: dict[str, str]
@@ -171,18 +194,50 @@ def test_a_batch_of_queues_whose_reading_is_switched_off_fails(
     assert f"reading is switched off, its queues wait topic={topic}" in caplog.text
 
 
+def fail_last_pull(topics: Topics, fault: str, **options: Any) -> None:
+    """Make the second pull of a task fail, which looks at the queue's newest message: the first brings a short range."""
+    topics.sim.faults.add("delay", on=RequestCode.PULL_MESSAGE, seconds=0.0)
+    topics.sim.faults.add(fault, on=RequestCode.PULL_MESSAGE, **options)
+
+
+LAST_PULL_FAILS: list[dict[str, Any]] = [
+    {"fault": "drop-after"},
+    {"fault": "recode", "response_code": ResponseCode.SYSTEM_ERROR},
+]
+
+
+@pytest.mark.parametrize("fault", LAST_PULL_FAILS, ids=str)
 def test_a_batch_whose_broker_leaves_after_it_was_read_is_whole(
-    topics: Topics, monkeypatch: pytest.MonkeyPatch
+    topics: Topics, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]
 ) -> None:
     """F4: what cannot be asked is not known."""
     (task,) = topics.planned(topics.make(3), retryTimeoutMs="1")
+    asked = []
 
     def away(*_: object) -> Found:
+        asked.append(task.address)
         raise ConnectFailed(task.address, "refused")
 
     monkeypatch.setattr(range_reader, "found_at", away)
+    fail_last_pull(topics, **fault)
 
     assert sum(batch.num_rows for batch in read_queue(task)) == 3
+    assert asked
+
+
+@pytest.mark.parametrize("fault", LAST_PULL_FAILS, ids=str)
+def test_a_batch_whose_last_pull_fails_asks_again_whether_the_topic_was_made_again(
+    topics: Topics, fault: dict[str, Any]
+) -> None:
+    """F4, failOnDataLoss"""
+    topic = topics.make(3)
+    (task,) = topics.planned(topic)
+    make_again(topics, topic, 3)
+    fail_last_pull(topics, **fault)
+
+    with pytest.raises(DataLoss, match="the broker has another log than"):
+        list(read_queue(task))
+    assert not topics.sim.faults.pending
 
 
 def test_a_queue_that_was_removed_before_it_was_read_ends_the_query(topics: Topics) -> None:

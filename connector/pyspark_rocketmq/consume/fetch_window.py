@@ -18,15 +18,20 @@ All ranges share one connection and one worker's memory:
 6. A failure ends only its own range. After an error that may pass, the pull is sent again for a while, with
    growing pauses.
 
+7. A range of a batch read knows the queue's last message when the read was planned. When all other pulls of
+   the range are answered, one more pull asks for this message. Its answer shows whether all that was read is
+   of the planned log. The last chunks are handed out meanwhile, so this pull does not count as one of the
+   pulls in flight. If it fails, the range is over nevertheless, and the reader asks again.
+
 In real time a range has an open end: it goes on while its queue grows. Every answer shows where the queue
 ends:
 
-7. At the queue's end one pull is sent that the broker holds until there are messages (long polling). This
+8. At the queue's end one pull is sent that the broker holds until there are messages (long polling). This
    pull does not count as one of the pulls in flight. If it comes back without messages, it is sent again, and
    that counts as no error.
-8. Messages that arrive at the queue's end are handed out immediately. While a range is behind, its messages
+9. Messages that arrive at the queue's end are handed out immediately. While a range is behind, its messages
    are gathered as in any other range, to be decoded fast.
-9. Retryable errors never end such a range; the task's other ranges go on meanwhile.
+10. Retryable errors never end such a range; the task's other ranges go on meanwhile.
 
 :mod:`~pyspark_rocketmq.consume.slave_reads` decides which broker of a name is asked. Times are seconds of one
 monotonic clock, passed in. Not thread-safe, except ``RangeWindow.stop``.
@@ -80,6 +85,8 @@ _LEAST_HELD_S: Final = 0.5
 A server that answers sooner does not hold pulls, so pauses between pulls to it grow. A broker with
 ``longPollingEnable=false`` holds a pull for 1 s (``shortPollingTimeMills``).
 """
+_NO_SEGMENT: Final = -1
+"""Segment of a pull that belongs to none."""
 _BEHIND: Final = 256
 """A range that lacks more offsets than this up to its queue's end counts as behind."""
 _LOGGED_AGAIN_S: Final = 60.0
@@ -123,6 +130,8 @@ class PullTask(NamedTuple):
     sent_at_s: float
     is_held: bool = False
     """Whether the broker is to hold the pull (long polling), and to answer when there are messages."""
+    is_log_check: bool = False
+    """Whether the pull asks for the last message of when the read was planned (rule 7)."""
 
 
 class FetchedChunks(NamedTuple):
@@ -194,8 +203,14 @@ class RangeWindow:
         """Number of pulls that brought messages."""
         self.answered_after_s = 0.0
         """Seconds from request to answer, summed over the pulls that brought messages."""
+        self.newest_answer: PullResult | None = None
+        """The answer to the pull of ``ReadRange.newest`` (rule 7); None before it, or if the pull failed."""
         self.index = index
         self._of = of
+        self._must_check_log = of.newest is not None
+        """Whether the pull of ``ReadRange.newest`` is still to be sent, or in flight."""
+        self._is_checking_log = False
+        """Whether the pull of ``ReadRange.newest`` is in flight."""
         self._settings = of.settings
         self._log = log
         self._depth = depth
@@ -227,7 +242,8 @@ class RangeWindow:
     @property
     def is_over(self) -> bool:
         """Whether no more pulls will be made."""
-        return self.segments.is_complete or self._is_stopped or self.failure is not None
+        is_read = self.segments.is_complete and not self._must_check_log
+        return is_read or self._is_stopped or self.failure is not None
 
     def may_ask(self, now_s: float) -> bool:
         """Return whether pulls may be sent now."""
@@ -243,6 +259,11 @@ class RangeWindow:
         """Whether ``take()`` would return chunks, or an open range has passed offsets without messages."""
         segments = self.segments
         return segments.takeable_bytes > 0 or (self._has_open_end and segments.reached > self._handed_out)
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether pulls have failed since the last ``settle``."""
+        return bool(self._troubles)
 
     def pause_left_s(self, now_s: float) -> float:
         """Return the seconds to wait before the next pull; 0 without a pause, or while ``is_on_hold``."""
@@ -261,11 +282,26 @@ class RangeWindow:
         bytes wait for ``take``, only the first open segment is pulled.
         """
         segments, broker_id, at_once = self.segments, self.broker_id, self._settings.pull_batch_size
+        if segments.is_complete:
+            return self._log_check(now_s)
         has_room = may_run_ahead and segments.buffered_bytes < self._max_ahead_bytes
         return [
             PullTask(self.index, segment_id, start, min(end - start, at_once), broker_id, now_s)
             for segment_id, start, end in segments.pulls(at_most, most_open=self._depth, has_room=has_room)
         ]
+
+    def _log_check(self, now_s: float) -> list[PullTask]:
+        """Return the pull of ``ReadRange.newest`` (rule 7).
+
+        The list is empty if the pull is in flight or not needed.
+        """
+        newest = self._of.newest
+        if newest is None or not self._must_check_log or self._is_checking_log:
+            return []
+        self._is_checking_log = True
+        # Only the master's log is the planned one.
+        place = newest.queue_offset, 1, MASTER_ID
+        return [PullTask(self.index, _NO_SEGMENT, *place, now_s, is_log_check=True)]
 
     def held_task(self, now_s: float) -> PullTask | None:
         """Return the pull that the broker is to hold until there are messages (long polling).
@@ -276,8 +312,9 @@ class RangeWindow:
         if pull is None:
             return None
         self.has_held_pull = True
-        count = min(pull.end - pull.start, self._settings.pull_batch_size)
-        return PullTask(self.index, pull.segment_id, pull.start, count, self.broker_id, now_s, is_held=True)
+        segment_id, start, end = pull
+        count = min(end - start, self._settings.pull_batch_size)
+        return PullTask(self.index, segment_id, start, count, self.broker_id, now_s, is_held=True)
 
     # --- judging answers ------------------------------------------------------------------------------------
 
@@ -289,12 +326,13 @@ class RangeWindow:
         """
         self.has_held_pull = False
         asked, is_at_home = task.queue_offset, task.broker_id == MASTER_ID
-        is_of_master = is_at_home and not self._of.is_slave
         if isinstance(outcome, RocketMQError):
-            self._refuse(task, outcome, now_s, is_of_master=is_of_master)
+            self._refuse(task, outcome, now_s)
         elif self._has_open_end and self._meets_end(task, outcome):
             self._wait_on(task, outcome, now_s)
-        elif self._brings_forward(outcome, asked, is_of_master=is_of_master):
+        elif outcome.next_begin_offset > asked and (
+            outcome.status is PullStatus.FOUND or self._passes_over(task, outcome)
+        ):
             self._go_on(task, outcome, now_s)
         elif asked < self._of.planned.start and outcome.reset_from(asked) is None:
             # This pull asked for the message before the range. Pulls of the range show whether any is lost.
@@ -308,12 +346,14 @@ class RangeWindow:
         else:
             self._offset_moved(task, outcome, now_s)
 
-    def _brings_forward(self, outcome: PullResult, asked: int, *, is_of_master: bool) -> bool:
-        return outcome.next_begin_offset > asked and (
-            outcome.status is PullStatus.FOUND
-            or outcome.scanned_in_vain
-            or (is_of_master and outcome.status is PullStatus.NO_MATCHED_MSG)
+    def _passes_over(self, task: PullTask, outcome: PullResult) -> bool:
+        """Return whether an answer without messages shows that none up to its next offset matches."""
+        return outcome.scanned_in_vain or (
+            outcome.status is PullStatus.NO_MATCHED_MSG and self._is_to_master(task)
         )
+
+    def _is_to_master(self, task: PullTask) -> bool:
+        return task.broker_id == MASTER_ID and not self._of.is_slave
 
     def _meets_end(self, task: PullTask, outcome: PullResult) -> bool:
         """Note where the queue ends; return whether the pull was at the end, of the queue or of a replica."""
@@ -336,8 +376,8 @@ class RangeWindow:
         else:
             self._pause_s = _FIRST_PAUSE_S
 
-    def _refuse(self, task: PullTask, error: RocketMQError, now_s: float, *, is_of_master: bool) -> None:
-        loss = self._queue_is_gone(task.queue_offset, error) if is_of_master else None
+    def _refuse(self, task: PullTask, error: RocketMQError, now_s: float) -> None:
+        loss = self._queue_is_gone(task.queue_offset, error) if self._is_to_master(task) else None
         if loss is None or self._settings.fail_on_data_loss:
             self.lost(task, loss or self._refused(error), now_s)
         else:
@@ -358,6 +398,12 @@ class RangeWindow:
             self._log(WARNING, text, self._replica.broker_id, self._of.planned.queue, error)
         elif error is not None:
             self._troubles.append(error)
+
+    def log_checked(self, answer: PullResult | None) -> None:
+        """Keep the answer to the pull of ``ReadRange.newest``; None if the pull failed."""
+        self._must_check_log = self._is_checking_log = False
+        # Copied, because a body is a view of a receive buffer.
+        self.newest_answer = None if answer is None else answer._replace(body=bytes(answer.body))
 
     def settle(self, now_s: float) -> None:
         """Act on errors since the last call: pause if they may pass and patience lasts, else fail the range.
@@ -418,8 +464,9 @@ class RangeWindow:
         )
 
     def _go_on(self, task: PullTask, result: PullResult, now_s: float) -> None:
-        self._advance(task, result.next_begin_offset, result.body)
-        if result.body:
+        body = result.body
+        self.segments.answered(task.segment_id, task.queue_offset, result.next_begin_offset, body)
+        if body:
             self.answers += 1
             self.answered_after_s += now_s - task.sent_at_s
         self.bounds = result.min_offset, result.max_offset
@@ -557,8 +604,8 @@ class FetchWindow:
         self._max_bytes = max_bytes
         self._batch_bytes = min(_BATCH_BYTES, max(1, max_bytes // 2))
         self._largest_answer = _USUAL_ANSWER_BYTES
-        self._reported: list[RangeWindow] = []
-        """Ranges of which something was reported since the last ``settle``."""
+        self._in_trouble: list[RangeWindow] = []
+        """Ranges with errors since the last ``settle``; a range may be in it several times."""
         self.in_flight = 0
         """Number of pulls under way: also those of failed ranges, but none that a broker may hold."""
         for each in ranges:
@@ -610,38 +657,46 @@ class FetchWindow:
             # There is no room for any range: pull for the one that frees most memory.
             fullest = max(asking, key=lambda each: each.segments.buffered_bytes, default=None)
             tasks = [] if fullest is None else fullest.tasks(1, now_s, may_run_ahead=False)
-        self.in_flight += len(tasks)
+        self.in_flight += sum([not task.is_log_check for task in tasks])
         return tasks
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
         """Apply the answer or the error to the pull's range; do nothing if the range is over."""
+        window = self.ranges[task.range_index]
+        if task.is_log_check:
+            window.log_checked(outcome if isinstance(outcome, PullResult) else None)
+            return
         self.in_flight -= not task.is_held
         if isinstance(outcome, PullResult) and len(outcome.body) > self._largest_answer:
             self._largest_answer = len(outcome.body)
-        window = self.ranges[task.range_index]
         if not window.is_over:
-            self._reported.append(window)
             window.answered(task, outcome, now_s)
+            if window.has_errors:
+                self._in_trouble.append(window)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """Note that a pull failed; without an error, or with another broker to ask, it is sent again now.
 
         Otherwise ``settle`` decides. Nothing is sent again for a range that is over.
         """
-        self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]
+        if task.is_log_check:
+            window.log_checked(None)
+            return
+        self.in_flight -= not task.is_held
         if not window.is_over:
-            self._reported.append(window)
             window.lost(task, error, now_s)
+            if window.has_errors:
+                self._in_trouble.append(window)
 
     def settle(self, now_s: float) -> None:
         """Act on the errors since the last call: each range with an error pauses or fails.
 
         Call this once all answers that arrived together are reported.
         """
-        for window in self._reported:
+        for window in self._in_trouble:
             window.settle(now_s)
-        self._reported.clear()
+        self._in_trouble.clear()
 
     def shortest_pause_s(self, now_s: float) -> float | None:
         """Return the seconds until the first pausing range goes on; None if none pauses."""

@@ -22,7 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -34,6 +34,7 @@ from pyspark_rocketmq.consume.fetch_window import FetchedChunks, FetchWindow, Pu
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody
+from pyspark_rocketmq.options.subscription import EVERYTHING
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -81,6 +82,34 @@ class _Pull(NamedTuple):
         return self.template.request(self.task.queue_offset, self.task.max_msg_nums).command()
 
 
+class _Templates(NamedTuple):
+    """The requests of a range's pulls, except offset and number of messages."""
+
+    ordinary: PullRequestTemplate
+    held: PullRequestTemplate
+    """The broker may hold these (long polling); the same as ``ordinary`` unless the range has an open end."""
+    log_check: PullRequestTemplate
+    """These have no filter; the same as ``ordinary`` if the range has none."""
+
+    @classmethod
+    def of(cls, partition: QueuePartition) -> _Templates:
+        """Return the templates for a range."""
+        ordinary = PullRequestTemplate(_request(partition))
+        held = log_check = ordinary
+        if partition.planned.has_open_end:
+            held = PullRequestTemplate(_request(partition, held_s=_HELD_S))
+        if partition.newest is not None and partition.is_filtered:
+            unfiltered = replace(partition, subscription=EVERYTHING, is_sql92=False)
+            log_check = PullRequestTemplate(_request(unfiltered))
+        return cls(ordinary, held, log_check)
+
+    def template(self, task: PullTask) -> PullRequestTemplate:
+        """Return the template of a pull."""
+        if task.is_log_check:
+            return self.log_check
+        return self.held if task.is_held else self.ordinary
+
+
 class _Order(Enum):
     """An order about a queue from another thread.
 
@@ -117,8 +146,8 @@ class Fetcher:
         self._timeout_s = max((each.settings.request_timeout_s for each in partitions), default=0.0)
         self._has_open_ends = any(each.planned.has_open_end for each in partitions)
         self._partitions: list[QueuePartition] = []
-        self._templates: list[tuple[PullRequestTemplate, PullRequestTemplate]] = []
-        """For each range, the templates of its ordinary pulls and of its held pulls (long polling)."""
+        self._templates: list[_Templates] = []
+        """The templates of each range's pulls."""
         self._window = FetchWindow(
             (),
             depth=max((each.settings.pulls_in_flight for each in partitions), default=1),
@@ -156,11 +185,7 @@ class Fetcher:
         If there was an earlier range of the same queue, it must be over.
         """
         self._partitions.append(partition)
-        template = PullRequestTemplate(_request(partition))
-        held = (
-            PullRequestTemplate(_request(partition, _HELD_S)) if partition.planned.has_open_end else template
-        )
-        self._templates.append((template, held))
+        self._templates.append(_Templates.of(partition))
         window = self._window.add(partition)
         window.is_on_hold = partition.planned.queue in self._on_hold
         return window
@@ -346,7 +371,7 @@ class Fetcher:
             if last != (task.range_index, task.broker_id):
                 last = task.range_index, task.broker_id
                 pulls = by_place.setdefault(self._place(*last), [])
-            pulls.append(_Pull(task, self._templates[task.range_index][task.is_held]))
+            pulls.append(_Pull(task, self._templates[task.range_index].template(task)))
         for place, to_send in by_place.items():
             self._send_to(place, to_send)
         if tasks:
@@ -443,7 +468,7 @@ class Fetcher:
         return body
 
 
-def _request(partition: QueuePartition, held_s: float = 0.0) -> PullRequest:
+def _request(partition: QueuePartition, *, held_s: float = 0.0) -> PullRequest:
     return PullRequest(
         consumer_group=with_namespace(partition.settings.namespace, partition.settings.consumer_group),
         queue=queue_with_namespace(partition.settings.namespace, partition.planned.queue),

@@ -18,7 +18,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.stored_values import LastMessage
 from pyspark_rocketmq.wire.columnar.decode import offsets_of
 from pyspark_rocketmq.wire.messages import decode_stored_messages
-from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus
 
 if TYPE_CHECKING:
     from pyspark_rocketmq.source.cluster_view import Snapshot
@@ -146,7 +146,11 @@ def found_at(
         RocketMQError: If the broker does not answer, or refuses.
     """
     request = PullRequest(consumer_group=consumer_group, queue=queue, queue_offset=offset, max_msg_nums=1)
-    pulled = brokers.pull(address, request)
+    return found_in(brokers.pull(address, request), queue, offset)
+
+
+def found_in(pulled: PullResult, queue: MessageQueue, offset: int) -> Found:
+    """Return what the answer to a pull from ``offset`` shows about that offset."""
     bounds = QueueBounds(pulled.min_offset, pulled.max_offset)
     if pulled.status is PullStatus.FOUND:
         return Found(bounds, _message_at(queue, offset, pulled.body))

@@ -44,7 +44,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import QUEUE_OFFSET, MessageExt, PulledBody
 from pyspark_rocketmq.retry import UNTIL_DEADLINE, call_with_retry
-from pyspark_rocketmq.source.message_lookup import found_at
+from pyspark_rocketmq.source.message_lookup import Found, found_at, found_in
 from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
 from pyspark_rocketmq.source.schema import (
     NOTHING_READ,
@@ -396,9 +396,8 @@ class RangeReader:
         """
         partition = self.partition
         queue, address = partition.planned.queue, partition.address
-        brokers, group = brokers_of(partition), partition.settings.consumer_group
         try:
-            found = self._patiently(lambda: found_at(brokers, group, queue, newest.queue_offset, address))
+            found = self._found_at(newest.queue_offset)
         except RocketMQError as error:
             logger.info("not known whether the queue still has the planned log %s: %s", queue, error)
             return
@@ -414,6 +413,21 @@ class RangeReader:
         if partition.settings.fail_on_data_loss:
             raise loss
         logger.warning("rows may be of two logs: %s", loss)
+
+    def _found_at(self, offset: int) -> Found:
+        """Return what the broker has at the offset of the planned log's last message.
+
+        It is asked again, for a while, if the last pull of the range brought no answer.
+
+        Raises:
+            RocketMQError: If the broker does not answer, or refuses.
+        """
+        partition, answer = self.partition, self._window.newest_answer
+        queue = partition.planned.queue
+        if answer is not None:
+            return found_in(answer, queue, offset)
+        brokers, group = brokers_of(partition), partition.settings.consumer_group
+        return self._patiently(lambda: found_at(brokers, group, queue, offset, partition.address))
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Return the answer of ``ask``; try again for ten seconds at most if its error may pass."""
