@@ -111,13 +111,13 @@ def test_every_offset_leaves_once_in_order_whatever_comes_first(
     taken: list[int] = []
     while not segments.is_complete:
         waiting += pulls(segments, most_open=most_open, has_room=chosen.random() < 0.8)
-        pull = waiting.pop(chosen.randrange(len(waiting)))
+        segment_id, start, end = waiting.pop(chosen.randrange(len(waiting)))
         if chosen.random() < 0.2:
-            segments.lost(pull.segment_id)
+            segments.lost(segment_id)
         else:
             # A broker may answer beyond the segment's end.
-            last = chosen.randint(pull.start + 1, pull.end + 2)
-            segments.answered(pull.segment_id, pull.start, last, bytes(range(pull.start, last)))
+            last = chosen.randint(start + 1, end + 2)
+            segments.answered(segment_id, start, last, bytes(range(start, last)))
         taken += [
             offset
             for chunk in segments.take()

@@ -67,11 +67,8 @@ class _Pull(NamedTuple):
 
     task: PullTask
     template: PullRequestTemplate
-
-    @property
-    def held_s(self) -> float:
-        """Seconds for which the broker may hold the pull."""
-        return _HELD_S if self.task.is_held else 0.0
+    held_s: float
+    """Seconds for which the broker may hold the pull."""
 
     def encode(self, opaque: int) -> bytes:
         """Return the request's whole frame, length prefix included; ``opaque`` is its number."""
@@ -103,11 +100,11 @@ class _Templates(NamedTuple):
             log_check = PullRequestTemplate(_request(unfiltered))
         return cls(ordinary, held, log_check)
 
-    def template(self, task: PullTask) -> PullRequestTemplate:
-        """Return the template of a pull."""
-        if task.is_log_check:
-            return self.log_check
-        return self.held if task.is_held else self.ordinary
+    def pull(self, task: PullTask) -> _Pull:
+        """Return the pull to send for a task of this range."""
+        if task.is_held:
+            return _Pull(task, self.held, _HELD_S)
+        return _Pull(task, self.log_check if task.is_log_check else self.ordinary, 0.0)
 
 
 class _Order(Enum):
@@ -371,7 +368,7 @@ class Fetcher:
             if last != (task.range_index, task.broker_id):
                 last = task.range_index, task.broker_id
                 pulls = by_place.setdefault(self._place(*last), [])
-            pulls.append(_Pull(task, self._templates[task.range_index].template(task)))
+            pulls.append(self._templates[task.range_index].pull(task))
         for place, to_send in by_place.items():
             self._send_to(place, to_send)
         if tasks:
