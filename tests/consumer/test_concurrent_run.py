@@ -299,7 +299,8 @@ def test_a_message_that_could_not_be_sent_back_is_delivered_again_five_seconds_l
     assert [delivery for delivery in deliveries if delivery[0] == 12] == [(12, 0, 0.0), (12, 1, 5.0)]
     assert len(deliveries) == 11
     assert rows[2] == (12, "1")
-    assert run.ack().state.next_offset == 20
+    ack = run.ack()
+    assert (ack.state.next_offset, ack.refused_letter) == (20, "")
 
 
 def test_a_message_that_cannot_be_sent_back_holds_the_offset_and_what_lies_above_it() -> None:
@@ -313,6 +314,7 @@ def test_a_message_that_cannot_be_sent_back_holds_the_offset_and_what_lies_above
     assert offsets_of(rows) == [10, 11]
     assert (ack.state.next_offset, ack.state.reconsume_times, ack.consumed) == (12, 2, 2)
     assert (ack.finished, ack.state.suspended_until_s) == ("SUSPENDED", 1_000.0 + 5.0 + 5.0)
+    assert "queueOffset=12" in ack.refused_letter
 
 
 def test_the_next_range_begins_with_only_the_held_message() -> None:

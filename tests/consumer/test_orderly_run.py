@@ -777,11 +777,13 @@ def test_a_dead_letter_that_cannot_be_sent_keeps_its_queue_suspended(
     assert "queueOffset=10" in ack.refused_letter
 
     sent.refused.clear()
+    assert run._is_dead_letter(message_at(10))
+    assert run.ack().refused_letter == "", "in real time the run goes on"
     again = run_of(
         failing_at(10), planned=next_range(run), max_reconsume_times=0, dead_letters=sent, offsets=[10, 11]
     )
     assert again.consume() == [(11, "key-11")]
-    assert sent.letters == [(10, 1)]
+    assert sent.letters == [(10, 0), (10, 1)]
 
 
 def test_a_message_that_joined_a_failed_batch_late_has_all_its_reconsumptions() -> None:

@@ -584,11 +584,12 @@ class ConcurrentRun(RangeRun):
     def _take_in_send_back(self, index: int, failure: BaseException | None) -> None:
         if failure is None:
             self._sent_back += 1
+            self._refused.pop(self._messages.offset_at(index), None)
         elif isinstance(failure, RocketMQError):
             position = self._describe([self._messages[index]])
             what = "message could not be sent back, the offset stays at it"
             self._last_error = report_failure(what, position, failure)
-            self._refused_letter = f"{position}: {failure}"
+            self._refused[self._messages.offset_at(index)] = f"{position}: {failure}"
         else:
             raise failure
         self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=failure is None)

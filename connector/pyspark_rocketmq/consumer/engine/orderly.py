@@ -428,8 +428,10 @@ class OrderlyRun(RangeRun):
                 "dead letter not sent, its queue stays suspended", self._describe([message]), error
             )
             is_named = isinstance(error, DeadLetterRefused)
-            self._refused_letter = str(error) if is_named else f"{self._describe([message])}: {error}"
+            reason = str(error) if is_named else f"{self._describe([message])}: {error}"
+            self._refused[message.queue_offset] = reason
             return False
+        self._refused.pop(message.queue_offset, None)
         logger.warning("dead letter sent %s", self._describe([message]))
         return True
 

@@ -98,8 +98,9 @@ class RangeRun(ABC):
         """The statistics of reading what has arrived, now and as of the last cut."""
         self._failed = 0
         self._last_error = ""
-        self._refused_letter = ""
-        """Newest reason why no broker accepted a dead letter or a message that was sent back."""
+        self._refused: dict[int, str] = {}
+        """Why no broker has accepted messages that were sent to it (dead letters, or messages sent back), by
+        queue offset. A message leaves when a broker accepts it."""
         self._sent_back = 0
         self._messages_ok = 0
         self._messages_failed = 0
@@ -301,12 +302,18 @@ class RangeRun(ABC):
             failed=self._failed,
             finished=GOING_ON if finished is None else str(finished),
             last_error=self._last_error,
-            refused_letter=self._refused_letter,
+            refused_letter=self._refused_from(next_offset),
             metrics=ConsumeMetrics(
                 self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000
             ),
             latencies=self._times.take(done, now_s=now_s, wall_s=wall_s),
         )
+
+    def _refused_from(self, next_offset: int) -> str:
+        """Return why no broker accepts the first such message that is not passed; empty if there is none."""
+        return min(
+            ((at, why) for at, why in list(self._refused.items()) if at >= next_offset), default=(0, "")
+        )[1]
 
     def _last_passed(self, done: int) -> RememberedMessages:
         if not done:
