@@ -202,7 +202,7 @@ class StoreLatencies(NamedTuple):
         return StoreLatencies(self.to_listener, at_ms=at_ms, committed=self.to_commit(at_ms))
 
     def _ages_at(self, at_ms: int) -> LatencyHistogram:
-        """Return the ages at ``at_ms``, or at their own moment if that is later."""
+        """Return the ages of the messages in ``ages`` at ``at_ms``, or at ``self.at_ms`` if that is later."""
         return self.ages.later_by(at_ms - self.at_ms)
 
     @property

@@ -12,7 +12,7 @@ Rule 2 (busy): otherwise the first settled message waits for 5 ms. With an engin
 has nothing to deliver, this wait always happens.
 Rule 3 (one): one commit at a time. What is settled while it runs is in the next one, whose time counts from
 its own first message.
-Rule 4 (failures): the sink tries a commit that fails again, for a minute. What is settled meanwhile waits,
+Rule 4 (failures): the sink repeats a failed commit for a minute. What is settled meanwhile waits,
 and so does the listener if the rows become many. Then the task fails, and whatever is in no commit is
 consumed again.
 

@@ -386,10 +386,11 @@ class OffsetStore(Protocol):
         *,
         under: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
-        """Move queues to any offset, and return their rows.
+        """Set the next offsets of queues to ``targets``; return the new rows of the queues that were moved.
 
-        Their epochs grow, so that running batches can no longer commit. With ``under``, move only queues that
-        still have the epoch given there. Such a move counts as ``SKIPPED``, not as ``RESET``.
+        Their epochs grow, so that running batches can no longer commit. Their ``batch_id`` becomes ``RESET``.
+        With ``under``, only queues whose stored epoch is the one given there are moved, and their
+        ``batch_id`` becomes ``SKIPPED``.
 
         Raises:
             OffsetError: If a target is negative.

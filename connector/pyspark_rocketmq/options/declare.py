@@ -67,7 +67,10 @@ class OptionSpec:
     instead: tuple[str, ...]
     """Keys of options that may be given instead of this one, if it is required."""
     used_in: tuple[Use, ...]
-    """Uses of the option; empty if it does not belong to the data source."""
+    """Uses of the data source (streaming read, batch read, write) in which the option has a meaning.
+
+    Empty if the data source does not have the option.
+    """
     formerly: tuple[FormerKey, ...] = ()
 
     @property

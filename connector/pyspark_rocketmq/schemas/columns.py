@@ -32,7 +32,11 @@ _MOST_INDEXES: Final = 16
 _INDEXES: Final = "(00|" + "|".join(f"{2 * n:02X}{_INDEX}{{{n}}}" for n in range(1, _MOST_INDEXES + 1)) + ")"
 """Digits of the indexes of a message type (Confluent), as one group."""
 _GUIDS: Final = {Framing.CONFLUENT: "^01(.{32})", Framing.CONFLUENT_HEADERS: f"^01(.{{32}}){_INDEXES}?$"}
-"""Patterns for frames with a GUID, as in ``_FRAMES``."""
+"""Regular expressions that find a schema's GUID at the beginning of bytes, by framing.
+
+The bytes (a body's or, with ``CONFLUENT_HEADERS``, a property's) are given as hexadecimal digits. The first
+group of a match is the GUID.
+"""
 _INDEX_BYTES: Final = 1 + 5 * _MOST_INDEXES
 _FRAMES: Final = {
     Framing.CONFLUENT: f"^00({_SMALL_ID})",
@@ -43,7 +47,11 @@ _FRAMES: Final = {
     Framing.ROCKETMQ_JSON: f"^({_LARGE_ID})",
     Framing.ROCKETMQ_CONNECT: f"^({_LARGE_ID})",
 }
-"""Patterns for a frame's bytes as hexadecimal digits; the first group of a match is the id."""
+"""Regular expressions that find a schema's id, a number, at the beginning of bytes, by framing.
+
+The bytes (a body's or, with ``CONFLUENT_HEADERS``, a property's) are given as hexadecimal digits. The first
+group of a match is the id.
+"""
 _PAYLOAD_FROM: Final = {
     Framing.CONFLUENT: 6,
     Framing.APICURIO: 6,
@@ -52,7 +60,7 @@ _PAYLOAD_FROM: Final = {
     Framing.ROCKETMQ_JSON: 9,
     Framing.ROCKETMQ_CONNECT: 9,
 }
-"""Place of the first byte after an id; the first byte of a body is at 1."""
+"""Place of a body's first byte after the schema's id, by framing; the first byte of a body is at 1."""
 _NO_PROPERTIES: Final = "framing {} has the schema's id in a property: give properties=df.properties"
 
 

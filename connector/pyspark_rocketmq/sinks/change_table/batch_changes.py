@@ -120,7 +120,7 @@ class BatchChanges:
         self._highest: dict[Key, Order] = {}
         """The highest place of a change, by source, without rows of snapshots; set by :meth:`check`."""
         self.truncations: dict[Order, datetime | None] = {}
-        """Places of the batch's truncations, with their times in the source; set by :meth:`check`."""
+        """Times of the batch's truncations by their places, None if unknown; set by :meth:`check`."""
 
     @property
     def keys(self) -> pa.Schema:

@@ -278,7 +278,9 @@ class PastChanges:
         return found.filter(pc.is_valid(found[self.keys[0]]))
 
     def truncations(self, since: Order) -> dict[Order, datetime | None]:
-        """Return the truncations at or after a place in the order of changes, with their times.
+        """Return the times of truncations at or after a place in the order of changes, by their places.
+
+        A time is None if it is unknown. The result is empty if nothing was recorded.
 
         Raises:
             DeltaError, OSError: If the storage does not answer.

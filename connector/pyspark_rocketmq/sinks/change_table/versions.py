@@ -66,7 +66,7 @@ CHANGE_FIELDS: Final = (
 """Columns of a change besides those of the source's table."""
 
 Truncations = Mapping[Order, datetime | None]
-"""Places of truncations, with their times."""
+"""Times of truncations by their places; a time is None if it is unknown."""
 
 
 class Facts(Protocol):
@@ -250,7 +250,10 @@ class _Keys:
         self.found: dict[Key, _Key] = {}
 
     def add_changes(self, changes: pa.Table, first: int, *, is_remembered: bool = False) -> None:
-        """Add changes whose rows are numbered from ``first`` on."""
+        """Add changes whose rows are numbered from ``first`` on.
+
+        ``is_remembered`` means that they are recorded beside the table already.
+        """
         others = self._columns.others
         names = (POSITION, TIME, OPERATION, ABSENT)
         places, times, operations, absent = (changes[name].to_pylist() for name in names)
@@ -333,7 +336,11 @@ class _Rows:
 
 
 def _add_versions(source: _Rows, key: _Key, found: History, others: Sequence[str], values: _Values) -> None:
-    """Add the versions to write, since the table lacks them or has them differently, and those to delete."""
+    """Add to ``source`` the versions of a key's row that the MERGE has to write or to delete.
+
+    It writes the versions in ``found`` that the table lacks or has differently, and deletes those that only
+    the table has.
+    """
     stored = {version.at: version for version in key.stored}
     for version in found.versions:
         old = stored.pop(version.at, None)
