@@ -222,7 +222,8 @@ def handle_subscription_of_group(state: BrokerState, command: RemotingCommand) -
 def handle_time_span(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """Answer 303 QUERY_CONSUME_TIME_SPAN: for each queue, the store times of three messages and the delay.
 
-    The messages are the oldest one, the newest one and the last consumed one.
+    The messages are the oldest one, the newest one and the last consumed one. The delay is the age of the
+    next message to consume, in milliseconds; 0 if all are consumed.
     """
     header = from_ext_fields(TopicAndGroupHeader, command.ext_fields)
     topic = state.topics.find(header.topic)

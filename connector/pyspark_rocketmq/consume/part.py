@@ -112,7 +112,8 @@ class Part:
     """Unique id."""
     acks: tuple[QueueAck, ...]
     written: tuple[Mapping[str, Any], ...] = ()
-    """Written data in the form of JSON, from which the sink's writer rebuilds it (``RowWriter.written``)."""
+    """Descriptions of the data that the task wrote for the sink, such as files, as values that JSON can hold:
+    one mapping for each value of ``RowWriter.written``, which the sink's writer rebuilds from it."""
     emitted: int = 0
     """Number of data rows, those left out included."""
     left_out: int = 0
@@ -177,7 +178,10 @@ class Group:
 
     @property
     def written(self) -> tuple[Mapping[str, Any], ...]:
-        """Written data of all parts."""
+        """Descriptions of the data that tasks wrote for the sink, such as files: ``written`` of all parts.
+
+        Data of the queues in ``without`` are included.
+        """
         return tuple(facts for part in self.parts for facts in part.written)
 
     @property

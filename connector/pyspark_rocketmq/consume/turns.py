@@ -120,7 +120,7 @@ class RangeInstructions:
         """
 
     def counts_rows(self) -> bool:
-        """Return whether to report the size of rows by :meth:`rows_grew`, because it is limited.
+        """Return whether the size of rows is limited, so that it must be reported by :meth:`rows_grew`.
 
         The answer does not change during a task.
         """

@@ -53,7 +53,8 @@ from pyspark_rocketmq.process_end import process_ends
 logger = logging.getLogger(__name__)
 
 TARGETS: Final = (1 << 20, 16 << 20, 128 << 20)
-"""File sizes in bytes at which compaction aims, one after another; a table's property may set the last."""
+"""Target sizes in bytes of compacted files. Many small files are joined into files of about the first size,
+later many of these into files of the next. A table's property may replace the last."""
 MIN_SMALL_FILES: Final = 64
 """Number of small files at which a partition is compacted."""
 _MAX_COMMIT_BYTES: Final = 256 << 20

@@ -183,7 +183,10 @@ class FaultTable:
             return broker is None or self._clock.monotonic_s() >= broker.available_at_s
 
     def is_reachable(self, broker_name: str) -> bool:
-        """Return False if the last attempt at the broker ended as ``REFUSED``, otherwise True."""
+        """Return False if the broker refused the last attempt (``REFUSED``); True also before any attempt.
+
+        ``REFUSED`` is an answer with an error or, if asynchronous, a connection that could not be opened.
+        """
         with self._lock:
             broker = self._brokers.get(broker_name)
             return broker is None or broker.is_reachable

@@ -246,7 +246,9 @@ def read_progress(
     Args:
         log: The table's log, at the version in question.
         consumer_group: The group.
-        generations: Queues that must be included. They are needed if an id can be read only by its name.
+        generations: Queues whose progress is needed, each with the number of its generation. They matter
+            only if the table's transaction ids cannot be listed, but only looked up by name: then those of
+            these queues are looked up.
 
     Raises:
         SinkConflict: If the progress is no longer in the log, or cannot be read.
@@ -271,10 +273,12 @@ def read_progress(
 def _stored_ids(
     log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
 ) -> dict[str, int]:
-    """Return the group's transaction ids with their versions; at least those of ``generations``.
+    """Return the group's transaction ids with their versions (watermarks).
+
+    If the ids cannot be listed, only those of ``generations`` are looked up, by name.
 
     Raises:
-        OSError, ValueError, KeyError: If an id can be read only by its name, and no queue is named.
+        OSError, ValueError, KeyError: If the ids cannot be listed, and ``generations`` is empty.
     """
     group = group_app_id(consumer_group)
     queue_prefix = f"{group}:"
