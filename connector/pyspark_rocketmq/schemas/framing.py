@@ -295,16 +295,19 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read an unsigned varint; return it and where it ends."""
+    """Read an unsigned varint (7 bits of the number in each byte); return it and where it ends."""
     number = 0
     for place in range(_LONGEST_VARINT):
         if at + place >= len(data):
-            raise _Reason(f"a number after the schema's id is cut off in {_shown(data)}")
+            raise _Reason(f"the protobuf message type after the schema's id is cut off in {_shown(data)}")
         byte = data[at + place]
         number |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
             return number, at + place + 1
-    raise _Reason(f"a number after the schema's id is longer than {_LONGEST_VARINT} bytes in {_shown(data)}")
+    raise _Reason(
+        "the protobuf message type after the schema's id has a number longer than "
+        f"{_LONGEST_VARINT} bytes in {_shown(data)}"
+    )
 
 
 def _type_name(data: bytes) -> tuple[str, int]:
