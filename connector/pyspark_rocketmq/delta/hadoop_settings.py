@@ -123,7 +123,7 @@ class _HadoopSettings:
         self._translated: set[str] = set()
 
     def take(self, *names: str) -> str:
-        """Return the first of these settings that is set, or ""; all ``names`` then count as translated."""
+        """Return the first of these settings that is set, or ""; ``untranslated`` then has none of them."""
         self._translated.update(names)
         return next((self._settings[self._names[name]] for name in names if name in self._names), "")
 
@@ -132,12 +132,12 @@ class _HadoopSettings:
         return {option: text for name, option in by_name.items() if (text := self.take(name))}
 
     def get(self, name: str) -> str:
-        """Return a setting, or an empty string; it does not count as translated."""
+        """Return a setting, or an empty string; unlike :meth:`take`, leave ``untranslated`` as it is."""
         return self._settings.get(self._names.get(name, ""), "")
 
     @property
     def untranslated(self) -> list[str]:
-        """Names of credential-like settings that were not translated."""
+        """Names of set, credential-like settings that :meth:`take` did not read; a warning lists them."""
         return [
             key
             for name, key in self._names.items()

@@ -476,16 +476,17 @@ class RunningMember:
         return bool(actions)
 
     def _do_all(self, actions: Sequence[GroupAction]) -> None:
-        """Perform the actions in order; consecutive actions of one kind run at the same time.
+        """Perform the actions in order; consecutive actions of one type run at the same time, on threads.
 
-        Of these, actions at silent brokers begin last: a process that ends starts no threads, and makes one
-        call after another.
+        A process that is about to end cannot start threads, so there they run one after another. For that
+        case, locks and unlocks at brokers whose last heartbeat failed come last among those of their type: a
+        broker that does not answer then delays no other.
         """
         for _, alike in groupby(actions, key=type):
             run_concurrently([partial(self._do, action) for action in sorted(alike, key=self._is_slow)])
 
     def _is_slow(self, action: GroupAction) -> bool:
-        """Return whether the broker of an action, if it has a single one, is silent."""
+        """Return whether an action locks or unlocks queues of a broker at which the last heartbeat failed."""
         if not isinstance(action, Lock | Unlock):
             return False
         address = self._routes.masters.get(action.broker_name)

@@ -160,12 +160,12 @@ def find_gaps(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkSt
 def replayed_messages(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, int]:
-    """Return, by queue, how many messages its offset row is behind the farthest sink that the row names.
+    """Return, by queue, how many messages its offset row is behind the sinks that the row names.
 
-    Queues that are not behind are left out.
+    The sink with the queue's highest watermark counts. Queues that are not behind are left out.
 
-    This happens after a query that was killed before its offsets were stored, and after the offset store was
-    restored; after a reset the row names no sinks.
+    Rows are behind after a query that was killed before its offsets were stored, and after the offset store
+    was restored; after a reset the row names no sinks.
     """
     forgotten = {}
     for queue, row in rows.items():
@@ -183,7 +183,7 @@ def is_behind_since_a_kill(
 
     A query stores offsets within seconds after their rows. So after a kill, the sinks' newest messages of
     these queues are hardly newer than the offset rows; after the store was restored they are much newer.
-    False if the sink that is farthest in one of the queues does not store its newest message.
+    False if, for one of the queues, the sink with the highest watermark does not store its newest message.
     """
     for queue in queues:
         farthest = _farthest(queue, rows[queue].generation, standings)
@@ -197,7 +197,7 @@ def is_behind_since_a_kill(
 def ahead_of(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, SinkRecord]:
-    """Return the progress of the sink that is farthest in each queue, if it is ahead of the offset row.
+    """Return, by queue, the progress of the sink with the highest watermark, if it is ahead of the row.
 
     The sink must also have a newer message than the row remembers. Other queues are left out.
     """
@@ -219,9 +219,10 @@ def records_of(
     watermarks: Mapping[MessageQueue, int],
     standings: Sequence[SinkStanding],
 ) -> dict[MessageQueue, SinkRecord]:
-    """Return a record for each queue in ``watermarks``: its watermark, its generation and a message.
+    """Return a record for each queue in ``watermarks``: its watermark, its generation and its newest message.
 
-    The message is the newest one that the farthest sink stores; ``NO_MESSAGES`` if that sink stores none.
+    The message is from the sink in ``standings`` with the queue's highest watermark; ``NO_MESSAGES`` if that
+    sink stores no message of the queue, or no sink has a watermark of it.
     """
     records = {}
     for queue, offset in watermarks.items():
