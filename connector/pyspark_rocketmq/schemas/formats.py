@@ -65,7 +65,10 @@ def avro_decoder(schema: RegisteredSchema, references: References, reader_schema
     except BadRecord:
         raise
     except Exception as error:
-        raise BadRecord(f"The writer's schema is no Avro schema: {_reason(error)}") from error
+        raise BadRecord(
+            "The registry's schema for this body, or one that it refers to, is no Avro schema. Correct it in "
+            f"the registry, or choose the format that the body has. {_reason(error)}"
+        ) from error
     reader = None if reader_schema is None else parse_reader_schema(reader_schema)
     read: Any = slow.schemaless_reader if shape.is_recursive else fastavro.schemaless_reader
 
@@ -149,7 +152,10 @@ class _AvroShape:
                 return 1
             case {"type": "array", "items": items}:
                 if not self.least_bytes(items):
-                    raise BadRecord("The writer's schema has an array whose items take no bytes.")
+                    raise BadRecord(
+                        "The registry's schema for this body has an array whose items take no bytes, so a "
+                        "short body could have any number of items. Give the items a field."
+                    )
                 return 1
             case _:
                 return self.least_bytes(schema["type"])
@@ -189,7 +195,10 @@ def protobuf_decoder(schema: RegisteredSchema, references: References, message_t
             _descriptor(schema), {name: _descriptor(each) for name, each in references.items()}
         )
     except Exception as error:
-        raise BadRecord(f"The writer's schema is no protobuf file: {_reason(error)}") from error
+        raise BadRecord(
+            "The registry's schema for this body, or one that it refers to, is no protobuf file. Correct it "
+            f"in the registry, or choose the format that the body has. {_reason(error)}"
+        ) from error
 
     def decode(payload: bytes, named: MessageType | None = None) -> Any:
         wanted = named if message_type is None or named not in {None, FIRST_MESSAGE} else message_type

@@ -15,7 +15,7 @@ from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 
 IPV4_HOST_BYTES: Final = 8
 IPV6_HOST_BYTES: Final = 20
-"""Bytes of a stored IPv6 host: the address, and four bytes for the port."""
+"""Bytes of an IPv6 host in a message: the address, and four bytes for the port."""
 _MAX_PORT = 65535
 
 _OFFSET_BYTES = 8
@@ -26,14 +26,19 @@ _OFFSET_MESSAGE_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 
 @lru_cache(maxsize=4096)
 def decode_host(data: bytes) -> str:
-    """Return a stored host in Java's form: ``127.0.0.1:10911`` or ``[2001:db8:0:0:0:0:0:1]:10911``.
+    """Return the text of a host in a message: ``127.0.0.1:10911`` or ``[2001:db8:0:0:0:0:0:1]:10911``.
+
+    ``data`` is the address and four bytes for the port; the text has Java's form.
 
     Raises:
         RemoteProtocolError: If the port is impossible (Java's ``InetSocketAddress`` also refuses it).
     """
     port = int.from_bytes(data[-4:], "big", signed=True)
     if not 0 <= port <= _MAX_PORT:
-        raise RemoteProtocolError(f"A stored host has the impossible port {port}.")
+        raise RemoteProtocolError(
+            "A message, or its id, is damaged: the address of its producer or broker has the "
+            f"impossible port {port}."
+        )
     if len(data) == IPV4_HOST_BYTES:
         return f"{data[0]}.{data[1]}.{data[2]}.{data[3]}:{port}"
     groups = ":".join(f"{data[at] << 8 | data[at + 1]:x}" for at in range(0, 16, 2))
