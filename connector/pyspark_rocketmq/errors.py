@@ -533,7 +533,7 @@ class DeadLetterRefused(RocketMQError):
 
 
 class KeysOutOfOrder(RocketMQError):
-    """Two tasks of a write sent rows of one sharding key, in no order; all rows of the write are stored.
+    """Several tasks of a write sent rows of one sharding key: their order is unknown. All rows are stored.
 
     Do: Use ``by_sharding_key``, or set ``checkShardingKeys=false`` ([order](how-to/writing.md#order)).
     """
@@ -660,7 +660,7 @@ class UndecodableMessage(OffsetError):
 
 
 class DataLoss(OffsetError):
-    """A broker no longer has messages of a planned range, or does not give them.
+    """A broker no longer has messages that were to be read, or does not return them.
 
     Do: Set ``failOnDataLoss=false``, or reset the group.
     """
@@ -696,7 +696,7 @@ class MessagesExpired(DataLoss):
 
 
 class LogTailLost(DataLoss):
-    """A queue ends before what was read: a slave that lacks messages was promoted, or the topic recreated.
+    """A queue ends below an offset to read: a slave that lacks messages was promoted, or the topic recreated.
 
     Do: As for ``DataLoss`` ([where it continues](how-to/offsets.md#where-offsets-begin-again)).
     """
@@ -713,7 +713,7 @@ class LogTailLost(DataLoss):
 
 
 class OffsetsBeganAgain(DataLoss):
-    """Consumed offsets belong to other messages now.
+    """An offset that was consumed has another message now: the topic was recreated, or its log lost messages.
 
     Do: As for ``DataLoss``.
     """
@@ -730,9 +730,9 @@ class OffsetsBeganAgain(DataLoss):
 
 
 class LostBehindSink(DataLoss):
-    """The sink has rows of messages that the broker lost before their offsets were stored.
+    """The broker lost messages whose rows the sink has; where new ones with their offsets begin is unknown.
 
-    Do: Reset the group's offset for this queue to the first message to consume
+    Do: Find the first new message by its store time, and reset the group's offset for this queue to it
     (``pyspark-rocketmq offsets reset``).
     """
 
@@ -856,7 +856,7 @@ class OffsetStoreUnavailable(OffsetError):
 
 
 class BrokerOffsetUnavailable(OffsetError):
-    """A group's offset at a broker could not be read or stored, or moved meanwhile: the queue waits.
+    """A group's offset at a broker could not be used, or a queue changed during a look-up: the queue waits.
 
     Do: Nothing, if it passes; else check the broker.
     """

@@ -66,10 +66,15 @@ class Percentiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LatencyHistogram:
-    """Latencies of any number of messages. Add two with :meth:`plus`; :meth:`percentiles` shows them."""
+    """Latencies of any number of messages, in milliseconds, as counts in fixed buckets.
+
+    A key of ``counts`` is the number of a bucket, a small range of latencies (see ``bounds_of``); its value
+    is the number of messages. Where a histogram is a field, that field's text names the two moments between
+    which the latencies are measured. :meth:`plus` adds two histograms; :meth:`percentiles` shows one.
+    """
 
     counts: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Number of messages by bucket, without empty ones."""
+    """Number of messages by the number of the bucket (``bucket_of``); empty buckets are left out."""
     total_ms: int = 0
     """Sum of all latencies."""
     longest_ms: int = 0

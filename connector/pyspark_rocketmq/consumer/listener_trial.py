@@ -22,14 +22,17 @@ _START_S: Final = 1_700_000_000.0
 
 
 class ListenerRun(NamedTuple):
-    """The result of :func:`run_listener`."""
+    """Outcome of :func:`run_listener`: emitted rows, counts, dead letters, and the listener's newest error.
+
+    ``consumed`` counts messages, ``failed`` counts calls. ``last_error`` is empty if there was no error.
+    """
 
     rows: list[dict[str, Any]]
     """Rows that reach the sink: ``queueOffset`` (the index of the message) and the listener's columns."""
     consumed: int
     """How many messages, from the first on, are acknowledged or dead letters."""
     failed: int
-    """Number of deliveries that the listener gave back, by its answer or by an exception."""
+    """Number of listener calls whose messages were given back, by the answer or by an exception."""
     dead_letters: list[MessageExt]
     last_error: str
     """Newest error of the listener or of its answer; empty if there was none."""

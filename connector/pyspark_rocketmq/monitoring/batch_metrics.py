@@ -60,7 +60,10 @@ class QueueMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMetrics:
-    """One micro-batch of one query, or one commit while it runs."""
+    """Counts, latencies and queues' positions for one micro-batch, or for one commit while the batch runs.
+
+    The counts of a batch that has ended leave out what was counted for such commits before.
+    """
 
     query: str
     """The query's name, or its id if it has none."""
@@ -91,7 +94,10 @@ class BatchMetrics:
 
     @property
     def read(self) -> int | None:
-        """Messages read by a consumer; None if its batch was dropped. Without a consumer, ``input_rows``."""
+        """Messages read by a consumer; None if its batch was dropped, or had no queue to read.
+
+        Without a consumer: ``input_rows``.
+        """
         counts = [one.read for one in self.queues if one.read is not None]
         return sum(counts) if counts else self.input_rows
 
@@ -107,7 +113,7 @@ class BatchMetrics:
 
     @property
     def dead_letters(self) -> int:
-        """Messages given up."""
+        """Number of messages that were given up as dead letters, in all queues."""
         return sum(one.dead_letters for one in self.queues)
 
     @property
@@ -123,7 +129,11 @@ class BatchMetrics:
 
     @property
     def lag_s(self) -> float | None:
-        """Longest time, in seconds, that a queue's next message has waited; None if no queue's is known."""
+        """Longest time, in seconds, for which a queue's next message had been stored at ``at_s``.
+
+        A queue without waiting messages counts as 0. Queues whose time is not known are left out; None if no
+        queue's time is known.
+        """
         seconds = (one.lag.seconds(self.at_s) for one in self.queues if one.lag)
         return max((one for one in seconds if one is not None), default=None)
 
@@ -149,9 +159,10 @@ class BatchMetrics:
         return " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
 
     def with_stored_times(self, stored_at_s: Mapping[MessageQueue, float]) -> BatchMetrics:
-        """Return the metrics with the wall-clock second at which each queue's next message was stored.
+        """Return the metrics with new values of ``QueueLag.next_stored_at_s``: those in ``stored_at_s``.
 
-        For queues that ``stored_at_s`` lacks, the time is not known. Queues without a lag stay as they are.
+        A value is the wall-clock second at which the queue's next message was stored. A queue that
+        ``stored_at_s`` lacks gets None, even if it had a value. A queue whose ``lag`` is None stays as it is.
         """
         queues = tuple(
             replace(

@@ -214,7 +214,11 @@ class QueryMonitor(StreamingQueryListener):
     """Metrics of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
 
     It logs one line for each micro-batch, at INFO, and one for each commit while a batch runs, at DEBUG.
-    Listeners get the metrics of both; :meth:`queries` returns the present state of all queries.
+    Registered listeners get a ``BatchMetrics`` for each micro-batch and for each of these commits. The method
+    :meth:`queries` returns the present state of all running queries.
+
+    ``options`` are options of the source, with which the monitor reaches the brokers of queries without a
+    consumer. It needs them to find how many seconds the next messages of these queries have waited.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:

@@ -81,7 +81,12 @@ class OffsetKey(NamedTuple):
 
 
 class OffsetRow(NamedTuple):
-    """Stored progress of one group in one queue."""
+    """Stored progress of one consumer group in one queue; its next offset is in ``state``.
+
+    ``shown``: the group's offsets that queries sent to the queue's broker or found there. ``sinks``: ids of
+    the tables of the sinks of the batch that last moved the row. ``boundaries``: offsets from which on the
+    queue has had other messages than before, such as after its topic was created again.
+    """
 
     consumer_group: str
     queue: MessageQueue
@@ -109,7 +114,7 @@ class OffsetRow(NamedTuple):
     """Sinks of the batch that last moved the row. Empty without sinks, after a reset, and after the row
     followed an offset at the broker."""
     boundaries: Boundaries = NO_BOUNDARIES
-    """Offsets at which the queue's offsets started again with other messages, as far as they matter.
+    """Offsets from which on the queue has had other messages than before, as far as they matter.
 
     Empty once a message after the newest such start is consumed.
     """

@@ -438,10 +438,16 @@ def note_newest(batch: SinkBatch, newest: Mapping[MessageQueue, str]) -> None:
 
 @runtime_checkable
 class CountsRows(Protocol):
-    """A sink that can count its rows of some queues, whatever its watermarks show."""
+    """A sink that can count rows in its table by the queues of their messages, whatever its watermarks are.
+
+    Before the progress of a group is set back, this shows which rows the group would write a second time.
+    """
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:
-        """Count the rows of these queues from their offsets on."""
+        """Count the rows in the sink's table from messages of each queue at or above the given offset.
+
+        A sink that cannot get rows twice returns 0.
+        """
         ...
 
 

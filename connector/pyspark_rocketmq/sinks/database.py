@@ -177,7 +177,12 @@ class DatabaseSink:
         )
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
-        """Return one ``SinkStanding``: the group's progress; its identity is None if there is no table."""
+        """Return one ``SinkStanding``: the group's progress as the table of watermarks stores it.
+
+        ``queues`` has the generation of each queue, a number that grows when its offsets start again. The
+        standing has the watermarks of only these generations. Its identity is that of the table of
+        watermarks, or None if this table does not exist.
+        """
         identity = self.table.identity or self.table.stored_identity(self.sleep)
         watermarks = self.table.read(consumer_group).watermarks if identity is not None else {}
         return (self._standing(identity, watermarks, queues),)

@@ -206,18 +206,21 @@ class Producer(Closing):
     ) -> tuple[MessageQueue, ...]:
         """Return the queues that messages go to; their order decides which queue a sharding key gets.
 
+        If name servers do not answer or no longer list the topic, the last known route is used.
+
         Args:
             topic: If no name server lists it and this producer never had its route, the result is the queues
                 that brokers will create, if any do so.
-            may_create: Whether to return the queues that brokers will create; if False, a topic that was
-                never seen raises TopicNotFound.
+            may_create: Whether to return the queues that brokers will create; if False, such a topic raises
+                TopicNotFound.
             afresh: Whether to ask the name server even if the known route is young.
 
         Raises:
-            TopicNotFound: If the topic was never seen, and brokers do not create topics or ``may_create`` is
-                False.
+            TopicNotFound: If no name server lists the topic and this producer never had its route, and
+                brokers do not create topics or ``may_create`` is False.
             NoWritableQueue: If no living master has a queue to write to.
-            RocketMQError: If the topic was never seen, and no name server returns its route.
+            RocketMQError: If this producer never had the topic's route, and no name server answers, or one
+                answers with an error.
         """
         if afresh:
             self._name_servers.invalidate(topic)

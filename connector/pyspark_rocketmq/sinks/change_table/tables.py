@@ -225,7 +225,7 @@ class ChangeTables(DeltaSink):
         return super().begin(consumer_group, queues)
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:  # noqa: ARG002 - of a protocol
-        """Return 0: changes that are applied twice change nothing."""
+        """Return 0: no row can be added twice, since a change that is applied again changes nothing."""
         return 0
 
     def _writer(

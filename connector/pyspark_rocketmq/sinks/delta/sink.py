@@ -379,7 +379,8 @@ class DeltaSink:
         Raises:
             OffsetError: If a next offset is negative.
             SinkConflict: If :meth:`rewind_problem` describes a problem.
-            OptionError: If only Spark can set watermarks of this table, and no session can.
+            OptionError: If only Spark can set watermarks of this table, but no Spark session of this process
+                can read it, or Spark's commits could overwrite those of others.
             SchemaError: If there is no table.
             DeltaError, OSError, PySparkException: If the table could not be written.
         """
@@ -408,13 +409,14 @@ class DeltaSink:
         return self._table.rewind(handle, before, SinkCommit.of(consumer_group, watermarks))
 
     def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
-        """Describe why the watermarks of only these queues cannot be set; None if they can.
+        """Describe why :meth:`rewind` may not set watermarks of only these queues; None if it may.
 
         After a RESTORE, the watermarks of all queues of the group must be set in one commit. A commit for
-        some of them would hide the RESTORE, which may have removed rows of the others too.
+        some queues would hide the RESTORE, which may have removed rows of the other queues too.
 
         Raises:
-            OptionError: If only Spark can set watermarks of this table, and no session can.
+            OptionError: If only Spark can set watermarks of this table, but no Spark session of this process
+                can read it, or Spark's commits could overwrite those of others.
             SchemaError: If there is no table.
         """
         handle = self._table.newest()
