@@ -50,8 +50,8 @@ class DefaultSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the rows that the options choose: by default, those of a message.
 
-        With ``consumerGroup`` there are also columns for the extra row at the end of each range. With
-        ``handOverRanges`` a row carries ranges of offsets in the place of messages.
+        With ``consumerGroup`` there are also columns for an extra row after the messages of each queue. With
+        ``handOverRanges`` (set by consumers) a row has ranges of offsets to read instead of a message.
 
         Raises:
             OptionError: With every problem of the options; this is the first call in which Spark passes them.

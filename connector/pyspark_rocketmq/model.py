@@ -231,9 +231,10 @@ class MessageExt(NamedTuple):
         return MessageQueue(self.queue_topic or self.topic, self.broker_name, self.queue_id)
 
     def restored(self, origin_topic: str | None) -> MessageExt:
-        """Return the message for a listener, with its first topic, which a message given back has lost.
+        """Return a message of a retry topic as a listener gets it, with ``origin_topic`` as its topic.
 
-        If ``origin_topic`` is None, the message is returned unchanged. Source:
+        That is the topic to which the message was first sent; ``queue_topic`` becomes the retry topic. If
+        ``origin_topic`` is None, the message is returned unchanged. Source:
         ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
         """
         if origin_topic is None:

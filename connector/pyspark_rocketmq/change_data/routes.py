@@ -34,7 +34,10 @@ _PLAIN: Final = re.compile(r"[\w.-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRoute:
-    """Route of the tables that a pattern matches; of several routes the first one counts."""
+    """Folder and columns for the source's tables whose names match the pattern ``source``.
+
+    Of several routes that match a table, the first one counts.
+    """
 
     source: str = ".*"
     """Regular expression for the whole name: ``DATABASE.TABLE`` or ``DATABASE.SCHEMA.TABLE``."""

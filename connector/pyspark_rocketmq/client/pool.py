@@ -284,7 +284,9 @@ class ConnectionSettings:
         )
 
     def connector(self) -> Connect:
-        """Return the function that connects: plain or with TLS, to announced or to other addresses.
+        """Return the function that opens a connection, with TLS if ``use_tls`` is set.
+
+        ``broker_addresses`` replace the addresses that brokers announce.
 
         Raises:
             OptionError: If a certificate or key file cannot be used.
@@ -295,7 +297,10 @@ class ConnectionSettings:
         return Elsewhere(dict(self.broker_addresses), connect).connect
 
     def signer(self) -> Signer | None:
-        """Return a signer that adds the instance's name and credentials; None if there is neither."""
+        """Return a function that adds ``namespace_v2`` and a signature to requests; None if neither is set.
+
+        Requests are signed if there are an access key and a secret key.
+        """
         signer: Signer | None = None
         if self.access_key is not None and self.secret_key is not None:
             signer = AclSigner(self.access_key, self.secret_key, self.security_token).sign

@@ -57,7 +57,8 @@ _SHOWN_WITHIN_S: Final = 2.0
 class BatchReport:
     """Results of one commit of a micro-batch, given to batch listeners after the commit.
 
-    A commit without acks only stores offsets that waited. It is reported only if the store refused some.
+    A commit may only store offsets whose rows an earlier commit wrote. It then has no acks, and is reported
+    only if the offset store refused some of these offsets.
     """
 
     query_id: str
@@ -97,7 +98,11 @@ class BatchReport:
         )
 
     def with_later(self, later: BatchReport) -> BatchReport:
-        """Return one report for this commit and a later one of the same batch."""
+        """Return one report for this commit and a later one of the same batch.
+
+        Counts and latencies are added, and refused offsets are joined. Positions and the sink's version are
+        those of ``later``, or of this report if ``later`` has none.
+        """
         acks = {ack.queue: ack for ack in self.acks}
         for ack in later.acks:
             before = acks.get(ack.queue)

@@ -35,7 +35,10 @@ _making = threading.Lock()
 
 @dataclass(slots=True, kw_only=True)
 class ConsumeMessageContext:
-    """One listener call as hooks see it: the same object before and after (``ConsumeMessageContext``)."""
+    """One listener call as hooks see it; they get the same object before and after the call.
+
+    Source: Java's ``ConsumeMessageContext``.
+    """
 
     consumer_group: str
     namespace: str | None

@@ -259,7 +259,7 @@ class DeltaOffsetStore(RowOffsetStore):
         self._table_id = None
 
     def wait_for_upkeep(self, timeout_s: float) -> None:
-        """Wait until a clean-up of the table that is running in the background has ended (rule 4).
+        """Wait until a clean-up of the table that is running in the background has ended.
 
         Raises:
             TimeoutError: If it has not ended after ``timeout_s``.

@@ -350,8 +350,8 @@ class OffsetStore(Protocol):
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, LastSkipped]) -> None:
         """Remember messages that a queue has skipped or lost (``LastSkipped``); move no queue.
 
-        A queue is left out if its stored epoch is another one. If a batch has changed its row meanwhile,
-        messages are remembered only if one of them is lost, or if all are older than the row's newest one.
+        A queue is left out if its stored epoch differs from that in ``passed``. If a batch has changed its
+        row since, messages are remembered only if one is lost, or if all are older than the row's newest one.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
@@ -361,10 +361,11 @@ class OffsetStore(Protocol):
     def note_sinks(
         self, consumer_group: str, records: Mapping[MessageQueue, SinkRecord]
     ) -> dict[MessageQueue, OffsetRow]:
-        """Remember the newest messages of sinks that are ahead of the rows; return the rows that changed.
+        """Remember the newest messages of sinks whose watermarks are above the rows' next offsets.
 
-        The epochs of these rows grow: running batches are fenced off, and planners check those messages. If
-        a sink has a later generation of a queue, the row continues in that generation.
+        Return the rows that changed. Their epochs grow, so that running batches cannot commit. Planners then
+        check whether the broker still has the remembered messages. If a sink has a later generation of a
+        queue (its offsets began again), the row continues in that generation.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.

@@ -69,7 +69,10 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySummary:
-    """Result of one run of a replay."""
+    """Counts of one run of a replay, and its duration.
+
+    ``recorded`` counts planned offsets that earlier runs have replayed; ``written`` counts rows or messages.
+    """
 
     queues: int
     planned: int
@@ -84,7 +87,7 @@ class ReplaySummary:
 
 
 class Replay:
-    """Reads queues again, into a table or another topic."""
+    """Reads messages of queues again, and adds them to a Delta table or sends them to another topic."""
 
     def __init__(
         self,

@@ -150,7 +150,7 @@ def moved_by(
 
 
 class Span(NamedTuple):
-    """Messages of one queue that a task has consumed."""
+    """Offsets of one queue that a task has consumed: from ``start`` on, below ``next_offset``."""
 
     start: int
     """Offset at which consuming began; no row of these messages is below it."""
@@ -231,7 +231,7 @@ class Writing(Protocol):
     """Takes rows of one task for a sink; they stay invisible until the driver commits the results."""
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Take rows of the listener in their order; return how many of them the sink already has."""
+        """Take rows of the listener in their order. Leave out rows that the sink has; return their number."""
         ...
 
     def finish(self) -> Sequence[Written]:
@@ -246,7 +246,7 @@ class Writing(Protocol):
 class RowWriter(Protocol):
     """Begins the writing of rows in a task, and rebuilds the results on the driver; picklable.
 
-    It may have an attribute ``sends_rows``: see :func:`sends_rows`.
+    It may have an attribute ``sends_rows``: True if results contain the rows themselves; by default False.
     """
 
     def open(self) -> Writing:
@@ -419,7 +419,8 @@ class RemembersMessages(Protocol):
     """A batch of a sink that stores with each watermark the newest message below it.
 
     A query may be killed before it stores the offsets of messages that the sink has.  If a broker then loses
-    these messages, the stored message shows it.  Without ``note_newest``, the loss is not noticed.
+    these messages, the stored message shows it, even if new messages have got their offsets.  Without
+    ``note_newest``, the loss is noticed only while the queue ends below the watermark.
     """
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:

@@ -224,7 +224,7 @@ class ChangeTable(DeltaSink):
         return self._rules.keys
 
     def setting(self, name: str) -> str:
-        """Return the value of a setting that is one of a few words, such as ``order``."""
+        """Return ``order``, ``deletes``, ``truncates``, ``bad_changes`` or ``schema_changes`` as chosen."""
         return self._chosen[name]
 
     def table_columns(self) -> pa.Schema:
@@ -380,7 +380,8 @@ class ChangeTable(DeltaSink):
         """Commit the effect of changes, without watermarks: if they are applied again, nothing changes.
 
         Raises:
-            SinkConflict: For the reasons of ``ChangeAppender.merge``.
+            SinkConflict: If changes cannot be applied and ``bad_changes`` stops at them, if positions have
+                another form than the table's, or if a row would have null where its column forbids it.
             SchemaError: If there is no table.
             DeltaError, OSError: If the storage does not answer.
         """

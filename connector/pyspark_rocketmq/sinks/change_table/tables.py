@@ -119,8 +119,7 @@ class ChangeTables(DeltaSink):
             mask_salt: Secret that goes into the hashes of masked values.
             order: ``source`` or ``queue``, by which changes are in order: see ``ChangeTable``.
             deletes: Treatment of deleted rows: see ``ChangeTable``.
-            truncates: Treatment of truncations: see ``ChangeTable``. A merged table cannot be truncated: such
-            a change cannot be
+            truncates: Treatment of truncations: see ``ChangeTable``. To a merged table a truncation cannot be
                 applied.
             bad_changes: Treatment of changes that cannot be applied: see ``ChangeTable``.
             schema_changes: Treatment of changes of the source's schema: see ``ChangeTable``. A new table has
@@ -202,7 +201,7 @@ class ChangeTables(DeltaSink):
         return Router(self._routes, self._ignored, self._salt)
 
     def setting(self, name: str) -> str:
-        """Return the value of a setting of the constructor that is a word, such as ``order``."""
+        """Return ``order``, ``deletes``, ``truncates``, ``bad_changes`` or ``schema_changes`` as chosen."""
         return self._chosen[name]
 
     def prepare(self, schema: pa.Schema) -> None:  # noqa: ARG002 - tables have columns of their own
@@ -250,7 +249,8 @@ class ChangeTables(DeltaSink):
 
         Args:
             changes: Changes of all tables.
-            watermarks: The table with the watermarks; a property of it has the depth of the tables' folders.
+            watermarks: The table with the watermarks. One of its properties stores how many folders below the
+                sink's folder every table is.
 
         Raises:
             SinkConflict: For the reasons of ``ChangeTable.apply``; or if a table's key is unknown or has

@@ -302,7 +302,9 @@ class DeltaSink:
         return self._read(f"Rows of {self.path}", lambda: self._table.count_rows(where))
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
-        """Return the next offset, in its last generation, of each queue that the group ever wrote rows of.
+        """Return the watermark (next offset without rows) of each queue of which the group ever wrote rows.
+
+        A key is a queue with the newest generation that the table has; it grows when offsets start again.
 
         Raises:
             SchemaError: If there is no table.
@@ -371,7 +373,8 @@ class DeltaSink:
 
         If ``next_offsets`` is empty, commit nothing and return the present version.
 
-        Each queue's watermark is set in the last generation in which the table has progress of the queue.
+        Each queue's watermark is set in the newest generation of which the table has progress. A generation
+        ends when the queue's offsets start again.
 
         Stop the query before you call this. Delete rows at or above the new watermarks first: otherwise they
         would be written a second time. No offset of the group may stay above its queue's watermark.
