@@ -241,7 +241,7 @@ class PullConnection(Generic[PullT]):
         waiting, opaques, now_s = self._waiting, self._opaques, self._listened_s
         for pull in pulls:
             opaque = next(opaques) & _OPAQUE_MASK
-            waiting[opaque] = pull, now_s + _held_s(pull) if pull.held_s else now_s
+            waiting[opaque] = pull, now_s + _held_s(pull)
             frames.append(pull.encode(opaque) if self._signer is None else self._signed(pull, opaque))
         if not self._is_confirmed:
             self._held += frames

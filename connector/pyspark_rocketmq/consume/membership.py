@@ -333,12 +333,11 @@ class Membership:
 
     def claimed_by_other(self, queue: MessageQueue, now_s: float) -> None:
         """Note that the offset store names another owner; ``queue`` is tried again after ``rebalance_s``."""
-        if self._needs_locks and self._phases.get(queue) is Phase.HELD:
-            self._doubtful.add(queue)
         if queue in self._phases:
-            self._happened(queue, OwnershipEvent.CLAIMED_BY_OTHER, now_s)
-        if queue in self._phases:
+            if self._needs_locks and self._phases[queue] is Phase.HELD:
+                self._doubtful.add(queue)
             self._retry_at_s[queue] = now_s + self._timing.rebalance_s
+            self._happened(queue, OwnershipEvent.CLAIMED_BY_OTHER, now_s)
 
     def reclaim(self, queue: MessageQueue) -> None:
         """Begin a new grant of a held queue, which has been in no plan for too long.
