@@ -388,7 +388,7 @@ class ModelShell:
         self.log_checks: list[int] = []
         """Ranges whose planned log was looked at."""
         self.unknown: set[int] = set()
-        """Those of them whose broker did not answer."""
+        """Ranges in ``log_checks`` whose broker did not answer."""
 
     def step(self, depth: int, max_bytes: int) -> None:
         """Receive some answers, send, and take or wait."""
@@ -417,7 +417,7 @@ class ModelShell:
 
     def _check(self, tasks: list[PullTask], depth: int, max_bytes: int) -> None:
         in_flight = self._in_flight
-        assert self.pulls.in_flight == sum(not task.is_log_check for task in in_flight) <= depth
+        assert self.pulls.in_flight == len(in_flight) <= depth
         assert len({(task.range_index, task.segment_id) for task in in_flight}) == len(in_flight)
         held = sum(each.segments.buffered_bytes for each in self.pulls.ranges) + len(in_flight) * 256 * KIB
         assert not tasks or held <= max_bytes or len(in_flight) == 1
@@ -601,3 +601,21 @@ def test_the_answer_about_the_log_is_kept_when_its_buffer_is_used_again() -> Non
     assert window.newest_answer is not None
     assert window.newest_answer.body == body(7)
     assert window.is_over
+
+
+def test_the_last_messages_are_handed_out_while_the_log_is_looked_at() -> None:
+    """A4: they are decoded meanwhile."""
+    pulls = FetchWindow(
+        [wanted(0, 1, newest=NewestStored(0, 0))], depth=8, max_bytes=64 << 20, log=lambda *_: None
+    )
+    (task,) = pulls.tasks(0.0)
+    pulls.answered(task, found(1, body(0)), 0.0)
+    (check,) = pulls.tasks(0.0)
+
+    assert pulls.is_ready()
+    assert [(offsets_of(each.chunks), each.is_last) for each in pulls.take()] == [([0], False)]
+    assert not pulls.is_ready()
+    pulls.answered(check, found(1, body(0)), 0.0)
+    assert pulls.is_ready()
+    assert [(each.chunks, each.is_last) for each in pulls.take()] == [([], True)]
+    assert not pulls.is_open

@@ -20,8 +20,8 @@ All ranges share one connection and one worker's memory:
 
 7. A range of a batch read knows the queue's last message when the read was planned. When all other pulls of
    the range are answered, one more pull asks for this message. Its answer shows whether all that was read is
-   of the planned log. The last chunks are handed out meanwhile, so this pull does not count as one of the
-   pulls in flight. If it fails, the range is over nevertheless, and the reader asks again.
+   of the planned log. The last chunks are handed out meanwhile. If this pull fails, the range is over
+   nevertheless, and the reader asks again.
 
 In real time a range has an open end: it goes on while its queue grows. Every answer shows where the queue
 ends:
@@ -209,7 +209,7 @@ class RangeWindow:
         self._of = of
         self._must_check_log = of.newest is not None
         """Whether the pull of ``ReadRange.newest`` is still to be sent, or in flight."""
-        self._is_checking_log = False
+        self.is_checking_log = False
         """Whether the pull of ``ReadRange.newest`` is in flight."""
         self._settings = of.settings
         self._log = log
@@ -244,6 +244,11 @@ class RangeWindow:
         """Whether no more pulls will be made."""
         is_read = self.segments.is_complete and not self._must_check_log
         return is_read or self._is_stopped or self.failure is not None
+
+    @property
+    def in_flight(self) -> int:
+        """Number of the range's pulls in flight."""
+        return self.segments.in_flight + self.is_checking_log
 
     def may_ask(self, now_s: float) -> bool:
         """Return whether pulls may be sent now."""
@@ -296,9 +301,9 @@ class RangeWindow:
         The list is empty if the pull is in flight or not needed.
         """
         newest = self._of.newest
-        if newest is None or not self._must_check_log or self._is_checking_log:
+        if newest is None or not self._must_check_log or self.is_checking_log:
             return []
-        self._is_checking_log = True
+        self.is_checking_log = True
         # Only the master's log is the planned one.
         place = newest.queue_offset, 1, MASTER_ID
         return [PullTask(self.index, _NO_SEGMENT, *place, now_s, is_log_check=True)]
@@ -401,7 +406,7 @@ class RangeWindow:
 
     def log_checked(self, answer: PullResult | None) -> None:
         """Keep the answer to the pull of ``ReadRange.newest``; None if the pull failed."""
-        self._must_check_log = self._is_checking_log = False
+        self._must_check_log = self.is_checking_log = False
         # Copied, because a body is a view of a receive buffer.
         self.newest_answer = None if answer is None else answer._replace(body=bytes(answer.body))
 
@@ -649,7 +654,7 @@ class FetchWindow:
         return held + self._planned(asking, now_s) if asking else held
 
     def _planned(self, asking: Sequence[RangeWindow], now_s: float) -> list[PullTask]:
-        if self.in_flight > self._depth // 2 and all(each.segments.in_flight for each in asking):
+        if self.in_flight > self._depth // 2 and all(each.in_flight for each in asking):
             return []
         room = min(self._depth, self._bytes_left() // self._largest_answer) - self.in_flight
         tasks = self._fair_tasks(asking, room, now_s) if room > 0 else []
@@ -657,16 +662,16 @@ class FetchWindow:
             # There is no room for any range: pull for the one that frees most memory.
             fullest = max(asking, key=lambda each: each.segments.buffered_bytes, default=None)
             tasks = [] if fullest is None else fullest.tasks(1, now_s, may_run_ahead=False)
-        self.in_flight += sum([not task.is_log_check for task in tasks])
+        self.in_flight += len(tasks)
         return tasks
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
         """Apply the answer or the error to the pull's range; do nothing if the range is over."""
+        self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]
         if task.is_log_check:
             window.log_checked(outcome if isinstance(outcome, PullResult) else None)
             return
-        self.in_flight -= not task.is_held
         if isinstance(outcome, PullResult) and len(outcome.body) > self._largest_answer:
             self._largest_answer = len(outcome.body)
         if not window.is_over:
@@ -679,11 +684,11 @@ class FetchWindow:
 
         Otherwise ``settle`` decides. Nothing is sent again for a range that is over.
         """
+        self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]
         if task.is_log_check:
             window.log_checked(None)
             return
-        self.in_flight -= not task.is_held
         if not window.is_over:
             window.lost(task, error, now_s)
             if window.has_errors:
@@ -717,18 +722,19 @@ class FetchWindow:
         """Return whether to call ``take`` now.
 
         True if a range is over, or if a range at its queue's end has messages. Otherwise true if messages
-        wait for ``take`` and one of these holds: they are enough to decode fast, no pull is in flight, or
-        little memory is left for other pulls.
+        wait for ``take`` and one of these holds: they are enough to decode fast, no pull in flight
+        can bring more of them, or little memory is left for other pulls.
         """
-        takeable = 0
+        takeable = log_checks = 0
         for window in self._open:
+            log_checks += window.is_checking_log
             takeable_bytes = window.segments.takeable_bytes
             if window.is_over or (takeable_bytes and self._has_open_ends and window.is_at_end):
                 return True
             takeable += takeable_bytes
         return takeable > 0 and (
             takeable >= self._batch_bytes
-            or not self.in_flight
+            or self.in_flight == log_checks
             or self._bytes_left() < self._largest_answer * (self._depth // 2 + 1)
         )
 
@@ -767,7 +773,7 @@ class FetchWindow:
         share = max(1, self._depth // max(1, len(asking)))
         tasks: list[PullTask] = []
         for window in asking:
-            at_most = min(share - window.segments.in_flight, room - len(tasks))
+            at_most = min(share - window.in_flight, room - len(tasks))
             if at_most > 0:
                 tasks += window.tasks(at_most, now_s)
         # Let each range come first at some time.
