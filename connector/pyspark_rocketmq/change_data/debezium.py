@@ -336,8 +336,9 @@ def _table(source: Mapping[str, Any]) -> SourceTable:
     name, schema = source.get("table"), source.get("schema")
     if not isinstance(name, str) or not name:
         raise Unreadable(
-            "the message names no table; a flattened one has it with "
-            "transforms.unwrap.add.fields=op,db,schema,table,lsn (MySQL: op,db,table,file,pos,row,server_id)"
+            "the message names no table; if it is flattened, set transforms.unwrap.add.fields to "
+            "op,db,schema,table,lsn (PostgreSQL), op,db,table,file,pos,row,server_id (MySQL), or "
+            "op,db,schema,table,commit_lsn,change_lsn,event_serial_no (SQL Server)"
         )
     return SourceTable(str(source.get("db") or ""), str(schema) if schema else None, name)
 

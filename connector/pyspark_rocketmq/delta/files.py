@@ -227,7 +227,8 @@ def _cast(column: pa.Array, field: pa.Field, required: Collection[str]) -> pa.Ar
     except pa.ArrowException as exc:
         raise SchemaError(
             f"Column {field.name} of the output rows has type {column.type}, which does not fit the table's "
-            f"{field.type}: {exc}"
+            f"{field.type}: {str(exc).removesuffix('.')}. Emit values of the table's type, or change the "
+            "table's column."
         ) from exc
 
 
