@@ -5,7 +5,8 @@ Only then the offset store gets the offsets, so they are never ahead of the data
 between, the batch runs again, and the sink leaves out the rows that it has.
 
 Epochs keep former owners out. If a queue was claimed or reset since the plan, its parts are dropped before
-data is committed, and the offset store refuses commits under an older epoch.
+data is committed, or only its rows (:class:`PartCommitter`, ``keeps_others``). The offset store refuses
+commits under an older epoch.
 
 A *part* is what one task did of some queues: written rows, and one ack per queue. A *group* of parts gets one
 commit of data and one of offsets. Its offsets may wait until those of a later group of the batch are stored

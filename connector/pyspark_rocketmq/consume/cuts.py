@@ -482,9 +482,9 @@ class Cuts:
     ) -> list[Action]:
         """Take a part, the results of a task for some of its queues, and confirm that it has arrived.
 
-        Otherwise the part is ignored if it has arrived before, or if nothing more is accepted from the task.
-        If a queue in it does not begin where the part before has ended, nothing more of that queue is
-        committed.
+        A part that has arrived before is only confirmed; so is any part once nothing more is accepted from
+        the task. If a queue in it does not begin where the part before has ended, nothing more of that queue
+        is committed.
 
         Args:
             task: Id of the sender.

@@ -599,9 +599,9 @@ class HubState:
         return self._carry_out(self._cuts.dirty(task_id, now_s), now_s)
 
     def handed_over(self, peer: Hashable, handed: PartHandedOver, now_s: float) -> list[Action]:
-        """Take a part of a task's result: it is confirmed to the task, and committed soon.
+        """Take a part of a task's result: confirm it to the task, and have it committed soon.
 
-        Ignored if nothing more is accepted from the task.
+        Ignore it if nothing more is accepted from the task. Once the batch has failed, only confirm it.
         """
         task = self._task(peer, handed.task)
         if task is None:

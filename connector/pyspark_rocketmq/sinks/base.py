@@ -20,6 +20,9 @@ A watermark belongs to one *generation* of its queue. When a topic is created ag
 of its log, offsets start again, and other messages get offsets that were used before. That is the next
 generation, which begins without a watermark.
 
+The tasks of some sinks, such as a database, commit rows and watermarks by themselves, in place of steps 2
+and 3 (:class:`CommitsInTask`).
+
 Tasks get a pickled :class:`RowWriter`. Its module must not import anything that loads delta-rs, which does
 not survive a fork.
 """
@@ -264,7 +267,7 @@ def sends_rows(writer: RowWriter | None) -> bool:
 
 
 class Progress(NamedTuple):
-    """Messages of one queue whose rows a task commits in a transaction."""
+    """Messages of one queue whose rows a task commits by :meth:`CommittingWriting.commit`."""
 
     span: Span
     epoch: int
@@ -274,10 +277,10 @@ class Progress(NamedTuple):
 
 
 class TaskCommit(NamedTuple):
-    """Outcome of a transaction of a task."""
+    """Result of :meth:`CommittingWriting.commit`, by which a task commits its rows itself."""
 
     refused: frozenset[MessageQueue]
-    """Queues that this transaction is the first to refuse: the task adds no more rows of them."""
+    """Queues that this commit is the task's first to refuse: the task adds no more rows of them."""
     left_out: int
     """Number of rows that the sink had already, besides those that ``Writing.add`` has counted."""
 

@@ -283,10 +283,11 @@ class WatermarkTable:
         logger.info("table of watermarks changed statement=%s", statement)
 
     def _try_out(self) -> None:
-        """Insert rows and roll back, to check the key, what the columns hold, and that all is undone.
+        """Insert test rows and roll back. Check the primary key, the columns' sizes and the rollback.
 
         Raises:
             OptionError: If one of the checks fails.
+            Exception: The driver's own error if the database refuses a statement.
         """
         probe = _probe(str(uuid.uuid4()))
         failure: Exception | None = None

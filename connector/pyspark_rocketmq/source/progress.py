@@ -52,7 +52,7 @@ class ProgressSource(Protocol):
 
     @property
     def has_worked(self) -> bool:
-        """Whether the query has consumed messages, in this run or an earlier one.
+        """True if the query's group has consumed messages, in this run or an earlier one.
 
         Always true for a plain stream.
         """
@@ -65,12 +65,12 @@ class ProgressSource(Protocol):
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """Return the ranges for the offset before the first micro-batch: a plain stream's start positions.
 
-        None for a group, whose positions are in its offset store.
+        Empty for a group, whose positions are in its offset store.
         """
         ...
 
     def await_ready(self, timeout_s: float) -> bool:
-        """Wait until it is settled which queues may be planned; return False if not within ``timeout_s``."""
+        """Wait until all queues of this consumer may be planned; return False if not within ``timeout_s``."""
         ...
 
     def await_held(self, timeout_s: float) -> bool:
@@ -83,7 +83,7 @@ class ProgressSource(Protocol):
         ...
 
     def has_ends(self, queues: Collection[MessageQueue]) -> bool:
-        """Return whether the offset is known at which one of these queues' logs ends and another begins."""
+        """Return whether one of these queues' logs ends at a known offset, where another log begins."""
         ...
 
     def begin_reading(self) -> None:
@@ -486,12 +486,15 @@ class GroupProgress:
         return begun | moved
 
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
-        """Raise if, since the last look, another consumer has claimed rows that only this one may claim.
+        """Raise if another consumer has claimed a row of a broadcasting instance since the last look.
 
-        Another consumer's claim shows in an epoch that has grown. The rows seen last already contain this
-        consumer's own claims, except one that failed after it was stored. Two other changes raise epochs and
-        are allowed: a reset, and the note that a sink is ahead of the offsets, which a delayed commit of an
-        earlier run of this query can cause.
+        Only the instance itself may claim its rows; rows of other groups are not checked. A claim raises the
+        row's epoch. Three changes raise it too, and are allowed: this consumer's own claim that was stored
+        although it reported an error; a reset; and the note that a sink is ahead of the offsets. A delayed
+        commit of an earlier run of this query can cause such a note.
+
+        Raises:
+            OffsetError: If another consumer has claimed a row; it names that consumer.
         """
         if not self._is_sole_owner:
             return

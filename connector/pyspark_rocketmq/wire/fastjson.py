@@ -282,7 +282,7 @@ class JsonObject:
     members: Mapping[str, Any]
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return field ``name`` as a string; ``default`` if absent, or else an error.
+        """Return field ``name`` as a string; if absent, return ``default`` or, without one, raise.
 
         A number or a boolean is converted.
         """
@@ -293,21 +293,21 @@ class JsonObject:
         return None if self.members.get(name) is None else self.text(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return field ``name`` as an integer of at most 64 bits; ``default`` if absent, or else an error.
+        """Return field ``name`` as a 64-bit integer; if absent, return ``default`` or, without one, raise.
 
         A string of digits and a boolean are converted, and a fraction is cut to its whole part.
         """
         return self._read(name, _as_integer, default)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return field ``name`` as a finite float; ``default`` if absent, or else an error.
+        """Return field ``name`` as a finite float; if absent, return ``default`` or, without one, raise.
 
         A string with a number is converted.
         """
         return self._read(name, _as_number, default)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """Return field ``name`` as a boolean; ``default`` if absent, or else an error.
+        """Return field ``name`` as a boolean; if absent, return ``default`` or, without one, raise.
 
         A number (only 1 is true) or a string such as ``true``, ``Y`` or ``0`` is converted.
         """
