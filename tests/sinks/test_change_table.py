@@ -269,7 +269,7 @@ def test_a_bad_change_ends_the_query(path: Path) -> None:
     good = rows_of(sink, sent([change(Operation.INSERT, 1, 1, a=1)]))
     files = files_of(batch.task_writer(), iter([good, _bad_row(sink)]))
 
-    with pytest.raises(SinkConflict, match=r"1 changes cannot be applied .*queue=0 at offset 1: no key"):
+    with pytest.raises(SinkConflict, match=r"1 change cannot be applied .*queue=0 at offset 1: no key"):
         batch.commit(files, {Q0: 2})
 
     assert table_rows(path) == {}

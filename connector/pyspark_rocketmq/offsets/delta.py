@@ -375,9 +375,10 @@ class DeltaOffsetStore(RowOffsetStore):
         if self._table_id not in (None, table_id):
             raise OffsetError(
                 f"The offset table {self._path} was replaced, or deleted and created again, while this query "
-                "ran. Nothing was stored in the new table. Put the former table back, or start the query "
-                "again. It then continues at the offsets of the new table; a group that is not in it "
-                "continues at those of the sink, or at those of the brokers if it has no sink."
+                "ran. Nothing was stored in the new table. Put the former table back and start the query "
+                "again. If it is started with the new table, it continues at that table's offsets; a group "
+                "that is not in it continues at those of the sink, or at those of the brokers if it has no "
+                "sink."
             )
         self._table_id = table_id
         return TableSnapshot(table, self.storage, needs_delta_rs=False, clock=self._clock)

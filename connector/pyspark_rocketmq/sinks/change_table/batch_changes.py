@@ -33,7 +33,7 @@ from pyspark_rocketmq.delta.file_choice import is_one_of, rows_of_files
 from pyspark_rocketmq.delta.merge import TARGET, quoted
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
 from pyspark_rocketmq.delta.table import highest_text, sql_literal
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.model import POSITION_COLUMNS, MessageQueue
 from pyspark_rocketmq.sinks.change_table.change_files import ChangeRows
@@ -361,8 +361,8 @@ def bad_changes_error(place: str, bad: pa.Table) -> SinkConflict:
         else ""
     )
     return SinkConflict(
-        f"{len(bad)} changes cannot be applied to {masked(place)}: {shown}. Nothing of this batch was added. "
-        f"Correct the settings and start the query again{aside}."
+        f"{counted(len(bad), 'change')} cannot be applied to {masked(place)}: {shown}. Nothing of this "
+        f"batch was added. Correct the settings and start the query again{aside}."
     )
 
 
