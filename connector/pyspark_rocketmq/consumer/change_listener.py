@@ -328,7 +328,7 @@ def removal(change: SchemaChange, removed: Sequence[str]) -> SchemaChanged:
 
 
 def bad_row(decoded: Decoded, problem: Unusable, body: bytes) -> dict[str, Any]:
-    """Return the row for a change that cannot be applied: the reason, and ``body``, that of its message."""
+    """Return the row for a change that cannot be applied: operation, reason, and its message's ``body``."""
     operation = _operation(decoded, problem)
     return {OPERATION: operation, PROBLEM: str(problem), BODY: body, ABSENT: problem.columns}
 

@@ -236,9 +236,10 @@ class LogFiles:
         return (info for info in takewhile(lambda info: info is not None, found) if info is not None)
 
     def row_change_info(self, version: int) -> dict[str, Any] | None:
-        """Return a commit's ``commitInfo``; None if the log lacks it, or if the commit changed no rows.
+        """Return the ``commitInfo`` of a commit that changed rows; None for other commits.
 
-        delta-rs' history does not show whether a commit changed rows.
+        Also None if the log lacks the commit, or if the commit has no ``commitInfo``.  delta-rs' history does
+        not show whether a commit changed rows.
         """
         try:
             actions = self._actions(_commit_path(version))

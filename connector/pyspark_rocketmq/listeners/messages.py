@@ -117,7 +117,7 @@ MessagePiece: TypeAlias = "pa.RecordBatch | list[MessageExt]"
 
 
 class ArrivedMessages(Sequence[MessageExt]):
-    """The messages that have arrived of a range of one queue's offsets; objects are made at delivery only.
+    """The messages of one queue's range that have arrived; objects are created only at delivery.
 
     A few hundred objects are created at a time. As objects, messages take three times the memory of columns,
     and the garbage collector would visit a hundred thousand objects again and again. The index of the range's
@@ -364,7 +364,10 @@ class ArrivedMessages(Sequence[MessageExt]):
             self._first, self._made = index, self._made_of(piece, at, self._extras[number])
 
     def _made_of(self, rows: pa.RecordBatch, at: int, extra: Mapping[str, str]) -> list[MessageExt]:
-        """Create objects from at most ``_MADE_AT_ONCE`` rows of a piece, from row ``at`` on."""
+        """Create objects from at most ``_MADE_AT_ONCE`` rows of a piece, from row ``at`` on.
+
+        They get the additional properties ``extra``.
+        """
         return _messages(rows.slice(at, _MADE_AT_ONCE), self._queue, extra)
 
 

@@ -351,7 +351,10 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
 
 
 def _consumed_in(row: OffsetRow) -> OffsetRow:
-    """Return the row after a message of its generation was consumed, without boundaries to earlier ones."""
+    """Return the row after a message of its generation was consumed.
+
+    The row then no longer has the offsets at which this generation and earlier ones began.
+    """
     return row._replace(boundaries=row.boundaries.consumed_in()) if row.boundaries.behind else row
 
 

@@ -270,9 +270,9 @@ class Fetcher:
         return bool(self._connecting) or any(each.in_flight for each in self._connections.values())
 
     def _stand_by(self, left_s: float) -> None:
-        """Wait, while no pull is in flight, for the end of a pause or until a queue on hold may go on.
+        """Wait up to ``left_s`` for the end of a pause, or for a queue on hold to go on.
 
-        If there is nothing to wait for, fail the ranges.
+        Call this only while no pull is in flight. If there is nothing to wait for, fail the ranges.
         """
         pause_s = self._window.shortest_pause_s(self._clock.monotonic_s())
         if pause_s is not None:

@@ -84,7 +84,7 @@ class SendResult:
     """Where a message, or the first one of a batch, was stored."""
 
     status: SendStatus
-    """Any status except SEND_OK: stored, but not yet as durably as configured at the broker."""
+    """SEND_OK, or a status that means: stored, but not yet as durably as configured at the broker."""
     msg_id: str
     """UNIQ_KEY of the message; for a batch, those of its messages, joined by commas; empty for an encoded
     batch. Consumers see another key in messages of a batch: the broker gives each of them the batch's key."""
