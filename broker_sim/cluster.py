@@ -256,7 +256,7 @@ class SimCluster:
         self.call(self._cluster.name_server.restart)
 
     def register_brokers(self) -> None:
-        """Let the brokers register at the name server that forgot them."""
+        """Register again the brokers that the name server forgot in :meth:`restart_name_server`."""
         self.call(self._cluster.name_server.register_forgotten)
 
     def refuse_connections(self, name: str) -> None:

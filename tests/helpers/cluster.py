@@ -151,7 +151,7 @@ class ClusterUnderTest:
         self._is_forgetful = True
 
     def register_brokers(self) -> None:
-        """Have the brokers register at the name server that forgot them."""
+        """Register again the brokers that the name server forgot in :meth:`restart_name_server`."""
         self.backend.register_brokers()
         self._is_forgetful = False
 

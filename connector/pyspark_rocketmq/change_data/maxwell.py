@@ -74,7 +74,9 @@ class MaxwellJson:
         elif kind.startswith(_STATEMENTS):
             yield SchemaChange(table=table, statement=str(event.get("sql") or ""), kind=kind)
         elif kind not in _OPERATIONS:
-            raise Unreadable(f"Maxwell has no message of the type {show(kind)}")
+            raise Unreadable(
+                f"Maxwell has no message of the type {show(kind)}: another program may have written it"
+            )
         elif table is None:
             raise Unreadable(f"a message of the type {show(kind)} must name its table")
         else:

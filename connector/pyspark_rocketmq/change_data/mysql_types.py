@@ -269,7 +269,7 @@ def _set(declared: _Declared) -> Column[str]:
             return text
         mask = int(text)
         if mask >> len(members):
-            raise Unreadable(_unknown(f"the members {mask:#b}", declared))
+            raise Unreadable(_unknown(f"all members of the bit mask {mask:#b}", declared))
         return ",".join(member for at, member in enumerate(members) if mask >> at & 1)
 
     return _column(declared, Kind.STRING, chosen)
@@ -293,9 +293,7 @@ def _unknown(what: str, declared: _Declared) -> str:
 def _json(declared: _Declared) -> Column[str]:
     def document(text: str) -> str:
         if _JSON_DIFF.match(text):
-            raise Unreadable(
-                "it is a part of a document: unset MySQL's binlog_row_value_options=PARTIAL_JSON"
-            )
+            raise Unreadable("it is a change within a document: set MySQL's binlog_row_value_options=''")
         return text
 
     return _column(declared, Kind.STRING, document)

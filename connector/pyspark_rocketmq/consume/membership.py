@@ -138,7 +138,7 @@ def after(phase: Phase, event: OwnershipEvent) -> Transition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipTiming:
-    """Intervals in seconds, RocketMQ's by default."""
+    """Intervals in seconds, by default those of RocketMQ, which has no ``second_look_s``."""
 
     heartbeat_s: float = 30.0
     rebalance_s: float = 20.0

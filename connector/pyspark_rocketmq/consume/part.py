@@ -250,7 +250,8 @@ def continued(parts: Sequence[Part]) -> Part:
 def joined(earlier: QueueAck, later: QueueAck) -> QueueAck:
     """Join two acks of a queue, of which the later one begins where the earlier one ends.
 
-    Counts are added. The state is the later ack's, and so is the reason why the range ended.
+    Counts are added. ``start`` is the earlier ack's, and everything else the later one's. Where that has no
+    newest message, last error, reset or other log, the earlier ack's is kept.
     """
     last_message = later.state.last_message or earlier.state.last_message
     return replace(

@@ -153,8 +153,12 @@ class Session:
             self._nonces = f"{self._nonce}|{nonce}"
         proof = self._proof("other" if self._is_hub else "hub")
         if not hmac.compare_digest(self._text(greeting, "proof").encode(), proof.encode()):
-            consequence = "" if self._is_hub else ", so it is not the query's hub"
-            raise RemoteProtocolError(f"{self._peer}: it does not have the query's key{consequence}.")
+            consequence = (
+                "it belongs to another query or program"
+                if self._is_hub
+                else "it is not the query's hub, but another process at that address"
+            )
+            raise RemoteProtocolError(f"{self._peer}: it does not have the query's key, so {consequence}.")
         hub, other = (
             hmac.digest(self._key, f"{side}|{self._nonces}".encode(), "sha256") for side in ("hub", "other")
         )

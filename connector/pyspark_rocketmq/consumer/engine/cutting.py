@@ -70,13 +70,13 @@ class CutThread:
             return True
 
     def close(self) -> None:
-        """Accept no more work; what was accepted is still done."""
+        """Accept no more work; what was accepted is still done, unless earlier work fails."""
         with self._guard:
             self._is_closed = True
             self._work.put(None)
 
     def join(self) -> None:
-        """Wait for the end of the work."""
+        """Wait until the thread has ended: after :meth:`close`, :meth:`abandon` or an error of the work."""
         if self.thread is not None:
             self.thread.join()
 

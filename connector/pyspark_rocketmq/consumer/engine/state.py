@@ -74,9 +74,9 @@ NOT_OVER_CONNECT: Final = (
 
 
 def slices_arrow_by_float(spark: str) -> bool:
-    """Return whether ``applyInPandasWithState`` of this Spark passes a float as an offset to Arrow.
+    """Return whether ``applyInPandasWithState`` of Spark ``spark``, a version, passes offsets as floats.
 
-    Spark 4.0 did so before 4.0.5, and 4.1 before 4.1.4; all others pass an integer.
+    Spark 4.0 did so before 4.0.5, and 4.1 before 4.1.4; all others pass integers. pyarrow 26 refuses floats.
     """
     major, minor, patch = (int(each) for each in re.findall(r"\d+", spark)[:3])
     return patch < {(4, 0): 5, (4, 1): 4}.get((major, minor), 0)

@@ -32,7 +32,10 @@ only if the table has one of them.
 TARGET: Final = "__target"
 """Column with the folder of the table of a change; empty if unknown. Only for ``ChangeTables``."""
 KEYS: Final = "__keys"
-"""Column with the names of the key as a JSON list; null for a truncation. Only for ``ChangeTables``."""
+"""Column with the names of the key as a JSON list. Only for ``ChangeTables``.
+
+Null for a truncation, and for a change that cannot be applied.
+"""
 DAY: Final = "__day"
 """Column with the day on which a row was recorded, in a table beside a change table."""
 SOURCE: Final = "__source"

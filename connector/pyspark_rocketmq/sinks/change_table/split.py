@@ -30,7 +30,7 @@ class TargetChanges:
     def keys(self) -> list[tuple[str, ...]]:
         """Names of the key's columns, ``[("id",)]``; two or more tuples if changes have different keys.
 
-        Empty if there are only truncations.
+        Empty if there are only truncations and changes of the schema.
         """
         return [tuple(json.loads(text)) for text in sorted(self.key_texts)]
 
