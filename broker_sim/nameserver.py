@@ -90,28 +90,38 @@ class NameServer:
         registration.addresses[broker_id] = (
             address if broker_id else self._advertised.get(broker_name, address)
         )
-        self._forgotten.pop(broker_name, None)
+        self._remove(self._forgotten, broker_name, broker_id)
         self._hidden = {key: config for key, config in self._hidden.items() if key[0] != broker_name}
         self._perms = {key: known for key, known in self._perms.items() if key[0] != broker_name}
 
     def restart(self) -> None:
-        """Forget all brokers until they register; connections and data on disk stay."""
-        self._forgotten |= self._brokers
-        self._brokers = {}
+        """Forget all brokers until they register, and what operators changed about their topics.
+
+        Connections and data on disk stay.
+        """
+        for name, registration in self._brokers.items():
+            known = self._forgotten.setdefault(name, _Registration(registration.topics))
+            known.addresses.update(registration.addresses)
+        self._brokers, self._hidden, self._perms = {}, {}, {}
 
     def register_forgotten(self) -> None:
         """Register the brokers that :meth:`restart` has forgotten, as live ones do within 30 s."""
-        self._brokers |= self._forgotten
+        for name, registration in self._forgotten.items():
+            known = self._brokers.setdefault(name, _Registration(registration.topics))
+            known.addresses.update(registration.addresses)
         self._forgotten = {}
 
     def unregister(self, broker_name: str, broker_id: int = 0) -> None:
         """Remove a stopped machine of a broker; with the last one, the broker's queues leave all routes."""
         for known in (self._brokers, self._forgotten):
-            registration = known.get(broker_name)
-            if registration is not None:
-                registration.addresses.pop(broker_id, None)
-                if not registration.addresses:
-                    del known[broker_name]
+            self._remove(known, broker_name, broker_id)
+
+    def _remove(self, known: dict[str, _Registration], broker_name: str, broker_id: int) -> None:
+        registration = known.get(broker_name)
+        if registration is not None:
+            registration.addresses.pop(broker_id, None)
+            if not registration.addresses:
+                del known[broker_name]
 
     def route(self, topic: str) -> TopicRoute | None:
         """Return the topic's route; None if no live broker has the topic."""

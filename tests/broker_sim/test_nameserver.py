@@ -221,3 +221,36 @@ def test_permissions_taken_at_the_name_server_hold_until_the_broker_registers_th
     added = ask(name_server, request(327, {"brokerName": "broker-b"}))
     assert (added.ext_fields, perms()) == ({"addTopicCount": "2"}, [6, 6])
     assert ask(name_server, request(327, {"brokerName": "nobody"})).ext_fields == {"addTopicCount": "0"}
+
+
+def test_a_restart_forgets_what_operators_changed_about_topics(
+    name_server: NameServer, tables: dict[str, TopicTable]
+) -> None:
+    """Both are only in memory, and come back with the brokers' registration (``RouteInfoManager``)."""
+    for topic in ("closed", "deleted"):
+        tables["broker-a"].put(Topic(topic_name=topic))
+    before = [name_server.route(topic) for topic in ("closed", "deleted")]
+    ask(name_server, request(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"}))
+    ask(name_server, request(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "deleted"}))
+    assert [name_server.route(topic) for topic in ("closed", "deleted")] != before
+
+    name_server.restart()
+    name_server.register_forgotten()
+
+    assert [name_server.route(topic) for topic in ("closed", "deleted")] == before
+
+
+def test_a_master_is_known_again_after_its_replica_was_the_first_to_register(
+    tables: dict[str, TopicTable],
+) -> None:
+    name_server, topics = NameServer(), tables["broker-a"]
+    topics.put(Topic(topic_name="T"))
+    for broker_id in (0, 1):
+        name_server.register("broker-a", Host("127.0.0.1", 10911 + broker_id), topics, broker_id)
+    before = name_server.route("T")
+
+    name_server.restart()
+    name_server.register("broker-a", Host("127.0.0.1", 10912), topics, 1)
+    name_server.register_forgotten()
+
+    assert name_server.route("T") == before
