@@ -77,25 +77,24 @@ def test_a_preferred_replica_is_pulled_from_without_being_suggested() -> None:
     chosen.suggested(1, 0, now_s=0.0)
 
     assert chosen.broker_id == 1
-    assert not chosen.is_away
 
 
 def test_a_preferred_replica_that_failed_is_preferred_again_after_a_while() -> None:
     """readFrom=slave: what it lacks is read from the master."""
     chosen = ReplicaSelector([1], prefers_replica=True)
     assert chosen.disappointed(1, now_s=0.0)
-    assert (chosen.broker_id, chosen.is_away) == (0, True)
+    assert chosen.broker_id == 0
 
     chosen.suggested(0, 0, now_s=AVOIDED_S - 0.1)
     assert chosen.broker_id == 0
     chosen.suggested(0, 0, now_s=AVOIDED_S)
-    assert (chosen.broker_id, chosen.is_away) == (1, False)
+    assert chosen.broker_id == 1
 
 
 def test_without_a_replica_the_master_is_preferred() -> None:
     chosen = ReplicaSelector([], prefers_replica=True)
 
-    assert (chosen.broker_id, chosen.is_away) == (0, False)
+    assert chosen.broker_id == 0
 
 
 def test_a_replica_is_asked_in_the_place_of_a_master_that_does_not_answer() -> None:

@@ -15,7 +15,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.framing import Outgoing
 from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.headers import OffsetResponseHeader
-from pyspark_rocketmq.wire.requests.pull import HOLD_SCAN_S, PullRequest
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.responses import checked
 
 
@@ -50,8 +50,7 @@ class BrokerCalls:
         If the broker may hold the pull, the hold time and the broker's delay in checking it (5 s) are added
         to the time-out.
         """
-        slack_s = HOLD_SCAN_S if request.held_s else 0.0
-        return Deadline.after(self._clock, request.held_s + slack_s + self.timeout_s)
+        return Deadline.after(self._clock, request.longest_hold_s + self.timeout_s)
 
     def channel(self, address: str, deadline: Deadline, broker_name: str) -> Channel:
         """Return this process's connection to the address, opened if there is none.

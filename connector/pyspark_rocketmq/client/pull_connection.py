@@ -33,7 +33,7 @@ from pyspark_rocketmq.errors import ChannelClosed, RequestTimeout, RocketMQError
 from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.framing import Outgoing, Signer
-from pyspark_rocketmq.wire.requests.pull import HOLD_SCAN_S, PullResponseDecoder, PullResult, pull_result
+from pyspark_rocketmq.wire.requests.pull import PullResponseDecoder, PullResult, pull_result
 from pyspark_rocketmq.wire.requests.responses import describe_request
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ class Pull(Outgoing, Protocol):
     """A pull without its opaque, such as a ``PullRequest``."""
 
     @property
-    def held_s(self) -> float:
-        """Time for which the broker may hold the pull, in seconds; 0 for an ordinary pull."""
+    def longest_hold_s(self) -> float:
+        """Seconds for which the broker may keep the pull, so that silence counts after them; usually 0."""
         ...
 
 
@@ -241,7 +241,7 @@ class PullConnection(Generic[PullT]):
         waiting, opaques, now_s = self._waiting, self._opaques, self._listened_s
         for pull in pulls:
             opaque = next(opaques) & _OPAQUE_MASK
-            waiting[opaque] = pull, now_s + _held_s(pull)
+            waiting[opaque] = pull, now_s + pull.longest_hold_s
             frames.append(pull.encode(opaque) if self._signer is None else self._signed(pull, opaque))
         if not self._is_confirmed:
             self._held += frames
@@ -384,7 +384,7 @@ class PullConnection(Generic[PullT]):
         """
         for pull, from_s in self._waiting.values():
             if now_s - from_s >= silence_s:
-                raise self._timeout(pull, now_s - from_s + _held_s(pull))
+                raise self._timeout(pull, now_s - from_s + pull.longest_hold_s)
         if not self._waiting:
             raise self._timeout(None, now_s - self._heard_s)
 
@@ -399,18 +399,12 @@ class PullConnection(Generic[PullT]):
             waited_s = self._listened_s - from_s
             if waited_s >= silence_s:
                 del self._waiting[opaque]
-                overdue.append((pull, self._timeout(pull, waited_s + _held_s(pull))))
+                overdue.append((pull, self._timeout(pull, waited_s + pull.longest_hold_s)))
         return overdue
 
     def _timeout(self, pull: PullT | None, waited_s: float) -> RequestTimeout:
         asked = "anything" if pull is None else describe_request(pull.command())
         return RequestTimeout(self.address, asked, waited_s)
-
-
-def _held_s(pull: Pull) -> float:
-    """Return the seconds after sending in which silence about the pull does not count yet."""
-    held_s = pull.held_s
-    return held_s + HOLD_SCAN_S if held_s else 0.0
 
 
 # A child must not use its parent's connections.

@@ -297,13 +297,22 @@ class TcpTransport:
 
     def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
         """Send all of ``data``; time limits and errors are those of :class:`Transport`."""
-        rest = memoryview(data)
-        time_left = SendingTime(len(data), timeout_s, self._stall_s)
         try:
             # The system mostly takes everything without a wait; send() waits first, and takes Python's lock
             # once more.
-            with contextlib.suppress(BlockingIOError):
-                rest = rest[os.write(self._sender.fileno(), rest) :]
+            try:
+                sent = os.write(self._sender.fileno(), data)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(data):
+                self._send_rest(data, sent, timeout_s)
+        except OSError as exc:
+            raise ChannelClosed(self.address, f"sending failed: {exc}") from exc
+
+    def _send_rest(self, data: bytes, sent: int, timeout_s: float) -> None:
+        rest = memoryview(data)[sent:]
+        time_left = SendingTime(len(data), timeout_s, self._stall_s)
+        try:
             # Not sendall(): the time-out of send() counts from the last progress, so a large frame on a slow
             # line does not look like a stuck peer.
             while rest:
@@ -311,8 +320,6 @@ class TcpTransport:
                 rest = rest[self._sender.send(rest) :]
         except TimeoutError as exc:
             raise ChannelClosed(self.address, time_left.complaint(len(rest))) from exc
-        except OSError as exc:
-            raise ChannelClosed(self.address, f"sending failed: {exc}") from exc
 
     def recv_into(self, buffer: memoryview) -> int | None:
         """Receive some bytes; return their number, 0 at the end of the stream, None after a silent second.
@@ -321,9 +328,10 @@ class TcpTransport:
         """
         try:
             # Mostly bytes are there; recv_into() waits first, and takes Python's lock once more.
-            with contextlib.suppress(BlockingIOError):
+            try:
                 return os.readv(self._receiver.fileno(), [buffer])
-            return self._receiver.recv_into(buffer)
+            except BlockingIOError:
+                return self._receiver.recv_into(buffer)
         except TimeoutError:
             return None
         except OSError as exc:

@@ -215,7 +215,8 @@ class RangeWindow:
         self._log = log
         self._depth = depth
         self._max_ahead_bytes = max_ahead_bytes
-        self._is_stopped = False
+        self.is_stopped = False
+        """Whether :meth:`stop` was called."""
         self._replica = ReplicaSelector(
             of.replicas,
             prefers_replica=of.settings.prefers_replica,
@@ -243,7 +244,7 @@ class RangeWindow:
     def is_over(self) -> bool:
         """Whether no more pulls will be made."""
         is_read = self.segments.is_complete and not self._must_check_log
-        return is_read or self._is_stopped or self.failure is not None
+        return is_read or self.is_stopped or self.failure is not None
 
     @property
     def in_flight(self) -> int:
@@ -265,18 +266,13 @@ class RangeWindow:
         segments = self.segments
         return segments.takeable_bytes > 0 or (self._has_open_end and segments.reached > self._handed_out)
 
-    @property
-    def has_errors(self) -> bool:
-        """Whether pulls have failed since the last ``settle``."""
-        return bool(self._troubles)
-
     def pause_left_s(self, now_s: float) -> float:
         """Return the seconds to wait before the next pull; 0 without a pause, or while ``is_on_hold``."""
         return 0.0 if self.is_on_hold else max(0.0, self._resumes_at_s - now_s)
 
     def stop(self) -> None:
         """Stop pulling; callable from any thread."""
-        self._is_stopped = True
+        self.is_stopped = True
 
     # --- asking ---------------------------------------------------------------------------------------------
 
@@ -330,7 +326,7 @@ class RangeWindow:
             ValueError: If the pull was reported already.
         """
         self.has_held_pull = False
-        asked, is_at_home = task.queue_offset, task.broker_id == MASTER_ID
+        asked = task.queue_offset
         if isinstance(outcome, RocketMQError):
             self._refuse(task, outcome, now_s)
         elif self._has_open_end and self._meets_end(task, outcome):
@@ -342,7 +338,7 @@ class RangeWindow:
         elif asked < self._of.planned.start and outcome.reset_from(asked) is None:
             # This pull asked for the message before the range. Pulls of the range show whether any is lost.
             self._advance(task, self._of.planned.start, b"")
-        elif not is_at_home:
+        elif task.broker_id != MASTER_ID:
             self.lost(task, None, now_s)
         elif self._of.is_slave:
             self.lost(task, self._not_at_slave(asked, outcome), now_s)
@@ -476,7 +472,7 @@ class RangeWindow:
             self.answered_after_s += now_s - task.sent_at_s
         self.bounds = result.min_offset, result.max_offset
         self._gives_up_at_s, self._pause_s, self._has_met_reset = None, _FIRST_PAUSE_S, False
-        if result.suggest_which_broker_id != task.broker_id or self._replica.is_away:
+        if result.suggest_which_broker_id != task.broker_id or self._settings.prefers_replica:
             self._replica.suggested(task.broker_id, result.suggest_which_broker_id, now_s)
 
     def _advance(self, task: PullTask, next_offset: int, body: PulledBody) -> None:
@@ -609,8 +605,6 @@ class FetchWindow:
         self._max_bytes = max_bytes
         self._batch_bytes = min(_BATCH_BYTES, max(1, max_bytes // 2))
         self._largest_answer = _USUAL_ANSWER_BYTES
-        self._in_trouble: list[RangeWindow] = []
-        """Ranges with errors since the last ``settle``; a range may be in it several times."""
         self.in_flight = 0
         """Number of pulls under way: also those of failed ranges, but none that a broker may hold."""
         for each in ranges:
@@ -666,7 +660,7 @@ class FetchWindow:
         return tasks
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
-        """Apply the answer or the error to the pull's range; do nothing if the range is over."""
+        """Apply the answer or the error to the pull's range; do nothing if that has failed or is stopped."""
         self.in_flight -= not task.is_held
         window = self.ranges[task.range_index]
         if task.is_log_check:
@@ -674,10 +668,9 @@ class FetchWindow:
             return
         if isinstance(outcome, PullResult) and len(outcome.body) > self._largest_answer:
             self._largest_answer = len(outcome.body)
-        if not window.is_over:
+        # A range read to its end has no pull in flight, so ``is_over`` need not be asked for each answer.
+        if window.failure is None and not window.is_stopped:
             window.answered(task, outcome, now_s)
-            if window.has_errors:
-                self._in_trouble.append(window)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """Note that a pull failed; without an error, or with another broker to ask, it is sent again now.
@@ -688,20 +681,16 @@ class FetchWindow:
         window = self.ranges[task.range_index]
         if task.is_log_check:
             window.log_checked(None)
-            return
-        if not window.is_over:
+        elif window.failure is None and not window.is_stopped:
             window.lost(task, error, now_s)
-            if window.has_errors:
-                self._in_trouble.append(window)
 
     def settle(self, now_s: float) -> None:
         """Act on the errors since the last call: each range with an error pauses or fails.
 
         Call this once all answers that arrived together are reported.
         """
-        for window in self._in_trouble:
+        for window in self._open:
             window.settle(now_s)
-        self._in_trouble.clear()
 
     def shortest_pause_s(self, now_s: float) -> float | None:
         """Return the seconds until the first pausing range goes on; None if none pauses."""

@@ -172,7 +172,8 @@ class Segments:
             self._idle.append(segment_id)
             return
         self._open_count -= 1
-        self.is_complete = not self._has_open_end and self._next_start >= self.end and not self._open_count
+        if not self._open_count and self._next_start >= self.end and not self._has_open_end:
+            self.is_complete = True
         if segment_id == self._first_open:
             self._find_first_open()
 
@@ -195,18 +196,18 @@ class Segments:
 
     def _find_first_open(self) -> None:
         """Find the next open segment; segments in between were completed while the first was still open."""
-        candidate = self._first_open
-        segments = self._segments
-        while candidate < self._next_id:
-            segment = segments[candidate]
-            if candidate != self._first_open:
-                self.takeable_bytes += segment.body_bytes
-            if segment.next_offset < segment.end:
-                break
-            if not segment.chunks:
+        segments, candidate = self._segments, self._first_open
+        while True:
+            if not segments[candidate].chunks:
                 # A filter may leave thousands of them empty.
                 del segments[candidate]
             candidate += 1
+            if candidate == self._next_id:
+                break
+            segment = segments[candidate]
+            self.takeable_bytes += segment.body_bytes
+            if segment.next_offset < segment.end:
+                break
         self._first_open = candidate
 
     def take(self) -> list[PullChunk]:

@@ -115,11 +115,6 @@ class ReplicaSelector:
         self._away_until_s = float("-inf")
         """Time until which a preferred replica is not pulled from, because it had no more messages."""
 
-    @property
-    def is_away(self) -> bool:
-        """Whether the master is pulled from although a replica is preferred."""
-        return self._home_id not in (self.broker_id, MASTER_ID)
-
     def suggested(self, by: int, broker_id: int, now_s: float) -> None:
         """Note that broker ``by`` suggests ``broker_id``, in an answer that brought the queue forward.
 

@@ -24,6 +24,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
@@ -39,7 +41,7 @@ from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.namespace import queue_with_namespace, with_namespace
-from pyspark_rocketmq.wire.requests.pull import PullRequest, PullRequestTemplate, PullResult
+from pyspark_rocketmq.wire.requests.pull import HOLD_SCAN_S, PullRequest, PullRequestTemplate, PullResult
 from pyspark_rocketmq.wire.subscription import expression_type
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ _BURST_S: Final = 0.002
 """Longest wait for several answers, in seconds; after it, any byte ends the next wait."""
 _MUCH_BYTES: Final = 64 << 10
 """Number of decoded bytes in a receive buffer at which its connection changes to another buffer."""
+_range_and_broker: Final = attrgetter("range_index", "broker_id")
+"""The range of a ``PullTask``, and the broker that it goes to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +71,8 @@ class _Pull(NamedTuple):
 
     task: PullTask
     template: PullRequestTemplate
-    held_s: float
-    """Seconds for which the broker may hold the pull."""
+    longest_hold_s: float
+    """Seconds for which the broker may keep the pull; 0 unless it may hold it."""
 
     def encode(self, opaque: int) -> bytes:
         """Return the request's whole frame, length prefix included; ``opaque`` is its number."""
@@ -103,7 +107,7 @@ class _Templates(NamedTuple):
     def pull(self, task: PullTask) -> _Pull:
         """Return the pull to send for a task of this range."""
         if task.is_held:
-            return _Pull(task, self.held, _HELD_S)
+            return _Pull(task, self.held, _HELD_S + HOLD_SCAN_S)
         return _Pull(task, self.log_check if task.is_log_check else self.ordinary, 0.0)
 
 
@@ -331,12 +335,11 @@ class Fetcher:
         refused: list[_Pull] = []
         now_s = self._clock.monotonic_s()
         for pull, outcome in answers:
-            if isinstance(outcome, PullResult):
-                if self._gone_away:
-                    self._gone_away.discard(place)
-            elif isinstance(outcome, BrokerError) and outcome.code == ResponseCode.GO_AWAY:
+            if isinstance(outcome, BrokerError) and outcome.code == ResponseCode.GO_AWAY:
                 refused.append(pull)
                 continue
+            if self._gone_away and isinstance(outcome, PullResult):
+                self._gone_away.discard(place)
             self._window.answered(pull.task, outcome, now_s)
         if refused:
             self._go_away(place, refused)
@@ -361,14 +364,10 @@ class Fetcher:
         """Send the pulls that the window plans; return whether it planned any, sent or not."""
         tasks = self._window.tasks(self._clock.monotonic_s())
         by_place: dict[_Place, list[_Pull]] = {}
-        pulls: list[_Pull] = []
-        last: tuple[int, int] | None = None
-        for task in tasks:
-            # The tasks of a range follow one another, and all go to one place.
-            if last != (task.range_index, task.broker_id):
-                last = task.range_index, task.broker_id
-                pulls = by_place.setdefault(self._place(*last), [])
-            pulls.append(self._templates[task.range_index].pull(task))
+        # The tasks of a range follow one another, and all go to one place.
+        for (range_index, broker_id), of_range in groupby(tasks, _range_and_broker):
+            pulls = by_place.setdefault(self._place(range_index, broker_id), [])
+            pulls += map(self._templates[range_index].pull, of_range)
         for place, to_send in by_place.items():
             self._send_to(place, to_send)
         if tasks:

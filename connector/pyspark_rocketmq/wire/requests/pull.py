@@ -111,9 +111,11 @@ class PullRequest:
         return RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields=to_ext_fields(header))
 
     @property
-    def held_s(self) -> float:
-        """Seconds for which the broker may hold the request."""
-        return self.suspend_timeout_millis / 1000 if self.sys_flag & PullSysFlag.SUSPEND else 0.0
+    def longest_hold_s(self) -> float:
+        """Seconds for which the broker may keep the request: its hold time and its delay in ending holds."""
+        if not self.sys_flag & PullSysFlag.SUSPEND:
+            return 0.0
+        return self.suspend_timeout_millis / 1000 + HOLD_SCAN_S
 
 
 class PullRequestTemplate:
