@@ -151,6 +151,33 @@ def test_a_queue_that_comes_back_under_another_grant_is_reported(group: Group) -
     assert group.look() == [(1, f"this member got 1 queue, such as {QUEUES[1]}")]
 
 
+def test_a_queue_that_comes_back_after_tasks_were_told_to_give_it_up_is_reported(group: Group) -> None:
+    """B5, I4: another member has come and gone during a listener call; tasks cannot take the queue back."""
+    group.has(2)
+    group.plan()
+    group.has(1)
+    assert group.look() == []
+    assert group.leaving == [(1, {QUEUES[1]})]
+    group.has(2)
+    assert group.look() == [(1, f"this member got 1 queue, such as {QUEUES[1]}")]
+    group.member.free(1, {QUEUES[1]})
+    assert group.look() == []
+
+    group.plan()
+    assert group.look() == []
+
+
+def test_a_queue_that_comes_back_before_tasks_were_told_of_it_stays_with_them(group: Group) -> None:
+    """B5"""
+    group.has(2)
+    group.plan()
+    group.has(1)
+    group.has(2)
+
+    assert group.look() == []
+    assert not group.leaving
+
+
 def test_a_member_that_stops_reports_nothing(group: Group) -> None:
     """B7"""
     group.has(2)

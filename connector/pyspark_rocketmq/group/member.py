@@ -249,6 +249,8 @@ class RunningMember:
         self._watcher: PlanWatcher | None = None
         self._notified: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
         """Last report to the watcher: the plan, and its queues that are to be given up."""
+        self._given_up: frozenset[MessageQueue] = frozenset()
+        """Queues that were in such a report on this plan: its tasks never take one back."""
         self._offered: Mapping[MessageQueue, int] = {}
         """Queues that the newest plan could contain, each with the number of its grant (its lock)."""
         self._made = 0
@@ -437,6 +439,7 @@ class RunningMember:
             return
         if (plan, leaving) != self._notified and (leaving or self._notified[1]):
             self._watcher.must_leave(plan, leaving)
+        self._given_up = leaving | (self._given_up if plan == self._notified[0] else frozenset())
         self._notified = plan, leaving
         self._report_outdated(self._watcher)
 
@@ -444,11 +447,16 @@ class RunningMember:
         """Report, once for each plan, that it lacks a queue of this member, or that a broker has moved.
 
         In real time a plan is in use for minutes, and its tasks have only the brokers' addresses of the plan.
+        The plan also lacks a queue that its tasks have to give up, although it has come back meanwhile.
         """
 
         def gained(machine: Membership, now_s: float) -> tuple[int, list[MessageQueue]]:
             held = machine.plannable(now_s)
-            new = [queue for queue, grant in held.items() if self._offered.get(queue) != grant]
+            new = [
+                queue
+                for queue, grant in held.items()
+                if queue in self._given_up or self._offered.get(queue) != grant
+            ]
             return machine.plan_under_way()[0], new
 
         plan, queues = self._query(gained)
