@@ -22,6 +22,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pyspark_rocketmq.commit.pipeline import BatchReport, GroupResult, OpenBatch, PartCommitter
+from pyspark_rocketmq.commit.recovery import note_sink_ahead
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.part import Group, Part, QueueAck
 from pyspark_rocketmq.consumer.engine.parts import GrowingPart
@@ -294,6 +295,19 @@ def test_offsets_that_wait_are_stored_with_a_later_group_or_without_one(place: P
         [5, 3],
     ]
     assert driver.store.read(GROUP)[Q0].statistics.as_of(0.0).minute.ok == 5
+
+
+def test_a_query_that_starts_while_offsets_wait_drops_nothing_of_the_running_one(place: Place) -> None:
+    """B1, H5: the sink of a living member is ahead of its offsets for seconds; nothing is repeated."""
+    driver = Driver(place, Store())
+    driver.commit_rows(driver.part((Q0, 0, 3)))
+
+    note_sink_ahead(driver.store, place.open(), GROUP)
+    result = driver.commit(driver.part((Q0, 3, 5), (Q1, 0, 1)))
+
+    assert result.refused == frozenset()
+    assert (place.stored(), driver.store.offsets) == ({Q0: [0, 1, 2, 3, 4], Q1: [0]}, {Q0: 5, Q1: 1})
+    assert driver.store.read(GROUP)[Q0].state.last_message.newest == _message_before(5).newest
 
 
 def test_the_newest_message_of_a_group_whose_offsets_wait_is_remembered(separable: Place) -> None:

@@ -418,6 +418,22 @@ class OffsetStoreConformance(PositionConformance):
         unknown = store.note_sinks(GROUP, {Q1: SinkRecord(0, 8, stored_texts.messages(""))})[Q1]
         assert unknown.state.last_message.to_text() == "[7,0,-1,4,1,1]"
 
+    def test_what_only_a_sink_has_is_remembered_beside_a_running_batch(self, store: OffsetStore) -> None:
+        """B1, H10: the batch may commit; only a row that moves gets a new epoch."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
+        records = {
+            Q0: SinkRecord(0, 8, stored_texts.messages("[7,2,2]")),
+            Q1: SinkRecord(1, 8, stored_texts.messages("[7,2,2]")),
+        }
+
+        noted = store.note_sinks(GROUP, records, is_fenced=False)
+        assert [(row.epoch, row.next_offset) for row in noted.values()] == [(1, 0), (2, 8)]
+        last = committed(Q0, 6, last_message=stored_texts.messages("[5,1,1]"))
+        result = store.commit(GROUP, [last], query_id="q", batch_id=1)
+
+        assert result.refused == ()
+        assert store.read(GROUP)[Q0].state.last_message.to_text() == "[7,2,2,5,1,1]"
+
     def test_a_row_goes_on_in_the_later_generation_of_its_sink(self, store: OffsetStore) -> None:
         """H10: a store that was put back to an earlier state; never to an earlier generation."""
         store.claim(GROUP, "client-1", {Q0: 0})

@@ -170,7 +170,9 @@ def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None
 
     A sink is ahead in three cases: the query was killed between its data commit and its offset commit, the
     offset store was restored to an earlier state, or the offsets were created from the sink. The broker may
-    have lost these messages since, and other messages may have their offsets.
+    have lost these messages since, and other messages may have their offsets. In real time the sink of a
+    running query is ahead, too, for some seconds. So the rows keep their epochs: who takes over a queue
+    raises its epoch anyway, and then has the messages checked.
 
     Raises:
         OffsetError: If the sink's log cannot be read.
@@ -190,7 +192,7 @@ def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None
     made_from_sink = {queue: row.next_offset for queue, row in rows.items() if _is_made_from_sink(row)}
     records = records_of(generations, made_from_sink, standings) | ahead_of(rows, standings)
     records |= records_of(generations, begun_again, standings)
-    noted = store.note_sinks(consumer_group, records) if records else {}
+    noted = store.note_sinks(consumer_group, records, is_fenced=False) if records else {}
     if not noted:
         return
     logger.info(

@@ -159,6 +159,8 @@ class BrokerOffsetStore:
         self,
         consumer_group: str,  # noqa: ARG002
         records: Mapping[MessageQueue, SinkRecord],  # noqa: ARG002
+        *,
+        is_fenced: bool = True,  # noqa: ARG002
     ) -> dict[MessageQueue, OffsetRow]:
         """Do nothing: this store has no sinks."""
         return {}

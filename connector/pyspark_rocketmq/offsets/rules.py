@@ -204,21 +204,23 @@ def apply_last_skipped(before: Rows, passed: Mapping[MessageQueue, LastSkipped])
 
 
 def apply_sink_records(
-    before: Rows, records: Mapping[MessageQueue, SinkRecord], now_s: float
+    before: Rows, records: Mapping[MessageQueue, SinkRecord], now_s: float, *, is_fenced: bool = True
 ) -> Change[dict[MessageQueue, OffsetRow]]:
     """Remember the newest messages of sinks that are ahead of the rows; raise the epochs of these rows.
 
-    The result has the changed rows. See ``OffsetStore.note_sinks``.
+    Unless ``is_fenced``, only rows that move get a new epoch. The result has the changed rows. See
+    ``OffsetStore.note_sinks``.
     """
     noted = {
         queue: row
         for queue, record in records.items()
-        if queue in before and (row := _noted(before[queue], record, now_s)) is not before[queue]
+        if queue in before
+        and (row := _noted(before[queue], record, now_s, is_fenced=is_fenced)) is not before[queue]
     }
     return Change({**before, **noted}, noted)
 
 
-def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
+def _noted(row: OffsetRow, record: SinkRecord, now_s: float, *, is_fenced: bool) -> OffsetRow:
     newest = record.last_message or RememberedMessages.of(LastMessage.unknown(record.next_offset - 1))
     if record.generation < row.generation:
         return row
@@ -245,7 +247,8 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
         row = row._replace(batch_id=SKIPPED)
     elif row.batch_id == CLAIMED:
         row = row._replace(batch_id=NOTED)
-    return _with(row, epoch=row.epoch + 1, last_message=merged)._replace(updated_at_s=_round_to_us(now_s))
+    epoch = row.epoch + 1 if is_fenced else row.epoch
+    return _with(row, epoch=epoch, last_message=merged)._replace(updated_at_s=_round_to_us(now_s))
 
 
 def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
@@ -465,15 +468,17 @@ class RowOffsetStore(ABC):
         self._change(consumer_group, lambda rows: apply_last_skipped(rows, passed), "messages passed over")
 
     def note_sinks(
-        self, consumer_group: str, records: Mapping[MessageQueue, SinkRecord]
+        self, consumer_group: str, records: Mapping[MessageQueue, SinkRecord], *, is_fenced: bool = True
     ) -> dict[MessageQueue, OffsetRow]:
         """Remember the newest messages of sinks that are ahead of the rows; return the changed rows.
 
-        Their epochs grow. See ``OffsetStore.note_sinks``.
+        Their epochs grow if ``is_fenced``. See ``OffsetStore.note_sinks``.
         """
         now_s = self._clock.now_s()
         return self._change(
-            consumer_group, lambda rows: apply_sink_records(rows, records, now_s), "sink ahead of the offsets"
+            consumer_group,
+            lambda rows: apply_sink_records(rows, records, now_s, is_fenced=is_fenced),
+            "sink ahead of the offsets",
         )
 
     def begin_generations(

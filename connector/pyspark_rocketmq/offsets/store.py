@@ -359,13 +359,14 @@ class OffsetStore(Protocol):
         ...
 
     def note_sinks(
-        self, consumer_group: str, records: Mapping[MessageQueue, SinkRecord]
+        self, consumer_group: str, records: Mapping[MessageQueue, SinkRecord], *, is_fenced: bool = True
     ) -> dict[MessageQueue, OffsetRow]:
         """Remember the newest messages of sinks whose watermarks are above the rows' next offsets.
 
         Return the rows that changed. Their epochs grow, so that running batches cannot commit. Planners then
-        check whether the broker still has the remembered messages. If a sink has a later generation of a
-        queue (its offsets began again), the row continues in that generation.
+        check whether the broker still has the remembered messages. Without ``is_fenced`` running batches go
+        on, and the queue's next claim has the messages checked. If a sink has a later generation of a queue
+        (its offsets began again), the row continues in that generation, always under a new epoch.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
