@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import pytest
@@ -34,7 +34,7 @@ from pyspark_rocketmq.hub.messages import (
     encode,
 )
 from pyspark_rocketmq.hub.server import HubServer
-from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress
+from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress, Session
 from pyspark_rocketmq.hub.state import Commit, Slots
 from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
@@ -341,6 +341,33 @@ def test_a_stranger_who_says_nothing_is_hung_up_on(driver: Driver, monkeypatch: 
     with strangers_socket(driver) as sock:
         monkeypatch.setattr(driver.hub, "_prove_within_s", 0.0)
         assert is_closed(sock)
+
+
+def test_the_workers_of_a_large_cluster_may_connect_at_once(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H9: none of them has proved itself before all have connected, and none is taken for a stranger."""
+    monkeypatch.setattr(driver.hub, "_prove_within_s", PATIENCE_S)
+    workers = [Session("hub", driver.hub.address.key, is_hub=False) for _ in range(200)]
+    with ExitStack() as stack:
+        socks = [stack.enter_context(closing(_connected(driver))) for _ in workers]
+        proofs = [b"".join(_answers(worker, sock)) for worker, sock in zip(workers, socks, strict=True)]
+        for sock, proof in zip(socks, proofs, strict=True):
+            sock.sendall(proof)
+        for worker, sock in zip(workers, socks, strict=True):
+            list(_answers(worker, sock))
+
+    assert all(worker.is_open for worker in workers)
+
+
+def _connected(driver: Driver) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", driver.hub.address.port), PATIENCE_S)
+
+
+def _answers(worker: Session, sock: socket.socket) -> Iterator[bytes]:
+    """Yield a worker's answers to what the hub has sent."""
+    for line in worker.lines(sock.recv(4096)):
+        yield worker.receive(line)[0]
 
 
 @both_ways

@@ -50,9 +50,9 @@ RECONNECT_S: Final = 10.0
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 """Longest pause between two tries to connect again, and longest duration of a try, in seconds."""
-_MOST_STRANGERS: Final = 32
+_MOST_STRANGERS: Final = 256
 """Maximum number of connections whose other side has not proved that it has the key; one more replaces the
-oldest."""
+oldest. All workers of a cluster may connect at the same moment."""
 _MOST_UNSENT: Final = 4 * LONGEST_LINE
 """Maximum number of bytes that the other side may leave unread."""
 _RECEIVE_BYTES: Final = 1 << 18
