@@ -264,6 +264,32 @@ def test_a_process_that_slept_before_it_sent_looks_whether_it_was_replaced(
     assert brokers.sent.empty()
 
 
+def test_an_offset_that_waited_for_another_broker_is_late_whatever_was_shown_since(
+    brokers: Brokers, store: MemoryOffsetStore
+) -> None:
+    """C5, F5: a busy query shows other queues' offsets every second."""
+    clock = FakeClock()
+    mirror = OffsetMirror(options(brokers), store, GROUP, clock=clock, again_after_s=0.01, pace_s=0.0)
+    broker = brokers.cluster.brokers["broker-a"]
+    answer = broker.fault
+    assert answer is not None
+
+    def answer_late(peer: Peer, request: RemotingCommand) -> None:
+        broker.fault = answer
+        mirror.show([commit(B0, 9)])
+        clock.advance(30)
+        store.claim(GROUP, "other", {B0: 0})
+        mirror.show([commit(A1, 5)])
+        answer(peer, request)
+
+    broker.fault = answer_late
+    mirror.show([commit(A0, 7)])
+
+    assert [brokers.next(), brokers.next()] == [(A0, 7), (A1, 5)]
+    assert mirror.flush(PATIENCE_S)
+    assert brokers.sent.empty()
+
+
 def test_a_broker_that_is_silent_keeps_no_other_brokers_offsets_back(
     brokers: Brokers, store: MemoryOffsetStore
 ) -> None:

@@ -100,8 +100,8 @@ class OffsetMirror:
         """Last offset that each queue's broker has stored."""
         self._unnoted: set[MessageQueue] = set()
         """Queues whose arrived offsets the store has not recorded yet."""
-        self._shown_at_s = 0.0
-        """Monotonic second at which :meth:`show` last got offsets."""
+        self._shown_at_s: dict[MessageQueue, float] = {}
+        """Monotonic second at which :meth:`show` last got a queue's offset."""
         self._until_s = inf
         """Monotonic second at which the offsets that are left are given up."""
         self._news = threading.Event()
@@ -121,7 +121,7 @@ class OffsetMirror:
             return
         with self._guard:
             self._waiting |= news
-            self._shown_at_s = self._clock.monotonic_s()
+            self._shown_at_s |= dict.fromkeys(news, self._clock.monotonic_s())
             self._until_s = inf
             if self._thread is None:
                 # A daemon, so that the end of the process does not wait for an unreachable broker.
@@ -260,8 +260,12 @@ class OffsetMirror:
         An offset that is late, or was ``tried`` before, may be sent only if its queue's stored epoch is still
         that of its commit (rule 2). If the store cannot be read, such an offset waits.
         """
-        is_late = self._clock.monotonic_s() - self._shown_at_s > _LATE_S
-        again = {queue: commit for queue, commit in waiting.items() if is_late or tried.get(queue) == commit}
+        in_time_s = self._clock.monotonic_s() - _LATE_S
+        again = {
+            queue: commit
+            for queue, commit in waiting.items()
+            if self._shown_at_s[queue] < in_time_s or tried.get(queue) == commit
+        }
         if not again:
             return waiting
         try:
