@@ -73,6 +73,30 @@ def test_a_plan_begins_where_the_offset_store_stands() -> None:
     ]
 
 
+def test_a_queue_that_was_reset_before_its_tasks_begin_gets_another_plan() -> None:
+    """F5, I3: no task of the batch reads it, so nobody else would notice for as long as the batch lasts."""
+    planning = in_real_time({A0: (0, 9), A1: (0, 9)})
+    opened(planning)
+    planning.store.reset("g", {A1: 2})
+
+    assert [planned.queue for planned in planning.planner.runnable(planning.offset)] == [A0]
+    # The member reports a queue under a new grant to the driver, which ends the batch.
+    assert planning.ownership.begin_plan() == {A0: 1, A1: 2}
+    assert opened(planning) == {A0: QueueState(0, 1), A1: QueueState(2, 3)}
+    assert len(planning.planner.runnable(planning.offset)) == 2
+
+
+def test_a_queue_that_another_member_claimed_before_its_tasks_begin_is_left_to_it() -> None:
+    """B5"""
+    planning = in_real_time({A0: (0, 9), A1: (0, 9)})
+    opened(planning)
+    planning.store.claim("g", "other", {A1: 0})
+
+    assert [planned.queue for planned in planning.planner.runnable(planning.offset)] == [A0]
+    assert planning.ownership.claimed_elsewhere == [A1]
+    assert opened(planning) == {A0: QueueState(0, 1)}
+
+
 def test_one_thread_reads_the_offset_store_for_a_plan_and_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store on Delta keeps the opened table, and its memory, for each thread that reads."""
     planning = in_real_time({A0: (0, 5)})

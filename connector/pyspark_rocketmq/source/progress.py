@@ -576,6 +576,9 @@ class GroupProgress:
                 old.state.epoch,
                 row.epoch if row is not None else "none",
             )
+            if old.has_open_end and self._still_ours(old.queue, rows):
+                # In real time the batch lasts for minutes. A queue under a new grant ends it (PlanWatcher).
+                self._ownership.reclaim(old.queue)
         # Open ranges cannot stall: their listener gets further messages until it commits.
         ending = [planned for planned in kept if not planned.has_open_end]
         self._stalls.planned(ending, self._clock.monotonic_s())
