@@ -143,6 +143,36 @@ def test_a_queue_that_is_consumed_is_free_once_what_was_handed_over_is_committed
     assert driver.state.rest([part("one", A)]) is None
 
 
+@pytest.mark.parametrize("is_sent", [True, False], ids=["sent in vain", "not sent"])
+def test_a_planner_that_comes_back_gets_the_queues_that_are_free_by_now(is_sent: bool) -> None:
+    """B5, I4: else it would keep their locks until the batch ends, which in real time lasts for minutes."""
+    driver = Driver()
+    driver.begins("one", A, B)
+    driver.must_leave(A)
+    driver.hands_over("one", A)
+    if is_sent:
+        assert freed(driver.is_committed()) == {A}
+    driver.state.lost("planner", 0.0)
+    if not is_sent:
+        assert freed(driver.is_committed()) == set()
+
+    assert freed(driver.state.planner_came("planner again")) == {A}
+    driver.state.plan_made(1, ALL)
+    assert asked_to_give_up(driver.must_leave(A, B)) == {"one": {B}}
+
+
+def test_a_planner_that_comes_back_gets_the_plan_that_is_over_by_now() -> None:
+    """B5: else it would keep the locks of its queues until the next trigger."""
+    driver = Driver()
+    driver.state.batch_ends(0.0, could_ask=True)
+    driver.state.lost("planner", 0.0)
+    assert plans_over(driver.state.batch_committed(1, 1)) == []
+
+    assert plans_over(driver.state.planner_came("planner again")) == [1]
+    driver.state.plan_made(2, ALL)
+    assert plans_over(driver.state.planner_came("once more")) == []
+
+
 def test_a_queue_that_no_task_has_begun_is_free_at_once_and_left_out_by_who_comes_to_it() -> None:
     """B5: a batch of many tasks has some that wait for a slot."""
     driver = Driver()

@@ -226,6 +226,7 @@ class HubState:
         """Whether a task that cannot ask the driver must consume nothing."""
         self._planner: Hashable | None = None
         self._planner_lost_s: float | None = None
+        self._free_reports: list[QueuesFree | PlanOver] = []
         self._plan = 0
         self._plan_queues: Queues = _NOTHING
         self._leaving: Queues = _NOTHING
@@ -274,10 +275,12 @@ class HubState:
     def planner_came(self, peer: Hashable) -> list[Action]:
         """Note that the planner is connected, and send it the current limits.
 
-        The last peer to report this is the planner.
+        It also gets all reports of the newest plan on free queues, since it may have missed some while it was
+        not connected. The last peer to report this is the planner.
         """
         self._planner, self._planner_lost_s, self._last_plan = peer, None, None
-        return self._slots_report() + (self._held_up_report() if self._held_up else [])
+        limits = self._slots_report() + (self._held_up_report() if self._held_up else [])
+        return [*limits, *(Send(peer, report) for report in self._free_reports)]
 
     def plan_made(self, number: int, queues: Queues) -> None:
         """Note a new plan; ignored unless its number is higher than the last plan's."""
@@ -285,6 +288,7 @@ class HubState:
             self._plan, self._plan_queues = number, queues
             self._leaving = _NOTHING
             self._settled.clear()
+            self._free_reports.clear()
 
     def must_leave(self, number: int, queues: Queues, now_s: float) -> list[Action]:
         """Note all queues of plan ``number`` that are to be given up so far, and begin to give them up.
@@ -438,7 +442,9 @@ class HubState:
         """
         if batches == self.batches:
             self._is_settled = True
-        over = self._to_planner(PlanOver(plan))
+        if plan == self._plan:
+            self._free_reports.clear()
+        over = self._report_free(PlanOver(plan))
         # The planner may have made another plan meanwhile, and end before that one has begun.
         return over if plan == self._last_plan else over + self._over_for_good()
 
@@ -917,7 +923,11 @@ class HubState:
         self._settled |= set(queues)
         if not queues:
             return []
-        return self._to_planner(QueuesFree(self._plan, frozenset(queues)))
+        return self._report_free(QueuesFree(self._plan, frozenset(queues)))
+
+    def _report_free(self, report: QueuesFree | PlanOver) -> list[Action]:
+        self._free_reports.append(report)
+        return self._to_planner(report)
 
     def _to_planner(self, message: ToPlanner) -> list[Action]:
         return [] if self._planner is None else [Send(self._planner, message)]
