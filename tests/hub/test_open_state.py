@@ -327,6 +327,36 @@ def test_a_queue_that_leaves_anyway_does_not_end_the_batch() -> None:
     assert announced(driver.state.moved({A: 2, B: 1}, 102.0)) == set()
 
 
+@pytest.mark.parametrize("has_part", [True, False])
+def test_a_queue_that_its_next_owner_has_claimed_ends_no_batch(has_part: bool) -> None:
+    """B5, I4: it was given up in good order; whoever gets it raises its epoch while the others go on."""
+    driver = Driver()
+    driver.state.must_leave(1, frozenset({A}), 101.0)
+    if has_part:
+        handed = PartHandedOver("one", part_of("p", A), cut=None, ends=frozenset({A}))
+        driver.state.handed_over(peer("one"), handed, 101.0)
+        assert freed(driver.state.committed(frozenset(), 102.0)) == {A}
+    else:
+        assert freed(driver.state.released(peer("one"), "one", frozenset({A}), 101.0)) == {A}
+    # The planner has unlocked it.
+    driver.state.must_leave(1, frozenset(), 102.0)
+
+    assert driver.state.moved({A: 2, B: 1}, 103.0) == []
+
+
+def test_a_queue_that_was_claimed_before_its_last_part_is_committed_is_not_free() -> None:
+    """C5: the one who has claimed it begins where it stands in the store."""
+    driver = Driver()
+    driver.state.must_leave(1, frozenset({A}), 101.0)
+    driver.hands_over("two", part_of("first", B))
+    driver.state.tick(101.2)
+    handed = PartHandedOver("one", part_of("p", A), cut=None, ends=frozenset({A}))
+    driver.state.handed_over(peer("one"), handed, 101.3)
+    driver.state.moved({A: 2, B: 1}, 101.4)
+
+    assert committed(driver.state.committed(frozenset(), 102.0)) == []
+
+
 def test_a_refused_queue_ends_the_batch() -> None:
     """H1"""
     driver = Driver()

@@ -471,12 +471,14 @@ class HubState:
     def moved(self, epochs: Mapping[MessageQueue, int], now_s: float) -> list[Action]:
         """Compare the stored epochs with those that the tasks of the batch began with.
 
-        A queue with another epoch was claimed or reset since then, so nothing more of it may be committed.
+        A queue with another epoch was claimed or reset since then, so nothing more of it may be committed. A
+        queue that is free does not count: its next owner has claimed it.
         """
+        free = self._settled - self._cuts.ended
         moved = frozenset(
             queue
             for queue, task in self._owner.items()
-            if queue in epochs and epochs[queue] != task.start.places[queue].epoch
+            if queue in epochs and epochs[queue] != task.start.places[queue].epoch and queue not in free
         )
         return self._carry_out(self._cuts.moved(moved, now_s), now_s) + self._give_up(now_s)
 
