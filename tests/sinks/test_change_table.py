@@ -18,7 +18,10 @@ from deltalake.exceptions import CommitFailedError
 from pyspark_rocketmq.change_data.change import Change, Operation
 from pyspark_rocketmq.change_data.effects import order_of
 from pyspark_rocketmq.delta.commit import CommitNote
+from pyspark_rocketmq.delta.compaction import compact
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.snapshot import TableSnapshot
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue, queue_columns
 from pyspark_rocketmq.sinks.base import Sink
@@ -438,6 +441,25 @@ def test_the_hidden_columns_have_statistics(path: Path) -> None:
     [stats] = pa.table(DeltaTable(path).get_add_actions(flatten=True))["null_count.__older"].to_pylist()
     assert stats == 1
     assert table_rows(path)[1]["c0"] == 5
+
+
+@pytest.mark.parametrize("chosen", ["dataSkippingNumIndexedCols", "dataSkippingStatsColumns"])
+def test_missing_values_are_found_in_files_with_fewer_statistics(path: Path, chosen: str) -> None:
+    """K1: not every writer has the statistics that a property of the table asks for."""
+    wide = pa.schema([("id", pa.int64()), *((f"c{number}", pa.int64()) for number in range(40))])
+    columns = {"dataSkippingNumIndexedCols": "-1", "dataSkippingStatsColumns": "id,__older"}
+    DeltaTable.create(path, schema=wide, configuration={f"delta.{chosen}": columns[chosen]})
+    sink = change_table(path, columns=wide)
+    values = {f"c{number}": 1 for number in range(40)}
+    lacking = frozenset(values) - {"c0"}
+    for at, key in enumerate((1, 2)):
+        apply(sink, [Sent(replace(change(Operation.UPDATE, key, 5, c0=5), absent=lacking), at)])
+    compact(DeltaTable(path), LogFiles(str(path), NO_OPTIONS))
+    apply(sink, [Sent(replace(change(Operation.UPDATE, 3, 5, c0=5), absent=lacking), 2)])
+
+    apply(sink, [Sent(change(Operation.INSERT, 1, 3, **values), 3)])
+
+    assert table_rows(path)[1] == values | {"c0": 5}
 
 
 class _RowsAsChanges:

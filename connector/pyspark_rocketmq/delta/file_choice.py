@@ -30,6 +30,10 @@ _READ_FEATURES: Final = frozenset({"timestampNtz"})
 """Reader features that a table may have; with any other, delta-rs' data set reads all its files."""
 _TIME_UNIT_US: Final = 1_000
 """Unit of the bounds of times, in microseconds: writers cut off the rest, of an upper bound too."""
+_COLUMNS_WITH_STATISTICS: Final = 32
+"""Number of columns of which every writer has statistics by default; those in a struct count singly."""
+_CHOICE_OF_COLUMNS: Final = "delta.dataSkipping"
+"""Beginning of the names of the properties that choose other columns; not every writer obeys them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +70,13 @@ def has_value(name: str) -> MayHave:
 def has_counted(name: str) -> MayHave:
     """Return the condition that a row is in a file that has the column ``name``.
 
-    Each file with the column and with statistics must count the column's nulls. So a file that has other
-    statistics, but not this count, was written before the column was added.
+    If each file with the column and with statistics counts the column's nulls, a file that has other
+    statistics, but not this count, was written before the column was added. Otherwise nothing is known.
     """
 
     def test(files: ListedFiles) -> pa.Array:
         is_older = pc.and_(pc.is_valid(files.row_counts), pc.is_null(files.null_counts(name)))
-        return pc.if_else(pc.and_(is_older, files.counts_nulls_of(name)), False, None)
+        return pc.if_else(pc.and_(is_older, files.count_nulls_of(name)), False, None)
 
     return MayHave(test)
 
@@ -130,6 +134,7 @@ class ListedFiles:
         self.paths: Final[Sequence[str]] = self._rows["path"].to_pylist()
         """Paths as the log has them: URL-encoded."""
         self.sizes: Final[Sequence[int]] = self._rows["size_bytes"].to_pylist()
+        self._counted: Final = _counted_columns(table)
 
     def __len__(self) -> int:
         return self._count
@@ -142,9 +147,13 @@ class ListedFiles:
         found = self._field("null_count", name)
         return pa.nulls(self._count, pa.int64()) if found is None else found
 
-    def counts_nulls_of(self, name: str) -> bool:
-        """Return whether the statistics of any file can count the nulls of a column."""
-        return any(self._field(kind, name) is not None for kind in ("partition", "null_count"))
+    def count_nulls_of(self, name: str) -> bool:
+        """Return whether every file that has a column, and has statistics, counts the column's nulls.
+
+        False if this is unknown.
+        """
+        is_partition = self._field("partition", name) is not None
+        return is_partition or (name in self._counted and self._field("null_count", name) is not None)
 
     def bounds(self, name: str) -> tuple[pa.Array, pa.Array]:
         """Return a lower and an upper bound of a column's values for each file; null if unknown."""
@@ -175,6 +184,25 @@ class ListedFiles:
         if struct is None or struct.type.get_field_index(name) < 0:
             return None
         return pc.struct_field(struct, [struct.type.get_field_index(name)])
+
+
+def _counted_columns(table: DeltaTable) -> frozenset[str]:
+    """Return the columns whose nulls every writer counts; none if a property chooses the columns."""
+    metadata = table.metadata()
+    if any(name.startswith(_CHOICE_OF_COLUMNS) for name in metadata.configuration):
+        return frozenset()
+    counted, place = set(), 0
+    for field in pa.schema(table.schema().to_arrow()):
+        if field.name not in metadata.partition_columns:
+            place += _width(field.type)
+            if place <= _COLUMNS_WITH_STATISTICS:
+                counted.add(field.name)
+    return frozenset(counted)
+
+
+def _width(type_: pa.DataType) -> int:
+    """Return how many columns a column is: those in a struct are counted."""
+    return sum(_width(field.type) for field in type_) if pa.types.is_struct(type_) else 1
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
