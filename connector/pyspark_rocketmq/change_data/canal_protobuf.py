@@ -4,6 +4,10 @@ Position: number of transactions that the source has executed (0 without ``gtido
 (``Rules.epoch_of``), number of the binary log's file, offset in it. Rows of one event share a position: they
 are in the order of the queue.
 
+Where Canal hashes keys, the rows of an event are in entries of their own, in several queues, which have no
+order. A statement such as ``UPDATE t SET no = no + 1 ORDER BY no DESC`` frees each key before a row gets it.
+So in an entry of one row, the old key of an update is deleted at the byte before the event.
+
 Only a few fields are needed, so they are read without generated code: those of ``CanalProtocol.proto`` and
 ``EntryProtocol.proto``.
 """
@@ -11,7 +15,7 @@ Only a few fields are needed, so they are read without generated code: those of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from pyspark_rocketmq.change_data.change import (
@@ -111,22 +115,15 @@ class CanalProtobuf:
         elif table is None:
             yield BadChange("the entry names no table")
         else:
-            for row in change.get(12, ()):
-                yield from self._row(_OPERATIONS[event], table, position, header, row)
-
-    def _row(
-        self,
-        operation: Operation,
-        table: SourceTable,
-        position: Position,
-        header: Fields,
-        encoded: int | bytes,
-    ) -> Iterator[Decoded]:
-        try:
-            row = fields(encoded if isinstance(encoded, bytes) else b"")
-            yield from self._image(operation, table, row, position, header).changes()
-        except MALFORMED as fault:
-            yield BadChange(str(fault), table)
+            rows = change.get(12, ())
+            left_at = _before(position) if len(rows) == 1 else position
+            for row in rows:
+                try:
+                    fields_of_row = fields(row if isinstance(row, bytes) else b"")
+                    image = self._image(_OPERATIONS[event], table, fields_of_row, position, header)
+                    yield from replace(image, left_at=left_at).changes()
+                except MALFORMED as fault:
+                    yield BadChange(str(fault), table)
 
     def _image(
         self,
@@ -181,6 +178,12 @@ def _statement(
             source_time=source_time(number(header, 6)),
         )
     return SchemaChange(table=table, statement=sql, kind=_STATEMENTS.get(event, ""), position=position)
+
+
+def _before(position: Position) -> Position:
+    """Return the position of the byte before an event: above all changes of the event before it."""
+    *place, offset = position
+    return (*place, max(offset - 1, 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,10 +107,10 @@ class Change:
     Values are exact: ``int``, ``Decimal``, ``float``, ``str``, ``bytes``, ``bool``, ``date``, ``datetime``
     (with a zone: a moment; without: what the clock showed), a ``tuple`` for an array, None for SQL's NULL.
 
-    An update that changes the key is two changes with one position: the delete of the old key, then an insert
-    of the new one with the whole row. Either may reach a reader first, so a reader orders the changes of each
-    key by position. If the source leaves out columns (``absent``, MINIMAL row images), the insert lacks their
-    values: only the stored row of the old key has them.
+    An update that changes the key is two changes: the delete of the old key, then an insert of the new one
+    with the whole row, at the same position or a higher one. Either may reach a reader first, so a reader
+    orders the changes of each key by position. If the source leaves out columns (``absent``, MINIMAL row
+    images), the insert lacks their values: only the stored row of the old key has them.
     """
 
     table: SourceTable

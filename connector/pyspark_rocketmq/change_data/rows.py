@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +27,8 @@ class RowImage:
     absent: frozenset[str]
     types: Mapping[str, SourceType]
     source_time: datetime | None
+    left_at: Position | None = None
+    """Position of the delete of the old key, if an update changes the key; None: ``position``."""
 
     def changes(self) -> Iterator[Change]:
         """Yield the change of the row; if an update changes the key, yield a delete and an insert.
@@ -41,7 +43,8 @@ class RowImage:
         old_key = self._key({**self.row, **self.old})
         before = {**old_key, **self.old} if self.operation is Operation.UPDATE else None
         if before is not None and old_key != new_key:
-            yield self._change(Operation.DELETE, old_key, {}, before)
+            left = self._change(Operation.DELETE, old_key, {}, before)
+            yield left if self.left_at is None else replace(left, position=self.left_at)
             yield self._change(Operation.INSERT, new_key, self.row, None)
         else:
             yield self._change(self.operation, new_key, self.row, before)
