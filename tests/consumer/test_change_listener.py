@@ -314,14 +314,14 @@ def test_a_double_that_a_float_would_change(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1.1", "0.1", "16777216", "3.4028235E38", "1.4E-45", "-0.0", "1.100000023841858", "inf", "nan"]
+    "text", ["1.1", "0.1", "16777216", "3.4028235E38", "1.4E-45", "-0.0", "1.100000023841858", "inf"]
 )
 def test_a_double_that_is_the_text_of_a_float(text: str) -> None:
     """K5: programs write a FLOAT as the text or the double of its 32 bits; DOUBLE has the same class."""
     value = float(text)
     row = {"id": 1, "float": value, "floats": ((value, None), None)}
     [found] = rows_of(change(row=row), columns=_NUMBERS)
-    assert [found["of_float"], found["of_floats"][0][0]] == [pytest.approx(value, rel=1e-7, nan_ok=True)] * 2
+    assert [found["of_float"], found["of_floats"][0][0]] == [pytest.approx(value, rel=1e-7)] * 2
 
 
 _ORDERS = pa.schema(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
+from math import isnan
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,8 +24,10 @@ from pyspark_rocketmq.change_data.change import (
     Change,
     ChangeMessage,
     Decoded,
+    Kind,
     Operation,
     SchemaChange,
+    SourceType,
 )
 from pyspark_rocketmq.change_data.effects import Order, order_of
 from pyspark_rocketmq.change_data.json_text import text_of
@@ -89,6 +92,9 @@ class ChangeListener:
         self._keys = sink.keys
         self._columns: tuple[str, ...] = tuple(table.names)
         self._types = {field.name: field.dataType for field in self.schema.fields}
+        floats = ((name, _type_with_nan(self._types[value_column(name)])) for name in table.names)
+        self._floats = {name: type_ for name, type_ in floats if type_ is not None}
+        """Types of the columns that may have NaN, by name."""
         self._output = OutputColumns.of(self.schema)
         self._by_queue = sink.setting("order") == "queue"
         self._schema_changes = sink.setting("schema_changes")
@@ -136,13 +142,14 @@ class ChangeListener:
                 values = self._rows[decoded.operation](decoded)
                 if values is None:
                     return None
-                row = {value_column(name): value for name, value in values.items()}
+                nan = self._with_nan(values)
+                row = {value_column(name): value for name, value in values.items() if name not in nan}
                 return row | {
                     POSITION: place_of(decoded, message.queue_offset, number, by_queue=self._by_queue),
                     OPERATION: str(decoded.operation),
                     ABSENT: self._absent(decoded, values),
                     TIME: time_of(decoded, message),
-                    MORE: self._carried(decoded),
+                    MORE: self._carried(decoded, nan),
                 }
             case SchemaChange() if decoded.table is not None and self._is_of_table(decoded):
                 self._check_statement(decoded)
@@ -157,33 +164,50 @@ class ChangeListener:
         if removed:
             raise removal(change, removed)
 
-    def _carried(self, change: Change) -> str | None:
-        """Return the values of columns that the table did not have when the query started, as one text.
+    def _with_nan(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that are NaN, or arrays with NaN, which would be null in a column of the row."""
+        return {name: values[name] for name in self._floats if _has_nan(values.get(name))}
 
-        None if there are none, or if ``schema_changes`` is ``ignore``. The text also has each new column
-        whose value an update leaves out, with null.
+    def _carried(self, change: Change, nan: Mapping[str, Any]) -> str | None:
+        """Return the values that have no column in the row, as one text: new ones and ``nan``.
+
+        New values are of columns that the table did not have when the query started. None if there are no
+        values.
 
         Raises:
             Unusable: If the text cannot hold a value, a name is impossible, or new columns end the query.
         """
-        if self._schema_changes == "ignore":
-            return None
-        if self._known.issuperset(change.row) and self._known.issuperset(change.absent):
-            return None
-        values = {name: value for name, value in change.row.items() if name not in self._known}
-        values |= dict.fromkeys(self._new_absent(change))
+        values = {**self._new_values(change), **nan}
         if not values:
             return None
+        types = {**change.types, **{name: self._floats[name] for name in nan}}
+        try:
+            return carried(values, types)
+        except ValueError as error:
+            raise Unusable(f"Columns {', '.join(values)}: {error}.") from error
+
+    def _new_values(self, change: Change) -> dict[str, Any]:
+        """Return the values of columns that the table did not have when the query started.
+
+        None of them if ``schema_changes`` is ``ignore``. Each new column whose value an update leaves out is
+        there, too, with null.
+
+        Raises:
+            Unusable: If a name is impossible, or new columns end the query.
+        """
+        if self._schema_changes == "ignore":
+            return {}
+        if self._known.issuperset(change.row) and self._known.issuperset(change.absent):
+            return {}
+        values = {name: value for name, value in change.row.items() if name not in self._known}
+        values |= dict.fromkeys(self._new_absent(change))
         for name in values:
             if self._schema_changes == "exception":
                 raise SchemaChanged(unknown_column(name, type_of(name, change.types)))
             problem = name_problem(name, self._columns)
             if problem is not None:
                 raise Unusable(problem)
-        try:
-            return carried(values, change.types)
-        except ValueError as error:
-            raise Unusable(f"Columns {', '.join(values)}: {error}.") from error
+        return values
 
     def _is_of_table(self, change: Change | BadChange | SchemaChange) -> bool:
         return self._source_table is None or change.table is None or str(change.table) == self._source_table
@@ -303,6 +327,24 @@ def _from_text(text: str, type_: st.DataType) -> Any:
             return datetime.fromisoformat(text)
         case _:
             return text
+
+
+def _type_with_nan(type_: st.DataType) -> SourceType | None:
+    """Return a column's type as the source of its values; None if no value can be NaN."""
+    match type_:
+        case st.FloatType() | st.DoubleType():
+            return SourceType(type_.simpleString(), Kind(type_.simpleString()))
+        case st.ArrayType(elementType=element):
+            of_elements = _type_with_nan(element)
+            return None if of_elements is None else SourceType("array", Kind.ARRAY, element=of_elements)
+        case _:
+            return None
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_nan, value))
+    return isinstance(value, float) and isnan(value)
 
 
 def _has_zones_of(type_: st.DataType, value: Any) -> bool:

@@ -19,9 +19,9 @@ PROBLEM: Final = "__problem"
 BODY: Final = "__body"
 """Column with the body of a message that cannot be applied; null for others."""
 MORE: Final = "__more"
-"""Column with the values of columns that the query did not have when it started; null for most changes.
+"""Column with values that have no column in the row, as a text of ``carried.carried``; null for most changes.
 
-They are a text of ``carried.carried``.
+They are of columns that the query did not have when it started, or NaN.
 """
 SCHEMA: Final = "schema"
 """Operation of a row that stands for a change of the source's schema, and ends the query.

@@ -118,6 +118,9 @@ class WholeChanges:
         self, rows: pa.Table, missing: Sequence[pa.Field], carried: Sequence[Mapping[str, tuple[str, Any]]]
     ) -> pa.Table:
         values: dict[str, list[Any]] = {field.name: [None] * len(rows) for field in missing}
+        # NaN is carried, too, although the rows have its column.
+        own = {value_column(name): name for row in carried for name in row}
+        values |= {own[column]: rows[column].to_pylist() for column in own.keys() & set(rows.column_names)}
         problems, absent, operations = (rows[name].to_pylist() for name in (PROBLEM, ABSENT, OPERATION))
         for number, row in enumerate(carried):
             problem = self._put_row(values, number, row)
@@ -125,14 +128,13 @@ class WholeChanges:
                 problems[number] = problem
                 if self.schema_changes == EXCEPTION:
                     operations[number], absent[number] = SCHEMA, None
-            lacking = [name for name in values if name not in row]
+            lacking = [field.name for field in missing if field.name not in row]
             if lacking and operations[number] == Operation.UPDATE:
                 absent[number] = [*(absent[number] or ()), *lacking]
         for name, column in ((PROBLEM, problems), (ABSENT, absent), (OPERATION, operations)):
-            place = rows.column_names.index(name)
-            rows = rows.set_column(place, rows.field(name), pa.array(column, rows.field(name).type))
-        for field in missing:
-            rows = rows.append_column(value_column(field.name), pa.array(values[field.name], field.type))
+            rows = _with_column(rows, name, pa.array(column, rows.field(name).type))
+        for name, column in values.items():
+            rows = _with_column(rows, value_column(name), pa.array(column, self.schema.field(name).type))
         return rows
 
     def _put_row(
@@ -161,6 +163,14 @@ class WholeChanges:
         if self.schema_changes == EXCEPTION:
             return unknown_column(name, type_)
         return f"The table no longer has the column {name}."
+
+
+def _with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    """Return ``rows`` with these values in a column, which is added if it is not there."""
+    if name not in rows.column_names:
+        return rows.append_column(name, values)
+    place = rows.column_names.index(name)
+    return rows.set_column(place, name, values)
 
 
 def unknown_column(name: str, type_: str) -> str:
