@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -353,7 +354,7 @@ def test_versions_get_a_column_that_comes_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["__effect", "__time", "__operation", "__absent", "__day", "__Effect", "__OLDER"]
+    "name", ["__effect", "__time", "__operation", "__absent", "__day", "__Effect", "__OLDER", "*"]
 )
 def test_names_that_the_sink_uses(tmp_path: Path, name: str) -> None:
     """K3: a column of the source with one of these makes a bad change; a table with one is refused."""
@@ -366,10 +367,10 @@ def test_names_that_the_sink_uses(tmp_path: Path, name: str) -> None:
     assert f"Column {name} has the name of one" in bad["problem"]
 
     columns = pa.schema([("id", pa.int64()), (name, pa.int64())])
-    with pytest.raises(SchemaError, match=rf"{name} of .* are the change table's own"):
+    with pytest.raises(SchemaError, match=rf"{re.escape(name)} of .* are the change table's own"):
         Query(tmp_path / "given", columns=columns)
     write_deltalake(tmp_path / "stored", pa.table({"id": [1], name: [2]}))
-    with pytest.raises(SchemaError, match=rf"{name} of .* are the change table's own"):
+    with pytest.raises(SchemaError, match=rf"{re.escape(name)} of .* are the change table's own"):
         Query(tmp_path / "stored", columns=None)
 
 

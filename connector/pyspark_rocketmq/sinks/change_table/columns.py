@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from pyspark_rocketmq.change_data.effects import OTHERS
 from pyspark_rocketmq.sinks.change_table.compaction import ABSENT, DELETED, EFFECT, OLDER, OPERATION, POSITION
 from pyspark_rocketmq.sinks.change_table.versions import HISTORY_FIELDS, MOMENT, TIME
 from pyspark_rocketmq.wire.columnar.schema import POSITION_FIELDS
@@ -42,8 +43,12 @@ SOURCE: Final = "__source"
 """Column with the source's table, as text of ``routes.Routed.source``. Only for ``ChangeTables``."""
 HIDDEN: Final = frozenset({POSITION, OLDER, DELETED, *(field.name for field in HISTORY_FIELDS)})
 """Columns that a change table may have besides those of the source's table."""
-_RESERVED: Final = frozenset(name.lower() for name in {*HIDDEN, OPERATION, ABSENT, TIME, EFFECT, DAY})
-"""Names, in small letters, of all columns that are added to a table's own ones while changes are applied."""
+_RESERVED: Final = frozenset(name.lower() for name in {*HIDDEN, OPERATION, ABSENT, TIME, EFFECT, DAY, OTHERS})
+"""Names, in small letters, that no column of the source may have.
+
+They are those of the columns that are added to a table's own ones while changes are applied, and the one that
+stands for several columns in ``OLDER``.
+"""
 _PREFIX: Final = "of_"
 """Prefix of the table's columns in rows of changes, so that none has the name of another column there."""
 
