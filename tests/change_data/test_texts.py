@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.change_data.json_text import parse, show
+from pyspark_rocketmq.change_data.json_text import parse, show, text_of
 from pyspark_rocketmq.change_data.times import (
     OutOfRange,
     clock,
@@ -72,6 +72,21 @@ def test_what_is_no_json_is_refused(text: str | bytes) -> None:
 def test_values_of_changes_have_one_text(value: Any, text: str) -> None:
     """K6: key, before and after are JSON."""
     assert show(value) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        ("0E-30", f"0.{'0' * 30}"),
+        ("-1.00E-7", "-0.000000100"),
+        ("12.50", "12.50"),
+        ("7", "7"),
+        ("1E-2000000", "1E-2000000"),
+    ],
+)
+def test_decimals_in_columns_of_text_are_those_of_the_database(number: str, text: str) -> None:
+    """K3: fact 29: decimal(65,30), which no type holds, and decimals without a type."""
+    assert text_of(Decimal(number)) == text
 
 
 def test_other_values_are_refused() -> None:

@@ -16,6 +16,8 @@ from typing import Any, Final, NoReturn
 from pyspark_rocketmq.change_data.times import Unreadable, utc_text
 
 _TOO_DEEP: Final = "it is nested too deeply"
+_MOST_PLACES: Final = 16_383
+"""Digits that PostgreSQL's numeric may have behind the point; MySQL's decimal has 30 at most."""
 
 
 def parse(text: bytes | str) -> Any:
@@ -75,14 +77,21 @@ def _shown(value: Any) -> str:
             raise TypeError(f"a change has no values of type {type(value).__name__}")
 
 
+def _exponent(value: Decimal) -> int:
+    return int(value.as_tuple().exponent)
+
+
 def text_of(value: Any) -> str:
     """Return a value of a change as text: a string as it is, others as by :func:`show` without quotes.
 
-    The text does not show the type: the number 1 and the string "1" have the same text.
+    A decimal has its digits behind the point as databases show them, without an exponent: ``0.00``, not
+    ``0E-2``. The text does not show the type: the number 1 and the string "1" have the same text.
 
     Raises:
         ValueError: If it is bytes, which have no text, or is nested too deeply.
     """
     if isinstance(value, bytes):
         raise Unreadable("bytes are no text")
+    if isinstance(value, Decimal) and value.is_finite() and -_MOST_PLACES <= _exponent(value) < 0:
+        return f"{value:f}"
     return value if isinstance(value, str) else show(value).strip('"')
