@@ -6,7 +6,7 @@ are in the order of the queue.
 
 Where Canal hashes keys, the rows of an event are in entries of their own, in several queues, which have no
 order. A statement such as ``UPDATE t SET no = no + 1 ORDER BY no DESC`` frees each key before a row gets it.
-So in an entry of one row, the old key of an update is deleted at the byte before the event.
+So in an entry with one of several rows, the old key of an update is deleted at the byte before the event.
 
 Only a few fields are needed, so they are read without generated code: those of ``CanalProtocol.proto`` and
 ``EntryProtocol.proto``.
@@ -61,6 +61,8 @@ _STATEMENTS: Final = {
     10: "cindex",
     11: "dindex",
 }
+_ROWS_OF_EVENT: Final = "rowsCount"
+"""Property of an entry's header with the number of rows in its event."""
 _UPDATE: Final = 2
 """Number of the event UPDATE, the default of the field ``eventType``."""
 
@@ -116,7 +118,7 @@ class CanalProtobuf:
             yield BadChange("the entry names no table")
         else:
             rows = change.get(12, ())
-            left_at = _before(position) if len(rows) == 1 else position
+            left_at = _before(position) if len(rows) == 1 < _rows_of_event(header) else position
             for row in rows:
                 try:
                     fields_of_row = fields(row if isinstance(row, bytes) else b"")
@@ -178,6 +180,12 @@ def _statement(
             source_time=source_time(number(header, 6)),
         )
     return SchemaChange(table=table, statement=sql, kind=_STATEMENTS.get(event, ""), position=position)
+
+
+def _rows_of_event(header: Fields) -> int:
+    """Return how many rows an event has, of which an entry may have only one; 0 if Canal does not tell."""
+    pairs = (fields(pair) for pair in header.get(12, ()) if isinstance(pair, bytes))
+    return next((int(text(pair, 2)) for pair in pairs if text(pair, 1) == _ROWS_OF_EVENT), 0)
 
 
 def _before(position: Position) -> Position:
