@@ -183,7 +183,7 @@ def _statement(
 
 
 def _rows_of_event(header: Fields) -> int:
-    """Return how many rows an event has, of which an entry may have only one; 0 if Canal does not tell."""
+    """Return how many rows an event has, of which an entry may have only one; 0 if unknown."""
     pairs = (fields(pair) for pair in header.get(12, ()) if isinstance(pair, bytes))
     return next((int(text(pair, 2)) for pair in pairs if text(pair, 1) == _ROWS_OF_EVENT), 0)
 
