@@ -18,9 +18,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError, Lock
@@ -59,6 +60,7 @@ from tests.applications.schedule import (
     storage_schedule,
 )
 from tests.applications.server_faults import ServerFaults
+from tests.applications.slot import Slot
 from tests.applications.storage import Storage, storage_of
 from tests.applications.tail_loss import TailLoss
 from tests.applications.verdict import judge
@@ -95,7 +97,6 @@ _PACES = (
     Pace({"realTime": "5 seconds"}, _COMMIT_INTERVAL),
 )
 """Paces of applications. One that follows another has another one, perhaps with the same checkpoint."""
-_SLOW = {"processingTime": "2 minutes"}
 _AWAY_S = 300.0
 """Time limit for all applications to go away, or to come back, when none is behind its schedule."""
 _REGISTERED_S = 5.0
@@ -104,11 +105,6 @@ _PER_SECOND = 40.0
 """Messages to each of the two brokers."""
 _DRAIN_S = 300.0
 _GET_BROKER_CLUSTER_INFO = 106
-_EXIT_S = 210.0
-"""Time limit for an exit; a slow application notices its planner's end at its next micro-batch."""
-_MEMBER_S = 270.0
-"""Time limit to become a member; a slow application may claim its queues only in its second micro-batch."""
-_LOG_TAIL = 2500
 
 
 @contextmanager
@@ -134,127 +130,6 @@ def cluster_of(kind: str, faults: Collection[str]) -> Iterator[ClusterUnderTest]
         settings = BrokerSettings(lock_max_live_s=FORGETFUL_S, channel_expired_s=FORGETFUL_S)
         with SimCluster(brokers=2, replicas=int(has_replica), settings=settings) as simulated:
             yield ClusterUnderTest(simulated, kind)
-
-
-class Slot:
-    """A place for an application, and the one that has it now."""
-
-    def __init__(
-        self,
-        name: str,
-        group: Group,
-        paces: Iterator[Pace],
-        *,
-        say: Callable[[str], None],
-        problem: Callable[[str], None],
-    ) -> None:
-        self._name = name
-        self._group = group
-        self._say = say
-        self._problem = problem
-        self._paces = paces
-        self._starts = 0
-        self.application: RunningApplication | None = None
-
-    def do(self, event: Event) -> None:
-        """Do what the schedule asks of the application."""
-        if event.kind is Kind.JOIN:
-            self.join(same_name=event.same_name, is_slow=event.is_slow)
-            return
-        assert self.application is not None
-        {
-            Kind.STOP: self.application.ask_to_stop,
-            Kind.KILL: self.application.kill,
-            Kind.KILL_DRIVER: self.application.kill_driver,
-            Kind.KILL_JVM: self.application.kill_jvm,
-            Kind.KILL_PLANNER: self.application.kill_planner,
-            Kind.KILL_WORKER: self.application.kill_worker,
-            Kind.PAUSE: self.application.pause,
-            Kind.RESUME: self.application.resume,
-            Kind.PAUSE_WORKER: self.application.pause_worker,
-            Kind.RESUME_WORKER: self.application.resume,
-        }[event.kind]()
-
-    def join(self, *, same_name: bool, is_slow: bool = False) -> None:
-        """Start the next application at the next pace, once the one before it is gone; ``is_slow``:
-        with minutes between micro-batches.
-        """
-        before = self.application
-        if before is not None:
-            self._await_end_of(before)
-        if before is None or not same_name:
-            self._starts += 1
-        pace, instance = next(self._paces), f"{self._name}-{self._starts}"
-        if is_slow:
-            pace = pace._replace(trigger=_SLOW)
-        self._say(f"{instance} begins: {pace}")
-        self.application = RunningApplication(self._group, instance, pace=pace)
-
-    def away(self, gone: Barrier, done: Barrier, within_s: float) -> None:
-        """Stop, wait until all others are away, too, and the work is ``done``; then start again."""
-        self.stop()
-        # The thread that waits with this one reports it.
-        with suppress(BrokenBarrierError):
-            gone.wait(within_s)
-            done.wait(within_s)
-        self.join(same_name=True)
-
-    def await_member(self) -> None:
-        """Wait until the application has queues."""
-        application = self.application
-        assert application is not None
-
-        def has_queues() -> bool:
-            self.look()
-            rows = self._group.rows().values()
-            return self.application is not application or any(
-                row.owner == application.client_id for row in rows
-            )
-
-        try:
-            wait_patiently(has_queues, _MEMBER_S, reason=f"queues of {application.instance}")
-        except AssertionError as error:
-            self._problem(f"{error}\n{_tail(application)}")
-
-    def look(self) -> None:
-        """Report an application that ended unasked, and start it again.
-
-        A worker that is killed while Spark plans with it ends the query as a planner does.
-        """
-        application = self.application
-        if application is None or application.was_ended or application.exit_code is None:
-            return
-        if not application.ended_planning and not application.ended_before_offsets:
-            self._problem(
-                f"{application.instance} ended by itself with code "
-                f"{application.exit_code}:\n{_tail(application)}"
-            )
-        application.was_ended = True
-        self.join(same_name=True)
-
-    def stop(self) -> None:
-        """Stop the application in good order."""
-        if self.application is not None:
-            self.application.ask_to_stop()
-            code = self._await_end_of(self.application)
-            if code != 0:
-                told = f"{self.application.instance} did not stop well, with code {code}:"
-                self._problem(f"{told}\n{_tail(self.application)}")
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        if self.application is not None:
-            self.application.close()
-
-    def _await_end_of(self, application: RunningApplication) -> int | None:
-        try:
-            wait_patiently(
-                lambda: not application.is_alive, _EXIT_S, reason=f"the end of {application.instance}"
-            )
-        except AssertionError as error:
-            self._problem(f"{error}\n{_tail(application)}")
-            application.kill()
-        return application.exit_code
 
 
 class Chaos:
@@ -297,7 +172,8 @@ class Chaos:
             # Each has all paces in turn, and each begins with another one.
             name: Slot(
                 name,
-                self._group,
+                partial(RunningApplication, self._group),
+                lambda: {row.owner for row in self._group.rows().values()},
                 cycle(paces[number:] + paces[:number]),
                 say=self._say,
                 problem=self._problem,
@@ -518,10 +394,6 @@ class Chaos:
         sys.stdout.write(f"\nevents: {events}\nkills: {killed}\n{verdict}\nproblems: {len(self._problems)}\n")
         for problem in self._problems:
             sys.stdout.write(f"  - {problem.splitlines()[0]}\n")
-
-
-def _tail(application: RunningApplication) -> str:
-    return application.log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
 
 
 def _fault_names(text: str) -> frozenset[str]:

@@ -67,6 +67,7 @@ def _start(spark: SparkSession, config: Mapping[str, Any], table: Mapping[str, A
         source_table=table["source"],
         order=config["order"],
         truncates="apply" if config["order"] == "source" else "ignore",
+        stored_as_scd_type=2 if table["hasHistory"] else 1,
     )
     name = Path(table["path"]).name
     return consumer.start(

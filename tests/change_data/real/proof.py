@@ -1,36 +1,52 @@
 """Tables of the lake that must equal those of a real PostgreSQL: ``python -m tests.change_data.real.proof``.
 
-Debezium's engine feeds a topic of a real RocketMQ while random transactions run; change tables consume it.
-Some messages are swapped, some sent twice. At the end each table of the lake must equal its source, value by
-value. A change table that trusts the order of queues must not: else this program would see nothing. The seed
-decides the transactions, and how messages are disturbed.
+Debezium's engine feeds a topic of a real RocketMQ while random transactions run. Two applications consume it
+into change tables, and share the queues. Some messages are swapped, some sent twice. Applications stop, are
+killed and paused all the while, brokers are stopped, and Debezium is killed. At the end each table of the
+lake must equal its source, value by value, and each history must have all versions that the database had. A
+change table that trusts the order of queues must differ: else this program would see nothing. The seed
+decides the transactions, how messages are disturbed, and the faults.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from functools import partial
+from itertools import accumulate, cycle
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deltalake import DeltaTable
 
-from pyspark_rocketmq.client.transport import Closing
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import _read_rows
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.sinks.change_table.columns import HIDDEN
+from pyspark_rocketmq.sinks.change_table.compaction import POSITION
+from pyspark_rocketmq.sinks.change_table.versions import END_AT
 from tests.applications.chaos import FORGETFUL_S, TIMING
-from tests.applications.running_application import Group, RunningApplication, wait_patiently
+from tests.applications.running_application import (
+    EVERY_SECOND,
+    Group,
+    Pace,
+    RunningApplication,
+    wait_patiently,
+)
+from tests.applications.schedule import DISTURBING, NAME_SERVER, Event, Kind, schedule
+from tests.applications.slot import Slot
 from tests.change_data.real.feeder import Feeder
-from tests.change_data.real.source_tables import DOCUMENTS, ORDERS, Row, SourceTable, Workload
+from tests.change_data.real.source_tables import DOCUMENTS, ORDERS, Row, SourceTable, Version, Workload
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.queue_ends import queue_ends
 from tests.postgres.server import Postgres
@@ -44,18 +60,33 @@ _PAUSE_S = 0.02
 """Pause between two steps of the workload."""
 _DISTURBED = 0.1
 _DRAIN_S = 400.0
-_EXIT_S = 210.0
 _SHOWN = 5
-_LOG_TAIL = 3000
+_LOOKS_S = 1.0
+"""Pause between two looks whether the applications still run."""
+_FAULTS = ("applications", "servers")
+_PACES = (EVERY_SECOND, Pace({"processingTime": "0 seconds"}))
 _POSTGRES = {"wal_level": "logical", "max_replication_slots": "4", "max_wal_senders": "4"}
+
+
+class LakeTable(NamedTuple):
+    """A table of the lake, with a consumer group of its own."""
+
+    source: SourceTable
+    has_history: bool = False
+    """Whether it keeps all versions of each row."""
+
+    @property
+    def name(self) -> str:
+        """Its name, which its group has as well."""
+        return f"{self.source.name}-history" if self.has_history else self.source.name
 
 
 class LakeTables:
     """The lake's tables with the groups that consume them, in one order of changes."""
 
-    def __init__(self, folder: Path, tables: Sequence[SourceTable], order: str) -> None:
+    def __init__(self, folder: Path, tables: Sequence[LakeTable], order: str) -> None:
         self._folder = folder / order
-        self._tables = tables
+        self.tables = tables
         self._order = order
 
     @property
@@ -68,11 +99,12 @@ class LakeTables:
                     "group": self._group(table),
                     "offsets": str(self._offsets(table)),
                     "path": str(self._path(table)),
-                    "source": f"postgres.shop.{table.name}",
-                    "keys": table.keys,
-                    "columns": table.columns,
+                    "source": f"postgres.shop.{table.source.name}",
+                    "keys": table.source.keys,
+                    "columns": table.source.columns,
+                    "hasHistory": table.has_history,
                 }
-                for table in self._tables
+                for table in self.tables
             ],
         }
 
@@ -80,72 +112,150 @@ class LakeTables:
         """Return the queues that are not yet consumed."""
         return [
             f"{table.name}: {queue} of {end}"
-            for table in self._tables
+            for table in self.tables
             for queue, end in ends.items()
             if (row := self.progress(table).get(queue)) is None or row.next_offset < end
         ]
 
-    def progress(self, table: SourceTable) -> Mapping[MessageQueue, OffsetRow]:
+    def owners(self) -> set[str]:
+        """Return the client ids of those who have queues of every table."""
+        first, *others = ({row.owner for row in self.progress(table).values()} for table in self.tables)
+        return first.intersection(*others)
+
+    def progress(self, table: LakeTable) -> Mapping[MessageQueue, OffsetRow]:
         """Return the offsets of a table's group."""
         path = self._offsets(table)
         return _read_rows(DeltaTable(path), self._group(table)) if DeltaTable.is_deltatable(str(path)) else {}
 
-    def rows(self, table: SourceTable) -> dict[Row, Row]:
+    def rows(self, table: LakeTable) -> dict[Row, Row]:
         """Return a table by key.
 
         Raises:
             AssertionError: If a key has two rows.
         """
-        stored = DeltaTable(self._path(table)).to_pyarrow_table()
-        names = table.column_names
-        assert {*stored.column_names} - HIDDEN == {*names}
-        found = [tuple(row[name] for name in names) for row in stored.to_pylist()]
-        by_key = {row[: len(table.keys)]: row for row in found}
+        found = [row for row, _ in self._read(table)]
+        by_key = {row[: len(table.source.keys)]: row for row in found}
         assert len(by_key) == len(found), f"a key of {table.name} has two rows"
         return by_key
 
-    def _group(self, table: SourceTable) -> str:
+    def versions(self, table: LakeTable) -> dict[Row, list[Version]]:
+        """Return the versions of each key of a history, in their order."""
+        found: dict[Row, list[tuple[str, Version]]] = defaultdict(list)
+        for row, hidden in self._read(table):
+            version = Version(row, is_current=hidden[END_AT] is None)
+            found[row[: len(table.source.keys)]].append((hidden[POSITION], version))
+        return {
+            key: [version for _, version in sorted(each, key=itemgetter(0))] for key, each in found.items()
+        }
+
+    def _read(self, table: LakeTable) -> list[tuple[Row, Mapping[str, Any]]]:
+        """Return all rows, each with its hidden columns."""
+        stored = DeltaTable(self._path(table)).to_pyarrow_table()
+        names = table.source.column_names
+        assert {*stored.column_names} - HIDDEN == {*names}
+        return [(tuple(row[name] for name in names), row) for row in stored.to_pylist()]
+
+    def _group(self, table: LakeTable) -> str:
         return f"{table.name}-by-{self._order}"
 
-    def _offsets(self, table: SourceTable) -> Path:
+    def _offsets(self, table: LakeTable) -> Path:
         return self._folder / f"{table.name}-offsets"
 
-    def _path(self, table: SourceTable) -> Path:
+    def _path(self, table: LakeTable) -> Path:
         return self._folder / table.name
 
 
-class Application(Closing):
-    """The application that consumes."""
+class Disturbance:
+    """The faults of applications, brokers and Debezium during the transactions, each on its target's thread."""
 
-    def __init__(self, group: Group, lake: LakeTables) -> None:
-        module = "tests.change_data.real.consume"
-        self._running = RunningApplication(group, "one", module=module, more=lake.settings)
+    def __init__(
+        self,
+        cluster: ClusterUnderTest,
+        slots: Mapping[str, Slot],
+        feeder: Feeder,
+        *,
+        seed: int,
+        seconds: float,
+        say: Callable[[str], None],
+        problem: Callable[[str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._slots = slots
+        self._feeder = feeder
+        self._say = say
+        self._problem = problem
+        brokers = sorted(cluster.broker_addresses)
+        self._events = schedule(
+            seed, seconds, slots=[*slots], brokers=brokers, forgetful_s=FORGETFUL_S, faults=_FAULTS
+        )
+        self._kills_s = _kills_of_feeder(seed, seconds)
+        self.counts = Counter(str(event.kind) for event in self._events)
+        self.counts["Debezium killed (-9)"] = len(self._kills_s)
+        targets = [*slots, *brokers, NAME_SERVER]
+        self._workers = {target: ThreadPoolExecutor(1, thread_name_prefix=target) for target in targets}
+        self._late_s = dict.fromkeys(self._workers, 0.0)
+        """Seconds by which each target is behind its schedule."""
+        self._done: list[Future[None]] = []
+        self._next_look_s = 0.0
+        self._began_s = time.monotonic()
 
     def look(self) -> None:
-        """Look whether it still runs.
+        """Do what is due by now; start again what ended."""
+        self._do_until(time.monotonic() - self._began_s)
 
-        Raises:
-            AssertionError: If it ended.
-        """
-        code = self._running.exit_code
-        assert code is None, f"the application ended with code {code}:\n{self._tail()}"
-
-    def stop(self) -> None:
-        """Stop it in good order.
-
-        Raises:
-            AssertionError: If it ended badly.
-        """
-        self._running.ask_to_stop()
-        code = self._running.await_exit(_EXIT_S)
-        assert code == 0, f"the application ended with code {code}:\n{self._tail()}"
+    def finish(self) -> None:
+        """Wait until all that was due is done."""
+        self._do_until(math.inf)
+        for done in self._done:
+            if (error := done.exception()) is not None:
+                self._problem(repr(error))
+        self._done.clear()
 
     def close(self) -> None:
-        """Leave no process behind."""
-        self._running.close()
+        """Do nothing more."""
+        for worker in self._workers.values():
+            worker.shutdown(cancel_futures=True)
 
-    def _tail(self) -> str:
-        return self._running.log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
+    def _do_until(self, at_s: float) -> None:
+        while self._kills_s and at_s >= self._kills_s[0]:
+            self._kills_s.pop(0)
+            if not self._feeder.has_sent_all:
+                self._say("Debezium: killed (-9)")
+                self._feeder.kill()
+                self._feeder.start()
+        while self._events and at_s >= self._events[0].at_s:
+            event = self._events.pop(0)
+            self._done.append(self._workers[event.target].submit(self._do, event))
+        if at_s >= self._next_look_s:
+            self._next_look_s = at_s + _LOOKS_S
+            for name, slot in self._slots.items():
+                self._done.append(self._workers[name].submit(slot.look))
+        self._done = [done for done in self._done if not done.done() or done.exception() is not None]
+
+    def _do(self, event: Event) -> None:
+        late_s = self._began_s + event.at_s + self._late_s[event.target] - time.monotonic()
+        if late_s > 0:
+            time.sleep(late_s)
+        if event.kind in DISTURBING:
+            asked_s = time.monotonic()
+            self._slots[event.target].await_member()
+            self._late_s[event.target] += time.monotonic() - asked_s
+        self._say(f"{event.target}: {event.kind}")
+        if event.target in self._slots:
+            self._slots[event.target].do(event)
+        elif event.kind is Kind.BROKER_STOP:
+            self._cluster.stop_broker(event.target)
+        elif event.kind is Kind.BROKER_START:
+            self._cluster.start_broker(event.target)
+        else:
+            self._cluster.restart_name_server()
+
+
+def _kills_of_feeder(seed: int, seconds: float) -> list[float]:
+    """Return the seconds at which Debezium is killed; the last one is early enough to see it come back."""
+    by = random.Random(seed)
+    kills = list(accumulate(by.uniform(10.0, 40.0) for _ in range(int(seconds / 10.0))))
+    return [at_s for at_s in kills if at_s < seconds - 5.0]
 
 
 class Proof:
@@ -158,14 +268,16 @@ class Proof:
         folder: Path,
         *,
         seed: int,
-        tables: Sequence[SourceTable],
+        tables: Sequence[LakeTable],
         truncates: bool,
     ) -> None:
         self._folder = folder
         self._cluster = cluster
+        self._seed = seed
         self._topic = cluster.create_topic("changes", queues=_QUEUES)
         self._tables = tables
-        self._workload = Workload(partial(postgres.connect), random.Random(seed), tables, truncates=truncates)
+        sources = list(dict.fromkeys(table.source for table in tables))
+        self._workload = Workload(postgres.connect, random.Random(seed), sources, truncates=truncates)
         self._feeder = Feeder(
             folder,
             database=postgres.address,
@@ -175,32 +287,35 @@ class Proof:
             disturbed=_DISTURBED,
         )
         self.counts: Counter[str] = Counter()
+        self.problems: list[str] = []
+        """Problems besides the differences of tables."""
         self._began_s = time.monotonic()
 
     def run(self, seconds: float) -> list[str]:
         """Return how the lake's tables differ from the database's."""
         for _ in range(_FIRST_ROWS):
             self._workload.step()
+        self._workload.begin_history()
         lake = LakeTables(self._folder, self._tables, "source")
-        with self._feeder, self._application(lake) as application:
-            self._say("transactions and consumption begin")
-            self._work(seconds)
+        slots = self._slots(lake, ["one", "two"])
+        with self._feeder, self._running(slots):
+            for slot in slots.values():
+                slot.await_member()
+            self._say("transactions begin")
+            self._work(slots, seconds)
             self._workload.finish()
             wait_patiently(self._is_fed, _DRAIN_S, reason="the last change's message")
-            ends = self._ends()
-            self.counts["messages"] = sum(ends.values())
-            self._say(f"draining {self.counts['messages']} messages")
-            self._await_drained(lake, ends, application)
-            application.stop()
+            self._drain(lake, slots)
         return self._differences(lake)
 
     def differences_by_queue(self) -> list[str]:
         """Return the differences of tables for which the order of queues decides."""
-        lake = LakeTables(self._folder, self._tables, "queue")
+        tables = [table for table in self._tables if not table.has_history]
+        lake = LakeTables(self._folder, tables, "queue")
         self._say("consuming by the order of queues")
-        with self._application(lake) as application:
-            self._await_drained(lake, self._ends(), application)
-            application.stop()
+        slots = self._slots(lake, ["one"])
+        with self._running(slots):
+            self._drain(lake, slots)
         return self._differences(lake)
 
     def close(self) -> None:
@@ -208,17 +323,40 @@ class Proof:
         self._feeder.close()
         self._workload.close()
 
-    def _work(self, seconds: float) -> None:
+    @contextmanager
+    def _running(self, slots: Mapping[str, Slot]) -> Iterator[None]:
+        try:
+            for slot in slots.values():
+                slot.join(same_name=False)
+            yield
+        finally:
+            for slot in slots.values():
+                slot.close()
+
+    def _work(self, slots: Mapping[str, Slot], seconds: float) -> None:
+        disturbance = Disturbance(
+            self._cluster,
+            slots,
+            self._feeder,
+            seed=self._seed,
+            seconds=seconds,
+            say=self._say,
+            problem=self._problem,
+        )
+        self.counts += disturbance.counts
         began_s = time.monotonic()
         is_altered = False
-        while (now_s := time.monotonic() - began_s) < seconds:
-            self._workload.step()
-            self._is_fed()
-            time.sleep(_PAUSE_S)
-            if now_s > seconds / 3 and not is_altered:
-                is_altered = True
-                self._workload.add_columns()
-                self._say("a column more in each table")
+        with closing(disturbance):
+            while (now_s := time.monotonic() - began_s) < seconds:
+                self._workload.step()
+                self._is_fed()
+                disturbance.look()
+                time.sleep(_PAUSE_S)
+                if now_s > seconds / 3 and not is_altered:
+                    is_altered = True
+                    self._workload.add_columns()
+                    self._say("a column more in each table")
+            disturbance.finish()
         self.counts["committed transactions"] = self._workload.committed
         self.counts["rolled back"] = self._workload.rolled_back
 
@@ -230,7 +368,7 @@ class Proof:
             self._feeder.start()
         return self._feeder.has_sent_all
 
-    def _application(self, lake: LakeTables) -> Application:
+    def _slots(self, lake: LakeTables, names: Sequence[str]) -> dict[str, Slot]:
         group = Group(
             name_servers=self._cluster.name_servers,
             topic=self._topic,
@@ -239,27 +377,47 @@ class Proof:
             timing=TIMING,
         )
         group.folder.mkdir(parents=True, exist_ok=True)
-        return Application(group, lake)
+        module = "tests.change_data.real.consume"
+        start = partial(RunningApplication, group, module=module, more=lake.settings)
+        return {
+            name: Slot(name, start, lake.owners, cycle(_PACES), say=self._say, problem=self._problem)
+            for name in names
+        }
 
-    def _await_drained(
-        self, lake: LakeTables, ends: Mapping[MessageQueue, int], application: Application
-    ) -> None:
+    def _drain(self, lake: LakeTables, slots: Mapping[str, Slot]) -> None:
+        """Wait until all messages are consumed, and stop the applications in good order."""
+        ends = self._ends()
+        self.counts["messages"] = sum(ends.values())
+        self._say(f"draining {self.counts['messages']} messages")
+
         def is_drained() -> bool:
-            application.look()
+            for slot in slots.values():
+                slot.look()
             return not lake.behind(ends)
 
         wait_patiently(is_drained, _DRAIN_S, reason="all being consumed")
+        for slot in slots.values():
+            slot.stop()
 
     def _ends(self) -> dict[MessageQueue, int]:
         return queue_ends(self._cluster.name_servers, self._cluster.broker_addresses, self._topic)
 
     def _differences(self, lake: LakeTables) -> list[str]:
         found = []
-        for table in self._tables:
-            here, there = self._workload.rows(table), lake.rows(table)
-            self.counts[f"rows of {table.name}"] = len(here)
-            found += _differences(table, here, there)
+        for table in lake.tables:
+            if table.has_history:
+                there = lake.versions(table)
+                self.counts[f"versions of {table.source.name}"] = sum(map(len, there.values()))
+                found += _differing_versions(table, self._workload.versions(table.source), there)
+            else:
+                here = self._workload.rows(table.source)
+                self.counts[f"rows of {table.name}"] = len(here)
+                found += _differences(table.source, here, lake.rows(table))
         return found
+
+    def _problem(self, text: str) -> None:
+        self._say(f"PROBLEM: {text}")
+        self.problems.append(text)
 
     def _say(self, text: str) -> None:
         sys.stdout.write(f"{time.monotonic() - self._began_s:7.1f} s  {text}\n")
@@ -274,6 +432,26 @@ def _differences(table: SourceTable, here: Mapping[Row, Row], there: Mapping[Row
         for name, wanted, got in zip(table.column_names, here[key], there[key], strict=True):
             if not _is_same(wanted, got):
                 found.append(f"{table.name} {key} {name}: {_shown(got)} instead of {_shown(wanted)}")
+    return found
+
+
+def _differing_versions(
+    table: LakeTable, here: Mapping[Row, Sequence[Version]], there: Mapping[Row, Sequence[Version]]
+) -> list[str]:
+    """Return what a history of the lake has otherwise than the database had it.
+
+    It may lack the first versions of a row, if they had ended when Debezium read the table.
+    """
+    found = []
+    for key in here.keys() | there.keys():
+        wanted, got = here.get(key, ()), there.get(key, ())
+        missing = len(wanted) - len(got)
+        if missing < 0 or any(not each.may_be_missing for each in wanted[:missing]):
+            found.append(f"{table.name} {key}: {len(got)} versions instead of {len(wanted)}")
+            continue
+        for number, (one, other) in enumerate(zip(wanted[missing:], got, strict=True)):
+            if one.is_current != other.is_current or not all(map(_is_same, one.row, other.row)):
+                found.append(f"{table.name} {key}: version {number} is {_shown(other)}, not {_shown(one)}")
     return found
 
 
@@ -292,10 +470,10 @@ def prove(
     *,
     seed: int,
     seconds: float,
-    tables: Sequence[SourceTable],
+    tables: Sequence[LakeTable],
     by_queue: bool,
 ) -> tuple[list[str], list[str], Counter[str]]:
-    """Run everything; return the differences, those by the order of queues, and counts of what happened."""
+    """Run everything; return what is wrong, differences by the order of queues, and counts of what happened."""
     with (
         RealCluster(brokers=2, forgetful_s=FORGETFUL_S) as real,
         Postgres(_POSTGRES) as postgres,
@@ -305,7 +483,8 @@ def prove(
         proof = Proof(cluster, postgres, folder, seed=seed, tables=tables, truncates=not by_queue)
         try:
             differences = proof.run(seconds)
-            return differences, proof.differences_by_queue() if by_queue else [], proof.counts
+            by_queue_differences = proof.differences_by_queue() if by_queue else []
+            return proof.problems + differences, by_queue_differences, proof.counts
         finally:
             proof.close()
 
@@ -326,7 +505,7 @@ def main() -> None:
         folder,
         seed=seed,
         seconds=chosen.seconds,
-        tables=(ORDERS, DOCUMENTS),
+        tables=(LakeTable(ORDERS), LakeTable(ORDERS, has_history=True), LakeTable(DOCUMENTS)),
         by_queue=chosen.by_queue,
     )
     sys.stdout.write("".join(f"{name}: {number}\n" for name, number in counts.items()))

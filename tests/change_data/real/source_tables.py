@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import string
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,30 @@ _TEXTS = ("", "grün", "漢字 😀", 'a "quoted" \\ line\nand another', "null",
 _BIG = 4_000
 """Characters of a value that PostgreSQL stores apart (TOAST), and leaves out of later changes."""
 _LOCK_MS = 50
+_NOTES = "notes"
+"""Schema of the tables with all changes."""
+_NOTING: tuple[LiteralString, ...] = (
+    "CREATE TABLE {notes} AS SELECT nextval('notes.number') AS number, 'INSERT' AS what, * FROM {table}",
+    # A change of the key deletes a row and inserts another one, as it does for Debezium.
+    """
+    CREATE FUNCTION {note}() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF TG_OP = 'TRUNCATE' THEN
+            INSERT INTO {notes} (number, what) VALUES (nextval('notes.number'), 'TRUNCATE');
+            RETURN NULL;
+        END IF;
+        IF TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND {old_key} IS DISTINCT FROM {new_key}) THEN
+            INSERT INTO {notes} SELECT nextval('notes.number'), 'DELETE', OLD.*;
+        END IF;
+        IF TG_OP <> 'DELETE' THEN
+            INSERT INTO {notes} SELECT nextval('notes.number'), 'INSERT', NEW.*;
+        END IF;
+        RETURN NULL;
+    END $$
+    """,
+    "CREATE TRIGGER rows AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {note}()",
+    "CREATE TRIGGER all_rows AFTER TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {note}()",
+)
 
 
 class Column(NamedTuple):
@@ -37,7 +62,7 @@ class Column(NamedTuple):
     make: Callable[[random.Random], Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SourceTable:
     """A table of the database and of the lake."""
 
@@ -67,6 +92,11 @@ class SourceTable:
     def in_database(self) -> sql.Identifier:
         """Its name in statements."""
         return sql.Identifier(SCHEMA, self.name)
+
+    @property
+    def notes(self) -> sql.Identifier:
+        """Name of the table with all its changes."""
+        return sql.Identifier(_NOTES, self.name)
 
 
 def _text(by: random.Random) -> str | None:
@@ -144,6 +174,15 @@ DOCUMENTS = SourceTable(
 )
 
 
+class Version(NamedTuple):
+    """One of the versions of a row."""
+
+    row: Row
+    is_current: bool
+    may_be_missing: bool = False
+    """Whether it had ended when Debezium began to follow the database's log."""
+
+
 @dataclass
 class Workload:
     """Random transactions on tables, one after the other or two at the same time."""
@@ -158,6 +197,8 @@ class Workload:
     def __post_init__(self) -> None:
         self._one, self._other = self.connect(), self.connect()
         self._has_new_columns = False
+        self._followed_from = 0
+        """Number of the newest note when Debezium began to follow the database's log; 0 before."""
         self._one.execute(f"CREATE SCHEMA {SCHEMA}")
         self._one.execute(f"CREATE TABLE {SCHEMA}.{LAST_TABLE} (id int PRIMARY KEY)")
         for table in self.tables:
@@ -175,6 +216,8 @@ class Workload:
 
     def step(self) -> None:
         """Make a transaction, or two of which the one that begins later may commit first."""
+        if not self._followed_from:
+            self._look_for_debezium()
         if self.by.random() < 0.8:
             self._transaction(self._one)
             return
@@ -182,15 +225,43 @@ class Workload:
         self._transaction(self._other)
         self._transaction(self._one)
 
+    def begin_history(self) -> None:
+        """Note each row now, and every change from now on, in tables that Debezium does not read."""
+        self._one.execute(f"CREATE SCHEMA {_NOTES}")
+        self._one.execute(f"CREATE SEQUENCE {_NOTES}.number")
+        for table in self.tables:
+            names = {
+                "table": table.in_database,
+                "notes": table.notes,
+                "note": sql.Identifier(_NOTES, f"note_{table.name}"),
+                "old_key": _row("old", table.keys),
+                "new_key": _row("new", table.keys),
+            }
+            for statement in _NOTING:
+                self._one.execute(sql.SQL(statement).format(**names))
+        self._one.commit()
+
     def add_columns(self) -> None:
         """Add a column to each table; later transactions write it."""
         for table in self.tables:
-            self._one.execute(
-                sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(
-                    table.in_database, sql.Identifier(table.added.name), sql.SQL(table.added.type)
+            for place in (table.in_database, table.notes):
+                self._one.execute(
+                    sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(
+                        place, sql.Identifier(table.added.name), sql.SQL(table.added.type)
+                    )
                 )
-            )
         self._has_new_columns = True
+        self._one.commit()
+
+    def _look_for_debezium(self) -> None:
+        """Note which changes were made before Debezium began to follow the log, after it read the tables."""
+        streaming = self._one.execute(
+            "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
+        ).fetchone()
+        if streaming is not None:
+            number = self._one.execute(f"SELECT last_value FROM {_NOTES}.number").fetchone()
+            assert number is not None
+            self._followed_from = number[0]
         self._one.commit()
 
     def finish(self) -> None:
@@ -200,19 +271,45 @@ class Workload:
 
     def rows(self, table: SourceTable) -> dict[Row, Row]:
         """Return the table by key, each value as the lake's table has it."""
-        shown = [
-            sql.SQL("{}::{}").format(sql.Identifier(name), sql.SQL(table.casts[name]))
+        columns = self._shown(table)
+        found = self._one.execute(sql.SQL("SELECT {} FROM {}").format(columns, table.in_database)).fetchall()
+        self._one.commit()
+        return {row[: len(table.keys)]: row for row in found}
+
+    def versions(self, table: SourceTable) -> dict[Row, list[Version]]:
+        """Return the versions of each row since :meth:`begin_history` by key, in their order."""
+        noted = self._one.execute(
+            sql.SQL("SELECT number, what, {} FROM {} ORDER BY number").format(self._shown(table), table.notes)
+        ).fetchall()
+        self._one.commit()
+        found: dict[Row, list[Version]] = defaultdict(list)
+
+        def end(key: Row, number: int) -> None:
+            if found[key] and found[key][-1].is_current:
+                was_early = number <= self._followed_from
+                found[key][-1] = found[key][-1]._replace(is_current=False, may_be_missing=was_early)
+
+        for number, what, *values in noted:
+            row = tuple(values)
+            key = row[: len(table.keys)]
+            if what == "INSERT" and found[key] and found[key][-1] == Version(row, is_current=True):
+                continue
+            for each in list(found) if what == "TRUNCATE" else [key]:
+                end(each, number)
+            if what == "INSERT":
+                found[key].append(Version(row, is_current=True))
+        return {key: versions for key, versions in found.items() if versions}
+
+    def _shown(self, table: SourceTable) -> sql.Composed:
+        """Return a table's columns as the lake's table has them; NULL for one that is not there yet."""
+        return sql.SQL(", ").join(
+            sql.SQL("NULL")
+            if name == table.added.name and not self._has_new_columns
+            else sql.SQL("{}::{}").format(sql.Identifier(name), sql.SQL(table.casts[name]))
             if name in table.casts
             else sql.Identifier(name)
             for name in table.column_names
-            if name != table.added.name or self._has_new_columns
-        ]
-        found = self._one.execute(
-            sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(shown), table.in_database)
-        ).fetchall()
-        self._one.commit()
-        filled = [(*row, *([None] * (len(table.column_names) - len(shown)))) for row in found]
-        return {row[: len(table.keys)]: row for row in filled}
+        )
 
     def _transaction(self, connection: Connection) -> None:
         self._statements(connection)
@@ -320,6 +417,12 @@ class Workload:
 
     def _truncate(self, connection: Connection, table: SourceTable) -> None:
         connection.execute(sql.SQL("TRUNCATE {}").format(table.in_database))
+
+
+def _row(record: LiteralString, columns: Sequence[str]) -> sql.Composed:
+    """Return some columns of a record of a trigger as one value."""
+    each = [sql.SQL("{}.{}").format(sql.SQL(record), sql.Identifier(column)) for column in columns]
+    return sql.SQL("ROW({})").format(sql.SQL(", ").join(each))
 
 
 def _where(table: SourceTable) -> sql.Composed:
