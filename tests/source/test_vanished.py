@@ -448,3 +448,19 @@ def test_a_topic_that_is_read_and_gone_is_still_a_loss() -> None:
 
     with pytest.raises(TopicDeleted):
         planning.next()
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_queue_that_a_topic_gets_back_goes_on_where_it_was(topics: Topics, fails: str) -> None:
+    """F4: a broker keeps the messages of removed queues, so that none is read twice."""
+    topic = topics.make(1, 2)
+    stream = topics.stream(topic, routeRefreshMs="1", failOnDataLoss=fails)
+    assert stream.next_offsets() is not None
+    topics.sim.create_topic(topic, queues=1, brokers=["broker-a"])
+    topics.put(topic, 0, 1)
+    assert stream.next_offsets() == {MessageQueue(topic, "broker-a", 0): [1]}
+
+    topics.sim.create_topic(topic, queues=2, brokers=["broker-a"])
+    topics.put(topic, 1, 1)
+
+    assert stream.next_offsets() == {MessageQueue(topic, "broker-a", 1): [2]}

@@ -26,7 +26,7 @@ from pyspark_rocketmq.consume.planning import (
 from pyspark_rocketmq.consume.positions import StoredBy, stored_by, with_times_of_waiting
 from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import RocketMQError, TopicNotFound
+from pyspark_rocketmq.errors import RocketMQError, TopicDeleted, TopicNotFound
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.retry import RetryPolicy, call_with_retry
@@ -98,7 +98,9 @@ class MicroBatchPlanner:
         self._planned_at_s: float | None = None
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
-        """Queues of the newest checkpoint that were deleted: a queue with the same name is a new one."""
+        """Queues of the newest checkpoint whose topics were deleted: one of the same name is a new queue."""
+        self._removed: set[MessageQueue] = set()
+        """Queues that their topics no longer have, as of the last plan; each was logged then."""
         self._held_up: frozenset[QueueRange] = frozenset()
         """Uncommitted ranges that held up their queues at the last plan, and were logged then."""
         self._has_awaited = False
@@ -393,25 +395,28 @@ class MicroBatchPlanner:
     def _without_vanished(
         self, previous: Sequence[QueueRange], snapshot: Snapshot | None
     ) -> Sequence[QueueRange]:
-        """Return ``previous``; leave out queues that were deleted if this is a plain stream.
+        """Return ``previous``; leave out the queues of deleted topics if this is a plain stream.
 
-        A queue of a topic that the query no longer reads keeps its position, even if it was deleted.
+        Queues that a topic lost, and queues of topics that the query no longer reads, keep their positions: a
+        broker keeps their messages, and the topic may get these queues back.
 
         Raises:
-            DataLoss: If messages of a deleted queue are or may be lost, and ``failOnDataLoss`` is true.
+            DataLoss: If messages of a queue that is gone are or may be lost, and ``failOnDataLoss`` is true.
         """
         if not self._progress.begins_in_checkpoint:
             return previous
         read = self._of_read_topics(previous)
+        removed = set()
         for queue, loss in self._view.vanished([*read, *self._drain.not_planned(previous)], snapshot):
             if loss is not None and self._options.fail_on_data_loss:
                 raise loss
-            if queue not in self._gone:
+            if queue not in self._gone | self._removed:
                 logger.warning(
                     "queue is gone, going on without it %s: %s", queue, loss or "it was read to its end"
                 )
-            self._gone.add(queue)
+            (self._gone if isinstance(loss, TopicDeleted) else removed).add(queue)
             self._drain.forget(queue)
+        self._removed = removed
         if not self._gone:
             return previous
         return [planned for planned in previous if planned.queue not in self._gone]
