@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -14,6 +15,9 @@ from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.start_positions import OptionPositions
+from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus
+from tests.helpers.stored_messages import encode_stored_message
 
 Q0, Q1 = (MessageQueue("orders", "a", at) for at in (0, 1))
 BOUNDS = {Q0: QueueBounds(2, 9), Q1: QueueBounds(0, 5)}
@@ -21,13 +25,41 @@ ADDRESSES = {"a": BrokerAddress("a:10911")}
 
 
 class Brokers:
-    """Brokers that answer searches by time."""
+    """Brokers that answer searches by time, and pulls of messages whose store times are known."""
 
     def __init__(self) -> None:
         self.found: dict[MessageQueue, int] = {}
+        self.stored_ms: dict[MessageQueue, Sequence[int]] = {}
 
     def search_offset(self, _: str, queue: MessageQueue, __: int) -> int:
         return self.found[queue]
+
+    def pull(self, _: str, request: PullRequest) -> PullResult:
+        queue, offset = request.queue, request.queue_offset
+        low, high, _ = BOUNDS[queue]
+        if queue not in self.stored_ms:
+            return PullResult(PullStatus.NO_MATCHED_MSG, offset + 1, low, high)
+        stored_ms = self.stored_ms[queue][offset - low]
+        return PullResult(PullStatus.FOUND, offset + 1, low, high, body=_stored(queue, offset, stored_ms))
+
+
+def _stored(queue: MessageQueue, offset: int, stored_ms: int) -> bytes:
+    return encode_stored_message(
+        StoredMessage(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            commit_log_offset=offset * 100,
+            body=b"",
+            sys_flag=0,
+            properties_data=b"",
+            born_timestamp=0,
+            born_host="127.0.0.1:1",
+            store_timestamp=stored_ms,
+            store_host="127.0.0.1:2",
+            body_crc=body_crc(b""),
+        )
+    )
 
 
 def positions(
@@ -83,6 +115,20 @@ def test_times_are_searched_for_at_the_brokers_and_kept_within_their_bounds() ->
     found = positions(brokers=brokers, startingTimestamp="1700000000000").starts(seen(), BOUNDS)
 
     assert found == {Q0: 2, Q1: 3}
+
+
+@pytest.mark.parametrize("answer", range(7))
+@pytest.mark.parametrize("time_ms", [1, 10, 15, 20, 25, 30, 35])
+def test_an_answer_that_is_only_near_a_time_moves_no_start_and_no_end(time_ms: int, answer: int) -> None:
+    """F2: brokers before 5.1.1 answer with the nearest message, or any of those with the very time."""
+    times = [10, 20, 20, 20, 30]
+    brokers = Brokers()
+    brokers.found, brokers.stored_ms = {Q1: answer}, {Q1: times}
+    exact = {Q1: sum(at_ms < time_ms for at_ms in times)}
+    snapshot = seen({Q1: BOUNDS[Q1]})
+
+    assert positions(brokers=brokers, startingTimestamp=str(time_ms)).starts(snapshot, [Q1]) == exact
+    assert positions(brokers=brokers, endingTimestamp=str(time_ms)).ends(snapshot) == exact
 
 
 def test_a_batch_ends_at_the_last_message_or_where_the_option_says() -> None:

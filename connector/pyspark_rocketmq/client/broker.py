@@ -211,7 +211,7 @@ class BrokerClient:
         """Return the queue offset of the first message stored at or after ``timestamp_ms`` (since the epoch).
 
         It is the maximum offset if all messages are older. For a time before the first message it may be
-        below the minimum offset.
+        below the minimum offset. Brokers before 5.1.1 answer with the nearest message, which may be older.
         """
         header = headers.SearchOffsetRequestHeader(
             topic=self._names.named(queue.topic),

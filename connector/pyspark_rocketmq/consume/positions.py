@@ -16,7 +16,7 @@ last one that is known to have arrived, and those after it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -295,6 +295,38 @@ def timed_positions(
     return positions, tuple(
         queue for queue in sorted(positions) if positions[queue] == bounds[queue].max_offset
     )
+
+
+def first_stored_at(
+    time_ms: int, found: int, bounds: QueueBounds, stored_ms: Callable[[int], int | None]
+) -> int:
+    """Return the offset of a queue's first message stored at or after ``time_ms``; its end without one.
+
+    Brokers before 5.1.1 answer with the nearest message or, of several with that time, with any of them; so
+    the messages around the answer are looked at, and others if it is wrong.
+
+    Args:
+        time_ms: Milliseconds since the epoch.
+        found: The broker's answer.
+        bounds: The queue's bounds.
+        stored_ms: Returns the store time of the message at an offset; None if it is not known, which leaves
+            the answer as it is.
+
+    Source: ``ConsumeQueue.getOffsetInQueueByTime``.
+    """
+    low, high = bounds.min_offset, bounds.max_offset
+    answer = min(max(found, low), high)
+    near = iter((answer, answer - 1, answer + 1))
+    while low < high:
+        place = next((each for each in near if low <= each < high), (low + high) // 2)
+        at_ms = stored_ms(place)
+        if at_ms is None:
+            return min(max(answer, low), high)
+        if at_ms < time_ms:
+            low = place + 1
+        else:
+            high = place
+    return low
 
 
 def resolve_start_offset(stored: int, shown: ShownOffsets, at_broker: int | None, *, was_reset: bool) -> int:

@@ -11,6 +11,7 @@ from pyspark_rocketmq.client.cluster import Cluster, outcomes_at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.not_now import Rests
+from pyspark_rocketmq.consume.positions import first_stored_at
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
@@ -120,15 +121,16 @@ class MessageLookup:
         Raises:
             RocketMQError: If the broker does not answer, or refuses.
         """
-        found = self._brokers.search_offset(address, queue, timestamp + 1)
-        offset = min(max(found, bounds.min_offset), bounds.max_offset)
-        seen = self._at(queue, offset, address)
-        if seen.is_reset:
-            # A reset is reported only once: the next answer is the message.
+
+        def stored_ms(offset: int) -> int | None:
             seen = self._at(queue, offset, address)
-        # Brokers before 5 answer with the nearest message, which may be the one before.
-        is_before = seen.message is not None and seen.message.store_timestamp <= timestamp
-        return offset + 1 if is_before else offset
+            if seen.is_reset:
+                # A reset is reported only once: the next answer is the message.
+                seen = self._at(queue, offset, address)
+            return None if seen.message is None else seen.message.store_timestamp
+
+        found = self._brokers.search_offset(address, queue, timestamp + 1)
+        return first_stored_at(timestamp + 1, found, bounds, stored_ms)
 
     def _at(self, queue: MessageQueue, offset: int, address: BrokerAddress) -> Found:
         found = found_at(self._brokers, self._group, queue, offset, address)

@@ -15,6 +15,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.positions import (
     ending_positions,
+    first_stored_at,
     starting_positions,
     timed_positions,
     unknown_queue_problems,
@@ -27,6 +28,7 @@ from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetKey
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import (
     COMMITTED,
     EARLIEST_OFFSET,
@@ -37,6 +39,7 @@ from pyspark_rocketmq.options.positions import (
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.source.cluster_view import Snapshot
+from pyspark_rocketmq.source.message_lookup import found_at
 
 logger = logging.getLogger(__name__)
 
@@ -131,9 +134,7 @@ class OptionPositions:
         wanted = {queue: times.wanted(queue) for queue in queues}
         found = at_queues(
             [queue for queue, time_ms in wanted.items() if time_ms >= 0],
-            lambda queue: self._brokers.search_offset(
-                snapshot.addresses[queue.broker_name], queue, wanted[queue]
-            ),
+            lambda queue: self._searched(queue, wanted[queue], snapshot),
         )
         positions, unmatched = timed_positions(found, snapshot.bounds)
         for queue, word in wanted.items():
@@ -141,6 +142,19 @@ class OptionPositions:
                 bounds = snapshot.bounds[queue]
                 positions[queue] = bounds.min_offset if word == EARLIEST_OFFSET else bounds.max_offset
         return positions, unmatched
+
+    def _searched(self, queue: MessageQueue, time_ms: int, snapshot: Snapshot) -> int:
+        """Return the offset of a time; a group takes the broker's answer as it is, as in Java."""
+        address = snapshot.addresses[queue.broker_name]
+        found = self._brokers.search_offset(address, queue, time_ms)
+        if self._options.consumer_group is not None:
+            return found
+
+        def stored_ms(offset: int) -> int | None:
+            message = found_at(self._brokers, PLAIN_SOURCE_GROUP, queue, offset, address).message
+            return None if message is None else message.store_timestamp
+
+        return first_stored_at(time_ms, found, snapshot.bounds[queue], stored_ms)
 
     def _committed(
         self, group: str | None, snapshot: Snapshot, queues: Collection[MessageQueue]
