@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from pyspark_rocketmq.consume.concurrent import (
@@ -115,7 +117,11 @@ def test_messages_after_the_ack_index_have_failed(ack_index: int, acknowledged: 
         ("SUCCESS", ReturnType.FAILED, True),
         (True, ReturnType.FAILED, True),
         ([], ReturnType.FAILED, True),
+        (pd.DataFrame({"name": ["a", "b"]}), ReturnType.FAILED, True),
+        (np.array(["CONSUME_SUCCESS"]), ReturnType.FAILED, True),
+        (pd.NA, ReturnType.FAILED, True),
     ],
+    ids=repr,
 )
 def test_only_consume_success_acknowledges(status: object, return_type: ReturnType, is_problem: bool) -> None:
     """E2: anything else has every message come again, whatever ackIndex says."""

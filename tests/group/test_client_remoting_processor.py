@@ -263,6 +263,8 @@ def answering_concurrently(messages: Sequence[MessageExt], context: ConsumeConcu
     context.ack_index = -1
     if messages[0].keys == "raise":
         raise ValueError("not today")
+    if messages[0].keys == "frame":
+        return pd.DataFrame({"name": ["a", "b"]})
     return None if messages[0].keys == "None" else messages[0].keys
 
 
@@ -275,6 +277,7 @@ def answering_concurrently(messages: Sequence[MessageExt], context: ConsumeConcu
         ("None", ConsumeResult.CR_RETURN_NULL),
         ("raise", ConsumeResult.CR_THROW_EXCEPTION),
         ("no status", ConsumeResult.CR_LATER),
+        ("frame", ConsumeResult.CR_LATER),
     ],
 )
 def test_a_concurrent_listener_consumes_one_message_directly(

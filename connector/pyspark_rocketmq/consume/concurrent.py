@@ -115,9 +115,11 @@ def answer_of(status: object, *, ack_index: object, delay_level: object, count: 
     level, level_problem = _whole(delay_level, "delay_level_when_next_consume", BROKER_DECIDES)
     if status is None:
         return Answer(ReturnType.RETURNNULL, 0, level, _RETURNED_NONE)
-    if status == ConsumeConcurrentlyStatus.RECONSUME_LATER:
+    # Compare nothing but strings: a DataFrame, for example, cannot be compared.
+    name = status if isinstance(status, str) else ""
+    if name == ConsumeConcurrentlyStatus.RECONSUME_LATER:
         return Answer(ReturnType.FAILED, 0, level, level_problem)
-    if status != _CONSUME_SUCCESS:
+    if name != _CONSUME_SUCCESS:
         return Answer(ReturnType.FAILED, 0, level, _no_status(status))
     index, index_problem = _whole(ack_index, "ack_index", -1)
     return Answer(_SUCCESS, max(0, min(index + 1, count)), level, index_problem or level_problem)

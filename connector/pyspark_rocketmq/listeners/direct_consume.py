@@ -81,7 +81,7 @@ class DirectConsumer:
             return ConsumeResult.CR_RETURN_NULL
         if self._is_orderly:
             return _ORDERLY_RESULTS[status_of(answer)]
-        is_success = answer == ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+        is_success = isinstance(answer, str) and answer == ConsumeConcurrentlyStatus.CONSUME_SUCCESS
         return ConsumeResult.CR_SUCCESS if is_success else ConsumeResult.CR_LATER
 
 
