@@ -25,7 +25,11 @@ from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.task import Engine, TaskParts
-from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext, DeliveryContext
+from pyspark_rocketmq.listeners.context import (
+    ConsumeConcurrentlyContext,
+    ConsumeOrderlyContext,
+    DeliveryContext,
+)
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageModel, QueueRange
@@ -164,3 +168,24 @@ def test_rows_of_a_run_of_hours_do_not_fill_the_disk() -> None:
         assert sum(batch.num_rows for batch in cut.batches()) == 130
 
     assert sizes == [False, False, False]
+
+
+def test_many_rows_of_a_message_stay_when_others_of_its_call_have_failed(tmp_path: Path) -> None:
+    """E2: rows of later calls are not written over them in the range's temporary file."""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> str:
+        first = messages[0].queue_offset
+        for n in range(200):
+            context.emit(messages[0], n=n, text=f"{first}" * (32 << 10))
+        context.ack_index = 0
+        return "CONSUME_SUCCESS"
+
+    settings = ConcurrentSettings(
+        consume_message_batch_max_size=2, consume_thread_max=1, message_model=MessageModel.BROADCASTING
+    )
+    send_back = SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing")
+    engine = ConcurrentEngine(form_of(listener, orderly=False), OUTPUT, settings, send_back)
+
+    part = consume(engine, QueueRange.between(QUEUE, 10, 14, epoch=1), tmp_path)
+
+    assert written(part, tmp_path) == [(offset, n) for offset in (10, 12) for n in range(200)]

@@ -72,6 +72,7 @@ from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import (
     IN_MEMORY_BYTES,
     Emitted,
+    SpilledRows,
     in_queue_order,
     size_of,
     spill,
@@ -530,9 +531,13 @@ class ConcurrentRun(RangeRun):
             self._keep(done[0], emitted if len(done) == 1 else self._in_order(emitted, done))
             return
         # Messages of other calls may lie between those of this call, so keep the rows of each one separately.
+        stay: set[int] = set()
         for index in done:
-            self._keep(index, self._in_order(emitted, [index]))
-        self._file.drop(emitted)
+            rows = self._in_order(emitted, [index])
+            stay.update(id(each) for each in rows if isinstance(each, SpilledRows))
+            self._keep(index, rows)
+        # If all rows are one message's, they stay where they are in the file: nothing may be written there.
+        self._file.drop([each for each in emitted if id(each) not in stay])
 
     def _in_order(self, emitted: list[Emitted], done: Sequence[int]) -> list[Emitted]:
         offsets = list(map(self._offset_at, done))
