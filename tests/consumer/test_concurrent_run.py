@@ -6,6 +6,7 @@ import select
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -539,6 +540,34 @@ def test_a_range_that_has_ended_leaves_the_loop_to_one_whose_call_blocks_it(
     finally:
         release.set()
         other.close()
+
+
+def test_a_call_that_is_abandoned_before_the_blocked_loop_begins_it_ends() -> None:
+    """E7: otherwise its slot of the pool would never be free again."""
+    workers = LoopWorkers()
+    is_blocked, release = threading.Event(), threading.Event()
+
+    async def blocking() -> bool:
+        is_blocked.set()
+        release.wait(PATIENCE_S)
+        return False
+
+    async def waiting() -> bool:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(2 * PATIENCE_S)
+        return False
+
+    workers.call(1, blocking)
+    assert is_blocked.wait(PATIENCE_S)
+    workers.call(2, waiting)
+    workers.abandon(2)
+    release.set()
+
+    try:
+        assert workers.next_event(PATIENCE_S) == CallEnded(1)
+        assert workers.next_event(PATIENCE_S) == CallEnded(2)
+    finally:
+        workers.close()
 
 
 @pytest.mark.parametrize("kind", ["in_threads", "in_loop"])

@@ -296,7 +296,7 @@ class LoopWorkers(ListenerWorkers):
     def abandon(self, number: int) -> None:
         """Cancel the call; it ends at its next await."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cancel, number)
+            self._loop.call_soon_threadsafe(self._cancel, self._loop, number)
 
     def close(self) -> None:
         """Cancel the calls that have not ended, and wait up to 2 s for them; end the sending threads.
@@ -323,9 +323,10 @@ class LoopWorkers(ListenerWorkers):
     def _begin(self, loop: asyncio.AbstractEventLoop, number: int, invoke: Callable[[], Settling]) -> None:
         self._tasks[number] = loop.create_task(self._await(number, invoke))
 
-    def _cancel(self, number: int) -> None:
+    def _cancel(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
         if (task := self._tasks.get(number)) is not None:
-            task.cancel()
+            # Not now: a task that is cancelled before its first step never runs, so the call would not end.
+            loop.call_soon(task.cancel)
 
     async def _await(self, number: int, invoke: Callable[[], Settling]) -> None:
         try:
