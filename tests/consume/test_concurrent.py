@@ -132,6 +132,13 @@ def test_only_consume_success_acknowledges(status: object, return_type: ReturnTy
     assert (answer.problem is not None) is is_problem
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    """E2: otherwise messages that are done would come again."""
+    answer = answer_of("CONSUME_SUCCESS", ack_index=np.int64(0), delay_level=np.int32(5), count=2)
+
+    assert answer == Answer(ReturnType.SUCCESS, 1, 5)
+
+
 def test_a_context_with_nonsense_is_reported_and_acknowledges_nothing() -> None:
     """E2: a mistake must not lose a message."""
     answer = answer_of("CONSUME_SUCCESS", ack_index="1", delay_level=2.5, count=2)

@@ -5,10 +5,12 @@ import datetime as dt
 import itertools
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql.types import StructType
 
@@ -184,8 +186,21 @@ def test_suspend_stops_the_queue_before_the_failed_message_and_drops_its_rows() 
     assert (ack.failed, ack.finished) == (1, "SUSPENDED")
 
 
-@pytest.mark.parametrize(("asked_ms", "pause_s"), [(-1, 1.0), (0, 0.01), (250, 0.25), (99_999_999, 30.0)])
-def test_the_context_names_the_pause_within_its_bounds(asked_ms: int, pause_s: float) -> None:
+@pytest.mark.parametrize(
+    ("asked_ms", "pause_s"),
+    [
+        (-1, 1.0),
+        (0, 0.01),
+        (250, 0.25),
+        (99_999_999, 30.0),
+        (10**400, 30.0),
+        (math.nan, 0.01),
+        (np.int64(250), 0.25),
+        (np.float32(250), 0.25),
+    ],
+    ids=lambda each: f"{each!r:.20}",
+)
+def test_the_context_names_the_pause_within_its_bounds(asked_ms: Any, pause_s: float) -> None:
     """D3: -1 is the consumer's default, everything else is clamped to 10..30000 ms."""
 
     def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:

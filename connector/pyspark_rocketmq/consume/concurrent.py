@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
+from numbers import Integral
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -135,7 +136,8 @@ def answer_of_failure(*, delay_level: object, waits: bool = False) -> Answer:
 
 
 def _whole(value: object, name: str, otherwise: int) -> tuple[int, str | None]:
-    if isinstance(value, int):
+    if isinstance(value, Integral):
+        # Also a number of numpy, as calculations with a DataFrame return it.
         return int(value), None
     return otherwise, (
         f"The listener set context.{name} to a {type(value).__name__}; it must be a whole number. "

@@ -35,6 +35,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from math import inf
+from numbers import Real
 from types import MappingProxyType, NoneType
 from typing import Final, NamedTuple
 
@@ -436,8 +437,12 @@ class OrderlyConsumption:
             self._next = stop
             return outcome
         if not isinstance(suspend_millis, int | float):
-            outcome = outcome._replace(problem=outcome.problem or _no_time(suspend_millis))
-            suspend_millis = DEFAULT_SUSPEND
+            if isinstance(suspend_millis, Real):
+                # A number of numpy, as calculations with a DataFrame return it.
+                suspend_millis = float(suspend_millis)
+            else:
+                outcome = outcome._replace(problem=outcome.problem or _no_time(suspend_millis))
+                suspend_millis = DEFAULT_SUSPEND
         if effect is _PUT_BACK and (dead_letters := self._used_up(stop)):
             outcome = outcome._replace(effect=Effect.SEND_BACK, dead_letters=dead_letters)
             self._failed = _Failed(outcome, auto_commit, suspend_millis)
