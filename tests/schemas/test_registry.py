@@ -191,14 +191,17 @@ def test_a_missing_authority_makes_no_bad_record(registry: FakeRegistry, tmp_pat
         ("http://a", {"user": "u"}, "belong together"),
         ("http://a", {"user": "u", "password": "p", "token": "t"}, "exclude each other"),
         ("http://a", {"wait_s": 0}, "above 0"),
+        ("http://a", {"token": f"{SECRET}\n"}, "token contains"),
+        ("http://a", {"token": f"{SECRET}\u4e00"}, "token contains"),
     ],
 )
 def test_wrong_settings_are_refused(url: str | list[str], settings: dict[str, Any], problem: str) -> None:
-    """K4: before anything is asked."""
+    """K4, A5: before anything is asked, and without a secret; a token of a file often ends with its line."""
     with pytest.raises(OptionError, match=problem) as refused:
         SchemaRegistry(url, **settings)
 
     assert "u:p@" not in str(refused.value)
+    assert SECRET not in f"{refused.value} {refused.value!r}"
 
 
 def test_a_registry_that_comes_back_is_waited_for(registry: FakeRegistry) -> None:

@@ -50,12 +50,22 @@ class RegistrySettings:
                 found.append(f"{url} contains a user; give user and password as arguments")
             elif parts.query or parts.fragment:
                 found.append(f"{url} has a query or a fragment, which a base URL has not")
+        found += self._credential_problems()
+        if not (self.wait_s > 0 and self.request_timeout_s > 0 and self.not_found_s >= 0):
+            found.append("wait_s and request_timeout_s must be above 0, not_found_s 0 or more")
+        return found
+
+    def _credential_problems(self) -> list[str]:
+        found = []
         if (self.user is None) != (self.password is None):
             found.append("user and password belong together; give both or neither")
         if self.user is not None and self.token is not None:
             found.append("token and user exclude each other; give one of them")
-        if not (self.wait_s > 0 and self.request_timeout_s > 0 and self.not_found_s >= 0):
-            found.append("wait_s and request_timeout_s must be above 0, not_found_s 0 or more")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            # The HTTP library would show the token in its error.
+            found.append(
+                "token contains a line break or another character that no HTTP header may have; strip it"
+            )
         return found
 
     @property
