@@ -241,6 +241,20 @@ def test_a_value_that_does_not_fit_its_column_is_a_bad_record(registry: FakeRegi
     assert found[1]["badReason"].endswith("does not fit the columns: the value of amount would change.")
 
 
+def test_a_body_that_is_nested_deeply_ends_no_batch(registry: FakeRegistry) -> None:
+    """K4: it fits or not as by itself, also if another record of the batch does not fit."""
+    deep = b"[" * 700 + b"]" * 700
+    bodies = [b'{"id": "o1"}', b'{"id": "o2", "note": %s}' % deep, b'{"id": 3}', b'{"id": %s}' % deep]
+    framed_bodies = [bytes(7) + b"\x07" + body for body in bodies]
+    batch = ArrowMessages.of([message(body, 5 + at) for at, body in enumerate(framed_bodies)]).batch
+    decode = registry.client().decoder(framing="rocketmq-json", format="json")
+
+    found = decode.columns(batch, pa.schema([("id", pa.string())])).to_pylist()
+
+    assert [row["id"] for row in found] == ["o1", "o2", None, None]
+    assert [row["badRecord"] for row in found] == [None, None, *framed_bodies[2:]]
+
+
 def test_a_value_that_is_no_record_is_a_bad_record_in_columns(registry: FakeRegistry) -> None:
     """K4: one by one it is a value like others."""
     registry.add(30, "long")

@@ -31,7 +31,11 @@ def as_structs(values: list[Any], reasons: list[str | None], into: pa.StructType
         except _MISFITS:
             pass
     for at, value in enumerate(values):
-        values[at] = plain = _plain(value)
+        try:
+            values[at] = plain = _plain(value)
+        except RecursionError:
+            # Too deep for a search: whether it fits must not depend on the other records.
+            plain = value
         misfit = _misfit(plain, into, fits)
         if misfit is not None:
             values[at] = None
