@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.protobuf import timestamp_pb2, wrappers_pb2
+from google.protobuf import duration_pb2, timestamp_pb2, wrappers_pb2
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -480,6 +480,30 @@ def test_protobuf_that_no_schema_decodes_is_a_bad_record(
 
     with pytest.raises(BadRecord, match=reason):
         protobuf_registry.client().decoder(format="protobuf")(message(b"\0\0\0\0\x28" + body))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        timestamp_pb2.Timestamp(seconds=2**62),
+        timestamp_pb2.Timestamp(nanos=-3),
+        duration_pb2.Duration(seconds=2**62),
+    ],
+)
+def test_a_protobuf_time_that_python_cannot_hold_is_a_bad_record(registry: FakeRegistry, value: Any) -> None:
+    """K4: only that row; the others of the batch are decoded."""
+    kind = value.DESCRIPTOR
+    file = FileDescriptorProto(name="a", syntax="proto3", dependency=[kind.file.name])
+    file.message_type.add(name="A").field.extend([field("at", 1, "MESSAGE", type_name=f".{kind.full_name}")])
+    registry.add(40, as_registered(file))
+    encoded = value.SerializeToString()
+    bodies = [b"\0\0\0\0\x28\0" + part for part in (b"", b"\x0a" + bytes([len(encoded)]) + encoded)]
+    batch = ArrowMessages.of([message(body, 5 + at) for at, body in enumerate(bodies)]).batch
+
+    found = registry.client().decoder(format="protobuf").columns(batch, pa.schema([])).to_pylist()
+
+    assert [row["badRecord"] for row in found] == [None, bodies[1]]
+    assert "does not fit its protobuf schema" in found[1]["badReason"]
 
 
 # --- arguments ----------------------------------------------------------------------------------------------

@@ -205,9 +205,9 @@ def protobuf_decoder(schema: RegisteredSchema, references: References, message_t
         try:
             message = types.message_class(wanted)()
             message.ParseFromString(payload)
-        except (LookupError, DecodeError) as error:
+            return as_value(message)
+        except (LookupError, DecodeError, ValueError, OverflowError) as error:
             raise BadRecord(f"The payload does not fit its protobuf schema: {_reason(error)}") from error
-        return as_value(message)
 
     return decode
 
