@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.protobuf import duration_pb2, timestamp_pb2, wrappers_pb2
+from google.protobuf import descriptor_pb2, duration_pb2, timestamp_pb2, wrappers_pb2
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -504,6 +504,16 @@ def test_a_protobuf_time_that_python_cannot_hold_is_a_bad_record(registry: FakeR
 
     assert [row["badRecord"] for row in found] == [None, bodies[1]]
     assert "does not fit its protobuf schema" in found[1]["badReason"]
+
+
+def test_a_protobuf_file_may_define_options(registry: FakeRegistry) -> None:
+    """K4: it imports protobuf's own description of files, which no registry has."""
+    file = FileDescriptorProto(name="a", syntax="proto3", dependency=[descriptor_pb2.DESCRIPTOR.name])
+    file.message_type.add(name="A").field.extend([field("id", 1, "STRING")])
+    file.extension.append(field("secret", 50001, "BOOL", extendee=".google.protobuf.FieldOptions"))
+    registry.add(40, as_registered(file))
+
+    assert registry.client().decoder(format="protobuf")(message(b"\0\0\0\0\x28\0\x0a\x01x")) == {"id": "x"}
 
 
 # --- arguments ----------------------------------------------------------------------------------------------
