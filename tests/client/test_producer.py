@@ -448,6 +448,15 @@ def test_a_body_may_be_as_large_as_configured(cluster: ScriptedCluster) -> None:
             producer.send(message(bytes((5 << 20) + 1)))
 
 
+def test_batches_in_order_are_as_small_as_configured(cluster: ScriptedCluster) -> None:
+    """G2: max_message_size bounds requests, too."""
+    with Producer(cluster.name_server.address, "P", max_message_size=64 << 10) as producer:
+        assert producer.send_ordered(("k", message(b"%01000d" % number)) for number in range(200)) == 200
+
+    [stored] = [bodies for broker in cluster.brokers.values() for bodies in broker.stored.values()]
+    assert stored == [b"%01000d" % number for number in range(200)]
+
+
 def test_many_keyed_messages_keep_their_order_in_every_queue(
     cluster: ScriptedCluster, producer: Producer
 ) -> None:

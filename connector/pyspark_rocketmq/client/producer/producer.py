@@ -547,7 +547,10 @@ class Producer(Closing):
             rounds = {queue: rounds[queue] for queue in batches}
 
     def _batches(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-        return split_batch(messages) if self._batch_send else ((message,) for message in messages)
+        if not self._batch_send:
+            return ((message,) for message in messages)
+        # A higher limit is for single messages: brokers take batches of 4 MiB by default.
+        return split_batch(messages, min(MAX_MESSAGE_BYTES, self._send_settings.max_message_bytes))
 
     def _master(self, route: TopicRoute, queue: MessageQueue) -> str:
         """Return the address of the queue's master, from the topic's route or else from another one."""
