@@ -457,6 +457,27 @@ def test_batches_in_order_are_as_small_as_configured(cluster: ScriptedCluster) -
     assert stored == [b"%01000d" % number for number in range(200)]
 
 
+@pytest.mark.parametrize("method", ["send", "send_oneway", "send_async", "send_batches"])
+def test_a_message_goes_to_no_queue_of_another_topic(
+    cluster: ScriptedCluster, producer: Producer, method: str
+) -> None:
+    """G2: it would be stored in a topic that it does not name; Java refuses it."""
+    other = Message(topic="refunds", body=b"x")
+    cluster.routes["refunds"] = cluster.routes["orders"]
+
+    def send() -> object:
+        if method == "send_batches":
+            (outcome,) = producer.send_batches({A0: [other]}).values()
+            assert isinstance(outcome, RocketMQError)
+            raise outcome
+        more = (print,) if method == "send_async" else ()
+        return getattr(producer, method)(other, *more, queue=A0)
+
+    with pytest.raises(LocalProtocolError, match=r"topic refunds.*orders"):
+        send()
+    assert not any(broker.stored for broker in cluster.brokers.values())
+
+
 def test_many_keyed_messages_keep_their_order_in_every_queue(
     cluster: ScriptedCluster, producer: Producer
 ) -> None:

@@ -44,6 +44,7 @@ from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConnectFailed,
+    LocalProtocolError,
     NoWritableQueue,
     RocketMQError,
     TopicAway,
@@ -437,6 +438,8 @@ class Producer(Closing):
     def _chosen(
         self, topic: str, sharding_key: ShardingKey | None, queue: MessageQueue | None, deadline: Deadline
     ) -> tuple[TopicRoute, MessageQueue]:
+        if queue is not None:
+            _check_topic(topic, queue)
         route, queues = self._publication(topic, deadline)
         if queue is not None:
             return route, queue
@@ -527,6 +530,7 @@ class Producer(Closing):
     ) -> None:
         if len(messages) == 1:
             # A batch of one would have no room for the largest body allowed.
+            _check_topic(messages[0].topic, queue)
             message, settings = self._prepare(messages[0])
             self._brokers.send_async(master, message, queue, settings, on_outcome)
         else:
@@ -600,6 +604,20 @@ class Producer(Closing):
             )
             return type(error)(error.address, detail)
         return error
+
+
+def _check_topic(topic: str, queue: MessageQueue) -> None:
+    """Check that a message for ``topic`` is sent to a queue of this topic.
+
+    Raises:
+        LocalProtocolError: If the queue is another topic's, which would get the message.
+
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.send(Message, MessageQueue)``.
+    """
+    if topic != queue.topic:
+        raise LocalProtocolError(
+            f"A message for topic {topic} cannot be sent to {queue}; give a queue of its own topic."
+        )
 
 
 def _thread_for_repeats() -> ThreadPoolExecutor:
