@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
+from broker_sim.bodies import encode_route
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome
 from pyspark_rocketmq.errors import KeysOutOfOrder, RowNotSent, TopicNotFound, TransportError
@@ -35,7 +36,7 @@ from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_cluster import ScriptedCluster
-from tests.helpers.scripted_server import Peer
+from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.sent_rows import send_as_one_task
 from tests.helpers.wait import wait_until
 
@@ -127,6 +128,19 @@ def test_all_tasks_of_a_write_go_by_what_the_driver_has_seen(cluster: ScriptedCl
     for key, queue in enumerate(chosen):
         bodies = [b"%d" % n for n in range(key, 40, 9)]
         assert [body for body in stored[0][queue.broker_name][queue.queue_id] if body in bodies] == bodies
+
+
+def test_a_write_sees_the_brokers_that_any_name_server_lists(cluster: ScriptedCluster) -> None:
+    """G7: a name server that has just restarted lacks some, and keys would move for that batch."""
+
+    def lists_one(peer: Peer, request: RemotingCommand) -> None:
+        peer.answer(request, body=encode_route(cluster.only({"broker-a": 2}), standard_json=True))
+
+    with ScriptedServer(lists_one) as restarted:
+        addresses = f"{restarted.address};{cluster.name_server.address}"
+        seen = seen_routes(write_options(nameServers=addresses))
+
+    assert seen[TOPIC].publish_queues(TOPIC) == tuple(QUEUES)
 
 
 def test_rows_for_any_queue_go_on_when_their_topic_gets_fewer(cluster: ScriptedCluster) -> None:

@@ -62,7 +62,8 @@ def seen_routes(options: WriteOptions) -> SeenRoutes:
     try:
         cluster = Cluster.of(options, clock)
         deadline = Deadline.after(clock, cluster.timeout_s)
-        return {options.topic: cluster.name_server().route(options.topic, deadline)}
+        name_server = cluster.name_server(is_first_whole=True)
+        return {options.topic: name_server.route(options.topic, deadline)}
     except RocketMQError as error:
         # Tasks try again for longer, and from their own machines.
         logger.warning(
