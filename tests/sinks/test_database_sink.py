@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.errors import OptionError, SinkConflict
+from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S
@@ -267,6 +267,48 @@ def test_a_database_that_is_busy_for_a_moment_is_tried_again(database: SqliteFil
 
     other.close()
     assert len(stored_in(database)) == 2
+
+
+def test_a_database_that_is_away_when_a_batch_begins_is_asked_again(database: SqliteFile) -> None:
+    """H7: the moment of a restart or a failover would end the query, which gets over it when it commits."""
+    failures: list[Exception] = []
+
+    def connect() -> Any:
+        if failures:
+            raise failures.pop()
+        return database.connect()
+
+    sink = sink_on(database, connect=connect)
+    sink.prepare(SCHEMA)
+    run(sink, {Q0: 2}, rows(Q0, 0, 2))
+
+    starting_up = [sqlite3.OperationalError("the database system is starting up")] * len(PAUSES_S)
+    failures += starting_up
+    [begun] = sink.begin(GROUP, {Q0: 0}).standings
+    failures += starting_up
+    [standing] = sink.standings(GROUP, {Q0: 0})
+    failures += starting_up
+    assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 0): 2}
+    assert begun.watermarks == standing.watermarks == {Q0: 2}
+
+
+def test_a_database_that_stays_away_is_reported_without_the_password(database: SqliteFile) -> None:
+    """A5, H7: a driver's own error may repeat what it connects with."""
+    failures: list[Exception] = []
+
+    def connect() -> Any:
+        if failures:
+            raise failures[0]
+        return database.connect()
+
+    sink = sink_on(database, connect=connect)
+    sink.prepare(SCHEMA)
+    failures.append(sqlite3.OperationalError("no route to postgresql://etl:hunter2@db/shop password=hunter2"))
+
+    with pytest.raises(OffsetError, match=r"in database table rocketmq_watermarks cannot be read") as error:
+        sink.begin(GROUP, {Q0: 0})
+
+    assert "hunter2" not in str(error.value)
 
 
 def test_rows_come_as_an_arrow_table_with_their_messages_positions(database: SqliteFile) -> None:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Hashable, Mapping
 
 import pyarrow as pa
 
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.errors import OffsetError, OptionError
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.retry import commit_with_retry
 from pyspark_rocketmq.sinks.against_offsets import SinkStanding, with_newest
 from pyspark_rocketmq.sinks.base import QueueGeneration, SinkBatch
 from pyspark_rocketmq.sinks.database_batch import (
@@ -34,7 +35,14 @@ from pyspark_rocketmq.sinks.database_task import (
     TaskCommittedBatch,
     new_mark,
 )
-from pyspark_rocketmq.sinks.database_watermarks import Connection, Watermark, WatermarkTable
+from pyspark_rocketmq.sinks.database_watermarks import (
+    PAUSES_S,
+    Connection,
+    Stored,
+    Watermark,
+    WatermarkTable,
+    shown_error,
+)
 
 _PLACEHOLDERS = ("?", "%s")
 
@@ -138,15 +146,16 @@ class DatabaseSink:
         return None if self._access is None else ReachDatabase(self._access, self.table.identity)
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Begin a micro-batch: read the group's watermarks. Errors of the database driver are passed on.
+        """Begin a micro-batch: read the group's watermarks.
 
         ``queues`` has the generation of each queue, a number that grows when its offsets start again.
 
         Raises:
             SinkMoved: If there are rows of a later generation of a queue.
             SinkConflict: If ``write`` committed by itself in an attempt that was not finished.
+            OffsetError: If the watermarks cannot be read.
         """
-        stored = self.table.read(consumer_group)
+        stored = self._stored(consumer_group)
         if stored.open_attempts:
             since = {queue: watermark.next_offset for queue, watermark in stored.watermarks.items()}
             raise committed_by_itself(self.table, consumer_group, "an earlier attempt", since)
@@ -182,9 +191,12 @@ class DatabaseSink:
         ``queues`` has the generation of each queue, a number that grows when its offsets start again. The
         standing has the watermarks of only these generations. Its identity is that of the table of
         watermarks, or None if this table does not exist.
+
+        Raises:
+            OffsetError: If the watermarks cannot be read.
         """
         identity = self.table.identity or self.table.stored_identity(self.sleep)
-        watermarks = self.table.read(consumer_group).watermarks if identity is not None else {}
+        watermarks = self._stored(consumer_group).watermarks if identity is not None else {}
         return (self._standing(identity, watermarks, queues),)
 
     def _standing(
@@ -209,6 +221,31 @@ class DatabaseSink:
         return with_newest(SinkStanding(name, identity, watermarks, later=later), newest)
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
-        """Return the stored next offset of each queue of the group; a key has the stored generation, too."""
-        stored = self.table.read(consumer_group).watermarks
+        """Return the stored next offset of each queue of the group; a key has the stored generation, too.
+
+        Raises:
+            OffsetError: If the watermarks cannot be read.
+        """
+        stored = self._stored(consumer_group).watermarks
         return {QueueGeneration(queue, each.generation): each.next_offset for queue, each in stored.items()}
+
+    def _stored(self, consumer_group: str) -> Stored:
+        """Return the group's rows in the table of watermarks; while that fails, try it as often as a commit.
+
+        Raises:
+            OffsetError: If it keeps failing.
+        """
+        try:
+            return commit_with_retry(
+                f"watermarks of group {consumer_group}",
+                lambda _: self.table.read(consumer_group),
+                PAUSES_S,
+                self.sleep,
+                unknown=Exception,
+            )
+        except Exception as error:
+            raise OffsetError(
+                f"The watermarks of group {consumer_group} in database table {self.table.name} cannot be "
+                f"read: {shown_error(error)}. Check that the database can be reached, and start the query "
+                "again."
+            ) from error
