@@ -36,7 +36,7 @@ class Brokers:
 
     def pull(self, _: str, request: PullRequest) -> PullResult:
         queue, offset = request.queue, request.queue_offset
-        low, high, _ = BOUNDS[queue]
+        low, high = BOUNDS[queue].min_offset, BOUNDS[queue].max_offset
         if queue not in self.stored_ms:
             return PullResult(PullStatus.NO_MATCHED_MSG, offset + 1, low, high)
         stored_ms = self.stored_ms[queue][offset - low]

@@ -406,7 +406,7 @@ class MicroBatchPlanner:
         if not self._progress.begins_in_checkpoint:
             return previous
         read = self._of_read_topics(previous)
-        removed = set()
+        removed: set[MessageQueue] = set()
         for queue, loss in self._view.vanished([*read, *self._drain.not_planned(previous)], snapshot):
             if loss is not None and self._options.fail_on_data_loss:
                 raise loss
