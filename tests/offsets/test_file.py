@@ -169,12 +169,19 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-@pytest.mark.parametrize("left", range(12))
+@pytest.mark.parametrize("is_damaged", [False, True])
+@pytest.mark.parametrize("left", range(13))
 def test_killed_between_any_two_file_operations_it_has_the_change_or_what_was_before(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, left: int
+    folder: Path, main: Path, monkeypatch: pytest.MonkeyPatch, left: int, is_damaged: bool
 ) -> None:
-    """H1: never a half file, never nothing; and whoever comes next can write."""
+    """H1: never a half file, never nothing; and whoever comes next can write.
+
+    If the file is damaged, the one beside it is the only copy.
+    """
     store = filled(folder, 7, 9)
+    if is_damaged:
+        main.write_bytes(b"{")
+    before = 7 if is_damaged else 9
     countdown = [left]
 
     def counted(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,7 +206,7 @@ def test_killed_between_any_two_file_operations_it_has_the_change_or_what_was_be
             is_done = False
 
     after = FileOffsetStore(folder)
-    assert after.read(GROUP)[Q0].next_offset in ((20,) if is_done else (9, 20))
+    assert after.read(GROUP)[Q0].next_offset in ((20,) if is_done else (before, 20))
     after.commit(GROUP, [committed(Q0, 21)], query_id="q", batch_id=4)
     assert after.read(GROUP)[Q0].next_offset == 21
 

@@ -171,11 +171,16 @@ class FileOffsetStore(RowOffsetStore):
             SchemaError: If a newer release wrote the file.
             OffsetStoreUnavailable: If the storage does not answer.
         """
+        rows, _ = self._read(consumer_group)
+        return rows
+
+    def _read(self, consumer_group: str) -> tuple[dict[MessageQueue, OffsetRow], Path | None]:
+        """Return the group's rows, and the file that has them; None without a file."""
         main = self._file_of(consumer_group)
         trouble: Exception | None = None
         for file in (main, _bak(main)):
             try:
-                return decode_rows(file.read_bytes(), consumer_group)
+                return decode_rows(file.read_bytes(), consumer_group), file
             except FileNotFoundError:
                 continue
             except RemoteProtocolError as error:
@@ -192,7 +197,7 @@ class FileOffsetStore(RowOffsetStore):
                 f"{_bak(main).name} beside it: {trouble} Put a good copy there, or remove both files to "
                 "start the group without offsets."
             ) from trouble
-        return {}
+        return {}, None
 
     def _change(
         self,
@@ -203,10 +208,10 @@ class FileOffsetStore(RowOffsetStore):
         main = self._file_of(consumer_group)
         try:
             with self._locked(consumer_group, main.parent):
-                before = self.read(consumer_group)
+                before, file = self._read(consumer_group)
                 change = decide(before)
                 if change.rows != before:
-                    _replace(main, encode_rows(change.rows.values()))
+                    _replace(main, encode_rows(change.rows.values()), keeps_main=file == main)
                 return change.result
         except OSError as error:
             raise OffsetStoreUnavailable(
@@ -247,8 +252,12 @@ def _bak(main: Path) -> Path:
     return main.with_name(_BAK)
 
 
-def _replace(main: Path, content: bytes) -> None:
-    """Write the complete new file, keep the old one as ``.bak``, and put the new one in its place."""
+def _replace(main: Path, content: bytes, *, keeps_main: bool) -> None:
+    """Write the complete new file, and put it in the place of the old one.
+
+    The old one is kept as ``.bak`` if ``keeps_main``. A damaged one is not: until the new file is in its
+    place, the ``.bak`` is the only copy.
+    """
     new = main.with_name(f"{_NAME}.tmp")
     # A file of this name is left from a crash, or is somebody's link: remove it instead of writing into it.
     new.unlink(missing_ok=True)
@@ -256,7 +265,7 @@ def _replace(main: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    if main.exists():
+    if keeps_main:
         main.replace(_bak(main))
     new.replace(main)
     folder = os.open(main.parent, os.O_RDONLY)
