@@ -28,6 +28,7 @@ from pyspark_rocketmq.errors import (
     UndecodableMessage,
 )
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.forms import FailedListener
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import EndReason
@@ -357,6 +358,20 @@ def test_a_registry_that_is_away_counts_no_attempt(error: type[SchemaRegistryDow
     assert [row[0] for row in kept_rows(run.consume())] == list(range(10, 20))
     assert seen == [0] * 15
     assert (run.ack().finished, run.ack().state.next_offset) == ("EXHAUSTED", 20)
+
+
+def test_a_listener_that_could_not_be_opened_counts_no_attempt() -> None:
+    """D6: while its database is away, the queue waits, and no message becomes a dead letter."""
+    clock = FakeClock()
+    run = run_of(FailedListener(ConnectionError("refused")), now_s=clock.monotonic_s, max_reconsume_times=1)
+
+    for _ in range(5):
+        run.consume()
+        assert (run.ack().finished, run.ack().state.next_offset) == ("SUSPENDED", 10)
+        assert run.ack().state.reconsume_times == 0
+        clock.advance(1.0)
+
+    assert "The listener's open() failed" in (run.ack().last_error or "")
 
 
 def test_what_accumulated_before_waits_with_it() -> None:

@@ -186,6 +186,10 @@ def _call(method: Callable[[], object], timeout_s: float) -> None:
         method()
 
 
+class NotOpened(ListenerError):
+    """A listener that could not be opened was called; that is no fault of its messages."""
+
+
 class FailedListener:
     """Replaces a listener that could not be opened: its calls fail."""
 
@@ -196,9 +200,9 @@ class FailedListener:
         """Raise the error that :meth:`error` returns."""
         raise self.error()
 
-    def error(self) -> ListenerError:
+    def error(self) -> NotOpened:
         """Return the error that every call raises."""
-        error = ListenerError("The listener's open() failed, so its messages could not be consumed.")
+        error = NotOpened("The listener's open() failed, so its messages could not be consumed.")
         error.__cause__ = self._error
         return error
 

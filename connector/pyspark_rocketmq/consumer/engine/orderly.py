@@ -49,7 +49,7 @@ from pyspark_rocketmq.listeners.context import (
     MessageListenerOrderly,
 )
 from pyspark_rocketmq.listeners.errors import report_failure, report_problem
-from pyspark_rocketmq.listeners.forms import Call, form_of
+from pyspark_rocketmq.listeners.forms import Call, NotOpened, form_of
 from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange
@@ -372,7 +372,8 @@ class OrderlyRun(RangeRun):
             try:
                 answer: object = turn.listener(context.follow(messages), context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the machine decides
-                answer = NoStatus.NOT_NOW if isinstance(error, SchemaRegistryDown) else NoStatus.RAISED
+                is_not_now = isinstance(error, SchemaRegistryDown | NotOpened)
+                answer = NoStatus.NOT_NOW if is_not_now else NoStatus.RAISED
                 if context.broken is None:
                     self._last_error = report_failure("listener failed", self._describe(messages), error)
         finally:
