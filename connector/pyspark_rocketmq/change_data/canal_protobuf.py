@@ -15,7 +15,7 @@ Only a few fields are needed, so they are read without generated code: those of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pyspark_rocketmq.change_data.change import (
@@ -121,9 +121,9 @@ class CanalProtobuf:
             left_at = _before(position) if len(rows) == 1 < _rows_of_event(header) else position
             for row in rows:
                 try:
-                    fields_of_row = fields(row if isinstance(row, bytes) else b"")
-                    image = self._image(_OPERATIONS[event], table, fields_of_row, position, header)
-                    yield from replace(image, left_at=left_at).changes()
+                    encoded = fields(row if isinstance(row, bytes) else b"")
+                    of_row = _OPERATIONS[event], table, encoded, position, header
+                    yield from self._image(*of_row, left_at=left_at).changes()
                 except MALFORMED as fault:
                     yield BadChange(str(fault), table)
 
@@ -134,6 +134,8 @@ class CanalProtobuf:
         encoded: Fields,
         position: Position,
         header: Fields,
+        *,
+        left_at: Position,
     ) -> RowImage:
         is_delete = operation is Operation.DELETE
         before, after = _columns(encoded, 1), _columns(encoded, 2)
@@ -155,6 +157,7 @@ class CanalProtobuf:
             absent=frozenset(columns.keys() - row.keys()),
             types={name: column.type for name, column in columns.items()},
             source_time=source_time(number(header, 6)),
+            left_at=left_at,
         )
 
     def _position(self, header: Fields) -> Position:

@@ -77,10 +77,6 @@ def _shown(value: Any) -> str:
             raise TypeError(f"a change has no values of type {type(value).__name__}")
 
 
-def _exponent(value: Decimal) -> int:
-    return int(value.as_tuple().exponent)
-
-
 def text_of(value: Any) -> str:
     """Return a value of a change as text: a string as it is, others as by :func:`show` without quotes.
 
@@ -92,6 +88,10 @@ def text_of(value: Any) -> str:
     """
     if isinstance(value, bytes):
         raise Unreadable("bytes are no text")
-    if isinstance(value, Decimal) and value.is_finite() and -_MOST_PLACES <= _exponent(value) < 0:
+    if (
+        isinstance(value, Decimal)
+        and value.is_finite()
+        and -_MOST_PLACES <= int(value.as_tuple().exponent) < 0
+    ):
         return f"{value:f}"
     return value if isinstance(value, str) else show(value).strip('"')

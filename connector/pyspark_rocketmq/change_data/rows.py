@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -43,8 +43,7 @@ class RowImage:
         old_key = self._key({**self.row, **self.old})
         before = {**old_key, **self.old} if self.operation is Operation.UPDATE else None
         if before is not None and old_key != new_key:
-            left = self._change(Operation.DELETE, old_key, {}, before)
-            yield left if self.left_at is None else replace(left, position=self.left_at)
+            yield self._change(Operation.DELETE, old_key, {}, before, self.left_at)
             yield self._change(Operation.INSERT, new_key, self.row, None)
         else:
             yield self._change(self.operation, new_key, self.row, before)
@@ -63,6 +62,7 @@ class RowImage:
         key: Mapping[str, Any],
         row: Mapping[str, Any],
         before: Mapping[str, Any] | None,
+        position: Position | None = None,
     ) -> Change:
         return Change(
             table=self.table,
@@ -70,7 +70,7 @@ class RowImage:
             key=key,
             row=_shown(row),
             before=None if before is None else _shown(before),
-            position=self.position,
+            position=self.position if position is None else position,
             absent=frozenset() if operation is Operation.DELETE else self.absent,
             types=self.types,
             source_time=self.source_time,
