@@ -60,6 +60,7 @@ BROKER_DECIDES: Final = 0
 
 # An Enum member costs a slow lookup at each use.
 _CONSUME_SUCCESS: Final = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+_STATUSES: Final = {str(status): status for status in ConsumeConcurrentlyStatus}
 _SUCCESS: Final = ReturnType.SUCCESS
 
 _WANTED = "return CONSUME_SUCCESS or RECONSUME_LATER. The messages are sent back."
@@ -100,6 +101,12 @@ class Answer(NamedTuple):
         return ReturnType.TIME_OUT if lasted_s >= timeout_s and may_be_slow else self.return_type
 
 
+def status_of(answer: object) -> ConsumeConcurrentlyStatus | None:
+    """Return the status that equals ``answer``; None for any other value."""
+    # Compare nothing but strings: a DataFrame, for example, cannot be compared.
+    return _STATUSES.get(answer) if isinstance(answer, str) else None
+
+
 def answer_of(status: object, *, ack_index: object, delay_level: object, count: int) -> Answer:
     """Interpret the value that a listener returned; a string equal to a status is that status.
 
@@ -116,12 +123,9 @@ def answer_of(status: object, *, ack_index: object, delay_level: object, count: 
     level, level_problem = _whole(delay_level, "delay_level_when_next_consume", BROKER_DECIDES)
     if status is None:
         return Answer(ReturnType.RETURNNULL, 0, level, _RETURNED_NONE)
-    # Compare nothing but strings: a DataFrame, for example, cannot be compared.
-    name = status if isinstance(status, str) else ""
-    if name == ConsumeConcurrentlyStatus.RECONSUME_LATER:
-        return Answer(ReturnType.FAILED, 0, level, level_problem)
-    if name != _CONSUME_SUCCESS:
-        return Answer(ReturnType.FAILED, 0, level, _no_status(status))
+    meant = status_of(status)
+    if meant is not _CONSUME_SUCCESS:
+        return Answer(ReturnType.FAILED, 0, level, _no_status(status) if meant is None else level_problem)
     index, index_problem = _whole(ack_index, "ack_index", -1)
     return Answer(_SUCCESS, max(0, min(index + 1, count)), level, index_problem or level_problem)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consume.orderly import status_of
+from pyspark_rocketmq.consume import concurrent, orderly
 from pyspark_rocketmq.listeners.context import (
     ConsumeConcurrentlyContext,
     ConsumeOrderlyContext,
@@ -80,8 +80,8 @@ class DirectConsumer:
         if answer is None:
             return ConsumeResult.CR_RETURN_NULL
         if self._is_orderly:
-            return _ORDERLY_RESULTS[status_of(answer)]
-        is_success = isinstance(answer, str) and answer == ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+            return _ORDERLY_RESULTS[orderly.status_of(answer)]
+        is_success = concurrent.status_of(answer) is ConsumeConcurrentlyStatus.CONSUME_SUCCESS
         return ConsumeResult.CR_SUCCESS if is_success else ConsumeResult.CR_LATER
 
 
