@@ -99,22 +99,24 @@ class NameServer:
 
         Connections and data on disk stay.
         """
-        for name, registration in self._brokers.items():
-            known = self._forgotten.setdefault(name, _Registration(registration.topics))
-            known.addresses.update(registration.addresses)
+        self._add(self._forgotten, self._brokers)
         self._brokers, self._hidden, self._perms = {}, {}, {}
 
     def register_forgotten(self) -> None:
         """Register the brokers that :meth:`restart` has forgotten, as live ones do within 30 s."""
-        for name, registration in self._forgotten.items():
-            known = self._brokers.setdefault(name, _Registration(registration.topics))
-            known.addresses.update(registration.addresses)
+        self._add(self._brokers, self._forgotten)
         self._forgotten = {}
 
     def unregister(self, broker_name: str, broker_id: int = 0) -> None:
         """Remove a stopped machine of a broker; with the last one, the broker's queues leave all routes."""
         for known in (self._brokers, self._forgotten):
             self._remove(known, broker_name, broker_id)
+
+    def _add(self, known: dict[str, _Registration], more: Mapping[str, _Registration]) -> None:
+        for name, registration in more.items():
+            known.setdefault(name, _Registration(registration.topics)).addresses.update(
+                registration.addresses
+            )
 
     def _remove(self, known: dict[str, _Registration], broker_name: str, broker_id: int) -> None:
         registration = known.get(broker_name)

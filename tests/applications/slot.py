@@ -128,8 +128,8 @@ class Slot:
             self.application.ask_to_stop()
             code = self._await_end_of(self.application)
             if code != 0:
-                told = f"{self.application.instance} did not stop well, with code {code}:"
-                self._problem(f"{told}\n{tail(self.application)}")
+                problem = f"{self.application.instance} was asked to stop and exited with code {code}:"
+                self._problem(f"{problem}\n{tail(self.application)}")
 
     def close(self) -> None:
         """Leave nothing behind."""

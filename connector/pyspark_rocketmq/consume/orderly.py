@@ -436,13 +436,12 @@ class OrderlyConsumption:
             self._stop = 0
             self._next = stop
             return outcome
-        if not isinstance(suspend_millis, int | float):
-            if isinstance(suspend_millis, Real):
-                # A number of numpy, as calculations with a DataFrame return it.
-                suspend_millis = float(suspend_millis)
-            else:
-                outcome = outcome._replace(problem=outcome.problem or _no_time(suspend_millis))
-                suspend_millis = DEFAULT_SUSPEND
+        if not isinstance(suspend_millis, int | float | Real):
+            outcome = outcome._replace(problem=outcome.problem or _no_time(suspend_millis))
+            suspend_millis = DEFAULT_SUSPEND
+        elif not isinstance(suspend_millis, int | float):
+            # A number of numpy, as calculations with a DataFrame return it.
+            suspend_millis = float(suspend_millis)
         if effect is _PUT_BACK and (dead_letters := self._used_up(stop)):
             outcome = outcome._replace(effect=Effect.SEND_BACK, dead_letters=dead_letters)
             self._failed = _Failed(outcome, auto_commit, suspend_millis)

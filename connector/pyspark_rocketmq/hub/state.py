@@ -226,6 +226,7 @@ class HubState:
         """Whether a task that cannot ask the driver must consume nothing."""
         self._planner: Hashable | None = None
         self._planner_lost_s: float | None = None
+        # On free queues of the newest plan, for a planner that connects again.
         self._free_reports: list[QueuesFree | PlanOver] = []
         self._plan = 0
         self._plan_queues: Queues = _NOTHING

@@ -28,8 +28,17 @@ from pyspark_rocketmq.schemas.framing import MessageType
 _WELL_KNOWN: Final[Mapping[str, bytes]] = {
     each.DESCRIPTOR.name: each.DESCRIPTOR.serialized_pb
     for each in (
-        *(any_pb2, api_pb2, descriptor_pb2, duration_pb2, empty_pb2, field_mask_pb2, source_context_pb2),
-        *(struct_pb2, timestamp_pb2, type_pb2, wrappers_pb2),
+        any_pb2,
+        api_pb2,
+        descriptor_pb2,
+        duration_pb2,
+        empty_pb2,
+        field_mask_pb2,
+        source_context_pb2,
+        struct_pb2,
+        timestamp_pb2,
+        type_pb2,
+        wrappers_pb2,
     )
 }
 """Files that registries leave out, since every compiler has them."""
