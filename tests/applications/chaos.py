@@ -19,8 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -31,6 +30,7 @@ from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
+from tests.applications.event_threads import EventThreads
 from tests.applications.fresh_topic import FRESH_TOPIC, FreshTopic
 from tests.applications.operator import Operator
 from tests.applications.order_flow import OrderFlow, not_as_sent, stored_orders
@@ -44,7 +44,6 @@ from tests.applications.running_application import (
 from tests.applications.schedule import (
     ALL_FAULTS,
     AWAY,
-    DISTURBING,
     FAULTS,
     GROUP,
     KILLS,
@@ -190,15 +189,10 @@ class Chaos:
         )
         if storage.keys is not None:
             self._events = sorted([*self._events, *storage_schedule(seed, seconds)])
-        self._workers = {
-            target: ThreadPoolExecutor(1, thread_name_prefix=f"chaos-{target}")
-            for target in (*_SLOTS, *cluster.broker_addresses, NAME_SERVER, TOPIC, GROUP, NETWORK, STORAGE)
-        }
+        others = (*cluster.broker_addresses, NAME_SERVER, TOPIC, GROUP, NETWORK, STORAGE)
+        self._threads = EventThreads(self._slots, others, do=self._do, say=self._say)
         self._reading = Lock()
         """Held while reading is forbidden, and while a tail is lost: what was lost must be read."""
-        self._late_s = dict.fromkeys(self._workers, 0.0)
-        """How far each target is behind its schedule."""
-        self._done: list[Future[None]] = []
         self._began_s = time.monotonic()
 
     def run(self) -> bool:
@@ -215,12 +209,12 @@ class Chaos:
             for slot in self._slots.values():
                 slot.await_member()
             self._began_s = time.monotonic()
-            self._done.append(self._workers[TOPIC].submit(self._begin_fresh))
+            self._threads.begin()
+            self._threads.submit(TOPIC, self._begin_fresh)
             self._make_events()
-            for done in self._done:
+            for error in self._threads.errors():
                 # Whatever failed, the rows can be judged.
-                if (error := done.exception()) is not None:
-                    self._problem(repr(error))
+                self._problem(repr(error))
             self._say("draining")
             lost = self._tail_loss.lost
             flow.finish()
@@ -245,8 +239,7 @@ class Chaos:
     def close(self) -> None:
         """End all processes."""
         self._is_over = True
-        for worker in self._workers.values():
-            worker.shutdown(cancel_futures=True)
+        self._threads.close()
         for slot in self._slots.values():
             slot.close()
         self._operator.close()
@@ -256,25 +249,14 @@ class Chaos:
     def _make_events(self) -> None:
         for event in [*self._events, None]:
             until_s = self._seconds if event is None else event.at_s
-            while (left_s := self._began_s + until_s - time.monotonic()) > 0:
+            while (left_s := until_s - self._threads.now_s) > 0:
                 time.sleep(min(left_s, 0.5))
-                self._look()
+                self._threads.look()
             if event is not None:
-                self._done.append(self._workers[event.target].submit(self._do, event))
+                self._threads.make(event)
 
     def _do(self, event: Event) -> None:
-        late_s = self._began_s + event.at_s + self._late_s[event.target] - time.monotonic()
-        if late_s > 0:
-            time.sleep(late_s)
-        if event.kind in DISTURBING:
-            asked_s = time.monotonic()
-            self._slots[event.target].await_member()
-            self._late_s[event.target] += time.monotonic() - asked_s
-        how = ", as the same" if event.same_name and event.kind is Kind.JOIN else ""
-        self._say(f"{event.target}: {event.kind}{how}")
-        if event.target in self._slots:
-            self._slots[event.target].do(event)
-        elif event.target == STORAGE:
+        if event.target == STORAGE:
             self._group.storage.do(event.kind)
         else:
             self._do_to_others(event)
@@ -292,17 +274,20 @@ class Chaos:
 
     def _do_to_broker(self, event: Event) -> None:
         if event.kind is Kind.TAIL_LOST:
-            asked_s = time.monotonic()
-            with self._reading:
-                self._late_s[event.target] += time.monotonic() - asked_s
+            with self._after_wait(event.target, self._reading):
                 self._say(f"tail lost: {self._tail_loss.happen()}")
         elif event.kind is Kind.BROKER_STOP:
-            asked_s = time.monotonic()
-            with self._fresh.may_crash(event.target):
-                self._late_s[event.target] += time.monotonic() - asked_s
+            with self._after_wait(event.target, self._fresh.may_crash(event.target)):
                 self._cluster.stop_broker(event.target)
         else:
             self._cluster.start_broker(event.target)
+
+    @contextmanager
+    def _after_wait(self, target: str, entry: AbstractContextManager[object]) -> Iterator[None]:
+        """Enter ``entry``, which may wait, while the target's later events are delayed."""
+        with ExitStack() as stack:
+            self._threads.wait(target, partial(stack.enter_context, entry))
+            yield
 
     def _do_to_group(self, kind: Kind) -> None:
         if kind in AWAY:
@@ -322,9 +307,7 @@ class Chaos:
             self._fresh.next_generation(self._lives.randint(5, 2 * _PER_GENERATION))
 
     def _forbid_reading(self) -> None:
-        asked_s = time.monotonic()
-        self._reading.acquire()
-        self._late_s[TOPIC] += time.monotonic() - asked_s
+        self._threads.wait(TOPIC, self._reading.acquire)
         self._operator.permit(_QUEUES, reading=False)
 
     def _restart_name_server(self) -> None:
@@ -337,9 +320,9 @@ class Chaos:
     def _while_all_are_away(self, kind: Kind) -> None:
         gone, done = Barrier(len(self._slots) + 1), Barrier(len(self._slots) + 1)
         # An application that is behind its schedule does first what was due before.
-        within_s = _AWAY_S + max(self._late_s[name] for name in self._slots)
+        within_s = _AWAY_S + self._threads.longest_delay_s
         for name, slot in self._slots.items():
-            self._done.append(self._workers[name].submit(slot.away, gone, done, within_s))
+            self._threads.submit(name, slot.away, gone, done, within_s)
         gone.wait(within_s)
         try:
             if kind is Kind.RESET_AWAY:
@@ -359,14 +342,9 @@ class Chaos:
         except AssertionError as error:
             self._problem(str(error))
 
-    def _look(self) -> None:
-        for name, slot in self._slots.items():
-            self._done.append(self._workers[name].submit(slot.look))
-        self._done = [done for done in self._done if not done.done() or done.exception() is not None]
-
     def _await_drained(self, ends: Mapping[MessageQueue, int]) -> None:
         def behind() -> list[str]:
-            self._look()
+            self._threads.look()
             rows = self._group.rows()
             return [
                 f"{queue} {rows[queue].next_offset if queue in rows else None} of {end}"

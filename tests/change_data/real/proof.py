@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import accumulate, cycle
@@ -36,6 +35,7 @@ from pyspark_rocketmq.sinks.change_table.columns import HIDDEN
 from pyspark_rocketmq.sinks.change_table.compaction import POSITION
 from pyspark_rocketmq.sinks.change_table.versions import END_AT
 from tests.applications.chaos import FORGETFUL_S, TIMING
+from tests.applications.event_threads import EventThreads
 from tests.applications.running_application import (
     EVERY_SECOND,
     Group,
@@ -43,7 +43,7 @@ from tests.applications.running_application import (
     RunningApplication,
     wait_patiently,
 )
-from tests.applications.schedule import DISTURBING, NAME_SERVER, Event, Kind, schedule
+from tests.applications.schedule import NAME_SERVER, Event, Kind, schedule
 from tests.applications.slot import Slot
 from tests.change_data.real.feeder import Feeder
 from tests.change_data.real.source_tables import DOCUMENTS, ORDERS, Row, SourceTable, Version, Workload
@@ -180,7 +180,6 @@ class Disturbance:
         problem: Callable[[str], None],
     ) -> None:
         self._cluster = cluster
-        self._slots = slots
         self._feeder = feeder
         self._say = say
         self._problem = problem
@@ -191,30 +190,22 @@ class Disturbance:
         self._kills_s = _kills_of_feeder(seed, seconds)
         self.counts = Counter(str(event.kind) for event in self._events)
         self.counts["Debezium killed (-9)"] = len(self._kills_s)
-        targets = [*slots, *brokers, NAME_SERVER]
-        self._workers = {target: ThreadPoolExecutor(1, thread_name_prefix=target) for target in targets}
-        self._late_s = dict.fromkeys(self._workers, 0.0)
-        """Seconds by which each target is behind its schedule."""
-        self._done: list[Future[None]] = []
+        self._threads = EventThreads(slots, [*brokers, NAME_SERVER], do=self._do, say=say)
         self._next_look_s = 0.0
-        self._began_s = time.monotonic()
 
     def look(self) -> None:
         """Do what is due by now; start again what ended."""
-        self._do_until(time.monotonic() - self._began_s)
+        self._do_until(self._threads.now_s)
 
     def finish(self) -> None:
         """Wait until all that was due is done."""
         self._do_until(math.inf)
-        for done in self._done:
-            if (error := done.exception()) is not None:
-                self._problem(repr(error))
-        self._done.clear()
+        for error in self._threads.errors():
+            self._problem(repr(error))
 
     def close(self) -> None:
         """Do nothing more."""
-        for worker in self._workers.values():
-            worker.shutdown(cancel_futures=True)
+        self._threads.close()
 
     def _do_until(self, at_s: float) -> None:
         while self._kills_s and at_s >= self._kills_s[0]:
@@ -224,26 +215,13 @@ class Disturbance:
                 self._feeder.kill()
                 self._feeder.start()
         while self._events and at_s >= self._events[0].at_s:
-            event = self._events.pop(0)
-            self._done.append(self._workers[event.target].submit(self._do, event))
+            self._threads.make(self._events.pop(0))
         if at_s >= self._next_look_s:
             self._next_look_s = at_s + _LOOKS_S
-            for name, slot in self._slots.items():
-                self._done.append(self._workers[name].submit(slot.look))
-        self._done = [done for done in self._done if not done.done() or done.exception() is not None]
+            self._threads.look()
 
     def _do(self, event: Event) -> None:
-        late_s = self._began_s + event.at_s + self._late_s[event.target] - time.monotonic()
-        if late_s > 0:
-            time.sleep(late_s)
-        if event.kind in DISTURBING:
-            asked_s = time.monotonic()
-            self._slots[event.target].await_member()
-            self._late_s[event.target] += time.monotonic() - asked_s
-        self._say(f"{event.target}: {event.kind}")
-        if event.target in self._slots:
-            self._slots[event.target].do(event)
-        elif event.kind is Kind.BROKER_STOP:
+        if event.kind is Kind.BROKER_STOP:
             self._cluster.stop_broker(event.target)
         elif event.kind is Kind.BROKER_START:
             self._cluster.start_broker(event.target)
