@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.cli.demo.orders import STEPS
 from pyspark_rocketmq.cli.demo.report import (
     check_orders,
@@ -27,8 +28,9 @@ from pyspark_rocketmq.cli.demo.report import (
     read_orders,
     verdict_line,
 )
-from pyspark_rocketmq.cli.demo.run import RunNames, embedded_cluster, run_demo, share_queues
+from pyspark_rocketmq.cli.demo.run import DemoTopic, RunNames, embedded_cluster, run_demo, share_queues
 from pyspark_rocketmq.cli.demo.settings import DemoSettings
+from pyspark_rocketmq.cli.settings import JobFailed
 from tests.packaging.checkout import ROOT
 
 NOON = datetime(2024, 5, 6, 12, 0, 0, tzinfo=UTC)
@@ -58,6 +60,15 @@ def test_queues_are_shared_as_evenly_as_can_be_and_all_of_them(brokers: int, que
 
 def test_two_brokers_get_four_queues_each() -> None:
     assert share_queues({"broker-b", "broker-a"}, 8) == {"broker-a": 4, "broker-b": 4}
+
+
+@pytest.mark.sim
+def test_a_topic_is_not_created_while_no_broker_has_a_master() -> None:
+    with SimCluster(replicas=1) as cluster:
+        cluster.stop_broker("broker-a")
+
+        with pytest.raises(JobFailed, match=r"cannot create 'new'.*\(broker-a\) has a master now\. Start"):
+            DemoTopic("new", [cluster.name_servers]).ensure()
 
 
 def test_a_run_is_named_after_its_start() -> None:

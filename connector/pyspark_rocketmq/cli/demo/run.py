@@ -168,7 +168,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def share_queues(broker_names: Collection[str], queues: int) -> dict[str, int]:
     """Return the share of ``queues`` for each broker: equal numbers, and the rest to the first by name.
 
-    Brokers without a queue are left out.
+    Brokers without a queue are left out; ``broker_names`` has at least one.
     """
     each, more = divmod(queues, len(broker_names))
     shares = {name: each + (place < more) for place, name in enumerate(sorted(broker_names))}
@@ -209,8 +209,15 @@ class DemoTopic:
                 f"'{self._topic}'. Create an empty topic with mqadmin updateTopic and pass its name: "
                 "--option topic=…"
             ) from error
-        for broker_name, share in share_queues(_masters(route), QUEUES).items():
-            self._brokers.create_topic(_masters(route)[broker_name], self._topic, share)
+        masters = _masters(route)
+        if not masters:
+            raise JobFailed(
+                f"The demo cannot create '{self._topic}': no broker that creates topics automatically "
+                f"({', '.join(sorted(broker.broker_name for broker in route.brokers))}) has a master now. "
+                "Start the master of one of them, and run the demo again."
+            )
+        for broker_name, share in share_queues(masters, QUEUES).items():
+            self._brokers.create_topic(masters[broker_name], self._topic, share)
 
     def _await_route(self) -> TopicRoute:
         deadline = Deadline.after(self._clock, _ROUTE_TIMEOUT_S)
