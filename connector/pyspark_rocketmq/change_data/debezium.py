@@ -328,7 +328,10 @@ def _flat_event(value: _Struct) -> _Event:
 
 def _operation(name: Any) -> Operation:
     if not isinstance(name, str) or name not in _OPERATIONS:
-        raise Unreadable(f"Debezium has no operation {show(name)}")
+        raise Unreadable(
+            f"the message names the operation {show(name)}, which Debezium does not have: another program "
+            "may have written it"
+        )
     return _OPERATIONS[name]
 
 
