@@ -215,7 +215,10 @@ class EndpointServer:
         return len(self._connections)
 
     async def start(self, port: int) -> Host:
-        """Listen on ``port`` (0: any free one) and return the address."""
+        """Listen on ``port`` (0: any free one) and return the address.
+
+        A server that was started before listens on its former port again, whatever ``port`` is.
+        """
         self._is_running = True
         if self._port is None:
             self._port = ReservedPort(_IP, port)

@@ -11,10 +11,10 @@ commits under an older epoch.
 A *part* is what one task did of some queues: written rows, and one ack per queue. A *group* of parts gets one
 commit of data and one of offsets. Its offsets may wait until those of a later group of the batch are stored
 (``consume.offset_pace``); the epochs are checked with the offsets, and until then only the sink can refuse
-its rows. All groups are committed in the same way, whether at the end of a
-batch, or while its job runs, when tasks hand parts over. Only one group is committed at a time. If its commit
-fails, the group may be committed in spite of the error, so it is tried again, perhaps without some queues,
-before any other group. This module does not use Spark.
+its rows. All groups are committed in the same way, whether at the end of a batch, or while its job runs, when
+tasks hand parts over. Only one group is committed at a time. If its commit fails, the group may be committed
+in spite of the error, so it is tried again, perhaps without some queues, before any other group. This module
+does not use Spark.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class BatchReport:
 BatchListener = Callable[[BatchReport], None]
 """Called on the driver with the results of each commit, at a batch's end and while its job runs.
 
-While the job runs, the offsets may be stored later. If the listener raises, this is only logged.
+A report that is made while the job runs may come before its offsets are stored. If the listener raises, this
+is only logged.
 """
 
 
@@ -134,7 +135,7 @@ class Mirror(Protocol):
     """The copy of a group's offsets at the brokers, where other members and tools look for them."""
 
     def show(self, accepted: Sequence[QueueCommit]) -> None:
-        """Send the offsets that the offset store has accepted to the brokers; return immediately."""
+        """Begin to send the brokers the offsets that the offset store has accepted; return immediately."""
         ...
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
@@ -239,8 +240,11 @@ class PartCommitter:
         """Begin a batch before its job: read the offset rows, begin the sink's batch, and compare the two.
 
         Raises:
-            SinkSetBack: If the sink lacks rows of messages below the offsets. Nothing was consumed.
-            RocketMQError: If the sink or the offset store cannot be read.
+            SinkSetBack: If the sink lacks rows of messages below the offsets, or is another table now. This
+                batch has consumed nothing.
+            OffsetError: If the offset store was restored to an older state, replaced or deleted.
+            RocketMQError: If the sink or the offset store cannot be read, or if the sink has rows of a later
+                generation of a queue.
         """
         rows = checked_rows(self._store, self._group, self._store.read(self._group), seen=self._rows)
         self._rows = dict(rows)

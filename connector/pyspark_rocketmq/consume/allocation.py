@@ -44,7 +44,14 @@ class AllocationStrategy(Protocol):
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Return the queues of member ``client_id``, given all queues and all members, both sorted."""
+        """Return the queues of member ``client_id``.
+
+        Args:
+            client_id: The member's client id.
+            queues: All readable queues of one topic, or those of one of its machine rooms
+                (:class:`MachineRoomNearby`); sorted.
+            members: Client ids of all members, sorted; an id comes once for each connection of its member.
+        """
 
 
 def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:

@@ -311,9 +311,10 @@ class Membership:
         self.free(self._plan, None, now_s)
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None, now_s: float) -> None:
-        """Note that the batch of ``plan`` holds ``queues`` no more (None: all); release those taken away.
+        """Note that the batch of ``plan`` no longer holds ``queues`` (None: all of its queues).
 
-        Do nothing if ``plan`` is not the number of the newest plan.
+        Those that were taken away from this member are released. Do nothing if ``plan`` is not the number of
+        the newest plan.
         """
         if plan == self._plan:
             over = self._planned if queues is None else self._planned.intersection(queues)
@@ -325,9 +326,9 @@ class Membership:
         return self._plan, self._planned
 
     def must_leave(self) -> frozenset[MessageQueue]:
-        """Return queues of the plan under way that this member no longer holds: tasks must give them up.
+        """Return queues of the plan under way that are not in HELD any more: tasks must give them up.
 
-        See row D7 of ``docs/semantics.md``.
+        In LEAVING a queue still has its lock. See row D7 of ``docs/semantics.md``.
         """
         return frozenset(queue for queue in self._planned if self._phases.get(queue) is not Phase.HELD)
 

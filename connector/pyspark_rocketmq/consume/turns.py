@@ -10,8 +10,8 @@ several work when calls are slow (D1, D3):
 2. One worker does everything that is due, turn after turn. Another one begins only when each running call has
    lasted 0.1 s or, once there has been such a call, when a queue has waited for 0.1 s. Open ranges and
    queues that are consumed by key have shorter times (:class:`Pace`).
-3. A turn goes on as long as no queue waits. Otherwise it ends with the running delivery, after 50 ms or when
-   another queue's suspension is over.
+3. A turn goes on as long as nothing waits: no other queue, and no piece to read (rule 4). Otherwise it ends
+   with the running delivery, after 50 ms or when another queue's suspension is over.
 4. Ranges may arrive in pieces. A queue that has consumed what has arrived is *dry*: it waits for more, not
    for a worker. Open ranges are read by a thread of their own. Closed ones are read by the workers, one piece
    at a time: reading beside a listener that is busy would only slow both down. If what has arrived takes much
@@ -400,6 +400,9 @@ class TaskTurns(Generic[QueueT]):
         return min(until_all_slow_s, patience_s) if self._has_been_slow else until_all_slow_s
 
     def _lasts_s(self, now_s: float) -> float:
-        """Return the seconds until another queue is due: 0.05 if one is due now, infinite if none waits."""
+        """Return the seconds until another queue, or the next piece to read, is due.
+
+        That is 0.05 if one is due now, and infinite if none waits.
+        """
         due_s = min((each.due_s for each in self._waiting.values()), default=inf)
         return due_s - now_s if due_s > now_s else TURN_S

@@ -363,7 +363,10 @@ class RunningMember:
         self._notify(lambda machine, now_s: machine.notified(now_s))
 
     def held(self) -> Mapping[MessageQueue, float]:
-        """Return the held queues, with the monotonic second at which each one's lock was last requested."""
+        """Return the held queues, with the monotonic second at which each one's current lock was requested.
+
+        Queues that are given up after the batch under way count as held.
+        """
         locked_at_s, ahead_s = self._query(
             lambda machine, now_s: (machine.locked_at_s(), now_s - self._clock.monotonic_s())
         )

@@ -321,7 +321,10 @@ class ArrivedMessages(Sequence[MessageExt]):
         return found
 
     def last_message(self, index: int) -> RememberedMessages:
-        """Return what an ack records of the message at ``index``: queue offset, store time and log offset."""
+        """Return what an ack records of the message at ``index``: queue offset, store time and log offset.
+
+        Empty if the store time or the log offset was not read.
+        """
         number, at = self._place(index)
         piece = self._pieces[number]
         if not isinstance(piece, list):

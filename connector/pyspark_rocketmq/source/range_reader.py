@@ -276,7 +276,7 @@ class RangeReader:
         yield RangeEnd(planned=end, rows=0, reset_to=reset_to, reason=reason)
 
     def begin(self, window: RangeWindow) -> None:
-        """Take state and bounds of the range's pulls from ``window``, a fetcher's, from now on."""
+        """Use a fetcher's ``window`` from now on, which has the state and bounds of the range's pulls."""
         self._window = window
         self._is_pulled_again = self._is_window_counted = False
 

@@ -28,7 +28,10 @@ from pyspark_rocketmq.sinks.delta.task_files import TaskFolder
 
 
 class SinkLog:
-    """A table's log at one version; finds in it the commits of consumer groups, and RESTOREs."""
+    """A table's log at one version; finds in it the commits of consumer groups, and RESTOREs.
+
+    Methods that search the log raise DeltaError if it no longer has the commit of that version.
+    """
 
     def __init__(self, table: Snapshot, files: TaskFolder, lost_hint: str = "") -> None:
         """Start at the version of ``table``; ``files`` is the folder that tasks write to.
@@ -99,9 +102,10 @@ class SinkLog:
         return version
 
     def restored_since_last_commit(self, consumer_group: str) -> int | None:
-        """Return the version of the last RESTORE if no writer of the group had seen it when committing.
+        """Return the version of the last RESTORE if the group has made no commit since; otherwise None.
 
-        Otherwise return None. A statement that replaces the table counts as a RESTORE.
+        A commit counts only if its writer had read the log up to the RESTORE. A statement that replaces the
+        table counts as a RESTORE.
         """
         return self._summary(lambda seen: seen.covers(consumer_group)).restored_since(consumer_group)
 
