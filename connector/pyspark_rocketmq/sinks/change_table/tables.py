@@ -324,7 +324,8 @@ class ChangeTables(DeltaSink):
         if not keys:
             raise SinkConflict(
                 f"The source has truncated a table before the first change of a row for {masked(path)} came, "
-                "so its key is not known. Start the query with truncates='ignore', or create the table."
+                "so its key is not known. Start the query with truncates='ignore', or create the table with "
+                f"property {_KEYS}: the names of its key's columns, such as '[\"id\"]'."
             )
         source = stored.get(_SOURCE, min(changes.sources))
         # Check first: of changes with two keys or sources, a new table would take one key and source.
