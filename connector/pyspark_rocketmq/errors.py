@@ -732,8 +732,8 @@ class OffsetsBeganAgain(DataLoss):
 class LostBehindSink(DataLoss):
     """The broker lost messages whose rows the sink has; where new ones with their offsets begin is unknown.
 
-    Do: Find the first new message by its store time, and reset the group's offset for this queue to it
-    (``pyspark-rocketmq offsets reset``).
+    Do: Find the first new message by its store time, and reset the queue's offset to it
+    (``pyspark-rocketmq offsets reset``); ``failOnDataLoss=false`` changes nothing.
     """
 
     def __str__(self) -> str:
