@@ -40,14 +40,22 @@ _DAYS = ("YesterdayMorning", "TodayMorning", "TodayNow")
 
 
 def handle_put_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """Answer 200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: create or replace a group; any name is accepted."""
+    """Answer 200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: create or replace a group; any name is accepted.
+
+    Raises:
+        Refused: If a retry topic would have more queues than the simulator takes.
+    """
     if command.body:
         state.groups.put(_checked(decode_body(SubscriptionGroupConfig, command.body)))
     return reply(command)
 
 
 def handle_put_groups(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """Answer 225 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: create or replace several groups."""
+    """Answer 225 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: create or replace several groups.
+
+    Raises:
+        Refused: If a retry topic would have more queues than the simulator takes; then no group is changed.
+    """
     body = read_object(command.body, "SubscriptionGroupList")
     for group in [
         _checked(from_json(SubscriptionGroupConfig, each)) for each in body.objects("groupConfigList")

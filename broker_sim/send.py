@@ -59,7 +59,9 @@ def max_retries(group: SubscriptionGroupConfig, client_version: int, max_reconsu
 def handle_send_back(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """Answer 36 CONSUMER_SEND_MSG_BACK: store a copy of a message that a consumer gives back.
 
-    The copy goes into the group's retry topic for a later delivery or, after too many, to its dead letters.
+    The copy goes into the group's retry topic for a later delivery. After too many deliveries, or with a
+    negative delay level, it goes to the group's dead letters. A group without retry queues drops the message;
+    the answer is SUCCESS all the same.
 
     Raises:
         Refused: If the copy cannot be stored.
@@ -172,8 +174,12 @@ def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
 def handle_reply(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
     """Handle 324 and 325, SEND_REPLY_MESSAGE: push a reply to its requester, store it, then send the answer.
 
-    The reply is stored even if it cannot be pushed; the answer is an error then. Source:
-    ``ReplyMessageProcessor``.
+    The reply is stored even if it cannot be pushed; the answer is an error then.
+
+    Raises:
+        Refused: If its topic cannot be used, or lacks its queue; then the reply is neither pushed nor stored.
+
+    Source: ``ReplyMessageProcessor``.
     """
     header = _header(command)
     try:
@@ -226,7 +232,10 @@ def handle_reply(state: BrokerState, peer: Peer, command: RemotingCommand) -> No
 
 
 def _as_v1(header: SendHeader) -> SendMessageRequestHeader:
-    """Return the header of a reply in the form of 10 SEND_MESSAGE, in which every reply is pushed."""
+    """Return a reply's header in the form of 10 SEND_MESSAGE, in which every reply is pushed.
+
+    It lacks the reply's properties; the caller adds them.
+    """
     return SendMessageRequestHeader(
         producer_group=header.producer_group,
         topic=header.topic,

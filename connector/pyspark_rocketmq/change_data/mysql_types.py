@@ -172,13 +172,13 @@ def scaled(value: Decimal, precision: int | None, scale: int) -> Decimal:
     """Return a decimal with as many digits behind the point as its type has: Canal writes 3.00 as ``3.0``.
 
     Raises:
-        ValueError: If it has more digits than its type. If ``precision`` is None, the type has no maximum of
-            digits before the point.
+        ValueError: If it is not finite, or has more digits than its type. If ``precision`` is None, the type
+            has no maximum of digits before the point, but a value has at most 100 digits in all.
     """
     try:
         result = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
     except InvalidOperation:
-        raise Unreadable(f"{value} is no decimal of {precision} digits") from None
+        raise Unreadable(f"{value} is no decimal of {precision or _EXACT.prec} digits") from None
     if result != value or (precision is not None and len(result.as_tuple().digits) > max(precision, scale)):
         raise Unreadable(f"{value} has more digits than decimal({precision},{scale})")
     return result

@@ -33,7 +33,10 @@ def removed_columns(statement: str) -> tuple[str, ...]:
 
 
 def _clauses(tokens: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the clauses of a statement; ``tokens`` are those after its words ALTER TABLE."""
+    """Yield the clauses of an ALTER TABLE, without the table's name.
+
+    ``tokens`` are those after the word TABLE, and begin with the name or IF EXISTS.
+    """
     start = 2 if [token.upper() for token in tokens[:2]] == ["IF", "EXISTS"] else 0
     start += 1
     while tokens[start : start + 1] == ["."]:

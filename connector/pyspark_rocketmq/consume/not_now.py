@@ -25,8 +25,9 @@ REFUSED_PAUSE_S: Final = 3.0
 def waits(error: RocketMQError, *, has_worked: bool) -> bool:
     """Return whether a group or a plain stream waits and asks again instead of ending with ``error``.
 
-    It always waits after a ``retryable`` error, and if an operator has switched off reading. Other errors may
-    pass only if ``has_worked``, that is, if the cluster has served the query before; otherwise they end it.
+    It always waits after a ``retryable`` error, and if an operator has switched off reading. If the cluster
+    has served the query before (``has_worked``), it also waits after an error with ``passes_later``. Every
+    other error ends it.
     """
     return isinstance(error, ConsumptionForbidden) or error.may_pass(has_worked=has_worked)
 

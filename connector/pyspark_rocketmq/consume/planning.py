@@ -185,7 +185,7 @@ class Expected(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """How long reading and the listener will take, in milliseconds; infinite if that is unknown."""
+        """Time of reading and the listener together, in milliseconds; infinite if it is unknown."""
         return inf if self.listener_ms is None else self.offsets * (READ_MS + self.listener_ms)
 
 

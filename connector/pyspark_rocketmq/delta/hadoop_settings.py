@@ -56,7 +56,7 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; only the region for one of AWS |
     | ``fs.s3a.endpoint.region`` | ``aws_region`` |
     | ``fs.s3a.path.style.access=false`` | ``aws_virtual_hosted_style_request=true``, the bucket in the host |
-    | ``fs.s3a.connection.ssl.enabled=false``, an endpoint ``http://…`` | ``allow_http=true`` |
+    | ``fs.s3a.connection.ssl.enabled=false``, an endpoint or root URL ``http://…`` | ``allow_http=true`` |
     | ``fs.s3a.encryption.algorithm`` | ``aws_server_side_encryption`` |
     | ``fs.s3a.encryption.key`` | ``aws_sse_kms_key_id``, ``aws_sse_customer_key_base64`` |
     | ``fs.azure.account.key`` | ``azure_storage_account_key`` |
@@ -65,7 +65,8 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     | ``fs.azure.account.oauth2.client.secret`` | ``azure_storage_client_secret`` |
     | ``fs.azure.account.oauth2.client.endpoint`` | ``azure_storage_tenant_id`` |
     | ``fs.gs.auth.service.account.json.keyfile`` | ``google_service_account`` |
-    | ``fs.gs.auth.service.account.email``, ``….private.key``, ``….id`` | ``google_service_account_key`` |
+    | ``fs.gs.auth.service.account.email`` and ``….private.key`` | ``google_service_account_key`` |
+    | ``fs.gs.auth.service.account.private.key.id`` | part of ``google_service_account_key`` |
     | ``fs.gs.storage.root.url`` | ``google_base_url`` |
 
     Settings of one bucket (``fs.s3a.bucket.BUCKET.…``) and one account
@@ -111,9 +112,13 @@ class _HadoopSettings:
     """The settings for one bucket or storage account, by name without prefix, bucket and account."""
 
     def __init__(self, settings: Mapping[str, str], prefix: str, *own: str) -> None:
-        """Find the settings with ``prefix``, and those that match patterns of a bucket or account (``own``).
+        """Find the settings; those of the one bucket or account override the general ones.
 
-        A pattern's settings override those with only the prefix, and those of the patterns before it.
+        Args:
+            settings: Spark's settings, without ``spark.hadoop.`` before their names.
+            prefix: Beginning of the names of all settings for this kind of storage.
+            own: Regular expressions, each for full names of settings of the one bucket or account. Group 1 is
+                the name that remains. Settings that match a later expression override earlier ones.
         """
         self._settings = settings
         self._names = {key.removeprefix(prefix): key for key in settings if key.startswith(prefix)}

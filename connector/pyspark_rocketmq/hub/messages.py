@@ -390,7 +390,7 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True)
 class SlotsKnown:
-    """Limits of the executors, from the driver's Spark session."""
+    """Limits from the driver's Spark session: tasks of a batch, and time of calls after the query's end."""
 
     kind: ClassVar[str] = "slots"
     slots: int
@@ -621,7 +621,10 @@ def decode_to_driver(facts: JsonObject, peer: str) -> ToDriver:
     """
     message = _decoded(_TO_DRIVER, facts, peer, "a message of type")
     if message is None:
-        raise RemoteProtocolError(f"{peer}: a message of type {facts['type']!r} is not known.")
+        raise RemoteProtocolError(
+            f"{peer}: a message of type {facts['type']!r} is not known. Install the driver's version of "
+            "pyspark-rocketmq on every machine."
+        )
     return message
 
 

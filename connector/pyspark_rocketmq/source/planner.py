@@ -289,7 +289,7 @@ class MicroBatchPlanner:
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
 
     def _latest_in_real_time(self, start: Offset, length: OpenBatchLength) -> Offset:
-        """Return the offset with the next plan; ``start`` if no queue can be planned within seconds."""
+        """Return the offset with the next plan; ``start`` if no queue can be planned within 5 s."""
         seq, previous = self.plan_of(start)
         patience = Deadline.after(self._clock, _FIRST_OWNERSHIP_S)
         while True:

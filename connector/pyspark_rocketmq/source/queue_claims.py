@@ -162,10 +162,10 @@ class QueueClaims:
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
     ) -> tuple[Mapping[MessageQueue, int], Waiting]:
-        """Replace offsets to which a crash has put a broker back by the rows' newer ones.
+        """Correct the offsets ``known`` from brokers that a crash has put back to older ones.
 
-        Write the newer ones to the broker. Return all offsets after this, and the queues whose brokers did
-        not take the newer ones, with the errors.
+        Such an offset is replaced by the row's newer one, which is also written to the broker. Return all
+        offsets after this, and the queues whose brokers did not take the newer ones, with the errors.
         """
         forgotten = {
             queue: rows[queue].next_offset
@@ -188,11 +188,13 @@ class QueueClaims:
     def write_resets(self, rows: Rows, addresses: Addresses) -> Waiting:
         """Write each reset of a held queue to its broker before anything is consumed from its target.
 
-        Otherwise the broker's offset would look like another member's at the next claim.  Queues whose broker
-        did not take the reset are returned with the reason: they must not be planned.
+        Otherwise the broker's offset would look like another member's at the next claim. The store records
+        what was written. Queues whose broker did not take the reset are returned with the reason: they must
+        not be planned.
 
         Raises:
             NoPermission: If the group's offsets may not be written.
+            RocketMQError: If a broker refuses for good, or the offset store does not take the record.
         """
         if self._broker_offsets is None:
             return {}

@@ -50,9 +50,8 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
     """Yield the messages and then the end of each range of a group, one range after the other.
 
-    The ranges are pulled and decoded together. Several ranges share the bytes that one range may have, but
-    each may have at least 8 MiB, or all bytes of a single range if that is less than 8 MiB. A range that
-    reaches its share ends early.
+    The ranges are pulled and decoded together. Several ranges share one range's limit in bytes. Each may
+    have at least 8 MiB, or the whole limit if that is less. A range that reaches its share ends early.
 
     Raises:
         RocketMQError: For the same reasons as ``read_queue``, for the first range that fails.

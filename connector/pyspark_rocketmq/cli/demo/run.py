@@ -95,17 +95,17 @@ class RunNames:
 
     @property
     def orders(self) -> str:
-        """The Delta table of consumed orders."""
+        """Path of the Delta table of consumed orders."""
         return str(self.work_dir / "orders")
 
     @property
     def offsets(self) -> str:
-        """The Delta table of the group's progress."""
+        """Path of the Delta table of the group's progress."""
         return str(self.work_dir / "offsets")
 
     @property
     def checkpoint(self) -> str:
-        """Spark's checkpoint."""
+        """Path of Spark's checkpoint."""
         return str(self.work_dir / "checkpoint")
 
 
