@@ -331,7 +331,7 @@ def _queue_of(state: BrokerState, header: SendHeader, topic: Topic) -> int:
 
 
 def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, header: SendHeader) -> bool:
-    """Whether a message to a retry topic is stored as a dead letter.
+    """Return whether a message to a retry topic is stored as a dead letter.
 
     That is so if it has no deliveries left, or if its group holds a lock of a queue, as orderly consumers do.
 

@@ -89,7 +89,7 @@ def parse_date(text: str) -> date:
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
-        ValueError: If it is no date.
+        ValueError: If it is no date, or if what comes after the date is no time with at most microseconds.
     """
     return _parse(text).date()
 
@@ -99,7 +99,7 @@ def parse_clock(text: str) -> datetime:
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
-        ValueError: If it is no such text.
+        ValueError: If it is no such text, or has a part that microseconds cannot hold.
     """
     return _parse(text).replace(tzinfo=None)
 
@@ -111,7 +111,8 @@ def parse_moment(text: str, zone: tzinfo | None = None) -> datetime:
 
     Raises:
         OutOfRange: If it is not within the years 1 to 9999.
-        ValueError: If it is no such text, or if neither it nor ``zone`` has a zone.
+        ValueError: If it is no such text, if it has a part that microseconds cannot hold, or if it names no
+            zone and ``zone`` is None.
     """
     parsed = _parse(text)
     if parsed.tzinfo is None:

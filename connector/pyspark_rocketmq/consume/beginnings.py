@@ -1,4 +1,7 @@
-"""Decides where a group begins in queues for which it has no offset, and which of these wait.  Pure."""
+"""Decides where a group begins in queues without an offset, and which of these must wait. Pure.
+
+They wait for brokers that are away, or that do not report the group's offsets.
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class RecentSums(NamedTuple):
     minute: ConsumeMetrics
     hour: ConsumeMetrics
     minute_s: float
-    """Seconds over which ``minute`` was gathered, by which a rate divides it: at least ten."""
+    """Seconds from the beginning of ``minute`` to that moment, by which a rate divides it: at least ten."""
 
 
 class Watched(NamedTuple):

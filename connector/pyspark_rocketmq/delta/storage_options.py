@@ -179,8 +179,8 @@ class StorageOptions:
         If it fails, the earlier values stay in use.
 
         Raises:
-            OSError: If the callable's first call fails.  The caller may try again, as if storage did not
-                answer.
+            OSError: If the callable fails, and has not succeeded before.  The caller may try again, as if
+                storage did not answer.
             OptionError: If it does not return options.
         """
         if callable(self._given):
@@ -203,7 +203,7 @@ class StorageOptions:
         return self._values
 
     def for_tasks(self, uri: str) -> StorageOptions:
-        """Return the options for tasks: present values for ``uri``, including those of the environment."""
+        """Return fixed options for tasks: the values for ``uri`` as last renewed, and the environment's."""
         return StorageOptions(self.values_for(uri))
 
     def describe_error(self, error: BaseException) -> str:

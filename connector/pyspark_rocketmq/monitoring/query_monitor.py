@@ -163,7 +163,7 @@ class _Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """Numbers of messages of one query and one queue since the monitor started.
+    """Numbers of messages of one queue in one run of a query, since the monitor has watched the run.
 
     They are sums of the fields of the same names in ``QueueMetrics``.
     """
@@ -175,11 +175,11 @@ class QueueTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryState:
-    """Newest metrics of one running query, and its sums since the monitor started."""
+    """Newest metrics of one running query, and sums over this run since the monitor has watched it."""
 
     latest: BatchMetrics
     batches: int = 0
-    """Number of micro-batches that have ended since the monitor started."""
+    """Number of micro-batches of this run that the monitor has seen end."""
     batch_s: float | None = None
     """Duration of the last micro-batch that has ended; None before."""
     rows: int = 0
@@ -260,7 +260,10 @@ class QueryMonitor(StreamingQueryListener):
             spark.streams.addListener(self)
 
     def register_listener(self, listener: MetricsListener) -> None:
-        """Call ``listener`` with the metrics of each later batch or commit, on the monitor's thread."""
+        """Call ``listener`` with the metrics of each later batch or commit, on the monitor's thread.
+
+        An exception of the listener is logged and changes nothing.
+        """
         self._listeners.append(listener)
 
     def queries(self) -> dict[str, QueryState]:
@@ -377,7 +380,7 @@ class QueryMonitor(StreamingQueryListener):
         return metrics.with_stored_times(times.query(behind) if asks else times.last_known(behind))
 
     def _is_behind(self) -> bool:
-        """Whether newer metrics are waiting; brokers are then queried only for the newer ones."""
+        """Return whether newer metrics are waiting; brokers are then queried only for the newer ones."""
         with self._guard:
             return self._waiting > 1
 

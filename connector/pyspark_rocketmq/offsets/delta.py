@@ -211,7 +211,7 @@ class DeltaOffsetStore(RowOffsetStore):
         return older + [change for change in recent if change.consumer_group in (consumer_group, None)]
 
     def newest_version(self) -> int:
-        """Return the newest version of the offset table."""
+        """Return the newest version of the offset table; -1 if there is no table."""
         return LogFiles(self._path, self.storage).readable_versions().stop - 1
 
     def rows_of(self, consumer_group: str, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:

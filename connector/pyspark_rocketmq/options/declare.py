@@ -152,7 +152,8 @@ class OptionSet:
         A value is a text, or a number or boolean, which counts as the text that Spark makes of it.
 
         Raises:
-            OptionError: With a sentence for every problem, not just the first.
+            OptionError: With a sentence for every problem, not just the first. Problems of combinations are
+                among them only if each option is valid by itself.
         """
         specs: dict[str, tuple[str, OptionSpec]] = {}
         for field in dataclasses.fields(cls):

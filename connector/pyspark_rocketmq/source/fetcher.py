@@ -90,7 +90,7 @@ class _Templates(NamedTuple):
     held: PullRequestTemplate
     """The broker may hold these (long polling); the same as ``ordinary`` unless the range has an open end."""
     log_check: PullRequestTemplate
-    """These have no filter; the same as ``ordinary`` if the range has none."""
+    """These have no filter; the same as ``ordinary`` if the range has no filter, or no ``newest`` message."""
 
     @classmethod
     def of(cls, partition: QueuePartition) -> _Templates:

@@ -425,7 +425,7 @@ class GroupProgress:
         return self._has_moved or any(row.state.last_message for row in self._rows.values())
 
     def _report_waiting(self, waiting: Mapping[MessageQueue, RocketMQError]) -> None:
-        """Log each queue that is left out, once per error."""
+        """Log each queue that is left out, unless the last plan left it out with the same error object."""
         for queue, error in sorted(waiting.items()):
             if self.waiting.get(queue) is not error:
                 logger.warning("queue left out of this plan group=%s %s: %s", self._group, queue, error)

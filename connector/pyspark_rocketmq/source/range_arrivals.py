@@ -89,7 +89,10 @@ class RangeArrivals:
         self._fetcher.leave(queue)
 
     def end(self) -> None:
-        """End ``arrivals`` immediately; its last list has an end for each range that was still being read."""
+        """End ``arrivals`` immediately; its last list ends each range that was not read to its end yet.
+
+        Such a range ends after the messages that were yielded.
+        """
         self._fetcher.end()
 
     def arrivals(self, within_s: float | None = None) -> Generator[list[Arrival]]:

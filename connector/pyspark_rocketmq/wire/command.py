@@ -58,7 +58,7 @@ _SHOWN_AROUND: Final = 10
 def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:
     """Return Base64(HMAC-SHA1(secretKey, values || body)), with the ext fields' values in order of names.
 
-    Code, opaque and version are not signed: a request can be replayed.
+    A field ``Signature`` is left out. Code, opaque and version are not signed: a request can be replayed.
     """
     # Names are ASCII, so Java's order of UTF-16 units is the order of str.
     values = "".join([ext_fields[name] for name in sorted(ext_fields) if name != SIGNATURE])

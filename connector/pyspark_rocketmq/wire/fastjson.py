@@ -272,9 +272,9 @@ def _write_key(key: object) -> str:
 class JsonObject:
     """One map of a JSON body, with a method to read a field as each type.
 
-    A field is absent if it is missing or null; a number or boolean also if it is an empty string. An absent
-    array or map is read as empty. Any other absent field without a default raises ``RemoteProtocolError``,
-    and so does a value of another type.
+    A field is absent if it is missing or null; a number or boolean also if it is one of the strings ``""``,
+    ``"null"`` and ``"NULL"``. An absent array or map is read as empty. Any other absent field without a
+    default raises ``RemoteProtocolError``, and so does a value of another type.
     """
 
     where: str
@@ -331,7 +331,7 @@ class JsonObject:
         return found
 
     def items(self, name: str) -> list[Any]:
-        """Read an array; empty if absent."""
+        """Read an array, without checking its items; empty if absent."""
         value = self.members.get(name)
         if value is None:
             return []

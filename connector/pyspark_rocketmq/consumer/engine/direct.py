@@ -398,7 +398,10 @@ class OrderlyTask:
             self._changed.notify_all()
 
     def _instructions_changed(self) -> None:
-        """Check what the driver has ordered; called by any thread."""
+        """Follow new instructions of the driver; called by any thread.
+
+        Hand over the results of ranges that are given up, end all turns in a pause, and wake the workers.
+        """
         with self._changed:
             # The task's own thread, which would yield these results, may be in a slow call.
             self._done = [each for each in self._done if not self._is_given_away(each)]

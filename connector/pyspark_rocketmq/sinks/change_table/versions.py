@@ -109,7 +109,10 @@ class Known(NamedTuple):
     If a later change has overwritten a value in such a version, earlier versions are there, too.
     """
     past: pa.Table
-    """Changes recorded beside the table, of those keys of which something later than the batch is stored."""
+    """Changes recorded beside the table: all those of keys with something stored late.
+
+    That is something at the key's lowest place in the batch, or later.
+    """
     truncations: Truncations
     """The batch's truncations, and the recorded ones at place ``since`` or later."""
     since: Order

@@ -110,7 +110,10 @@ class FileAppender:
         self.table.add_columns(columns)
 
     def put(self, log: SinkLog, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
-        """Commit ``files`` with the watermarks and the record of ``commit``; return the new version."""
+        """Commit ``files`` with the watermarks and the record of ``commit``; return the new version.
+
+        Raises the errors of :meth:`append`.
+        """
         begun_at = self.table.version
         self.table.append(files, log.note_of(commit))
         return log.note_made(begun_at, commit)

@@ -222,7 +222,11 @@ class CatalogSnapshot:
             ) from error
 
     def as_of(self, version: int) -> CatalogSnapshot:
-        """Return the table as of ``version``; raise DeltaError if the history no longer has that version."""
+        """Return the table with its history up to ``version``, but with its present columns and properties.
+
+        Raises:
+            DeltaError: If the history no longer has that version.
+        """
         table = CatalogSnapshot(self._spark, self._name, self.log.as_of(version), self._detail)
         if table.version != version:
             raise DeltaError(f"The history of {self._name} does not have version {version} any more.")
