@@ -47,7 +47,8 @@ class Appender(Protocol):
             columns: The rows' columns.
 
         Raises:
-            FileExistsError: If another commit came first; the caller must check it before the next try.
+            FileExistsError: If another commit came first, or may have; the caller must check for it before
+                the next try.
             DeltaError, OSError, PySparkException: If the commit failed, or if its outcome is unknown.
         """
         ...
@@ -84,7 +85,7 @@ class FileAppender:
         """Commit files and watermarks together on top of the log's version; return the new version.
 
         Raises:
-            FileExistsError: If another commit came first.
+            FileExistsError: If another commit came first, or may have.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         return self.put(log, files, with_record(before, commit))

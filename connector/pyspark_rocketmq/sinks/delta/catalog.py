@@ -366,7 +366,9 @@ class CatalogHome:
         return OptionError((problem,), where="Delta sink")
 
     def check_rows_place(self, schema: pa.Schema) -> None:
-        """Write a file to the folder for tasks' rows, and let Spark read it; remove old leftovers there.
+        """Write a file to the folder for tasks' rows, and let Spark read it.
+
+        In a folder for staging, also remove old files that killed tasks have left.
 
         Raises:
             OptionError: If there is no such folder, or if one of the two fails.
