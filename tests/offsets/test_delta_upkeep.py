@@ -4,10 +4,12 @@ and no step may be the last one.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
 from unittest.mock import Mock
@@ -21,7 +23,7 @@ from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.offsets import delta_history as upkeep_module
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.delta_history import HistoryTable, Upkeep
-from pyspark_rocketmq.offsets.history import StoredChange, change_at
+from pyspark_rocketmq.offsets.history import StoredChange, change_at, change_of_version
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.wait import PATIENCE_S
 from tests.offsets.conformance import GROUP, Q0, committed
@@ -308,6 +310,48 @@ def test_an_old_state_that_cannot_be_read_any_more_stops_no_upkeep(
     assert "maintenance of" not in caplog.text
     assert len(LogFiles(str(path)).readable_versions()) < KEPT + 2 * EVERY
     assert store.read(GROUP)[Q0].next_offset == 6 * EVERY + 2
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param(lambda info: {**info, "timestamp": None}, id="time is null"),
+        pytest.param(lambda info: {"operation": info["operation"]}, id="no time"),
+        pytest.param(lambda info: {}, id="empty"),
+        pytest.param(lambda info: None, id="no information"),
+    ],
+)
+def test_a_writer_that_leaves_out_when_it_wrote_stops_neither_history_nor_upkeep(
+    path: Path, caplog: pytest.LogCaptureFixture, left: Callable[[dict[str, Any]], dict[str, Any] | None]
+) -> None:
+    """F5: Delta's protocol leaves all of commitInfo to the writer; the file's time is then the commit's."""
+    store = DeltaOffsetStore(path)
+    commits(store, 3)
+    DeltaTable(path).update({"next_offset": "1"})
+    by_hand = DeltaTable(path).version()
+    file = path / "_delta_log" / f"{by_hand:020d}.json"
+    leave_out(file, left)
+    os.utime(file, (1_000_000, 1_000_000))
+
+    [change] = [change for change in store.changes(GROUP) if change.version == by_hand]
+    assert (change.at_s, change.consumer_group) == (1_000_000, None)
+    assert store.rows_of(GROUP, change)[Q0].next_offset == 1
+
+    commits(store, 6 * EVERY, first=2)
+    upkeep(path).run(removes_files=True)
+
+    assert "maintenance of" not in caplog.text
+    assert len(LogFiles(str(path)).readable_versions()) < KEPT + 2 * EVERY
+    assert store.rows_of(GROUP, change_of_version(store.changes(GROUP), GROUP, by_hand))[Q0].next_offset == 1
+
+
+def leave_out(file: Path, left: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Replace the ``commitInfo`` of a commit by what ``left`` returns; remove it for None."""
+    actions = [json.loads(line) for line in file.read_text().splitlines()]
+    infos = ({"commitInfo": left(action["commitInfo"])} for action in actions if "commitInfo" in action)
+    rest = [action for action in actions if "commitInfo" not in action]
+    kept = [info for info in infos if info["commitInfo"] is not None]
+    file.write_text("".join(f"{json.dumps(action)}\n" for action in [*kept, *rest]))
 
 
 def test_two_upkeeps_at_once_record_the_past_once(path: Path) -> None:

@@ -236,10 +236,11 @@ class LogFiles:
         return (info for info in takewhile(lambda info: info is not None, found) if info is not None)
 
     def row_change_info(self, version: int) -> dict[str, Any] | None:
-        """Return the ``commitInfo`` of a commit that changed rows; None for other commits.
+        """Return the ``commitInfo`` of a commit that changed rows; None for other or missing commits.
 
-        Also None if the log lacks the commit, or if the commit has no ``commitInfo``.  delta-rs' history does
-        not show whether a commit changed rows.
+        Its ``timestamp`` is that of the commit's file if the writer gave none: Delta's protocol requires no
+        field of it, nor the ``commitInfo`` itself.  delta-rs' history does not show whether a commit changed
+        rows.
         """
         try:
             actions = self._actions(_commit_path(version))
@@ -248,7 +249,12 @@ class LogFiles:
         files = [action.get("add") or action.get("remove") or {} for action in actions]
         if not any(file.get("dataChange") for file in files):
             return None
-        return next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
+        info: dict[str, Any] = next(
+            (action["commitInfo"] for action in actions if "commitInfo" in action), {}
+        )
+        if info.get("timestamp") is not None:
+            return info
+        return {**info, "timestamp": (self.commit_file(version).mtime_ns or 0) // 1_000_000}
 
     def transactions(self, version: int, known: Transactions | None = None) -> Transactions:
         """Return the transaction ids as of a version that the log still has.
