@@ -7,6 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
@@ -112,3 +113,36 @@ def test_a_commit_in_a_form_of_a_later_protocol_is_no_commit_without_ids(table: 
 
     with pytest.raises(KeyError):
         LogFiles(str(table)).transactions(29, expected(28))
+
+
+def in_parts(table: Path, version: int, *, written: int, of: int) -> None:
+    """Turn the checkpoint of ``version`` into one of several parts, of which only the first are written."""
+    whole = table / "_delta_log" / f"{version:020d}.checkpoint.parquet"
+    rows = pq.read_table(whole)
+    whole.unlink()
+    each = -(-rows.num_rows // of)
+    for part in range(written):
+        name = whole.with_name(f"{version:020d}.checkpoint.{part + 1:010d}.{of:010d}.parquet")
+        pq.write_table(rows.slice(part * each, each), name)
+
+
+@pytest.mark.parametrize(
+    ("written", "of", "first"),
+    [(1, 2, 10), (2, 3, 10), (2, 2, 20)],
+    ids=["first of two", "two of three", "both"],
+)
+def test_only_a_complete_checkpoint_takes_the_place_of_earlier_files(
+    table: Path, written: int, of: int, first: int
+) -> None:
+    """F5: Spark's was killed, or is being written."""
+    for version in (10, 20, 29):
+        DeltaTable(table, version=version).create_checkpoint()
+    in_parts(table, 20, written=written, of=of)
+    log = LogFiles(str(table))
+
+    log.remove_before(25)
+
+    assert log.readable_versions() == range(first, 30)
+    for version in {first, 20, 28}:
+        assert len(DeltaTable(table, version=version).file_uris()) == version + 1
+    assert not commit_path(table, first - 1).exists()

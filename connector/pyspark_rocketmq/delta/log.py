@@ -19,6 +19,7 @@ import os
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -40,7 +41,8 @@ logger = logging.getLogger(__name__)
 _LOG: Final = "_delta_log"
 _LAST_CHECKPOINT: Final = f"{_LOG}/_last_checkpoint"
 _COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?.*\.parquet")
+"""Name of a checkpoint, or of one of its parts, which then includes the number of parts."""
 _LOG_FILE = re.compile(r"(\d{20})\..+")
 _TXN: Final = b'"txn"'
 _FILE_ACTIONS: Final = (b'{"add":', b'{"remove":', b'{"cdc":')
@@ -109,7 +111,7 @@ class LogFiles:
         commits = sorted(_versions(_COMMIT, names))
         if not commits:
             return range(0)
-        first = commits[0] if commits[0] == 0 else min(_versions(_CHECKPOINT, names), default=commits[-1])
+        first = commits[0] if commits[0] == 0 else min(_checkpoints(names), default=commits[-1])
         return range(first, commits[-1] + 1)
 
     def commit_file(self, version: int) -> CommitFile:
@@ -276,15 +278,14 @@ class LogFiles:
         return self._with_later_commits(self._checkpointed_transactions(version), version)
 
     def remove_before(self, version: int) -> int:
-        """Remove log files older than the newest checkpoint of ``version`` or before; return their number.
+        """Remove log files older than the newest whole checkpoint up to ``version``; return their number.
 
         delta-rs cleans the log up only by age, and every commit lists it: at ten commits a second, each list
         would have 860,000 files after a day.  The newest version is never touched.  If this is killed, the
         remaining versions have no gap.
         """
         names = self._names()
-        checkpoints = _versions(_CHECKPOINT, names)
-        first = max((checkpoint for checkpoint in checkpoints if checkpoint <= version), default=0)
+        first = max((checkpoint for checkpoint in _checkpoints(names) if checkpoint <= version), default=0)
         # In the order of versions, so that the log never has a gap.
         outdated = sorted(
             name for name in names if (found := _LOG_FILE.fullmatch(name)) and int(found[1]) < first
@@ -397,6 +398,15 @@ def _by_app_id(actions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def _versions(pattern: re.Pattern[str], names: list[str]) -> Iterator[int]:
     return (int(found[1]) for name in names if (found := pattern.fullmatch(name)))
+
+
+def _checkpoints(names: Iterable[str]) -> Iterator[int]:
+    """Yield the versions of the checkpoints that have all their parts.
+
+    A writer may have been killed between two parts, or may still write them.
+    """
+    parts = Counter(found.groups() for name in names if (found := _CHECKPOINT.fullmatch(name)))
+    return (int(version) for (version, of), count in parts.items() if count >= int(of or 1))
 
 
 def _commit_path(version: int) -> str:
