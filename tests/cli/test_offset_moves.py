@@ -94,6 +94,15 @@ def test_a_number_that_is_no_time_is_an_offset(text: str) -> None:
     assert parse_target(text) == ToOffset(int(text))
 
 
+@pytest.mark.parametrize("text", [str(2**63), "9" * 30, "9" * 5_000])
+def test_a_number_that_no_queue_can_reach_is_refused_at_once(text: str) -> None:
+    """F5: brokers and offset stores have 64 bits for it."""
+    with pytest.raises(ValueError, match=f"^is above {2**63 - 1}, the highest offset"):
+        parse_target(text)
+
+    assert parse_target(str(2**63 - 1)) == ToOffset(2**63 - 1)
+
+
 @pytest.mark.parametrize(
     ("text", "moment"), [("v120", AtVersion(120)), ("V0", AtVersion(0)), ("2026-11-20T10:00", AtTime(TEN))]
 )

@@ -104,6 +104,22 @@ class PositionConformance:
 
         assert store.read(GROUP) == before
 
+    @pytest.mark.parametrize("change", ["claim", "commit", "reset"])
+    def test_offsets_beyond_64_bits_are_refused_in_a_sentence(self, store: OffsetStore, change: str) -> None:
+        """F3: neither a broker nor Java's members could read them."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        before = store.read(GROUP)
+        changes: dict[str, Callable[[], object]] = {
+            "claim": lambda: store.claim(GROUP, "client-1", {Q1: 2**63}),
+            "commit": lambda: store.commit(GROUP, [committed(Q0, 2**63)], query_id="q", batch_id=1),
+            "reset": lambda: store.reset(GROUP, {Q0: 2**63}),
+        }
+
+        with pytest.raises(OffsetError, match=r"order-etl.*topic=orders broker=broker-a queue=\d.*above"):
+            changes[change]()
+
+        assert store.read(GROUP) == before
+
     def test_offsets_beyond_32_bits_are_kept(self, store: OffsetStore) -> None:
         store.claim(GROUP, "client-1", {Q0: 2**62})
 

@@ -19,7 +19,7 @@ from pyspark_rocketmq.consume.generations import NO_BOUNDARIES
 from pyspark_rocketmq.consume.metrics import NO_METRICS
 from pyspark_rocketmq.consume.positions import ShownOffsets, resolve_start_offset
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
-from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.history import RESET_ACTION
 from pyspark_rocketmq.offsets.recorded_sinks import NO_SINKS
 from pyspark_rocketmq.offsets.store import (
@@ -70,9 +70,9 @@ def apply_claim(
     ``OffsetStore.claim``.
 
     Raises:
-        OffsetError: If a start is negative.
+        OffsetError: If a start is negative, or above the highest one.
     """
-    _check_not_negative(consumer_group, starts)
+    _check_offsets(consumer_group, starts)
     claimed = {}
     for queue, start in starts.items():
         row = before.get(queue)
@@ -99,7 +99,7 @@ def apply_commit(
 
     Raises:
         OffsetRegressed: If a batch other than the one that wrote the row would move it back.
-        OffsetError: If a value is negative.
+        OffsetError: If a value is negative, or above the highest one.
     """
     after = dict(before)
     accepted: list[QueueCommit] = []
@@ -127,9 +127,9 @@ def apply_reset(
     With ``under``, only queues that have the epoch given there are moved. See ``OffsetStore.reset``.
 
     Raises:
-        OffsetError: If a target is negative.
+        OffsetError: If a target is negative, or above the highest one.
     """
-    _check_not_negative(consumer_group, targets)
+    _check_offsets(consumer_group, targets)
     if under is not None:
         targets = {
             queue: target
@@ -153,9 +153,9 @@ def apply_begin_generations(
     offset given there, and its epoch grows.
 
     Raises:
-        OffsetError: If an offset is negative.
+        OffsetError: If an offset is negative, or above the highest one.
     """
-    _check_not_negative(consumer_group, {queue: new.next_offset for queue, new in generations.items()})
+    _check_offsets(consumer_group, {queue: new.next_offset for queue, new in generations.items()})
     begun = {
         queue: _begun(before[queue], new, now_s)
         for queue, new in generations.items()
@@ -369,7 +369,7 @@ def _shown_with(row: OffsetRow, commit: QueueCommit) -> ShownOffsets:
 
 def _check_commit(consumer_group: str, commit: QueueCommit) -> None:
     state = commit.state
-    _check_not_negative(consumer_group, {commit.queue: state.next_offset})
+    _check_offsets(consumer_group, {commit.queue: state.next_offset})
     if state.reconsume_times < 0:
         raise OffsetError(
             f"Group {consumer_group}, {commit.queue}: reconsumeTimes is {state.reconsume_times} at offset "
@@ -378,12 +378,17 @@ def _check_commit(consumer_group: str, commit: QueueCommit) -> None:
         )
 
 
-def _check_not_negative(consumer_group: str, offsets: Mapping[MessageQueue, int]) -> None:
+def _check_offsets(consumer_group: str, offsets: Mapping[MessageQueue, int]) -> None:
     for queue, next_offset in offsets.items():
         if next_offset < 0:
             raise OffsetError(
                 f"Group {consumer_group}, {queue}: next offset {next_offset} is negative and was not stored. "
                 "RocketMQ's -1 means that no offset was found: resolve it to a position in the queue first."
+            )
+        if next_offset > OPEN_END:
+            raise OffsetError(
+                f"Group {consumer_group}, {queue}: next offset {next_offset} is above {OPEN_END}, the "
+                "highest that a queue can have, and was not stored. Name a position in the queue."
             )
 
 

@@ -319,7 +319,7 @@ class OffsetStore(Protocol):
                 own, even if another member has committed further meanwhile.
 
         Raises:
-            OffsetError: If a start is negative.
+            OffsetError: If a start is negative, or above the highest one.
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...
@@ -334,7 +334,7 @@ class OffsetStore(Protocol):
 
         Raises:
             OffsetRegressed: If another batch of the same epoch would move a queue back. Nothing is stored.
-            OffsetError: If a value is negative. Nothing is stored.
+            OffsetError: If a value is negative, or above the highest one. Nothing is stored.
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...
@@ -381,7 +381,7 @@ class OffsetStore(Protocol):
         The epochs of the changed rows grow, which fences off running batches. Return these rows.
 
         Raises:
-            OffsetError: If an offset is negative.
+            OffsetError: If an offset is negative, or above the highest one.
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...
@@ -400,7 +400,7 @@ class OffsetStore(Protocol):
         ``batch_id`` becomes ``SKIPPED``.
 
         Raises:
-            OffsetError: If a target is negative.
+            OffsetError: If a target is negative, or above the highest one.
             OffsetCommitConflict: If other writers of the group kept coming first, or writing kept failing.
         """
         ...

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pyspark_rocketmq.display import counted, peer_text
-from pyspark_rocketmq.model import MessageQueue, QueueBounds, is_retry_topic, queue_columns
+from pyspark_rocketmq.model import OPEN_END, MessageQueue, QueueBounds, is_retry_topic, queue_columns
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.options.parsers import iso_time
 
@@ -102,6 +102,9 @@ def parse_target(text: str) -> Target:
     if value == SINK:
         return ToSink()
     if re.fullmatch(r"\d+", value):
+        # Python refuses to read thousands of digits.
+        if len(value) > len(str(OPEN_END)) or int(value) > OPEN_END:
+            raise ValueError(f"is above {OPEN_END}, the highest offset that a queue can have")
         at = _time_in_digits(value)
         if at is not None:
             raise ValueError(
