@@ -407,6 +407,26 @@ def test_a_file_outside_the_table_s_folder_is_removed_by_delta_rs(
     assert DeltaTable(path).to_pyarrow_table().num_rows == 1
 
 
+def test_delta_rs_makes_no_further_commits_once_no_file_is_outside_the_folder(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F1: a shallow clone is soon as quick as any table."""
+    DeltaOffsetStore(path).claim(GROUP, "client-1", {Q0: 0})
+    clone = tmp_path / "clone"
+    shutil.copytree(path / "_delta_log", clone / "_delta_log")
+    for commit in (clone / "_delta_log").glob("*.json"):
+        commit.write_text(commit.read_text().replace('"path": "', f'"path": "{path.as_uri()}/'))
+    store = DeltaOffsetStore(clone)
+
+    for batch_id in range(3):
+        if batch_id == 1:
+            monkeypatch.setattr(partition_module, "write_deltalake", pytest.fail)
+        store.commit(GROUP, [committed(Q0, 5 + batch_id)], query_id="q", batch_id=batch_id)
+
+    assert store.read(GROUP)[Q0].next_offset == 7
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 0
+
+
 # ------------------------------------------------------------------------------------------ tables of others
 
 

@@ -343,7 +343,12 @@ class DeltaOffsetStore(RowOffsetStore):
             files = _partition(consumer_group).replace(newest, stored, before.files, note)
         # If another group's commit came in between, the stored version is higher than the one noted here.
         # Then the next read finds a newer table version than that of these rows, and follows the log.
-        self._cached[consumer_group] = _CachedRows(before.version + 1, rows, files, transaction)
+        if files is None and newest.commits_itself:
+            # delta-rs replaced files outside the folder.  Its commit shows the new files to the next reader;
+            # as long as they are unknown, delta-rs would have to make every commit.
+            self._cached.pop(consumer_group, None)
+        else:
+            self._cached[consumer_group] = _CachedRows(before.version + 1, rows, files, transaction)
         self._upkeep.after_commit(before.version)
         return change.result
 
